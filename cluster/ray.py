@@ -1,0 +1,323 @@
+"""A cluster of Ray actors in wall time.
+
+Each worker is an actor that holds its shard and nothing else. The driver keeps, for each task in
+flight, what it sent; so when an actor dies, another takes its place and gets the same bytes again.
+
+What is sent is chosen for speed (benchmarks/README.md): small vectors travel as plain `bytes` inside
+the call, which Ray does not have to pickle; large ones are put into the object store once a version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import pickle
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# Ray would rebuild the environment in every worker under `uv run`; the workers here run in the
+# driver's. Without accelerators asked for, its warning about their variables says nothing to a user.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import numpy as np
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from cluster import ClusterError, Done, TimeUp
+from cluster.timing import ComputeTimes, sleep_heterogeneity
+from config import MEGABYTE, TrainConfig
+from data import Shard, Workload
+from model import Objective
+from optim import Vector, Weights
+from tasks import Task
+
+_INLINE_BYTES = 64_000  # below the size up to which Ray sends arguments and results inside the call
+_HEADER = struct.Struct("dd")  # loss, seconds of computing
+_POLL_S = 1.0  # how often waiting looks up: for the deadline, and for workers that do not come back
+
+
+class Worker:
+    """The actor: one shard, one device."""
+
+    def __init__(
+        self,
+        worker: int,
+        shard: Shard,
+        objective: Objective,
+        times: ComputeTimes,
+        device: str,
+        padding_bytes: int,
+        delay_s: float,
+    ) -> None:
+        time.sleep(delay_s)
+        self._worker, self._objective, self._times, self._device = worker, objective, times, device
+        self._padding = np.zeros(padding_bytes // 4, np.float32)
+        self._tasks: dict[bytes, Task] = {}
+        if objective.num_weights:
+            import torch
+
+            self._torch = torch
+            self._shard = shard.on_device([shard], device)[0]
+
+    def ready(self) -> int:
+        """Return the process id, once the shard is on its device."""
+        return os.getpid()
+
+    def run(self, pickled_task: bytes, step: int, message: bytes | Vector) -> bytes | tuple[float, float, Vector]:
+        """Compute a task on the weights in `message`; return the loss, the seconds it took, and the value."""
+        began_s = time.perf_counter()
+        task = self._tasks.get(pickled_task)
+        if task is None:
+            task = self._tasks[pickled_task] = pickle.loads(pickled_task)
+        vector = np.frombuffer(message, np.float32) if isinstance(message, bytes) else message
+        vector = vector[: self._objective.num_weights]
+        loss, value = math.nan, vector
+        if self._objective.num_weights:
+            w = self._torch.tensor(vector[None], device=self._device)
+            losses, values = task(self._objective, [self._shard], [step], w)
+            loss, value = losses.item(), values[0].cpu().numpy()
+        sleep_heterogeneity(self._times, self._worker, step, task.batches, time.perf_counter() - began_s)
+        if len(self._padding):
+            value = np.concatenate([value, self._padding])
+        compute_s = time.perf_counter() - began_s
+        if value.nbytes <= _INLINE_BYTES:
+            return _HEADER.pack(loss, compute_s) + value.tobytes()
+        return loss, compute_s, value
+
+
+class _Flight(NamedTuple):
+    """A task that was sent, and all that is needed to send it again."""
+
+    task: Task
+    read: int
+    pickled_task: bytes
+    message: Any
+
+
+class RayCluster:
+    """Runs `len(workload.shards)` actors; use it as a context manager.
+
+    The clock starts, at 0, once every worker has imported what it needs and holds its shard.
+    Raises ValueError for a device that is not there, ClusterError when the workers cannot be started
+    within cfg.ray.start_timeout_s.
+    """
+
+    def __init__(self, cfg: TrainConfig, workload: Workload) -> None:
+        num_workers = len(workload.shards)
+        self.workers: Sequence[int] = range(num_workers)
+        self.in_flight: dict[int, float] = {}
+        self.restarts = [0] * num_workers
+        self._cfg, self._objective = cfg, workload.objective
+        self._times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
+        self._padding = np.zeros(int(cfg.timing.padding_mb * MEGABYTE) // 4, np.float32)
+        self._message_bytes = 4 * workload.objective.num_weights + self._padding.nbytes
+        self._steps = [0] * num_workers
+        self._flights: dict[int, _Flight] = {}
+        # Oldest first: of several finished tasks, ray.wait takes the first in this order, so nobody starves.
+        self._refs: dict[Any, int] = {}
+        self._returning: dict[int, tuple[Any, float]] = {}  # restarted: when ready, and until when to wait
+        self._pickled: dict[Task, bytes] = {}
+        self._sent: tuple[Vector | None, Any] = (None, None)  # the last vector sent, and its message
+        self._owns_ray = _connect()
+        try:
+            self.device = self._choose_device()
+            self._shards = [ray.put(shard.alone()) for shard in workload.shards]
+            self._actors = [self._spawn(worker, 0.0) for worker in self.workers]
+            self.pids = self._barrier()
+        except BaseException:
+            self.close()
+            raise
+        self._start_s = time.perf_counter()
+
+    def __enter__(self) -> RayCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def now_s(self) -> float:
+        return time.perf_counter() - self._start_s
+
+    def start(self, worker: int, task: Task, w: Weights) -> None:
+        assert worker not in self.in_flight, f"worker {worker} already has a task"
+        pickled = self._pickled.get(task)
+        if pickled is None:
+            pickled = self._pickled[task] = pickle.dumps(task)
+        self.in_flight[worker] = self.now_s
+        self._flights[worker] = _Flight(task, w.version, pickled, self._message(w.vector))
+        self._send(worker)
+
+    def next_done(self) -> Done:
+        assert self._refs, "no worker has a task: nothing can finish"
+        while True:
+            left_s = self._cfg.stop.max_seconds - self.now_s
+            ready, _ = ray.wait(list(self._refs), num_returns=1, timeout=max(0.0, min(_POLL_S, left_s)))
+            if self.now_s > self._cfg.stop.max_seconds:
+                raise TimeUp
+            if self._returning:
+                self._check_returning()
+            if ready:
+                done = self._take(ready[0])
+                if done:
+                    return done
+
+    def close(self) -> None:
+        """Stop the workers, and the cluster if this run started it."""
+        if self._owns_ray:
+            ray.shutdown()
+        else:
+            for actor in getattr(self, "_actors", []):
+                with contextlib.suppress(Exception):  # the cluster may be gone already
+                    ray.kill(actor)
+
+    def _take(self, ref: Any) -> Done | None:
+        """Return the finished task, or None if its worker died and the task was sent again."""
+        worker = self._refs.pop(ref)
+        try:
+            result = ray.get(ref)
+        except RayActorError:
+            self._restart(worker)
+            return None
+        except RayTaskError as error:
+            raise ClusterError(f"worker {worker} failed in its task: {error.cause!r}") from error
+        finished_s = self.now_s
+        if isinstance(result, bytes):
+            loss, compute_s = _HEADER.unpack_from(result)
+            value: Vector = np.frombuffer(result, np.float32, offset=_HEADER.size)
+        else:
+            loss, compute_s, value = result
+        flight = self._flights.pop(worker)
+        step = self._steps[worker]
+        self._steps[worker] = step + flight.task.batches
+        num_weights = self._objective.num_weights
+        return Done(
+            worker,
+            step,
+            flight.task.batches,
+            flight.read,
+            loss if num_weights else None,
+            value[:num_weights],
+            self.in_flight.pop(worker),
+            finished_s,
+            compute_s,
+            self._message_bytes,
+            self._message_bytes,
+        )
+
+    def _message(self, vector: Vector) -> Any:
+        if self._sent[0] is not vector:
+            padded = np.concatenate([vector, self._padding]) if len(self._padding) else vector
+            small = padded.nbytes <= _INLINE_BYTES
+            self._sent = (vector, padded.tobytes() if small else ray.put(padded))
+        return self._sent[1]
+
+    def _send(self, worker: int) -> None:
+        flight = self._flights[worker]
+        ref = self._actors[worker].run.remote(flight.pickled_task, self._steps[worker], flight.message)
+        self._refs[ref] = worker
+
+    def _spawn(self, worker: int, delay_s: float) -> Any:
+        gpus = self._cfg.ray.gpus_per_worker if self.device == "cuda" else 0
+        # No CPUs are asked for: more workers than cores is normal here, and asking would wait forever.
+        return (
+            ray.remote(Worker)
+            .options(num_cpus=0, num_gpus=gpus)
+            .remote(
+                worker,
+                self._shards[worker],
+                self._objective,
+                self._times,
+                self.device,
+                self._padding.nbytes,
+                delay_s,
+            )
+        )
+
+    def _barrier(self) -> list[int]:
+        """Wait until every worker is ready; return their process ids."""
+        try:
+            pids: list[int] = ray.get(
+                [actor.ready.remote() for actor in self._actors], timeout=self._cfg.ray.start_timeout_s
+            )
+        except GetTimeoutError:
+            raise ClusterError(self._lacking(f"{len(self.workers)} workers")) from None
+        except RayActorError as error:
+            raise ClusterError(f"a worker died while it started: {_one_line(error)}") from error
+        return pids
+
+    def _restart(self, worker: int) -> None:
+        """Start a lost worker again, later each time, and send it its task again."""
+        self.restarts[worker] += 1
+        count, most = self.restarts[worker], self._cfg.ray.max_restarts
+        if count > most:
+            raise ClusterError(
+                f"worker {worker} died {count} times, more than --max-restarts {most}; "
+                "look for the reason in its log, or allow more"
+            )
+        # The new actor itself waits, so that the driver goes on serving the others.
+        delay_s = 0.0 if count == 1 else min(30.0, 0.5 * 2.0 ** (count - 2))
+        self._actors[worker] = self._spawn(worker, delay_s)
+        until_s = self.now_s + delay_s + self._cfg.ray.start_timeout_s
+        self._returning[worker] = (self._actors[worker].ready.remote(), until_s)
+        self._send(worker)
+
+    def _check_returning(self) -> None:
+        for worker, (ready, until_s) in list(self._returning.items()):
+            if ray.wait([ready], timeout=0)[0]:
+                del self._returning[worker]
+            elif self.now_s > until_s:
+                raise ClusterError(self._lacking(f"worker {worker}, which died,"))
+
+    def _choose_device(self) -> str:
+        wanted = self._cfg.ray.device
+        gpus = ray.cluster_resources().get("GPU", 0.0)
+        needed = len(self.workers) * self._cfg.ray.gpus_per_worker
+        if wanted == "auto":
+            return "cuda" if gpus >= needed else "cpu"
+        if wanted == "cuda" and gpus < needed and self._owns_ray:  # another's cluster may still grow
+            raise ValueError(
+                f"--device cuda: {len(self.workers)} workers x {self._cfg.ray.gpus_per_worker:g} GPU are "
+                f"asked for and this machine has {gpus:g}; use --device cpu or a smaller --gpus-per-worker"
+            )
+        return wanted
+
+    def _lacking(self, who: str) -> str:
+        gpus = self._cfg.ray.gpus_per_worker if self.device == "cuda" else 0
+        have = ", ".join(
+            f"{name} {amount:g}"
+            for name, amount in sorted(ray.cluster_resources().items())
+            if name in ("CPU", "GPU")
+        )
+        return (
+            f"{who} could not be started within --start-timeout-s {self._cfg.ray.start_timeout_s:g}: asked "
+            f"for {gpus:g} GPU and 0 CPU each, the cluster has {have or 'nothing'} in all; free some, "
+            "lower --num-workers or --gpus-per-worker, or wait longer"
+        )
+
+
+def _connect() -> bool:
+    """Connect to the cluster that the environment names, or start a private one; return whether it did."""
+    if ray.is_initialized():
+        return False
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if "RAY_ADDRESS" in os.environ or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        ray.init(**quiet)
+    else:
+        # The workers import this project's modules, wherever the driver was started.
+        paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        # A bare ray.init() would attach to any cluster alive on this machine.
+        ray.init(address="local", include_dashboard=False, **quiet)
+    return True
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__

@@ -1,0 +1,297 @@
+"""Data sets, how they are parted among the workers, and the shard that each worker gets.
+
+Everything here runs on the driver's CPU with numpy; a shard goes to its device inside the worker.
+
+Shapes: N samples, F features, B samples a mini-batch, P workers, D weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model import Classifier, Evaluation, Nothing, Objective, Quadratic
+from optim import Vector
+from rng import Purpose, generator
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from config import TrainConfig
+
+Indices = NDArray[np.int64]
+
+
+class Shard(Protocol):
+    """What one worker holds: a pure function from its step to a mini-batch."""
+
+    @staticmethod
+    def batches(shards: Sequence[Any], steps: Sequence[int]) -> tuple[Any, ...]:
+        """Return the mini-batches of several workers, stacked along a first dimension of length P.
+
+        shards[p] is at its mini-batch number steps[p], counted from 0.
+        """
+
+    def alone(self) -> Shard:
+        """Return this shard without what belongs to other workers, to be sent to its own."""
+
+    @staticmethod
+    def on_device(shards: Sequence[Any], device: str) -> Sequence[Any]:
+        """Return the shards on a torch device; arrays that they share are copied there once."""
+
+
+class DatasetShard:
+    """One worker's samples, in mini-batches drawn without replacement.
+
+    Each epoch passes once over the shard in a new random order (random reshuffling: Mishchenko et al.
+    2020, arXiv 2006.05988); what does not fill a last mini-batch waits for another epoch's order.
+
+    x (N, F) and y (N,) may hold more samples than this worker's; `rows` (n,) says which are its own. So
+    ten thousand simulated workers share one copy of the data.
+    """
+
+    def __init__(self, worker: int, x: Any, y: Any, rows: Indices, *, batch_size: int, seed: int) -> None:
+        self.worker, self.x, self.y, self.rows = worker, x, y, rows
+        self.batch_size, self.seed = batch_size, seed
+        self._epoch, self._order = -1, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch_rows(self, step: int) -> Indices:
+        """Return which samples the mini-batch number `step` has, shape (B,)."""
+        epoch, k = divmod(step, len(self.rows) // self.batch_size)
+        if epoch != self._epoch:
+            rng = generator(self.seed, Purpose.BATCH_ORDER, self.worker, epoch)
+            self._epoch, self._order = epoch, rng.permutation(self.rows)
+        return self._order[k * self.batch_size : (k + 1) * self.batch_size]
+
+    @staticmethod
+    def batches(shards: Sequence[DatasetShard], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return x (P, B, F) and y (P, B); the shards must share their arrays, or be one alone."""
+        import torch
+
+        rows = np.stack([shard.batch_rows(step) for shard, step in zip(shards, steps, strict=True)])
+        index = torch.from_numpy(rows).to(shards[0].x.device)
+        return shards[0].x[index], shards[0].y[index]
+
+    def alone(self) -> DatasetShard:
+        return DatasetShard(
+            self.worker,
+            self.x[self.rows],
+            self.y[self.rows],
+            np.arange(len(self.rows)),
+            batch_size=self.batch_size,
+            seed=self.seed,
+        )
+
+    @staticmethod
+    def on_device(shards: Sequence[DatasetShard], device: str) -> Sequence[DatasetShard]:
+        import torch
+
+        x, y = (torch.tensor(a, device=device) for a in (shards[0].x, shards[0].y))
+        return [DatasetShard(s.worker, x, y, s.rows, batch_size=s.batch_size, seed=s.seed) for s in shards]
+
+
+@dataclass(frozen=True)
+class QuadraticShard:
+    """Worker i's a_i and x_i (D,), and the standard deviation of its gradient noise per coordinate."""
+
+    worker: int
+    curvature: float
+    optimum: Vector
+    grad_noise: float
+    seed: int
+    device: str = "cpu"
+
+    @staticmethod
+    def batches(shards: Sequence[QuadraticShard], steps: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return curvatures (P,), optima (P, D) and gradient noise (P, D)."""
+        import torch
+
+        device = shards[0].device
+        curvatures = np.array([s.curvature for s in shards], np.float32)
+        optima = np.stack([s.optimum for s in shards])
+        noise = np.stack([s.noise(step) for s, step in zip(shards, steps, strict=True)])
+        return tuple(torch.from_numpy(a).to(device) for a in (curvatures, optima, noise))  # type: ignore[return-value]
+
+    def noise(self, step: int) -> Vector:
+        """Return the noise of this worker's gradient number `step`, shape (D,)."""
+        if not self.grad_noise:
+            return np.zeros_like(self.optimum)
+        rng = generator(self.seed, Purpose.GRAD_NOISE, self.worker, step)
+        return self.grad_noise * rng.standard_normal(self.optimum.shape, np.float32)
+
+    def alone(self) -> QuadraticShard:
+        return self
+
+    @staticmethod
+    def on_device(shards: Sequence[QuadraticShard], device: str) -> Sequence[QuadraticShard]:
+        return [replace(shard, device=device) for shard in shards]
+
+
+@dataclass(frozen=True)
+class EmptyShard:
+    """Nothing to hold: `--dataset none` has no weights and only schedules."""
+
+    @staticmethod
+    def batches(shards: Sequence[EmptyShard], steps: Sequence[int]) -> tuple[()]:
+        return ()
+
+    def alone(self) -> EmptyShard:
+        return self
+
+    @staticmethod
+    def on_device(shards: Sequence[EmptyShard], device: str) -> Sequence[EmptyShard]:
+        return shards
+
+
+class Workload(NamedTuple):
+    """What is computed: the objective, one shard a worker, and what evaluation needs."""
+
+    objective: Objective
+    shards: Sequence[Shard]
+    test: tuple[Vector, ...]
+    samples_per_batch: int
+
+    def evaluate(self, w: Vector) -> Evaluation | None:
+        """Evaluate the weights w (D,)."""
+        return self.objective.evaluate(w, *self.test)
+
+
+def make_workload(cfg: TrainConfig) -> Workload:
+    """Make the objective and the shards of a run.
+
+    Raises ValueError, naming the option, where the data cannot be parted as asked.
+    """
+    if cfg.data.dataset == "none":
+        return Workload(Nothing(), [EmptyShard()] * cfg.num_workers, (), 0)
+    if cfg.data.dataset == "quadratic":
+        return _quadratic(cfg)
+    dataset = load_digits(cfg) if cfg.data.dataset == "digits" else make_xor(cfg)
+    outputs = 1 if dataset.classes == 2 else dataset.classes
+    hidden = cfg.data.hidden_sizes if cfg.data.model == "mlp" else ()
+    sizes = (dataset.x.shape[1], *hidden, outputs)
+    rng = generator(cfg.seed, Purpose.PARTITION)
+    parts = partition(dataset.y.astype(np.int64), cfg.num_workers, cfg.data.partition, rng)
+    smallest = min(range(len(parts)), key=lambda i: len(parts[i]))
+    if cfg.batch_size > len(parts[smallest]):
+        raise ValueError(
+            f"--batch-size {cfg.batch_size}: worker {smallest}'s shard has only {len(parts[smallest])} of "
+            f"the {len(dataset.y)} training samples; lower --batch-size or --num-workers, or raise --samples"
+        )
+    shards = [
+        DatasetShard(i, dataset.x, dataset.y, rows, batch_size=cfg.batch_size, seed=cfg.seed)
+        for i, rows in enumerate(parts)
+    ]
+    return Workload(Classifier(sizes), shards, (dataset.test_x, dataset.test_y), cfg.batch_size)
+
+
+class Dataset(NamedTuple):
+    """Training samples x (N, F), y (N,) and held-out ones; labels are classes as float32."""
+
+    x: Vector
+    y: Vector
+    test_x: Vector
+    test_y: Vector
+    classes: int
+
+
+def make_xor(cfg: TrainConfig) -> Dataset:
+    """Return points in [-1, 1]^dim, labelled 1 where their first two coordinates differ in sign.
+
+    The held-out samples (a quarter as many) have no label noise.
+    """
+    num_train = cfg.data.num_samples
+    num_test = max(1, num_train // 4)
+    rng = generator(cfg.seed, Purpose.SAMPLES)
+    x = rng.uniform(-1, 1, (num_train + num_test, cfg.data.num_dims)).astype(np.float32)
+    y = (x[:, 0] * x[:, 1] < 0).astype(np.float32)
+    noisy_y = _with_label_noise(y[:num_train], 2, cfg)
+    return Dataset(x[:num_train], noisy_y, x[num_train:], y[num_train:], 2)
+
+
+def load_digits(cfg: TrainConfig) -> Dataset:
+    """Return scikit-learn's 1,797 handwritten digits (8 x 8 pixels, scaled to [0, 1]), a fifth held out.
+
+    The held-out samples are the same for every seed: accuracies of different seeds can be compared.
+    """
+    from sklearn import datasets
+
+    bunch = datasets.load_digits()
+    x, y = (bunch.data / 16).astype(np.float32), bunch.target.astype(np.float32)
+    order = generator(0, Purpose.SAMPLES).permutation(len(y))
+    x, y = x[order], y[order]
+    num_test = len(y) // 5
+    limit = len(y) - num_test
+    num_train = cfg.data.samples or limit
+    if num_train > limit:
+        raise ValueError(f"--samples {num_train}: digits has {limit} training samples; ask for no more")
+    keep = num_test + generator(cfg.seed, Purpose.SAMPLES).permutation(limit)[:num_train]
+    return Dataset(x[keep], _with_label_noise(y[keep], 10, cfg), x[:num_test], y[:num_test], 10)
+
+
+def _with_label_noise(y: Vector, classes: int, cfg: TrainConfig) -> Vector:
+    """Return labels y (N,) of which the share `--label-noise` is another class, drawn evenly."""
+    rng = generator(cfg.seed, Purpose.LABEL_NOISE)
+    flipped = rng.random(len(y)) < cfg.data.label_noise
+    other = (y + rng.integers(1, classes, len(y))) % classes
+    return np.where(flipped, other, y).astype(np.float32)
+
+
+def _quadratic(cfg: TrainConfig) -> Workload:
+    def by_worker(values: tuple[float, ...]) -> tuple[float, ...]:
+        return values if len(values) > 1 else values * cfg.num_workers
+
+    curvatures = np.array(by_worker(cfg.data.curvature_values), np.float32)
+    optima = np.repeat(
+        np.array(by_worker(cfg.data.optimum_values), np.float32)[:, None], cfg.data.num_dims, axis=1
+    )
+    shards = [
+        QuadraticShard(i, float(curvatures[i]), optima[i], cfg.data.grad_noise, cfg.seed)
+        for i in range(cfg.num_workers)
+    ]
+    return Workload(Quadratic(cfg.data.num_dims), shards, (curvatures, optima), 1)
+
+
+def partition(labels: Indices, num_workers: int, how: str, rng: np.random.Generator) -> list[Indices]:
+    """Return each worker's sample numbers; shard sizes differ by at most one.
+
+    labels (N,): the samples' classes. how: `iid` shuffles, `label` sorts by class, `dirichlet:ALPHA` gives
+    each worker its own mix of classes drawn from Dirichlet(ALPHA p), p the classes' shares (Hsu et al.
+    2019, arXiv 1909.06335, section 3); the smaller ALPHA, the fewer classes a worker sees.
+
+    Raises ValueError when there are fewer samples than workers.
+    """
+    if len(labels) < num_workers:
+        raise ValueError(
+            f"--samples {len(labels)}: {num_workers} workers need at least one sample each; "
+            "raise --samples or lower --num-workers"
+        )
+    shuffled = rng.permutation(len(labels))
+    if how == "iid":
+        return np.array_split(shuffled, num_workers)
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    if how == "label":
+        return np.array_split(by_label, num_workers)
+    alpha = float(how.partition(":")[2])
+    pools = np.split(by_label, np.flatnonzero(np.diff(labels[by_label])) + 1)
+    left = np.array([len(pool) for pool in pools])
+    shares = left / left.sum()
+    parts = []
+    for size in (len(part) for part in np.array_split(shuffled, num_workers)):
+        mix = rng.dirichlet(alpha * shares)
+        taken = np.zeros_like(left)
+        while (missing := size - taken.sum()) > 0:
+            # Where a class has run out, the worker's mix goes on over the classes that are left.
+            weights = np.where(left > taken, mix + 1e-12, 0.0)
+            wanted = rng.multinomial(missing, weights / weights.sum())
+            taken += np.minimum(wanted, left - taken)
+        ends = left - taken
+        parts.append(np.concatenate([pool[a:b] for pool, a, b in zip(pools, ends, left, strict=True)]))
+        left = ends
+    return parts

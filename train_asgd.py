@@ -1,0 +1,41 @@
+"""Asynchronous SGD.
+
+Source: Recht et al. 2011, "Hogwild!" (NIPS 24); Dean et al. 2012, "Large scale distributed deep
+networks" (NIPS 25), section 4.1 (Downpour SGD with every push followed by a fetch).
+
+Each gradient is applied as it comes, and its worker goes on at once with the new weights:
+
+    w_{v+1} = w_v - lr g_i(w_{v-tau}),    tau the gradient's staleness
+
+Limits: with P = 1 it is plain SGD. Whatever the workers' speeds, tau averages P - 1 over all
+gradients; with exponential compute times it is geometric, P(tau = k) = (1 - 1/P)^k / P.
+
+How this differs from the papers: the weights are one vector on one server, read and written as a
+whole (no torn reads, no sharded servers), and a worker pushes and fetches after every mini-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cluster import Cluster, Update
+from config import AsynchronousConfig
+from optim import SGD, Weights
+from tasks import gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(AsynchronousConfig):
+    mode: str = "asgd"
+
+
+def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
+    sgd = SGD(lr=cfg.lr_per_gradient, momentum=cfg.momentum)
+    for worker in cluster.workers:
+        cluster.start(worker, gradient, w)
+    while True:
+        done = cluster.next_done()
+        w = sgd.step(w, done.value)
+        cluster.start(done.worker, gradient, w)  # before the yield: recording never idles a worker
+        yield Update(w, [done])

@@ -1,0 +1,50 @@
+"""Local SGD: average the weights once in a while, not the gradients each time.
+
+Source: Stich 2018, "Local SGD converges fast and communicates little" (arXiv 1805.09767), algorithm 1;
+McMahan et al. 2017 (arXiv 1602.05629) for data that differ between workers.
+
+Each worker takes H = `local_steps` steps from the same weights, then the server averages:
+
+    w_i <- w_i - lr g_i(w_i)   H times from w_v,        w_{v+1} = 1/P  sum_i w_i
+
+Limits: H = 1 is SSGD; so is any H in expectation where all workers share one quadratic. Where their
+optima differ, a larger H moves the fixed point (client drift).
+
+How this differs from the papers: local momentum starts at 0 in every round, because a worker keeps
+nothing between tasks; and the last round is shorter where H does not divide the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster import Cluster, Update, run_all
+from config import TrainConfig, require
+from optim import Weights, mean
+from tasks import LocalSGD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainConfig):
+    mode: str = "localsgd"
+
+    local_steps: int = 8
+    """H, the mini-batches each worker takes between two averagings."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.local_steps >= 1, "local-steps", self.local_steps, "must be at least 1")
+
+
+def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
+    left = cfg.steps
+    while left:
+        h = min(cfg.local_steps, left)
+        dones = run_all(cluster, LocalSGD(batches=h, lr=cfg.lr, momentum=cfg.momentum), w)
+        w = w.replaced(mean(done.value for done in dones))
+        drift = float(np.mean([np.linalg.norm(done.value - w.vector) for done in dones]))
+        left -= h
+        yield Update(w, dones, drift)

@@ -1,0 +1,38 @@
+"""Synchronous SGD.
+
+Source: Chen et al. 2016, "Revisiting distributed synchronous SGD" (arXiv 1604.00981), section 2;
+Dekel et al. 2012, "Optimal distributed online prediction using mini-batches" (arXiv 1012.1367).
+
+All P workers compute a gradient at the same weights, and the server waits for the last of them:
+
+    w_{v+1} = w_v - lr/P  sum_i g_i(w_v)
+
+Limits: with P = 1 it is plain SGD; on P workers it is plain SGD with a P times larger mini-batch.
+Staleness is always 0; an update takes as long as the slowest of P workers.
+
+How this differs from the papers: nothing is all-reduced, the server adds the gradients (in worker
+order, so that the sum does not depend on who came first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cluster import Cluster, Update, run_all
+from config import TrainConfig
+from optim import SGD, Weights, mean
+from tasks import gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainConfig):
+    mode: str = "ssgd"
+
+
+def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
+    sgd = SGD(lr=cfg.lr, momentum=cfg.momentum)
+    while True:
+        dones = run_all(cluster, gradient, w)
+        w = sgd.step(w, mean(done.value for done in dones))
+        yield Update(w, dones)

@@ -1,0 +1,63 @@
+"""Stale-synchronous parallel SGD.
+
+Source: Ho et al. 2013, "More effective distributed ML via a stale synchronous parallel parameter
+server" (NIPS 26), section 2.
+
+A worker's clock counts its finished mini-batches. Each gradient is applied as it comes (as in ASGD),
+but a worker may start its next mini-batch only while it is at most `slack` ahead of the slowest:
+
+    start worker i  iff  clock_i - min_j clock_j <= slack
+
+Limits: slack = inf is ASGD; slack = 0 is bulk-synchronous, SSGD with summed gradients (and so with a P
+times larger step). Staleness is at most (P - 1)(2 slack + 1), and one permanently slow worker holds
+all others to its rate, whatever the slack.
+
+How this differs from the paper: the server sends whole vectors at the start of each mini-batch, so a
+worker always reads the newest weights there are, never an older cached copy that the bound would
+still allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cluster import Cluster, Update
+from cluster.clocks import Clocks
+from config import AsynchronousConfig, require
+from optim import SGD, Weights
+from tasks import gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(AsynchronousConfig):
+    mode: str = "ssp"
+
+    slack: float = 3.0
+    """Mini-batches a worker may be ahead of the slowest when it starts one; 0 is a barrier, inf is ASGD."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = self.slack >= 0 and (self.slack == math.inf or self.slack.is_integer())
+        require(whole, "slack", self.slack, "must be a whole number of at least 0, or inf")
+
+
+def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
+    sgd = SGD(lr=cfg.lr_per_gradient, momentum=cfg.momentum)
+    clocks = Clocks(len(cluster.workers))
+    waiting = defaultdict[float, list[int]](list)  # workers by the clock at which they wait
+    for worker in cluster.workers:
+        cluster.start(worker, gradient, w)
+    while True:
+        done = cluster.next_done()
+        w = sgd.step(w, done.value)
+        clock = clocks.tick(done.worker)
+        limit = clocks.slowest + cfg.slack
+        if clock > limit:
+            waiting[clock].append(done.worker)
+        else:  # if the slowest clock rose, those who waited at the new limit may go as well
+            for worker in [done.worker, *waiting.pop(limit, [])]:
+                cluster.start(worker, gradient, w)
+        yield Update(w, [done])
