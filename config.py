@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import Field, dataclass, field, fields, is_dataclass
+from typing import Any, Literal
 
 from cluster.laws import Law, Trace, parse_law
 
@@ -273,7 +273,7 @@ class TrainConfig:
     """One run."""
 
     mode: str
-    """The strategy: one train_<mode>.py each."""
+    """The strategy; each train_<mode>.py is one, and the modes are listed above."""
 
     engine: Literal["ray", "sim"] = "ray"
     """ray: real workers in wall time. sim: the same strategy in virtual time, real gradients."""
@@ -347,3 +347,24 @@ class AsynchronousConfig(TrainConfig):
     @property
     def lr_per_gradient(self) -> float:
         return self.lr / self.num_workers if self.lr_scaling == "workers" else self.lr
+
+
+def option_fields(config_type: type) -> dict[str, Field[Any]]:
+    """Return the options of a configuration by name, those of its groups among them."""
+    found = {}
+    for f in fields(config_type):
+        group = f.default_factory
+        if isinstance(group, type) and is_dataclass(group):
+            found |= option_fields(group)
+        else:
+            found[f.name] = f
+    return found
+
+
+def options(cfg: Any) -> dict[str, Any]:
+    """Return a configuration as a flat mapping from option to value, as `config.yaml` has it."""
+    flat = {}
+    for f in fields(cfg):
+        value = getattr(cfg, f.name)
+        flat |= options(value) if is_dataclass(value) else {f.name: value}
+    return flat

@@ -58,6 +58,10 @@ class Cluster(Protocol):
     """The workers that have a task, and when (s) each got it."""
     restarts: Sequence[int]
     """How often each worker was lost and started again."""
+    device: str
+    """Where gradients are computed: cpu or cuda."""
+    pids: Sequence[int]
+    """The workers' processes at the start barrier; empty in the simulator."""
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         """Give `worker` a task on the weights `w`, which are frozen here; it must be idle."""
@@ -65,8 +69,8 @@ class Cluster(Protocol):
     def next_done(self) -> Done:
         """Wait for the task that finishes first.
 
-        Raises TimeUp when the run's `--max-seconds` pass before, and WorkerLost when a worker cannot be
-        kept alive.
+        Raises TimeUp when the run's `--max-seconds` pass before, and ClusterError when a worker cannot
+        be kept alive.
         """
 
 

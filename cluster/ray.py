@@ -20,10 +20,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Ray would rebuild the environment in every worker under `uv run`; the workers here run in the
-# driver's. Without accelerators asked for, its warning about their variables says nothing to a user.
+# Read when ray is imported. Under `uv run` it would rebuild the environment in every worker, which
+# here run in the driver's. Its own messages (a worker died, …) are not for the terminal of a run that
+# reports and mends what they tell: all of them are dropped, they stay in Ray's log files.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
 
 import numpy as np
 import ray

@@ -67,6 +67,7 @@ class SimCluster:
         self.now_s = 0.0
         self.in_flight: dict[int, float] = {}
         self.restarts = [0] * num_workers
+        self.device, self.pids = device, ()
         self._steps = [0] * num_workers
         self._times, self._network, self._deadline_s = times, network, deadline_s
         self._message_bytes = 4 * workload.objective.num_weights + network.padding_bytes

@@ -1,0 +1,61 @@
+"""Ctrl-C and SIGTERM end a run between two updates, never in the middle of recording one."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruptions:
+    """Turns the signals into KeyboardInterrupt, at moments that lose nothing.
+
+    While the program starts or waits for the next item of `between`, a signal raises at once. While an
+    item is handled, it is kept until the next one is asked for; after the last, it is ignored, so that a
+    second ctrl-C cannot spoil what the first one had saved.
+    """
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._raises = True
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interruptions:
+        self._before = {s: signal.getsignal(s) for s in _SIGNALS}
+        self.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for which, handler in self._before.items():
+            signal.signal(which, handler)
+
+    def install(self) -> None:
+        """Put the handlers in place, again if a library has replaced them."""
+        for which in _SIGNALS:
+            signal.signal(which, self._on_signal)
+
+    def between(self, items: Iterator[T]) -> Iterator[T]:
+        """Yield the items; raise KeyboardInterrupt before the next one after a signal."""
+        try:
+            while True:
+                self._raises = True
+                if self._requested:
+                    raise KeyboardInterrupt
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+                self._raises = False
+                yield item
+        finally:
+            self._raises = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._requested = True
+        if self._raises:
+            raise KeyboardInterrupt

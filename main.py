@@ -1,0 +1,216 @@
+"""Runs one strategy on one engine and leaves a record: `python main.py --mode ssgd --num-workers 2`.
+
+From top to bottom: options -> workload -> cluster -> strategy -> updates -> record. The strategy makes
+updates; everything else (what to record, when to evaluate, when to stop) is decided here.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+from rich.console import Console
+
+from cli import UsageError, parse
+from cluster import Cluster, ClusterError, TimeUp, Update
+from config import MEGABYTE, TrainConfig
+from console import ProgressLine, print_summary
+from data import Workload, make_workload
+from evaluation import Evaluator
+from interruptions import Interruptions
+from metrics import RunRecord, Tally
+from optim import Weights
+from strategies import load
+
+StoppedBy = Literal["budget", "seconds", "target-loss", "diverged", "interrupted", "failed"]
+
+EXIT_CODES: dict[StoppedBy, int] = {
+    "budget": 0,
+    "seconds": 0,
+    "target-loss": 0,
+    "failed": 1,
+    "diverged": 3,
+    "interrupted": 130,
+}
+EXIT_USAGE = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what the command line asks for and return the exit code."""
+    started = time.time()
+    try:
+        with Interruptions() as interruptions:
+            return run(parse(arguments), started, interruptions)
+    except (UsageError, ValueError) as error:
+        return _report(error, EXIT_USAGE)
+    except (ClusterError, OSError) as error:
+        return _report(error, EXIT_CODES["failed"])
+    except KeyboardInterrupt:
+        return _report("interrupted before the first update; nothing was written", EXIT_CODES["interrupted"])
+
+
+def run(cfg: TrainConfig, started: float, interruptions: Interruptions) -> int:
+    """Run one configuration; `started` is the epoch time (s) at which the program did.
+
+    Raises ValueError for what can be seen to be impossible, before anything is written.
+    """
+    console = Console(highlight=False)
+    strategy = load(cfg.mode)
+    workload = make_workload(cfg)
+    record = RunRecord(cfg)
+    with open_cluster(cfg, workload) as cluster:
+        interruptions.install()  # again: ray.init puts its own handler there
+        run = Run(cfg, workload, cluster, record)
+        record.open(started=started, cluster=cluster)
+        startup_s, began_s = time.time() - started, time.perf_counter()
+        with ProgressLine(cfg, console) as line:
+            updates = strategy.train(cluster, run.weights, cfg)
+            run.follow(interruptions.between(updates), line)
+        wall_s = time.perf_counter() - began_s
+        summary = record.close(
+            run.weights.vector, run.summary() | {"wall_s": wall_s, "startup_s": startup_s}
+        )
+    if cfg.output.quiet:
+        print(record.path)
+    else:
+        print_summary(summary, record.path, console)
+    return _report(run.error, EXIT_CODES[run.stopped_by]) if run.error else EXIT_CODES[run.stopped_by]
+
+
+class Run:
+    """Follows a strategy's updates, has them recorded and evaluated, and knows when and why to stop."""
+
+    def __init__(self, cfg: TrainConfig, workload: Workload, cluster: Cluster, record: RunRecord) -> None:
+        self.weights = Weights(workload.objective.initial_weights(cfg.seed))
+        self.weights.vector.flags.writeable = False
+        self.stopped_by: StoppedBy = "budget"
+        self.error: str | None = None
+        self._cfg, self._cluster, self._record = cfg, cluster, record
+        self._tally = Tally(cfg.num_workers, workload.samples_per_batch)
+        self._evaluator = Evaluator(workload, background=cfg.engine == "ray")
+        self._evaluation: dict[str, float | None] = {"loss": None, "accuracy": None}
+        self._evaluated_version = -1
+
+    def follow(self, updates: Iterator[Update], line: ProgressLine) -> None:
+        """Take updates until the run is over; afterwards `stopped_by` and `error` say how it ended."""
+        try:
+            self.stopped_by = self._follow(updates, line)
+        except TimeUp:
+            self.stopped_by = "seconds"
+        except KeyboardInterrupt:
+            self.stopped_by = "interrupted"
+        except (ClusterError, OSError) as error:
+            self.stopped_by, self.error = "failed", _one_line(error)
+        except Exception as error:  # a mistake in a strategy: its author needs to see where
+            traceback.print_exc()
+            self.stopped_by, self.error = "failed", _one_line(error)
+        try:
+            if self._evaluated_version < self.weights.version:
+                self._evaluate()
+            self._collect_evaluations(wait=True)
+            self._record.close_streams()
+        except OSError as error:
+            self.stopped_by, self.error = "failed", _one_line(error)
+
+    def _follow(self, updates: Iterator[Update], line: ProgressLine) -> StoppedBy:
+        cfg, tally, cluster = self._cfg, self._tally, self._cluster
+        budget, evaluate_each = cfg.budget, cfg.stop.eval_every * cfg.num_workers or math.inf
+        evaluate_at: float = evaluate_each
+        self._evaluate()
+        for update in updates:
+            self.weights = update.weights
+            tally.add(update)
+            self._record.update(update)
+            if tally.last_loss is not None and not math.isfinite(tally.last_loss):
+                return self._diverged(update)
+            if tally.gradients >= evaluate_at:
+                self._evaluate()
+                evaluate_at += evaluate_each * ((tally.gradients - evaluate_at) // evaluate_each + 1)
+            if self._evaluator.waiting and self._collect_evaluations():
+                return "target-loss"
+            line.show(tally, cluster.in_flight)
+            if tally.gradients >= budget:
+                return "budget"
+        return "budget"  # the strategy spent it and ended by itself
+
+    def _diverged(self, update: Update) -> StoppedBy:
+        worker, loss = next(
+            (d.worker, d.loss) for d in update.dones if d.loss is not None and not math.isfinite(d.loss)
+        )
+        self.error = (
+            f"the loss of worker {worker} at update {update.weights.version} is {loss}; "
+            f"lower --lr (it is {self._cfg.lr:g})"
+        )
+        return "diverged"
+
+    def _evaluate(self) -> None:
+        self._evaluated_version = self.weights.version
+        self._evaluator.submit(self.weights, self._tally.last_update_s, self._tally.gradients)
+
+    def _collect_evaluations(self, *, wait: bool = False) -> bool:
+        """Record the evaluations that are ready; return whether one has reached the target loss."""
+        target = self._cfg.stop.target_loss
+        reached = False
+        for evaluated in self._evaluator.finished(wait=wait):
+            self._record.evaluation(evaluated)
+            self._evaluation = evaluated.found._asdict()
+            reached |= target is not None and evaluated.found.loss <= target
+        return reached
+
+    def summary(self) -> dict[str, Any]:
+        """Return what summary.json says of this run, but for its wall times."""
+        cfg = self._cfg
+        return {
+            "mode": cfg.mode,
+            "engine": cfg.engine,
+            "num_workers": cfg.num_workers,
+            "steps": cfg.steps,
+            "seed": cfg.seed,
+            "stopped_by": self.stopped_by,
+            "error": self.error,
+            "eval": self._evaluation,
+            **self._tally.summary(self._cluster.in_flight, self._cluster.restarts),
+        }
+
+
+def open_cluster(cfg: TrainConfig, workload: Workload) -> AbstractContextManager[Cluster]:
+    """Start the engine that the configuration names; only Ray's imports ray."""
+    if cfg.engine == "ray":
+        from cluster.ray import RayCluster
+
+        return RayCluster(cfg, workload)
+    from cluster.sim import Network, SimCluster
+    from cluster.timing import ComputeTimes
+    from rng import Purpose
+
+    service = cfg.timing.server_law
+    network = Network(
+        cfg.timing.latency_s,
+        cfg.timing.server_bytes_per_s,
+        ComputeTimes(service, cfg.seed, {}, Purpose.SERVER_TIME) if service else None,
+        int(cfg.timing.padding_mb * MEGABYTE),
+    )
+    times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
+    device = "cuda" if cfg.ray.device == "cuda" else "cpu"
+    return nullcontext(
+        SimCluster(workload, times, network, deadline_s=cfg.stop.max_seconds, device=device)
+    )
+
+
+def _one_line(error: object) -> str:
+    text = " ".join(str(error).split())
+    return text or type(error).__name__
+
+
+def _report(error: object, exit_code: int) -> int:
+    print(f"main.py: {_one_line(error)}", file=sys.stderr)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,305 @@
+"""What is measured of a run, and the record that is left of it.
+
+`Tally` counts, `RunRecord` writes files. Both are fed the strategy's updates by main.py; a live
+exporter is one more consumer of the same updates and of the tally.
+
+The record is the contract with everything that reads runs later: docs/record.md describes its files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import yaml
+
+from cluster import Cluster, Update
+from cluster.clocks import Clocks
+from config import OutputConfig, TrainConfig, options
+from evaluation import Evaluated
+from optim import Vector
+
+_FLUSH_S = 1.0  # a killed run loses at most the updates of this many seconds
+
+
+class Tally:
+    """Counts over the updates of a run, in memory, in constant time per gradient."""
+
+    def __init__(self, num_workers: int, samples_per_batch: int) -> None:
+        self.updates = 0
+        self.gradients = 0
+        """Mini-batches whose results have been applied."""
+        self.first_loss: float | None = None
+        self.last_loss: float | None = None
+        self.last_update_s = 0.0
+        self.staleness_counts: dict[int, int] = {}
+        self.clock_gap_max = 0
+        self._samples_per_batch = samples_per_batch
+        self._clocks = Clocks(num_workers)
+        self._tasks = [0] * num_workers
+        self._staleness_sums = [0] * num_workers
+        self._busy_s = [0.0] * num_workers
+        self._bytes_to_workers = self._bytes_to_server = 0
+        self._drift_sum, self._drifts = 0.0, 0
+
+    def add(self, update: Update) -> None:
+        applied_to = update.weights.version - 1
+        loss_sum: float | None = 0.0
+        for done in update.dones:
+            worker = done.worker
+            staleness = applied_to - done.read  # as in Update.staleness, without the call
+            self.staleness_counts[staleness] = self.staleness_counts.get(staleness, 0) + 1
+            self._staleness_sums[worker] += staleness
+            self._tasks[worker] += 1
+            self._busy_s[worker] += done.compute_s
+            self._bytes_to_workers += done.bytes_to_worker
+            self._bytes_to_server += done.bytes_to_server
+            self.gradients += done.batches
+            self._clocks.tick(worker, done.batches)
+            loss_sum = None if done.loss is None or loss_sum is None else loss_sum + done.loss
+        self.updates += 1
+        self.last_update_s = max(self.last_update_s, update.dones[-1].finished_s)
+        if self._clocks.gap > self.clock_gap_max:
+            self.clock_gap_max = self._clocks.gap
+        if loss_sum is not None:
+            self.last_loss = loss_sum / len(update.dones)
+            if self.first_loss is None:
+                self.first_loss = self.last_loss
+        if update.drift is not None:
+            self._drift_sum += update.drift
+            self._drifts += 1
+
+    @property
+    def samples(self) -> int:
+        return self.gradients * self._samples_per_batch
+
+    @property
+    def staleness_mean(self) -> float:
+        """Mean over all gradients, in updates; 0 before the first."""
+        return sum(self._staleness_sums) / max(1, sum(self._tasks))
+
+    def summary(self, in_flight: Mapping[int, float], restarts: Sequence[int]) -> dict[str, Any]:
+        """Return the counted part of summary.json.
+
+        in_flight: workers that still compute, and since when (s): they are not idle.
+        """
+        clock_s = self.last_update_s
+        busy_s = [
+            min(clock_s, busy + max(0.0, clock_s - in_flight.get(worker, math.inf)))
+            for worker, busy in enumerate(self._busy_s)
+        ]
+        return {
+            "updates": self.updates,
+            "gradients": self.gradients,
+            "samples": self.samples,
+            "clock_s": clock_s,
+            "loss": {"first": _finite(self.first_loss), "last": _finite(self.last_loss)},
+            "staleness": {
+                **_distribution(self.staleness_counts),
+                "by_worker": {
+                    str(worker): total / tasks
+                    for worker, (total, tasks) in enumerate(
+                        zip(self._staleness_sums, self._tasks, strict=True)
+                    )
+                    if tasks
+                },
+            },
+            "clock_gap_max": self.clock_gap_max,
+            "drift": self._drift_sum / self._drifts if self._drifts else None,
+            "workers": {
+                str(worker): {
+                    "steps": self._clocks[worker],
+                    "busy_s": busy,
+                    "idle_s": clock_s - busy,
+                    "restarts": restarts[worker],
+                }
+                for worker, busy in enumerate(busy_s)
+            },
+            "bytes": {"to_workers": self._bytes_to_workers, "to_server": self._bytes_to_server},
+        }
+
+
+def _distribution(counts: Mapping[int, int]) -> dict[str, Any]:
+    """Return mean, quantiles, maximum and counts of a distribution given as value -> count."""
+    values = sorted(counts)
+    total = sum(counts.values())
+
+    def quantile(q: float) -> int | None:
+        reached = 0
+        for value in values:
+            reached += counts[value]
+            if reached >= q * total:
+                return value
+        return None
+
+    return {
+        "mean": sum(value * counts[value] for value in values) / total if total else None,
+        "p50": quantile(0.50),
+        "p95": quantile(0.95),
+        "max": values[-1] if values else None,
+        "counts": {str(value): counts[value] for value in values},
+    }
+
+
+class RunRecord:
+    """The folder that a run leaves; see docs/record.md for its files."""
+
+    def __init__(self, cfg: TrainConfig) -> None:
+        """Find the record's folder, without making it.
+
+        Raises ValueError, naming the option, when the name is taken or nothing can be written there.
+        """
+        self._cfg = cfg
+        self.path = _free_path(cfg.output, _default_name(cfg))
+        self._every = cfg.output.record_every
+        self._updates: IO[str] | None = None
+        self._evals: IO[str] | None = None
+        self._flushed_s = time.monotonic()
+
+    def open(self, *, started: float, cluster: Cluster) -> None:
+        """Make the folder and write what is known before the first update."""
+        try:
+            self.path.mkdir(parents=True)
+        except FileExistsError:
+            raise ValueError(
+                f"--run-name {self.path.name}: taken meanwhile in {self.path.parent}; choose another"
+            ) from None
+        text = yaml.safe_dump(options(self._cfg), sort_keys=False)
+        (self.path / "config.yaml").write_text(text)
+        _write_json(self.path / "meta.json", _meta(started, cluster))
+        self._updates = (self.path / "updates.jsonl").open("w", buffering=1 << 16)
+        self._evals = (self.path / "evals.jsonl").open("w", buffering=1)
+
+    def update(self, update: Update) -> None:
+        """Append an update to updates.jsonl, if `--record` has it written."""
+        if not self._every or (update.weights.version - 1) % self._every:
+            return
+        assert self._updates is not None
+        losses = [done.loss for done in update.dones if done.loss is not None]
+        line = {
+            "version": update.weights.version,
+            "t_s": update.dones[-1].finished_s,
+            "loss": _finite(sum(losses) / len(losses)) if losses else None,
+            "drift": update.drift,
+            "gradients": [
+                {
+                    "worker": done.worker,
+                    "step": done.step,
+                    "batches": done.batches,
+                    "staleness": update.staleness(done),
+                    "started_s": done.started_s,
+                    "finished_s": done.finished_s,
+                    "compute_s": done.compute_s,
+                    "loss": _finite(done.loss),
+                }
+                for done in update.dones
+            ],
+        }
+        self._updates.write(json.dumps(line) + "\n")
+        if time.monotonic() - self._flushed_s > _FLUSH_S:
+            self._updates.flush()
+            self._flushed_s = time.monotonic()
+
+    def evaluation(self, evaluated: Evaluated) -> None:
+        """Append an evaluation to evals.jsonl."""
+        assert self._evals is not None
+        line = {
+            "version": evaluated.version,
+            "t_s": evaluated.t_s,
+            "gradients": evaluated.gradients,
+            "loss": _finite(evaluated.found.loss),
+            "accuracy": evaluated.found.accuracy,
+        }
+        self._evals.write(json.dumps(line) + "\n")
+
+    def close_streams(self) -> None:
+        """Write what is buffered; raises OSError if it cannot be."""
+        for file in (self._updates, self._evals):
+            if file:
+                file.close()
+
+    def close(self, weights: Vector, summary: dict[str, Any]) -> dict[str, Any]:
+        """Write the last weights and summary.json; return the summary as written."""
+        partial = self.path / "weights.npy.partial"
+        with partial.open("wb") as file:
+            np.save(file, weights)
+        partial.rename(self.path / "weights.npy")
+        summary = summary | {"weights_sha256": hashlib.sha256(weights.tobytes()).hexdigest()}
+        _write_json(self.path / "summary.json", summary)
+        return summary
+
+
+def _free_path(output: OutputConfig, default_name: str) -> Path:
+    out = Path(output.out)
+    parent = next(p for p in (out, *out.absolute().parents) if p.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise ValueError(
+            f"--out {out}: {parent} is not a folder that can be written to; choose another folder"
+        )
+    if output.run_name:
+        path = out / output.run_name
+        if path.exists():
+            raise ValueError(
+                f"--run-name {output.run_name}: {path} is taken and is never overwritten; choose another name"
+            )
+        return path
+    names = (default_name + suffix for suffix in ("", *(f"-{n}" for n in range(2, 10_000))))
+    return next(out / name for name in names if not (out / name).exists())
+
+
+def _default_name(cfg: TrainConfig) -> str:
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{cfg.mode}-w{cfg.num_workers}-s{cfg.seed}"
+
+
+def _meta(started: float, cluster: Cluster) -> dict[str, Any]:
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            return None
+
+    return {
+        "started": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "git_commit": git("rev-parse", "HEAD"),
+        "git_dirty": bool(git("status", "--porcelain")),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("ray", "torch", "numpy")},
+        },
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "device": cluster.device,
+        "worker_pids": list(cluster.pids),
+    }
+
+
+def _finite(x: float | None) -> float | None:
+    """JSON has no NaN and no infinity: a loss that is neither number becomes null."""
+    return x if x is not None and math.isfinite(x) else None
+
+
+def _write_json(path: Path, value: object) -> None:
+    """Write a whole file or none: readers never see half of it, even after a crash."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w") as file:
+        json.dump(value, file, indent=2, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
