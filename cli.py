@@ -118,7 +118,9 @@ def _read_config(path: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text())
     except OSError as error:
-        raise UsageError(f"--config {path}: cannot be read ({error.strerror}); give a run's config.yaml") from None
+        raise UsageError(
+            f"--config {path}: cannot be read ({error.strerror}); give a run's config.yaml"
+        ) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"--config {path}: is not YAML ({reason}); give a run's config.yaml") from None

@@ -126,7 +126,8 @@ class TimingConfig:
     """How long things take. LAW: none | constant:1 | exponential:1 (mean) | shifted-exponential:1,1
     (shift, mean) | uniform:.5,1.5 | normal:1,.1 (mean, sigma; cut at 0) | lognormal:1,.5 (median, sigma) |
     pareto:2,1 (alpha, scale) | markov:1,5,.05,.2 (fast, slow, P(fast to slow), P(slow to fast)) |
-    trace:FILE.csv (columns: seconds and, if wanted, worker)."""
+    trace:FILE.csv (columns: seconds and, if wanted, worker).
+    """
 
     compute_time: str = "none"
     """LAW of seconds per mini-batch. On Ray a step lasts max(real compute, draw); `none` draws nothing, and
@@ -150,9 +151,7 @@ class TimingConfig:
     def __post_init__(self) -> None:
         require(0 <= self.padding_mb < math.inf, "padding-mb", self.padding_mb, "must be finite, at least 0")
         require(0 <= self.latency_s < math.inf, "latency-s", self.latency_s, "must be finite, at least 0")
-        require(
-            self.server_bytes_per_s > 0, "server-bytes-per-s", self.server_bytes_per_s, "must be above 0"
-        )
+        require(self.server_bytes_per_s > 0, "server-bytes-per-s", self.server_bytes_per_s, "must be above 0")
         _ = self.compute_law, self.server_law, self.slowdowns
 
     @property
@@ -312,7 +311,9 @@ class TrainConfig:
         require(0 <= self.seed < 2**63, "seed", self.seed, "must lie in [0, 2^63)")
         workers = f"workers are numbered 0 to {self.num_workers - 1}"
         for worker in self.timing.slowdowns:
-            require(worker < self.num_workers, "slowdown", self.timing.slowdown, f"{workers}; name only those")
+            require(
+                worker < self.num_workers, "slowdown", self.timing.slowdown, f"{workers}; name only those"
+            )
         law = self.timing.compute_law
         if isinstance(law, Trace) and law.per_worker:
             enough = len(law.rows) >= self.num_workers
@@ -363,7 +364,7 @@ def option_fields(config_type: type) -> dict[str, Field[Any]]:
 
 def options(cfg: Any) -> dict[str, Any]:
     """Return a configuration as a flat mapping from option to value, as `config.yaml` has it."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for f in fields(cfg):
         value = getattr(cfg, f.name)
         flat |= options(value) if is_dataclass(value) else {f.name: value}

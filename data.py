@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from model import Classifier, Evaluation, Nothing, Objective, Quadratic
 from optim import Vector
-from rng import Purpose, generator
+from rng import Purpose, at, generator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +66,7 @@ class DatasetShard:
         """Return which samples the mini-batch number `step` has, shape (B,)."""
         epoch, k = divmod(step, len(self.rows) // self.batch_size)
         if epoch != self._epoch:
-            rng = generator(self.seed, Purpose.BATCH_ORDER, self.worker, epoch)
+            rng = at(self.seed, Purpose.BATCH_ORDER, self.worker, epoch)
             self._epoch, self._order = epoch, rng.permutation(self.rows)
         return self._order[k * self.batch_size : (k + 1) * self.batch_size]
 
@@ -75,9 +75,12 @@ class DatasetShard:
         """Return x (P, B, F) and y (P, B); the shards must share their arrays, or be one alone."""
         import torch
 
-        rows = np.stack([shard.batch_rows(step) for shard, step in zip(shards, steps, strict=True)])
-        index = torch.from_numpy(rows).to(shards[0].x.device)
-        return shards[0].x[index], shards[0].y[index]
+        rows = np.empty((len(shards), shards[0].batch_size), np.int64)
+        for p, shard in enumerate(shards):
+            rows[p] = shard.batch_rows(steps[p])
+        x, y = shards[0].x, shards[0].y
+        index = torch.from_numpy(rows.reshape(-1)).to(x.device)
+        return x.index_select(0, index).view(*rows.shape, -1), y.index_select(0, index).view(rows.shape)
 
     def alone(self) -> DatasetShard:
         return DatasetShard(
@@ -99,39 +102,50 @@ class DatasetShard:
 
 @dataclass(frozen=True)
 class QuadraticShard:
-    """Worker i's a_i and x_i (D,), and the standard deviation of its gradient noise per coordinate."""
+    """One worker's a_i and x_i (D,): row `row` of curvatures (N,) and optima (N, D), shared like samples.
+
+    grad_noise: the standard deviation of its gradients' noise in each coordinate.
+    """
 
     worker: int
-    curvature: float
-    optimum: Vector
+    row: int
+    curvatures: Any
+    optima: Any
     grad_noise: float
     seed: int
-    device: str = "cpu"
 
     @staticmethod
     def batches(shards: Sequence[QuadraticShard], steps: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return curvatures (P,), optima (P, D) and gradient noise (P, D)."""
+        """Return curvatures (P,), optima (P, D) and gradient noise, (P, D) or a single 0."""
         import torch
 
-        device = shards[0].device
-        curvatures = np.array([s.curvature for s in shards], np.float32)
-        optima = np.stack([s.optimum for s in shards])
-        noise = np.stack([s.noise(step) for s, step in zip(shards, steps, strict=True)])
-        return tuple(torch.from_numpy(a).to(device) for a in (curvatures, optima, noise))  # type: ignore[return-value]
+        first = shards[0]
+        device = first.optima.device
+        rows = torch.tensor([shard.row for shard in shards], device=device)
+        if first.grad_noise:
+            draws = np.stack([s._noise(step) for s, step in zip(shards, steps, strict=True)])
+            noise = torch.from_numpy(draws).to(device)
+        else:
+            noise = torch.zeros((), device=device)
+        return first.curvatures.index_select(0, rows), first.optima.index_select(0, rows), noise
 
-    def noise(self, step: int) -> Vector:
-        """Return the noise of this worker's gradient number `step`, shape (D,)."""
-        if not self.grad_noise:
-            return np.zeros_like(self.optimum)
-        rng = generator(self.seed, Purpose.GRAD_NOISE, self.worker, step)
-        return self.grad_noise * rng.standard_normal(self.optimum.shape, np.float32)
+    def _noise(self, step: int) -> Vector:
+        rng = at(self.seed, Purpose.GRAD_NOISE, self.worker, step)
+        noise: Vector = self.grad_noise * rng.standard_normal(self.optima.shape[1], np.float32)
+        return noise
 
     def alone(self) -> QuadraticShard:
-        return self
+        own = slice(self.row, self.row + 1)
+        return replace(self, row=0, curvatures=self.curvatures[own], optima=self.optima[own])
 
     @staticmethod
     def on_device(shards: Sequence[QuadraticShard], device: str) -> Sequence[QuadraticShard]:
-        return [replace(shard, device=device) for shard in shards]
+        import torch
+
+        curvatures, optima = (
+            torch.tensor(a, device=device) for a in (shards[0].curvatures, shards[0].optima)
+        )
+        return [replace(shard, curvatures=curvatures, optima=optima) for shard in shards]
 
 
 @dataclass(frozen=True)
@@ -159,8 +173,9 @@ class Workload(NamedTuple):
     samples_per_batch: int
 
     def evaluate(self, w: Vector) -> Evaluation | None:
-        """Evaluate the weights w (D,)."""
-        return self.objective.evaluate(w, *self.test)
+        """Evaluate the weights w (D,); a loss that overflows is infinite or NaN, without a warning."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.objective.evaluate(w, *self.test)
 
 
 def make_workload(cfg: TrainConfig) -> Workload:
@@ -252,7 +267,7 @@ def _quadratic(cfg: TrainConfig) -> Workload:
         np.array(by_worker(cfg.data.optimum_values), np.float32)[:, None], cfg.data.num_dims, axis=1
     )
     shards = [
-        QuadraticShard(i, float(curvatures[i]), optima[i], cfg.data.grad_noise, cfg.seed)
+        QuadraticShard(i, i, curvatures, optima, cfg.data.grad_noise, cfg.seed)
         for i in range(cfg.num_workers)
     ]
     return Workload(Quadratic(cfg.data.num_dims), shards, (curvatures, optima), 1)

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
+import numpy as np
 from rich.console import Console
 
 from cli import UsageError, parse
@@ -23,7 +24,7 @@ from console import ProgressLine, print_summary
 from data import Workload, make_workload
 from evaluation import Evaluator
 from interruptions import Interruptions
-from metrics import RunRecord, Tally
+from metrics import RunRecord, Tally, finite
 from optim import Weights
 from strategies import load
 
@@ -72,9 +73,7 @@ def run(cfg: TrainConfig, started: float, interruptions: Interruptions) -> int:
             updates = strategy.train(cluster, run.weights, cfg)
             run.follow(interruptions.between(updates), line)
         wall_s = time.perf_counter() - began_s
-        summary = record.close(
-            run.weights.vector, run.summary() | {"wall_s": wall_s, "startup_s": startup_s}
-        )
+        summary = record.close(run.weights.vector, run.summary() | {"wall_s": wall_s, "startup_s": startup_s})
     if cfg.output.quiet:
         print(record.path)
     else:
@@ -87,7 +86,7 @@ class Run:
 
     def __init__(self, cfg: TrainConfig, workload: Workload, cluster: Cluster, record: RunRecord) -> None:
         self.weights = Weights(workload.objective.initial_weights(cfg.seed))
-        self.weights.vector.flags.writeable = False
+        self.weights.vector.setflags(write=False)
         self.stopped_by: StoppedBy = "budget"
         self.error: str | None = None
         self._cfg, self._cluster, self._record = cfg, cluster, record
@@ -99,7 +98,8 @@ class Run:
     def follow(self, updates: Iterator[Update], line: ProgressLine) -> None:
         """Take updates until the run is over; afterwards `stopped_by` and `error` say how it ended."""
         try:
-            self.stopped_by = self._follow(updates, line)
+            with np.errstate(over="ignore", invalid="ignore"):  # divergence is looked for, and named
+                self.stopped_by = self._follow(updates, line)
         except TimeUp:
             self.stopped_by = "seconds"
         except KeyboardInterrupt:
@@ -158,8 +158,9 @@ class Run:
         reached = False
         for evaluated in self._evaluator.finished(wait=wait):
             self._record.evaluation(evaluated)
-            self._evaluation = evaluated.found._asdict()
-            reached |= target is not None and evaluated.found.loss <= target
+            found = evaluated.found
+            self._evaluation = {"loss": finite(found.loss), "accuracy": found.accuracy}
+            reached |= target is not None and found.loss <= target
         return reached
 
     def summary(self) -> dict[str, Any]:
@@ -197,9 +198,7 @@ def open_cluster(cfg: TrainConfig, workload: Workload) -> AbstractContextManager
     )
     times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
     device = "cuda" if cfg.ray.device == "cuda" else "cpu"
-    return nullcontext(
-        SimCluster(workload, times, network, deadline_s=cfg.stop.max_seconds, device=device)
-    )
+    return nullcontext(SimCluster(workload, times, network, deadline_s=cfg.stop.max_seconds, device=device))
 
 
 def _one_line(error: object) -> str:

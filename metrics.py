@@ -106,7 +106,7 @@ class Tally:
             "gradients": self.gradients,
             "samples": self.samples,
             "clock_s": clock_s,
-            "loss": {"first": _finite(self.first_loss), "last": _finite(self.last_loss)},
+            "loss": {"first": finite(self.first_loss), "last": finite(self.last_loss)},
             "staleness": {
                 **_distribution(self.staleness_counts),
                 "by_worker": {
@@ -118,7 +118,7 @@ class Tally:
                 },
             },
             "clock_gap_max": self.clock_gap_max,
-            "drift": self._drift_sum / self._drifts if self._drifts else None,
+            "drift": finite(self._drift_sum / self._drifts) if self._drifts else None,
             "workers": {
                 str(worker): {
                     "steps": self._clocks[worker],
@@ -192,8 +192,8 @@ class RunRecord:
         line = {
             "version": update.weights.version,
             "t_s": update.dones[-1].finished_s,
-            "loss": _finite(sum(losses) / len(losses)) if losses else None,
-            "drift": update.drift,
+            "loss": finite(sum(losses) / len(losses)) if losses else None,
+            "drift": finite(update.drift),
             "gradients": [
                 {
                     "worker": done.worker,
@@ -203,7 +203,7 @@ class RunRecord:
                     "started_s": done.started_s,
                     "finished_s": done.finished_s,
                     "compute_s": done.compute_s,
-                    "loss": _finite(done.loss),
+                    "loss": finite(done.loss),
                 }
                 for done in update.dones
             ],
@@ -220,7 +220,7 @@ class RunRecord:
             "version": evaluated.version,
             "t_s": evaluated.t_s,
             "gradients": evaluated.gradients,
-            "loss": _finite(evaluated.found.loss),
+            "loss": finite(evaluated.found.loss),
             "accuracy": evaluated.found.accuracy,
         }
         self._evals.write(json.dumps(line) + "\n")
@@ -289,7 +289,7 @@ def _meta(started: float, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def _finite(x: float | None) -> float | None:
+def finite(x: float | None) -> float | None:
     """JSON has no NaN and no infinity: a loss that is neither number becomes null."""
     return x if x is not None and math.isfinite(x) else None
 

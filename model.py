@@ -55,7 +55,7 @@ class Objective(ABC):
 
     @abstractmethod
     def evaluate(self, w: Vector, *test: Vector) -> Evaluation | None:
-        """Evaluate the weights w (D,) on the workload's test arrays; None where there is nothing to evaluate."""
+        """Evaluate the weights w (D,) on the workload's test arrays; None where there is nothing to."""
 
     def loss_and_gradient(
         self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int]
@@ -102,25 +102,64 @@ class Classifier(Objective):
 
     def logits(self, w: Any, x: Any) -> Any:
         """Return the outputs, shape (P, B, C), of the weights w (P, D) on x (P, B, F)."""
-        start, layers = 0, list(pairwise(self.sizes))
-        for number, (m, n) in enumerate(layers, start=1):
-            matrix = w[..., start : start + m * n].reshape(*w.shape[:-1], m, n)
-            bias = w[..., None, start + m * n : start + (m + 1) * n]
-            x = x @ matrix + bias
-            x = x if number == len(layers) else x.clip(0)
-            start += (m + 1) * n
+        layers = list(pairwise(self.sizes))
+        parts = _split(w, [length for m, n in layers for length in (m * n, n)])
+        for number, (m, n) in enumerate(layers):
+            if number:
+                x = _relu(x)
+            matrix, bias = parts[2 * number : 2 * number + 2]
+            x = _affine(x, matrix.reshape(*w.shape[:-1], m, n), bias[..., None, :])
         return x
 
     def loss(self, w: Any, *batch: Any) -> Any:
         x, y = batch
-        xp = _namespace(w)
         z = self.logits(w, x)
         if self.sizes[-1] == 1:
             z = z[..., 0]
-            return (xp.logaddexp(z, xp.zeros_like(z)) - y * z).mean(-1)
+            return (_softplus(z) - y * z).mean(-1)
+        xp = _namespace(w)
         z = z - xp.amax(z, -1)[..., None]
         chosen = z * (y[..., None] == xp.arange(self.sizes[-1]))
         return (xp.log(xp.exp(z).sum(-1)) - chosen.sum(-1)).mean(-1)
+
+    def loss_and_gradient(
+        self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Back-propagate by hand: twice as fast as autograd where mini-batches are small.
+
+        `Objective.loss_and_gradient` gives the same, to rounding, by differentiating `loss`.
+        """
+        import torch
+
+        with torch.no_grad():
+            x, y = shards[0].batches(shards, steps)
+            layers = list(pairwise(self.sizes))
+            parts = torch.split(w, [length for m, n in layers for length in (m * n, n)], dim=-1)
+            matrices = [part.view(-1, m, n) for part, (m, n) in zip(parts[::2], layers, strict=True)]
+            inputs = [x]  # of each layer, (P, B, m); at last the logits
+            for number, (matrix, bias) in enumerate(zip(matrices, parts[1::2], strict=True)):
+                x = inputs[-1].relu_() if number else inputs[-1]
+                inputs.append(bias.unsqueeze(1).baddbmm(x, matrix))
+            loss, d = self._loss_and_slope(inputs.pop(), y)
+            gradients: list[Tensor] = []
+            for number in reversed(range(len(layers))):
+                h = inputs[number]
+                gradients[:0] = [h.mT.bmm(d).flatten(1), d.sum(1)]
+                if number:
+                    d = d.bmm(matrices[number].mT).mul_(h > 0)
+            return loss, torch.cat(gradients, dim=1)
+
+    def _loss_and_slope(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses (P,) of the logits z (P, B, C), and their derivative by z (P, B, C)."""
+        batch_size = y.shape[1]
+        if self.sizes[-1] == 1:
+            loss = _softplus(z).sub_(y.unsqueeze(2) * z).mean((1, 2))
+            return loss, z.sigmoid().sub_(y.unsqueeze(2)).div_(batch_size)
+        label = y.long().unsqueeze(2)
+        log_p = z.log_softmax(2)
+        d = log_p.exp()
+        d.scatter_add_(2, label, -d.new_ones(label.shape))
+        return -log_p.gather(2, label).mean((1, 2)), d.div_(batch_size)
 
     def evaluate(self, w: Vector, *test: Vector) -> Evaluation | None:
         """Evaluate on held-out samples x (N, F) with labels y (N,)."""
@@ -134,8 +173,7 @@ class Classifier(Objective):
 class Quadratic(Objective):
     """Worker i minimises a_i/2 |w - x_i|^2; the objective is the mean over workers.
 
-    The noise of a gradient is added by a term whose value is 0 and whose gradient is the noise, so the
-    losses reported are exact.
+    A gradient is a_i (w - x_i) plus noise; the losses reported are exact.
     """
 
     num_dims: int
@@ -149,14 +187,20 @@ class Quadratic(Objective):
         return np.ones(self.num_weights, np.float32)
 
     def loss(self, w: Any, *batch: Any) -> Any:
-        curvature, optimum, noise = batch
+        curvature, optimum = batch
         distance = w - optimum
-        exact = curvature * (distance * distance).sum(-1) / 2
-        return exact if noise is None else exact + ((w - w.detach()) * noise).sum(-1)
+        return curvature * (distance * distance).sum(-1) / 2
+
+    def loss_and_gradient(
+        self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        curvature, optimum, noise = shards[0].batches(shards, steps)
+        gradient = curvature.unsqueeze(1) * (w - optimum) + noise
+        return self.loss(w, curvature, optimum), gradient
 
     def evaluate(self, w: Vector, *test: Vector) -> Evaluation | None:
         """Evaluate the exact objective, from all curvatures (P,) and optima (P, D)."""
-        return Evaluation(float(self.loss(w, *test, None).mean()), None)
+        return Evaluation(float(self.loss(w, *test).mean()), None)
 
 
 @dataclass(frozen=True)
@@ -177,6 +221,9 @@ class Nothing(Objective):
         return None
 
 
+# The few operations that numpy and torch do not share by name, or where torch's own is much faster.
+
+
 def _namespace(array: Any) -> Any:
     """Return numpy or torch, whichever `array` belongs to."""
     if isinstance(array, np.ndarray):
@@ -184,3 +231,27 @@ def _namespace(array: Any) -> Any:
     import torch
 
     return torch
+
+
+def _split(w: Any, lengths: list[int]) -> Any:
+    """Split the last dimension into parts of the given lengths."""
+    if isinstance(w, np.ndarray):
+        return np.split(w, np.cumsum(lengths)[:-1], axis=-1)
+    return w.split(lengths, dim=-1)  # one node for its backward pass, where slices have one each
+
+
+def _affine(x: Any, matrix: Any, bias: Any) -> Any:
+    return x @ matrix + bias if isinstance(x, np.ndarray) else bias.baddbmm(x, matrix)
+
+
+def _relu(x: Any) -> Any:
+    return np.maximum(x, 0) if isinstance(x, np.ndarray) else x.relu()
+
+
+def _softplus(z: Any) -> Any:
+    """log(1 + e^z)"""
+    if isinstance(z, np.ndarray):
+        return np.logaddexp(0, z)
+    import torch
+
+    return torch.nn.functional.softplus(z)

@@ -25,7 +25,7 @@ class Weights(NamedTuple):
 
     def replaced(self, vector: Vector) -> Weights:
         """Return the next version, with `vector` (D,) as its weights."""
-        vector.flags.writeable = False
+        vector.setflags(write=False)
         return Weights(vector, self.version + 1, self.velocity)
 
 
@@ -48,14 +48,11 @@ class SGD:
         >>> SGD(lr=0.5).step(w, np.ones(1, np.float32))
         Weights(vector=array([-0.5], dtype=float32), version=1, velocity=None)
         """
-        if not self.momentum:
-            vector = w.vector - self.lr * g
-            vector.flags.writeable = False
-            return Weights(vector, w.version + 1)
         v = g if w.velocity is None else self.momentum * w.velocity + g
-        vector = w.vector - self.lr * v
-        vector.flags.writeable = False
-        return Weights(vector, w.version + 1, v)
+        vector = -self.lr * v
+        vector += w.vector
+        vector.setflags(write=False)
+        return Weights(vector, w.version + 1, v if self.momentum else None)
 
 
 def mean(vectors: Iterable[Vector]) -> Vector:

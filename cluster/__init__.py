@@ -51,17 +51,29 @@ class Update(NamedTuple):
 class Cluster(Protocol):
     """Workers that take one task at a time."""
 
-    workers: Sequence[int]
-    now_s: float
-    """Seconds since the start barrier: wall seconds on Ray, virtual seconds in the simulator."""
-    in_flight: Mapping[int, float]
-    """The workers that have a task, and when (s) each got it."""
-    restarts: Sequence[int]
-    """How often each worker was lost and started again."""
-    device: str
-    """Where gradients are computed: cpu or cuda."""
-    pids: Sequence[int]
-    """The workers' processes at the start barrier; empty in the simulator."""
+    @property
+    def workers(self) -> Sequence[int]:
+        """The workers' numbers, from 0."""
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the start barrier: wall seconds on Ray, virtual seconds in the simulator."""
+
+    @property
+    def in_flight(self) -> Mapping[int, float]:
+        """The workers that have a task, and when (s) each got it."""
+
+    @property
+    def restarts(self) -> Sequence[int]:
+        """How often each worker was lost and started again."""
+
+    @property
+    def device(self) -> str:
+        """Where gradients are computed: cpu or cuda."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The workers' processes at the start barrier; empty in the simulator."""
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         """Give `worker` a task on the weights `w`, which are frozen here; it must be idle."""

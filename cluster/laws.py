@@ -52,6 +52,8 @@ class NoDelay:
 
 @dataclass(frozen=True)
 class Constant:
+    """Always the same time."""
+
     seconds: float
     syntax: ClassVar[str] = "constant:SECONDS"
     variance_s2: ClassVar[float] = 0.0
@@ -103,6 +105,8 @@ class Exponential(ShiftedExponential):
 
 @dataclass(frozen=True)
 class Uniform:
+    """Evenly anywhere between two times."""
+
     low_s: float
     high_s: float
     syntax: ClassVar[str] = "uniform:LOW,HIGH"
@@ -152,6 +156,8 @@ class Normal:
 
 @dataclass(frozen=True)
 class Lognormal:
+    """median * exp(sigma Z), Z standard normal."""
+
     median_s: float
     sigma: float
     syntax: ClassVar[str] = "lognormal:MEDIAN,SIGMA"

@@ -16,7 +16,7 @@ import os
 import pickle
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +40,8 @@ from optim import Vector, Weights
 from tasks import Task
 
 _INLINE_BYTES = 64_000  # below the size up to which Ray sends arguments and results inside the call
-_HEADER = struct.Struct("dd")  # loss, seconds of computing
+_REQUEST = struct.Struct("qq")  # step, length of the pickled task
+_REPLY = struct.Struct("dd")  # loss, seconds of computing
 _POLL_S = 1.0  # how often waiting looks up: for the deadline, and for workers that do not come back
 
 
@@ -71,13 +72,20 @@ class Worker:
         """Return the process id, once the shard is on its device."""
         return os.getpid()
 
-    def run(self, pickled_task: bytes, step: int, message: bytes | Vector) -> bytes | tuple[float, float, Vector]:
-        """Compute a task on the weights in `message`; return the loss, the seconds it took, and the value."""
+    def run(self, request: bytes, large: Vector | None = None) -> bytes | tuple[float, float, Vector]:
+        """Compute a task; return the loss, the seconds it took, and the value.
+
+        request: the step, the pickled task and, unless it comes as `large`, the vector of weights.
+        """
         began_s = time.perf_counter()
+        step, length = _REQUEST.unpack_from(request)
+        end = _REQUEST.size + length
+        pickled_task = request[_REQUEST.size : end]
         task = self._tasks.get(pickled_task)
         if task is None:
             task = self._tasks[pickled_task] = pickle.loads(pickled_task)
-        vector = np.frombuffer(message, np.float32) if isinstance(message, bytes) else message
+        # Not aligned to four bytes where the task's length is not: numpy copes, and torch gets a copy.
+        vector = np.frombuffer(request, np.float32, offset=end) if large is None else large
         vector = vector[: self._objective.num_weights]
         loss, value = math.nan, vector
         if self._objective.num_weights:
@@ -89,7 +97,7 @@ class Worker:
             value = np.concatenate([value, self._padding])
         compute_s = time.perf_counter() - began_s
         if value.nbytes <= _INLINE_BYTES:
-            return _HEADER.pack(loss, compute_s) + value.tobytes()
+            return _REPLY.pack(loss, compute_s) + value.tobytes()
         return loss, compute_s, value
 
 
@@ -98,8 +106,8 @@ class _Flight(NamedTuple):
 
     task: Task
     read: int
-    pickled_task: bytes
-    message: Any
+    request: bytes
+    large: Any
 
 
 class RayCluster:
@@ -116,6 +124,7 @@ class RayCluster:
         self.in_flight: dict[int, float] = {}
         self.restarts = [0] * num_workers
         self._cfg, self._objective = cfg, workload.objective
+        self._deadline_s = cfg.stop.max_seconds
         self._times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
         self._padding = np.zeros(int(cfg.timing.padding_mb * MEGABYTE) // 4, np.float32)
         self._message_bytes = 4 * workload.objective.num_weights + self._padding.nbytes
@@ -125,8 +134,8 @@ class RayCluster:
         self._refs: dict[Any, int] = {}
         self._returning: dict[int, tuple[Any, float]] = {}  # restarted: when ready, and until when to wait
         self._pickled: dict[Task, bytes] = {}
-        self._sent: tuple[Vector | None, Any] = (None, None)  # the last vector sent, and its message
-        self._owns_ray = _connect()
+        self._sent: tuple[Vector | None, bytes, Any] = (None, b"", None)  # the last vector, as it was sent
+        self._owns_ray = connect()
         try:
             self.device = self._choose_device()
             self._shards = [ray.put(shard.alone()) for shard in workload.shards]
@@ -152,16 +161,20 @@ class RayCluster:
         pickled = self._pickled.get(task)
         if pickled is None:
             pickled = self._pickled[task] = pickle.dumps(task)
+        if self._sent[0] is not w.vector:
+            self._sent = (w.vector, *self._packed(w.vector))
+        _, small, large = self._sent
+        request = b"".join((_REQUEST.pack(self._steps[worker], len(pickled)), pickled, small))
+        self._flights[worker] = _Flight(task, w.version, request, large)
         self.in_flight[worker] = self.now_s
-        self._flights[worker] = _Flight(task, w.version, pickled, self._message(w.vector))
         self._send(worker)
 
     def next_done(self) -> Done:
         assert self._refs, "no worker has a task: nothing can finish"
         while True:
-            left_s = self._cfg.stop.max_seconds - self.now_s
+            left_s = self._deadline_s - self.now_s
             ready, _ = ray.wait(list(self._refs), num_returns=1, timeout=max(0.0, min(_POLL_S, left_s)))
-            if self.now_s > self._cfg.stop.max_seconds:
+            if left_s < _POLL_S and self.now_s > self._deadline_s:
                 raise TimeUp
             if self._returning:
                 self._check_returning()
@@ -191,8 +204,8 @@ class RayCluster:
             raise ClusterError(f"worker {worker} failed in its task: {error.cause!r}") from error
         finished_s = self.now_s
         if isinstance(result, bytes):
-            loss, compute_s = _HEADER.unpack_from(result)
-            value: Vector = np.frombuffer(result, np.float32, offset=_HEADER.size)
+            loss, compute_s = _REPLY.unpack_from(result)
+            value: Vector = np.frombuffer(result, np.float32, offset=_REPLY.size)
         else:
             loss, compute_s, value = result
         flight = self._flights.pop(worker)
@@ -213,24 +226,22 @@ class RayCluster:
             self._message_bytes,
         )
 
-    def _message(self, vector: Vector) -> Any:
-        if self._sent[0] is not vector:
-            padded = np.concatenate([vector, self._padding]) if len(self._padding) else vector
-            small = padded.nbytes <= _INLINE_BYTES
-            self._sent = (vector, padded.tobytes() if small else ray.put(padded))
-        return self._sent[1]
+    def _packed(self, vector: Vector) -> tuple[bytes, Any]:
+        """Return the vector, padded, as bytes if it is small, else in the object store."""
+        padded = np.concatenate([vector, self._padding]) if len(self._padding) else vector
+        return (padded.tobytes(), None) if padded.nbytes <= _INLINE_BYTES else (b"", ray.put(padded))
 
     def _send(self, worker: int) -> None:
-        flight = self._flights[worker]
-        ref = self._actors[worker].run.remote(flight.pickled_task, self._steps[worker], flight.message)
-        self._refs[ref] = worker
+        flight, actor = self._flights[worker], self._actors[worker]
+        large = () if flight.large is None else (flight.large,)
+        self._refs[actor.run.remote(flight.request, *large)] = worker
 
     def _spawn(self, worker: int, delay_s: float) -> Any:
         gpus = self._cfg.ray.gpus_per_worker if self.device == "cuda" else 0
         # No CPUs are asked for: more workers than cores is normal here, and asking would wait forever.
         return (
             ray.remote(Worker)
-            .options(num_cpus=0, num_gpus=gpus)
+            .options(num_cpus=0, num_gpus=gpus, enable_task_events=False)
             .remote(
                 worker,
                 self._shards[worker],
@@ -279,7 +290,7 @@ class RayCluster:
 
     def _choose_device(self) -> str:
         wanted = self._cfg.ray.device
-        gpus = ray.cluster_resources().get("GPU", 0.0)
+        gpus = _resources().get("GPU", 0.0)
         needed = len(self.workers) * self._cfg.ray.gpus_per_worker
         if wanted == "auto":
             return "cuda" if gpus >= needed else "cpu"
@@ -293,9 +304,7 @@ class RayCluster:
     def _lacking(self, who: str) -> str:
         gpus = self._cfg.ray.gpus_per_worker if self.device == "cuda" else 0
         have = ", ".join(
-            f"{name} {amount:g}"
-            for name, amount in sorted(ray.cluster_resources().items())
-            if name in ("CPU", "GPU")
+            f"{name} {amount:g}" for name, amount in sorted(_resources().items()) if name in ("CPU", "GPU")
         )
         return (
             f"{who} could not be started within --start-timeout-s {self._cfg.ray.start_timeout_s:g}: asked "
@@ -304,20 +313,24 @@ class RayCluster:
         )
 
 
-def _connect() -> bool:
+def connect() -> bool:
     """Connect to the cluster that the environment names, or start a private one; return whether it did."""
     if ray.is_initialized():
         return False
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if "RAY_ADDRESS" in os.environ or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        ray.init(**quiet)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
     else:
         # The workers import this project's modules, wherever the driver was started.
         paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         # A bare ray.init() would attach to any cluster alive on this machine.
-        ray.init(address="local", include_dashboard=False, **quiet)
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     return True
+
+
+def _resources() -> dict[str, float]:
+    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return resources
 
 
 def _one_line(error: BaseException) -> str:

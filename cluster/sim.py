@@ -29,7 +29,7 @@ from data import Workload
 from optim import Vector, Weights
 from tasks import Task
 
-_CHUNK = 128  # workers in one batched computation: more no longer fit the cache (benchmarks/README.md)
+_CHUNK_BYTES = 1 << 20  # of weights in one batched computation: more no longer fit the cache
 
 
 class Network(NamedTuple):
@@ -56,18 +56,20 @@ class SimCluster:
         self,
         workload: Workload,
         times: ComputeTimes,
-        network: Network = Network(),
+        network: Network | None = None,
         *,
         deadline_s: float = math.inf,
         threads: int | None = None,
         device: str = "cpu",
     ) -> None:
         num_workers = len(workload.shards)
-        self.workers: Sequence[int] = range(num_workers)
+        network = network or Network()
+        self.workers = range(num_workers)
         self.now_s = 0.0
         self.in_flight: dict[int, float] = {}
         self.restarts = [0] * num_workers
-        self.device, self.pids = device, ()
+        self.device = device
+        self.pids: Sequence[int] = ()
         self._steps = [0] * num_workers
         self._times, self._network, self._deadline_s = times, network, deadline_s
         self._message_bytes = 4 * workload.objective.num_weights + network.padding_bytes
@@ -146,6 +148,7 @@ class _LazyValues:
         torch.set_num_threads(1)
         self._objective, self._device = workload.objective, device
         self._shards = workload.shards[0].on_device(workload.shards, device)
+        self._chunk = max(64, min(1024, _CHUNK_BYTES // (4 * workload.objective.num_weights)))
         self._waiting: dict[int, tuple[Task, int, Vector]] = {}
         self._computed: dict[int, tuple[float, Vector]] = {}
         num_threads = threads or os.cpu_count() or 1
@@ -164,9 +167,9 @@ class _LazyValues:
         for worker, (task, _, _) in self._waiting.items():
             by_task.setdefault(task, []).append(worker)
         chunks = [
-            (task, workers[i : i + _CHUNK])
+            (task, workers[i : i + self._chunk])
             for task, workers in by_task.items()
-            for i in range(0, len(workers), _CHUNK)
+            for i in range(0, len(workers), self._chunk)
         ]
         run = self._pool.map if self._pool and len(chunks) > 1 else map
         for (_, workers), (losses, values) in zip(chunks, run(self._compute, chunks), strict=True):
@@ -182,6 +185,5 @@ class _LazyValues:
         shards = [self._shards[worker] for worker in workers]
         losses, values = task(self._objective, shards, [step for _, step, _ in waiting], w)
         array: Vector = values.cpu().numpy()
-        array.flags.writeable = False
+        array.setflags(write=False)
         return losses.tolist(), array
-

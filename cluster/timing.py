@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from cluster.laws import Law, Markov, NoDelay, Trace
-from rng import Purpose, generator
+from rng import Purpose, at
 
 _BLOCK = 128  # draws a generator makes at once: its creation costs as much as some hundred draws
 
@@ -62,9 +62,9 @@ class ComputeTimes:
             if last >= number:  # a chain cannot be entered in its middle: walk it from its start
                 last, state = -1, None
             for b in range(last + 1, number + 1):
-                times, state = law.walk(generator(self.seed, self.purpose, worker, b), _BLOCK, state)
+                times, state = law.walk(at(self.seed, self.purpose, worker, b), _BLOCK, state)
         else:
-            times = law.sample(generator(self.seed, self.purpose, worker, number), _BLOCK)
+            times = law.sample(at(self.seed, self.purpose, worker, number), _BLOCK)
         self._blocks[worker] = (number, (times * self.factor(worker)).tolist(), state)
         return self._blocks[worker]
 
@@ -75,9 +75,6 @@ def sleep_heterogeneity(times: ComputeTimes, worker: int, step: int, batches: in
     `computed_s` is what the task has really computed, in seconds. Where no time is drawn (law
     `none`), the task lasts its real time multiplied by the worker's slowdown.
     """
-    if times.real:
-        target_s = computed_s * times.factor(worker)
-    else:
-        target_s = times.total(worker, step, batches)
-    if target_s > computed_s:
-        time.sleep(target_s - computed_s)
+    drawn_s = computed_s * times.factor(worker) if times.real else times.total(worker, step, batches)
+    if drawn_s > computed_s:
+        time.sleep(drawn_s - computed_s)

@@ -1,0 +1,48 @@
+# The targets a person would guess; `make help` lists them.
+UV_VERSION := 0.13.8
+UV := $(or $(shell command -v uv 2>/dev/null),.tools/uv/bin/uv)
+PYTHON := .venv/bin/python
+
+.PHONY: help setup demo test test-sim lint types format check bench clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+
+setup: .venv/.done  ## make the environment in .venv (finds uv, or installs it into .tools)
+
+.venv/.done: pyproject.toml | $(UV)
+	$(UV) sync
+	@touch $@
+
+# Only where no uv is on the PATH: into a folder of its own, never into the system's Python.
+.tools/uv/bin/uv:
+	python3 -m venv .tools/uv
+	.tools/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+demo: setup  ## train synchronous SGD on Ray with 2 workers
+	$(PYTHON) main.py --mode ssgd --num-workers 2 --steps 200
+
+test: setup  ## run all tests
+	$(PYTHON) -m pytest
+
+test-sim: setup  ## run the tests that need no Ray
+	$(PYTHON) -m pytest -m "not ray"
+
+lint: setup  ## check style
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+
+types: setup  ## check types
+	.venv/bin/mypy
+
+format: setup  ## mend style
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+check: lint types test  ## all that must pass before a commit
+
+bench: setup  ## run the benchmarks (minutes; keep the machine idle)
+	for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(PYTHON) $$benchmark || exit 1; done
+
+clean:  ## remove the environment and caches (run records stay)
+	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,234 @@
+"""The run record: what a run leaves is complete, repeatable and true."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from conftest import ROOT, CommandLine, python
+
+SIM = "--engine sim --compute-time exponential:1"
+
+
+def test_the_documented_figures_of_asgd(cli: CommandLine) -> None:
+    """8 workers, exponential times: mean staleness 7.0 ± .05, P(0) = .125 ± .01, .125 s an update ± 2 %."""
+    summary = cli(f"{SIM} --mode asgd --num-workers 8 --steps 2000 --quiet").summary
+    assert summary["staleness"]["mean"] == pytest.approx(7.0, abs=0.05)
+    assert summary["staleness"]["counts"]["0"] / summary["gradients"] == pytest.approx(0.125, abs=0.01)
+    assert summary["clock_s"] / summary["updates"] == pytest.approx(0.125, rel=0.02)
+
+
+def test_the_same_command_twice_gives_the_same_weights(cli: CommandLine) -> None:
+    """Same options: same weights_sha256; another seed: another one."""
+    one, two = (cli(f"{SIM} --mode asgd --steps 30").summary for _ in range(2))
+    assert one["weights_sha256"] == two["weights_sha256"]
+    assert cli(f"{SIM} --mode asgd --steps 30 --seed 1").summary["weights_sha256"] != one["weights_sha256"]
+
+
+@pytest.mark.parametrize("mode", ["ssgd", "ssp"])
+def test_a_record_is_enough_to_repeat_its_run(mode: str, cli: CommandLine) -> None:
+    """`--config RECORD/config.yaml` makes the same run again; the command line goes before the file."""
+    own = "--slack 1" if mode == "ssp" else ""
+    first = cli(f"{SIM} --mode {mode} {own} --steps 20 --seed 7 --slowdown 0=2 --max-seconds 1e6 --target-loss -1")
+    again = cli(f"--config {first.record / 'config.yaml'}")
+    assert again.summary["weights_sha256"] == first.summary["weights_sha256"]
+    assert again.summary["clock_s"] == first.summary["clock_s"]
+    other = cli(f"--config {first.record / 'config.yaml'} --seed 8")
+    assert other.summary["seed"] == 8
+
+
+def test_the_summary_agrees_with_the_updates(cli: CommandLine) -> None:
+    """Every figure of summary.json can be computed again from updates.jsonl."""
+    ran = cli(f"{SIM} --mode ssp --num-workers 5 --steps 40 --slack 2 --slowdown 1=3")
+    updates, summary = ran.lines("updates.jsonl"), ran.summary
+    gradients = [g for u in updates for g in u["gradients"]]
+    assert [u["version"] for u in updates] == list(range(1, summary["updates"] + 1))
+    assert sum(g["batches"] for g in gradients) == summary["gradients"] == 200
+    assert summary["samples"] == 200 * 32
+    staleness = [g["staleness"] for g in gradients]
+    assert summary["staleness"]["mean"] == pytest.approx(np.mean(staleness))
+    assert summary["staleness"]["max"] == max(staleness)
+    assert summary["staleness"]["p50"] == np.quantile(staleness, 0.5, method="inverted_cdf")
+    assert summary["staleness"]["p95"] == np.quantile(staleness, 0.95, method="inverted_cdf")
+    assert sum(summary["staleness"]["counts"].values()) == len(staleness)
+    for worker, mean in summary["staleness"]["by_worker"].items():
+        assert mean == pytest.approx(np.mean([g["staleness"] for g in gradients if g["worker"] == int(worker)]))
+    assert summary["loss"] == {"first": updates[0]["loss"], "last": updates[-1]["loss"]}
+    assert summary["clock_s"] == max(g["finished_s"] for g in gradients) == updates[-1]["t_s"]
+    for worker, entry in summary["workers"].items():
+        own = [g for g in gradients if g["worker"] == int(worker)]
+        assert entry["steps"] == len(own)
+        assert entry["busy_s"] >= sum(g["compute_s"] for g in own) - 1e-9
+        assert entry["busy_s"] + entry["idle_s"] == pytest.approx(summary["clock_s"])
+    weights = np.load(ran.record / "weights.npy")
+    assert summary["weights_sha256"] == hashlib.sha256(weights.tobytes()).hexdigest()
+    evals = ran.lines("evals.jsonl")
+    assert summary["eval"] == {"loss": evals[-1]["loss"], "accuracy": evals[-1]["accuracy"]}
+    assert evals[0]["version"] == 0
+    assert evals[-1]["version"] == summary["updates"]
+    assert [e["gradients"] for e in evals] == [0, 50, 100, 150, 200]
+
+
+def test_the_contract_of_the_summary(cli: CommandLine) -> None:
+    """summary.json has the fields that readers rely on."""
+    summary = cli(f"{SIM} --mode localsgd --num-workers 2 --steps 9 --local-steps 4").summary
+    assert set(summary) == {
+        "mode", "engine", "num_workers", "steps", "seed", "updates", "gradients", "samples", "stopped_by",
+        "error", "clock_s", "wall_s", "startup_s", "loss", "eval", "staleness", "clock_gap_max", "drift",
+        "workers", "bytes", "weights_sha256",
+    }  # fmt: skip
+    assert set(summary["staleness"]) == {"mean", "p50", "p95", "max", "counts", "by_worker"}
+    assert set(summary["workers"]["0"]) == {"steps", "busy_s", "idle_s", "restarts"}
+    assert summary["drift"] > 0
+    assert summary["stopped_by"] == "budget"
+
+
+def test_bytes_follow_the_formula(cli: CommandLine) -> None:
+    """A parameter server moves 2 |w| a gradient, LocalSGD 2 |w| / H; padding travels both ways."""
+    size = 4 * 65
+    for mode, per_gradient in (("ssgd", 1.0), ("asgd", 1.0), ("ssp", 1.0), ("localsgd", 1 / 8)):
+        moved = cli(f"{SIM} --mode {mode} --num-workers 3 --steps 16").summary["bytes"]
+        assert moved == {"to_workers": size * 48 * per_gradient, "to_server": size * 48 * per_gradient}
+    moved = cli(f"{SIM} --num-workers 3 --steps 16 --padding-mb .5").summary["bytes"]
+    assert moved["to_server"] == (size + 500_000) * 48
+
+
+@pytest.mark.parametrize(("record", "expected"), [("all", 20), ("every:6", 4), ("none", 0)])
+def test_record_says_which_updates_are_written(record: str, expected: int, cli: CommandLine) -> None:
+    """all, every N-th, or none: the summary counts all of them anyway."""
+    ran = cli(f"{SIM} --steps 20 --record {record}")
+    assert len(ran.lines("updates.jsonl")) == expected
+    assert ran.summary["updates"] == 20
+
+
+def test_max_seconds_stops_on_the_engines_clock(cli: CommandLine) -> None:
+    """No update after --max-seconds; the run is done, not failed."""
+    ran = cli(f"{SIM} --mode asgd --steps 1000 --max-seconds 20")
+    assert ran.code == 0
+    assert ran.summary["stopped_by"] == "seconds"
+    assert 19 < ran.summary["clock_s"] <= 20
+
+
+def test_target_loss_stops_at_the_evaluation_that_reached_it(cli: CommandLine) -> None:
+    """The run ends with the first evaluation at or below the target."""
+    ran = cli(f"{SIM} --mode asgd --steps 1000 --target-loss .3")
+    losses = [e["loss"] for e in ran.lines("evals.jsonl")]
+    assert ran.summary["stopped_by"] == "target-loss"
+    assert losses[-1] <= 0.3 < min(losses[:-1])
+
+
+def test_divergence_is_named_and_recorded(cli: CommandLine) -> None:
+    """A loss that is no number: exit 3, the update and the worker are named, the record is kept."""
+    ran = cli(f"{SIM} --mode asgd --dataset quadratic --curvatures 1,1,1,9 --lr 1e6 --steps 100")
+    assert ran.code == 3
+    assert ran.summary["stopped_by"] == "diverged"
+    assert "worker" in ran.err
+    assert f"update {ran.summary['updates']}" in ran.err
+    assert "--lr" in ran.err
+    assert ran.lines("updates.jsonl")[-1]["loss"] is None
+
+
+def test_quiet_prints_the_path_alone(cli: CommandLine) -> None:
+    """--quiet: one line, the record's path."""
+    ran = cli(f"{SIM} --steps 3 --quiet")
+    assert ran.out == f"{ran.record}\n"
+    assert ran.err == ""
+
+
+def test_the_default_name_never_collides(cli: CommandLine, tmp_path: Path) -> None:
+    """Two unnamed runs within a second get two records."""
+    from main import main
+
+    for _ in range(2):
+        assert main([*SIM.split(), "--steps", "1", "--dataset", "none", "--out", str(tmp_path / "two"), "--quiet"]) == 0
+    assert len(list((tmp_path / "two").iterdir())) == 2
+
+
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_complete_record(which: signal.Signals, tmp_path: Path) -> None:
+    """ctrl-C and SIGTERM: exit 130, and the summary agrees with the updates to the last line."""
+    arguments = f"main.py {SIM} --mode asgd --steps 1000000 --out {tmp_path} --run-name r --quiet"
+    process = python(*arguments.split())
+    updates = tmp_path / "r" / "updates.jsonl"
+    _wait_for(lambda: updates.exists() and updates.stat().st_size > 100_000)
+    process.send_signal(which)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["stopped_by"] == "interrupted"
+    assert len(updates.read_text().splitlines()) == summary["updates"]
+
+
+def test_a_killed_run_leaves_usable_updates(tmp_path: Path) -> None:
+    """After SIGKILL all lines but perhaps the last can be read."""
+    arguments = f"main.py {SIM} --mode asgd --steps 1000000 --out {tmp_path} --run-name r --quiet"
+    process = python(*arguments.split())
+    updates = tmp_path / "r" / "updates.jsonl"
+    _wait_for(lambda: updates.exists() and updates.stat().st_size > 100_000)
+    process.kill()
+    process.communicate(timeout=30)
+    lines = updates.read_text().split("\n")[:-1]
+    assert [json.loads(line)["version"] for line in lines] == list(range(1, len(lines) + 1))
+    assert yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())["steps"] == 1_000_000
+    assert not (tmp_path / "r" / "summary.json").exists()
+
+
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
+    """When updates can no longer be written: exit 1, one line that says why, the summary says failed."""
+
+    def small_files_only() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    arguments = f"main.py {SIM} --mode asgd --steps 1000 --out {tmp_path} --run-name r --quiet"
+    process = python(*arguments.split(), preexec_fn=small_files_only)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert len(err.strip().splitlines()) == 1
+    assert "File too large" in err
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["stopped_by"] == "failed"
+
+
+def test_a_mistake_in_a_strategy_is_shown_where_it_is(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in train(): its traceback, exit 1, and a record that says failed."""
+    import train_ssgd
+
+    def broken(*_: object) -> object:
+        raise ZeroDivisionError("a student's mistake")
+
+    monkeypatch.setattr(train_ssgd, "mean", broken)
+    ran = cli(f"{SIM} --mode ssgd --steps 3")
+    assert ran.code == 1
+    assert "Traceback" in ran.err
+    assert ran.summary["stopped_by"] == "failed"
+    assert "a student's mistake" in ran.summary["error"]
+
+
+def test_the_meta_data_name_what_ran(cli: CommandLine) -> None:
+    """meta.json has the versions, the command and the commit."""
+    ran = cli(f"{SIM} --steps 2")
+    meta = json.loads((ran.record / "meta.json").read_text())
+    assert set(meta["versions"]) == {"python", "ray", "torch", "numpy"}
+    assert meta["device"] == "cpu"
+    assert meta["worker_pids"] == []
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert meta["git_commit"] == (commit.stdout.strip() or None)
+
+
+def _wait_for(condition: object, seconds: float = 60) -> None:
+    assert callable(condition)
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited too long"
+        time.sleep(0.05)

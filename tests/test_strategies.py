@@ -1,0 +1,172 @@
+"""Laws of the single strategies, and the equalities between them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lab import assert_close, run, same_bytes
+
+EXPONENTIAL: dict[str, Any] = {"dataset": "none", "num_workers": 8, "compute_time": "exponential:1"}
+
+
+def test_ssp_without_bound_is_asgd() -> None:
+    """SSP(inf) is ASGD, bit for bit."""
+    options: dict[str, Any] = {"num_workers": 5, "steps": 40, "compute_time": "exponential:1", "momentum": 0.9}
+    assert same_bytes(run("ssp", slack=math.inf, **options), run("asgd", **options))
+
+
+def test_ssp_with_slack_0_is_ssgd_with_summed_gradients() -> None:
+    """After each round, SSP(0) has the weights of SSGD with a P times larger step."""
+    options: dict[str, Any] = {"num_workers": 4, "steps": 30, "compute_time": "exponential:1"}
+    ssp = run("ssp", slack=0.0, lr=0.02, **options)
+    ssgd = run("ssgd", lr=0.08, **options)
+    for k, update in enumerate(ssgd.updates, start=1):
+        assert_close(ssp.updates[4 * k - 1].weights.vector, update.weights.vector)
+
+
+def test_lr_scaling_makes_ssp_with_slack_0_ssgd() -> None:
+    """With --lr-scaling workers, SSP(0) and SSGD move equally far at the same --lr."""
+    options: dict[str, Any] = {"num_workers": 4, "steps": 30, "compute_time": "exponential:1", "lr": 0.1}
+    assert_close(run("ssp", slack=0.0, lr_scaling="workers", **options).w, run("ssgd", **options).w)
+
+
+def test_local_sgd_with_one_local_step_is_ssgd() -> None:
+    """LocalSGD(H=1) is SSGD: averaging the weights after one step is averaging the gradients."""
+    options: dict[str, Any] = {"num_workers": 4, "steps": 30, "compute_time": "exponential:1"}
+    assert_close(run("localsgd", local_steps=1, **options).w, run("ssgd", **options).w)
+
+
+def test_ssgd_on_p_workers_is_one_worker_on_the_p_fold_batch() -> None:
+    """When each worker's mini-batch is its whole shard, P workers make the steps of one with all samples."""
+    many = run("ssgd", num_workers=4, samples=512, batch_size=128, steps=25)
+    one = run("ssgd", num_workers=1, samples=512, batch_size=512, steps=25)
+    assert_close(many.w, one.w)
+
+
+def test_local_sgd_spends_any_number_of_steps() -> None:
+    """The last round is shorter where H does not divide the budget."""
+    outcome = run("localsgd", num_workers=3, steps=19, local_steps=8, dataset="none")
+    assert [u.dones[0].batches for u in outcome.updates] == [8, 8, 3]
+
+
+def test_local_sgd_reports_the_mean_distance_to_the_average() -> None:
+    """With two workers whose optima lie at 0 and 1, one local step from w drifts by lr a |x_0 - x_1| / 2."""
+    outcome = run(
+        "localsgd", num_workers=2, steps=1, local_steps=1, lr=0.1, dataset="quadratic", optima="0,1", dim=1
+    )
+    assert outcome.updates[0].drift == pytest.approx(0.05, rel=1e-5)
+    assert run("localsgd", num_workers=1, steps=8).updates[0].drift == 0
+
+
+def test_local_sgd_drift_moves_the_fixed_point() -> None:
+    """With curvatures 1, 5 and optima 0, 1: H = 1 ends at the optimum 5/6, H = 32 near 1/2 (theory: q_i)."""
+    options: dict[str, Any] = {"num_workers": 2, "dataset": "quadratic", "curvatures": "1,5", "optima": "0,1"}
+    for h in (1, 4, 32):
+        q = 1 - (1 - 0.1 * np.array([1.0, 5.0])) ** h
+        outcome = run("localsgd", steps=40 * h, local_steps=h, lr=0.1, **options)
+        assert outcome.w[0] == pytest.approx(q[1] / q.sum(), abs=1e-5)
+
+
+@pytest.mark.parametrize("law", ["exponential:1", "constant:1", "pareto:2,1"])
+def test_asgd_staleness_is_p_minus_1_whatever_the_law(law: str) -> None:
+    """ASGD: each of N updates ages the P - 1 other tasks in flight by one, so the staleness of the applied
+    gradients and the ages of those still in flight add up to N (P - 1) exactly.
+    """
+    outcome = run("asgd", **EXPONENTIAL | {"compute_time": law}, steps=1000)
+    n, last = len(outcome.updates), dict.fromkeys(range(8), 0)
+    for update in outcome.updates:
+        last[update.dones[0].worker] = update.weights.version  # the version its next task has read
+    assert sum(outcome.staleness) + sum(n - version for version in last.values()) == n * 7
+    assert np.mean(outcome.staleness) == pytest.approx(7, abs=0.02)
+
+
+def test_asgd_staleness_of_unequal_workers() -> None:
+    """A worker whose rate is r_i has mean staleness R / r_i - 1, R the sum of rates."""
+    outcome = run("asgd", dataset="none", num_workers=3, compute_time="exponential:1", slowdown="0=4", steps=20_000)
+    rates = np.array([1 / 4, 1, 1])
+    for worker, expected in enumerate(rates.sum() / rates - 1):
+        own = [u.staleness(u.dones[0]) for u in outcome.updates if u.dones[0].worker == worker]
+        spread = 4 * np.std(own) / math.sqrt(len(own))
+        assert abs(np.mean(own) - expected) < spread
+
+
+def test_asgd_staleness_is_geometric_for_exponential_times() -> None:
+    """P(staleness = k) = (1 - 1/P)^k / P, by a chi-square test at the level 0.001."""
+    from scipy.stats import chi2
+
+    outcome = run("asgd", **EXPONENTIAL, steps=5000)
+    # Neighbouring gradients share the updates between them: every 64th is nearly independent.
+    sample = outcome.staleness[64::64]
+    counts, n = Counter(sample), len(sample)
+    bins = range(20)
+    expected = [n * (7 / 8) ** k / 8 for k in bins]
+    observed = [counts[k] for k in bins]
+    expected.append(n - sum(expected))
+    observed.append(n - sum(observed))
+    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
+    assert statistic < chi2.ppf(0.999, len(bins))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_workers=st.integers(1, 8),
+    slack=st.integers(0, 6),
+    seed=st.integers(0, 1000),
+    law=st.sampled_from(["exponential:1", "pareto:1.2,1", "uniform:0,1", "constant:1"]),
+    slow=st.sampled_from(["", "0=10"]),
+)
+def test_ssp_never_breaks_its_bound(num_workers: int, slack: int, seed: int, law: str, slow: str) -> None:
+    """A worker starts at most `slack` ahead, so no gap passes slack + 1 and no staleness (P-1)(2 slack+1)."""
+    clocks, gaps = [0] * num_workers, []
+
+    def look(cluster: Any, update: Any) -> None:
+        clocks[update.dones[0].worker] += 1
+        gaps.append(max(clocks) - min(clocks))
+        for worker in cluster.in_flight:
+            assert clocks[worker] - min(clocks) <= slack
+
+    outcome = run(
+        "ssp", look, slack=float(slack), num_workers=num_workers, steps=60, seed=seed, dataset="none",
+        compute_time=law, slowdown=slow,
+    )  # fmt: skip
+    assert max(gaps) == outcome.tally.clock_gap_max <= slack + 1
+    assert max(outcome.staleness) <= (num_workers - 1) * (2 * slack + 1)
+
+
+@pytest.mark.parametrize("slack", [0, 3, 10])
+def test_ssp_one_slow_worker_holds_all_to_its_rate(slack: int) -> None:
+    """With one worker 4 times slower, every worker takes one step per 4 s in the long run, for any slack."""
+    outcome = run(
+        "ssp", dataset="none", num_workers=4, compute_time="constant:1", slowdown="0=4", slack=float(slack), steps=500
+    )
+    assert outcome.tally.last_update_s / 500 == pytest.approx(4, rel=0.03)
+
+
+def test_ssp_waits_only_at_its_bound() -> None:
+    """Until the slack is used up, SSP's fast workers run as freely as ASGD's."""
+    slow = run("ssp", dataset="none", num_workers=2, compute_time="constant:1", slowdown="0=100", slack=10.0, steps=6)
+    fast = [d for d in slow.dones if d.worker == 1]
+    assert [d.finished_s for d in fast] == list(range(1, 12))
+
+
+def test_a_slow_worker_takes_a_smaller_share_in_asgd() -> None:
+    """The budget is pooled: a worker 4 times slower gives a quarter of what each other worker gives."""
+    outcome = run("asgd", dataset="none", num_workers=3, compute_time="constant:1", slowdown="0=4", steps=300)
+    shares = Counter(d.worker for d in outcome.dones)
+    assert shares[1] / shares[0] == pytest.approx(4, rel=0.02)
+    assert abs(shares[1] - shares[2]) <= 1
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, 1.0), (2, 1.5), (4, 25 / 12), (8, 761 / 280)])
+def test_ssgd_takes_as_long_as_the_slowest(workers: int, expected: float) -> None:
+    """The mean time of an update is E[max of P], for exponential times H_P; within 4 standard errors."""
+    outcome = run("ssgd", dataset="none", num_workers=workers, compute_time="exponential:1", steps=4000)
+    variance = sum(1 / k**2 for k in range(1, workers + 1))
+    assert abs(outcome.s_per_update - expected) < 4 * math.sqrt(variance / 4000)

@@ -1,0 +1,198 @@
+"""What a user may get wrong: one line that names the option, the rule and the remedy, and nothing written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, CommandLine
+from strategies import modes
+
+SIM = "--engine sim"
+
+WRONG = [
+    # command line, what the message must name
+    ("--mode sgd", ["--mode sgd", "asgd, localsgd, ssgd, ssp"]),
+    ("--slack 3", ["--slack", "--mode ssp", "leave it out"]),
+    ("--mode asgd --local-steps 3", ["--local-steps", "--mode localsgd"]),
+    ("--mode localsgd --lr-scaling workers", ["--lr-scaling", "--mode asgd and ssp"]),
+    ("--num-workers 0", ["--num-workers 0", "at least 1"]),
+    ("--num-workers two", ["--num-workers", "whole number", "'two'"]),
+    ("--num-workers", ["--num-workers", "needs a value"]),
+    ("--steps 0", ["--steps 0", "at least 1"]),
+    ("--steps 1.5", ["--steps", "whole number", "1.5"]),
+    ("--lr 0", ["--lr 0.0", "above 0"]),
+    ("--lr -1", ["--lr -1.0", "above 0"]),
+    ("--lr nan", ["--lr nan", "finite"]),
+    ("--momentum 1", ["--momentum 1.0", "[0, 1)"]),
+    ("--seed -1", ["--seed -1", "[0, 2^63)"]),
+    ("--mode ssp --slack -1", ["--slack -1.0", "at least 0"]),
+    ("--mode ssp --slack 1.5", ["--slack 1.5", "whole number"]),
+    ("--mode ssp --slack nan", ["--slack nan", "whole number"]),
+    ("--mode localsgd --local-steps 0", ["--local-steps 0", "at least 1"]),
+    ("--samples 64 --num-workers 4 --batch-size 32", ["--batch-size 32", "16 of the 64", "lower --batch-size"]),
+    ("--samples 3 --num-workers 4", ["--samples 3", "4 workers", "raise --samples"]),
+    ("--dataset digits --samples 2000", ["--samples 2000", "1438"]),
+    ("--engine cloud", ["--engine cloud", "ray, sim"]),
+    ("--compute-time gamma:1", ["--compute-time", "gamma:1", "exponential:MEAN"]),
+    ("--compute-time exponential", ["--compute-time", "exponential:MEAN"]),
+    ("--compute-time exponential:1,2", ["--compute-time", "2 parameters", "exponential:MEAN"]),
+    ("--compute-time exponential:-1", ["--compute-time", "above 0"]),
+    ("--compute-time constant:-1", ["--compute-time", "at least 0"]),
+    ("--compute-time constant:inf", ["--compute-time", "finite"]),
+    ("--compute-time uniform:2,1", ["--compute-time", "LOW <= HIGH"]),
+    ("--compute-time markov:1,5,0,.2", ["--compute-time", "probabilities"]),
+    ("--compute-time trace:nowhere.csv", ["--compute-time", "nowhere.csv", "No such file"]),
+    ("--slowdown 4=2", ["--slowdown 4=2", "0 to 3"]),
+    ("--slowdown 0", ["--slowdown 0", "WORKER=FACTOR"]),
+    ("--slowdown 0=-1", ["--slowdown 0=-1", "above 0"]),
+    ("--slowdown 0=2,0=3", ["--slowdown 0=2,0=3", "each worker once"]),
+    ("--curvatures 1,2,3", ["--curvatures 1,2,3", "each of the 4 workers"]),
+    ("--curvatures 0", ["--curvatures 0", "above 0"]),
+    ("--optima a", ["--optima a", "separated by commas"]),
+    ("--hidden 0", ["--hidden 0", "--model logistic"]),
+    ("--partition dirichlet:0", ["--partition", "dirichlet:ALPHA"]),
+    ("--partition random", ["--partition random", "iid, label"]),
+    ("--label-noise 2", ["--label-noise 2.0", "[0, 1]"]),
+    ("--dim 1", ["--dim 1", "at least 2"]),
+    ("--max-seconds 0", ["--max-seconds 0.0", "above 0"]),
+    ("--target-loss nan", ["--target-loss nan", "finite"]),
+    ("--eval-every -1", ["--eval-every -1", "at least 0"]),
+    ("--record some", ["--record some", "every:N"]),
+    ("--record every:0", ["--record every:0", "every:N"]),
+    ("--run-name a/b", ["--run-name a/b", "folder"]),
+    ("--gpus-per-worker 1.5", ["--gpus-per-worker 1.5", "(0, 1]"]),
+    ("--stepz 3", ["--stepz", "did you mean --steps"]),
+    ("--frobnicate", ["--frobnicate", "no such option"]),
+    ("fast", ["'fast'", "--name value"]),
+    ("--config nowhere.yaml", ["--config nowhere.yaml", "cannot be read"]),
+]
+
+
+@pytest.mark.parametrize(("text", "parts"), WRONG, ids=[text for text, _ in WRONG])
+def test_a_mistake_gets_one_line_and_nothing_is_written(text: str, parts: list[str], cli: CommandLine) -> None:
+    """Exit 2, one line on standard error that names the option and the rule, no record."""
+    engine = "" if "--engine" in text else SIM
+    ran = cli(f"{engine} {text}", *([] if "--run-name" not in text else ["--quiet"]))
+    assert ran.code == 2
+    assert len(ran.err.strip().splitlines()) == 1
+    for part in parts:
+        assert part in ran.err
+    assert ran.out == ""
+    assert not cli.out.exists()
+
+
+@pytest.mark.parametrize("option", ["--latency-s 1", "--server-bytes-per-s 1e6", "--server-time constant:1"])
+def test_what_only_the_simulator_has_is_refused_on_ray(option: str, cli: CommandLine) -> None:
+    """On Ray the network is real: simulating one is an error, not silently ignored."""
+    ran = cli(f"--engine ray {option}")
+    assert ran.code == 2
+    assert option.split()[0] in ran.err
+    assert "--engine sim" in ran.err
+
+
+def test_a_taken_run_name_is_refused_and_never_overwritten(cli: CommandLine) -> None:
+    """The second run of a name changes nothing of the first."""
+    first = cli(f"{SIM} --steps 2 --dataset none --run-name mine")
+    assert first.code == 0
+    before = {path: path.read_bytes() for path in (cli.out / "mine").iterdir()}
+    second = cli(f"{SIM} --steps 3 --dataset none --run-name mine")
+    assert second.code == 2
+    assert "--run-name mine" in second.err
+    assert "another name" in second.err
+    assert {path: path.read_bytes() for path in (cli.out / "mine").iterdir()} == before
+
+
+def test_an_out_that_is_a_file_is_refused(cli: CommandLine, tmp_path: Path) -> None:
+    """A folder that cannot be made is an error before anything runs."""
+    (tmp_path / "file").write_text("")
+    ran = cli(f"{SIM} --steps 2 --dataset none --out {tmp_path / 'file'}")
+    assert ran.code == 2
+    assert "--out" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("", ["is empty"]),
+        ("seconds\n", ["is empty"]),
+        ("time\n1\n", ["line 2", "'seconds'"]),
+        ("seconds\n1\n-1\n", ["line 3", "at least 0"]),
+        ("seconds\ninf\n", ["line 2", "finite"]),
+        ("worker,seconds\n0,1\n2,1\n", ["worker 1"]),
+        ("worker,seconds\n0,1\n1,1\n", ["0 to 3", "row"]),
+    ],
+)
+def test_a_bad_trace_is_refused(content: str, parts: list[str], cli: CommandLine, tmp_path: Path) -> None:
+    """A trace file that is empty or has a bad row is named, with the line."""
+    path = tmp_path / "times.csv"
+    path.write_text(content)
+    ran = cli(f"{SIM} --compute-time trace:{path}")
+    assert ran.code == 2
+    for part in ("--compute-time", *parts):
+        assert part in ran.err
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("stepz: 3", ["stepz: ", "did you mean steps"]),
+        ("slack: 3", ["slack", "--mode ssp"]),
+        ("steps: many", ["--steps", "whole number"]),
+        ("steps: [1, 2]", ["'steps'", "one value"]),
+        ("engine: cloud", ["--engine cloud", "ray, sim"]),
+        ("mode: sgd", ["--mode sgd", "ssgd"]),
+        ("- steps", ["mapping"]),
+        ("steps: 'unclosed", ["is not YAML"]),
+    ],
+)
+def test_a_bad_config_file_is_refused(content: str, parts: list[str], cli: CommandLine, tmp_path: Path) -> None:
+    """Unknown keys, wrong types and files that are no configuration are named in one line."""
+    path = tmp_path / "config.yaml"
+    path.write_text(content)
+    ran = cli(f"{'' if 'engine' in content else SIM} --config {path}")
+    assert ran.code == 2
+    assert len(ran.err.strip().splitlines()) == 1
+    for part in parts:
+        assert part in ran.err
+
+
+@pytest.mark.parametrize("mode", modes())
+def test_help_documents_every_option(mode: str, cli: CommandLine) -> None:
+    """`--mode M --help` shows the options of that mode, each with a text and a default."""
+    from config import option_fields
+    from strategies import load
+
+    ran = cli(f"--mode {mode} --help")
+    assert ran.code == 0
+    for name in option_fields(load(mode).Config):
+        assert f"--{name.replace('_', '-')}" in ran.out
+    assert ran.out.count("default:") >= len(option_fields(load(mode).Config))
+
+
+def test_help_and_mistakes_import_neither_torch_nor_ray() -> None:
+    """What needs no computing is answered without the seconds that torch and ray take."""
+    code = (
+        "import sys, main\n"
+        "for arguments in (['--help'], ['--steps', '0']):\n"
+        "    try: main.main(arguments)\n"
+        "    except SystemExit: pass\n"
+        "assert not {'torch', 'ray', 'sklearn'} & set(sys.modules), 'imported too much'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_simulator_imports_no_ray(cli: CommandLine) -> None:
+    """A simulated run, from options to record, leaves ray out; without weights torch too."""
+    code = (
+        "import sys, main\n"
+        f"arguments = '--engine sim --steps 2 --quiet --out {cli.out}'.split()\n"
+        "assert main.main([*arguments, '--dataset', 'none']) == 0\n"
+        "assert not {'torch', 'ray'} & set(sys.modules)\n"
+        "assert main.main(arguments) == 0\n"
+        "assert 'ray' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
