@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -69,20 +70,20 @@ def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """Start a private Ray cluster for this session; yield its address."""
-    import cluster.ray  # noqa: F401 - sets what Ray reads at its import
-
     import ray
 
+    import cluster.ray  # noqa: F401 - sets what Ray reads at its import
+
     folder = tempfile.mkdtemp(prefix="dsgd-ray-", dir="/tmp")
-    context = ray.init(
+    ray.init(
         address="local",
         num_cpus=2,
         include_dashboard=False,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         _temp_dir=folder,
     )
-    yield context.address_info["gcs_address"]
+    yield ray.get_runtime_context().gcs_address
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
 

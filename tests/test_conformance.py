@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lab import assert_close, config, run, same_bytes
 
 from data import make_workload
 from strategies import load, modes
-from lab import assert_close, config, run, same_bytes
 
 ROOT = Path(__file__).parents[1]
 each_mode = pytest.mark.parametrize("mode", modes())
@@ -53,7 +54,7 @@ def test_every_worker_takes_part_and_its_steps_follow_each_other(mode: str) -> N
         tasks = [d for d in outcome.dones if d.worker == worker]
         ends = np.cumsum([d.batches for d in tasks])
         assert [d.step for d in tasks] == [0, *ends[:-1]]
-        assert all(a.finished_s <= b.started_s for a, b in zip(tasks, tasks[1:], strict=False))
+        assert all(a.finished_s <= b.started_s for a, b in pairwise(tasks))
 
 
 @each_mode
@@ -150,7 +151,17 @@ def test_a_strategy_is_only_its_algorithm(mode: str) -> None:
             else []
         )
     }
-    forbidden = {"ray", "time", "random", "metrics", "cluster.ray", "cluster.sim", "cluster.timing", "rng", "torch"}
+    forbidden = {
+        "ray",
+        "time",
+        "random",
+        "metrics",
+        "cluster.ray",
+        "cluster.sim",
+        "cluster.timing",
+        "rng",
+        "torch",
+    }
     assert not imported & forbidden
     assert len(text.splitlines()) < 80
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
-
 from conftest import ROOT, CommandLine, python
 
 SIM = "--engine sim --compute-time exponential:1"
@@ -40,7 +37,9 @@ def test_the_same_command_twice_gives_the_same_weights(cli: CommandLine) -> None
 def test_a_record_is_enough_to_repeat_its_run(mode: str, cli: CommandLine) -> None:
     """`--config RECORD/config.yaml` makes the same run again; the command line goes before the file."""
     own = "--slack 1" if mode == "ssp" else ""
-    first = cli(f"{SIM} --mode {mode} {own} --steps 20 --seed 7 --slowdown 0=2 --max-seconds 1e6 --target-loss -1")
+    first = cli(
+        f"{SIM} --mode {mode} {own} --steps 20 --seed 7 --slowdown 0=2 --max-seconds 1e6 --target-loss -1"
+    )
     again = cli(f"--config {first.record / 'config.yaml'}")
     assert again.summary["weights_sha256"] == first.summary["weights_sha256"]
     assert again.summary["clock_s"] == first.summary["clock_s"]
@@ -63,7 +62,9 @@ def test_the_summary_agrees_with_the_updates(cli: CommandLine) -> None:
     assert summary["staleness"]["p95"] == np.quantile(staleness, 0.95, method="inverted_cdf")
     assert sum(summary["staleness"]["counts"].values()) == len(staleness)
     for worker, mean in summary["staleness"]["by_worker"].items():
-        assert mean == pytest.approx(np.mean([g["staleness"] for g in gradients if g["worker"] == int(worker)]))
+        assert mean == pytest.approx(
+            np.mean([g["staleness"] for g in gradients if g["worker"] == int(worker)])
+        )
     assert summary["loss"] == {"first": updates[0]["loss"], "last": updates[-1]["loss"]}
     assert summary["clock_s"] == max(g["finished_s"] for g in gradients) == updates[-1]["t_s"]
     for worker, entry in summary["workers"].items():
@@ -151,7 +152,12 @@ def test_the_default_name_never_collides(cli: CommandLine, tmp_path: Path) -> No
     from main import main
 
     for _ in range(2):
-        assert main([*SIM.split(), "--steps", "1", "--dataset", "none", "--out", str(tmp_path / "two"), "--quiet"]) == 0
+        assert (
+            main(
+                [*SIM.split(), "--steps", "1", "--dataset", "none", "--out", str(tmp_path / "two"), "--quiet"]
+            )
+            == 0
+        )
     assert len(list((tmp_path / "two").iterdir())) == 2
 
 
@@ -200,7 +206,9 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["stopped_by"] == "failed"
 
 
-def test_a_mistake_in_a_strategy_is_shown_where_it_is(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_in_a_strategy_is_shown_where_it_is(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An error in train(): its traceback, exit 1, and a record that says failed."""
     import train_ssgd
 
@@ -222,7 +230,9 @@ def test_the_meta_data_name_what_ran(cli: CommandLine) -> None:
     assert set(meta["versions"]) == {"python", "ray", "torch", "numpy"}
     assert meta["device"] == "cpu"
     assert meta["worker_pids"] == []
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert meta["git_commit"] == (commit.stdout.strip() or None)
 
 

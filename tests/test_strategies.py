@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from lab import assert_close, run, same_bytes
 
 EXPONENTIAL: dict[str, Any] = {"dataset": "none", "num_workers": 8, "compute_time": "exponential:1"}
@@ -18,7 +17,12 @@ EXPONENTIAL: dict[str, Any] = {"dataset": "none", "num_workers": 8, "compute_tim
 
 def test_ssp_without_bound_is_asgd() -> None:
     """SSP(inf) is ASGD, bit for bit."""
-    options: dict[str, Any] = {"num_workers": 5, "steps": 40, "compute_time": "exponential:1", "momentum": 0.9}
+    options: dict[str, Any] = {
+        "num_workers": 5,
+        "steps": 40,
+        "compute_time": "exponential:1",
+        "momentum": 0.9,
+    }
     assert same_bytes(run("ssp", slack=math.inf, **options), run("asgd", **options))
 
 
@@ -89,7 +93,9 @@ def test_asgd_staleness_is_p_minus_1_whatever_the_law(law: str) -> None:
 
 def test_asgd_staleness_of_unequal_workers() -> None:
     """A worker whose rate is r_i has mean staleness R / r_i - 1, R the sum of rates."""
-    outcome = run("asgd", dataset="none", num_workers=3, compute_time="exponential:1", slowdown="0=4", steps=20_000)
+    outcome = run(
+        "asgd", dataset="none", num_workers=3, compute_time="exponential:1", slowdown="0=4", steps=20_000
+    )
     rates = np.array([1 / 4, 1, 1])
     for worker, expected in enumerate(rates.sum() / rates - 1):
         own = [u.staleness(u.dones[0]) for u in outcome.updates if u.dones[0].worker == worker]
@@ -144,14 +150,22 @@ def test_ssp_never_breaks_its_bound(num_workers: int, slack: int, seed: int, law
 def test_ssp_one_slow_worker_holds_all_to_its_rate(slack: int) -> None:
     """With one worker 4 times slower, every worker takes one step per 4 s in the long run, for any slack."""
     outcome = run(
-        "ssp", dataset="none", num_workers=4, compute_time="constant:1", slowdown="0=4", slack=float(slack), steps=500
+        "ssp",
+        dataset="none",
+        num_workers=4,
+        compute_time="constant:1",
+        slowdown="0=4",
+        slack=float(slack),
+        steps=500,
     )
     assert outcome.tally.last_update_s / 500 == pytest.approx(4, rel=0.03)
 
 
 def test_ssp_waits_only_at_its_bound() -> None:
     """Until the slack is used up, SSP's fast workers run as freely as ASGD's."""
-    slow = run("ssp", dataset="none", num_workers=2, compute_time="constant:1", slowdown="0=100", slack=10.0, steps=6)
+    slow = run(
+        "ssp", dataset="none", num_workers=2, compute_time="constant:1", slowdown="0=100", slack=10.0, steps=6
+    )
     fast = [d for d in slow.dones if d.worker == 1]
     assert [d.finished_s for d in fast] == list(range(1, 12))
 

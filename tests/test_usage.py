@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from conftest import ROOT, CommandLine
+
 from strategies import modes
 
 SIM = "--engine sim"
@@ -33,7 +33,10 @@ WRONG = [
     ("--mode ssp --slack 1.5", ["--slack 1.5", "whole number"]),
     ("--mode ssp --slack nan", ["--slack nan", "whole number"]),
     ("--mode localsgd --local-steps 0", ["--local-steps 0", "at least 1"]),
-    ("--samples 64 --num-workers 4 --batch-size 32", ["--batch-size 32", "16 of the 64", "lower --batch-size"]),
+    (
+        "--samples 64 --num-workers 4 --batch-size 32",
+        ["--batch-size 32", "16 of the 64", "lower --batch-size"],
+    ),
     ("--samples 3 --num-workers 4", ["--samples 3", "4 workers", "raise --samples"]),
     ("--dataset digits --samples 2000", ["--samples 2000", "1438"]),
     ("--engine cloud", ["--engine cloud", "ray, sim"]),
@@ -73,7 +76,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("text", "parts"), WRONG, ids=[text for text, _ in WRONG])
-def test_a_mistake_gets_one_line_and_nothing_is_written(text: str, parts: list[str], cli: CommandLine) -> None:
+def test_a_mistake_gets_one_line_and_nothing_is_written(
+    text: str, parts: list[str], cli: CommandLine
+) -> None:
     """Exit 2, one line on standard error that names the option and the rule, no record."""
     engine = "" if "--engine" in text else SIM
     ran = cli(f"{engine} {text}", *([] if "--run-name" not in text else ["--quiet"]))
@@ -149,7 +154,9 @@ def test_a_bad_trace_is_refused(content: str, parts: list[str], cli: CommandLine
         ("steps: 'unclosed", ["is not YAML"]),
     ],
 )
-def test_a_bad_config_file_is_refused(content: str, parts: list[str], cli: CommandLine, tmp_path: Path) -> None:
+def test_a_bad_config_file_is_refused(
+    content: str, parts: list[str], cli: CommandLine, tmp_path: Path
+) -> None:
     """Unknown keys, wrong types and files that are no configuration are named in one line."""
     path = tmp_path / "config.yaml"
     path.write_text(content)

@@ -1,0 +1,285 @@
+"""The Ray engine: real actors, one shared cluster, faults on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ROOT, CommandLine, python
+from lab import assert_close, config, run, same_bytes
+
+from cluster import Cluster, ClusterError, Update
+from strategies import modes
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+each_mode = pytest.mark.parametrize("mode", modes())
+
+
+@each_mode
+@pytest.mark.parametrize("dataset", ["xor", "digits"])
+def test_every_mode_learns_on_ray(mode: str, dataset: str, cli: CommandLine) -> None:
+    """Each mode spends its budget with 4 workers on both data sets and ends below the loss it began with."""
+    ran = cli(f"--mode {mode} --num-workers 4 --steps 40 --dataset {dataset} --quiet")
+    assert ran.code == 0
+    assert ran.err == ""
+    assert ran.summary["gradients"] == 160
+    assert ran.summary["engine"] == "ray"
+    assert ran.summary["eval"]["loss"] < ran.lines("evals.jsonl")[0]["loss"]
+
+
+@pytest.mark.parametrize("mode", ["ssgd", "localsgd"])
+def test_synchronous_modes_give_the_same_weights_on_both_engines(mode: str) -> None:
+    """SSGD and LocalSGD: a version's weights do not depend on the engine."""
+    options: dict[str, Any] = {"num_workers": 3, "steps": 16, "dataset": "digits", "momentum": 0.5}
+    real, simulated = run(mode, engine="ray", **options), run(mode, engine="sim", **options)
+    assert len(real.updates) == len(simulated.updates)
+    for a, b in zip(real.updates, simulated.updates, strict=True):
+        assert_close(a.weights.vector, b.weights.vector)
+        assert [d.step for d in a.dones] == [d.step for d in b.dones]
+
+
+def test_ssp_with_slack_0_ends_and_is_ssgd_with_summed_gradients() -> None:
+    """On real workers too, slack 0 never deadlocks and keeps to its rounds."""
+    options: dict[str, Any] = {"engine": "ray", "num_workers": 3, "steps": 15}
+    ssp, ssgd = run("ssp", slack=0.0, lr=0.02, **options), run("ssgd", lr=0.06, **options)
+    assert len(ssp.updates) == 45
+    assert_close(ssp.w, ssgd.w)
+
+
+def test_ssp_keeps_its_bound_in_wall_time() -> None:
+    """A slow worker: no gap above slack + 1, no staleness above (P-1)(2 slack+1)."""
+    outcome = run(
+        "ssp", engine="ray", num_workers=3, steps=12, slack=2.0, compute_time="constant:.005", slowdown="0=6"
+    )
+    assert outcome.tally.clock_gap_max <= 3
+    assert max(outcome.staleness) <= 2 * 5
+
+
+def test_asgd_staleness_is_p_minus_1_on_real_workers() -> None:
+    """On Ray as in the simulator, N gradients and the tasks in flight share N (P - 1) updates of age."""
+    outcome = run("asgd", engine="ray", num_workers=3, steps=40)
+    n, last = len(outcome.updates), dict.fromkeys(range(3), 0)
+    for update in outcome.updates:
+        last[update.dones[0].worker] = update.weights.version
+    assert sum(outcome.staleness) + sum(n - version for version in last.values()) == n * 2
+
+
+def test_equal_workers_get_equal_shares() -> None:
+    """Completion is fair: of equal workers none gets a tenth more than its share."""
+    outcome = run("asgd", engine="ray", num_workers=3, steps=60, dataset="none", compute_time="constant:.01")
+    shares = Counter(d.worker for d in outcome.dones)
+    assert max(shares.values()) - min(shares.values()) <= 6
+
+
+def test_both_engines_draw_the_same_times() -> None:
+    """A task on Ray lasts what the simulator says, or as long as it really computes, never less."""
+    options: dict[str, Any] = {
+        "num_workers": 2,
+        "steps": 10,
+        "dataset": "none",
+        "compute_time": "exponential:.02",
+    }
+    real, simulated = run("ssgd", engine="ray", **options), run("ssgd", engine="sim", **options)
+    for a, b in zip(real.dones, simulated.dones, strict=True):
+        assert (a.worker, a.step) == (b.worker, b.step)
+        assert a.compute_s >= b.compute_s
+
+
+def test_more_workers_than_cores_run() -> None:
+    """Workers ask for no CPU, so twelve of them start on a cluster of two."""
+    assert run("ssgd", engine="ray", num_workers=12, steps=2, dataset="none").tally.gradients == 24
+
+
+@pytest.mark.parametrize("padding_mb", [0.01, 0.3])
+def test_small_and_large_vectors_give_the_same_weights(padding_mb: float) -> None:
+    """Vectors inside the call or in the object store: the same bytes arrive."""
+    options: dict[str, Any] = {"engine": "ray", "num_workers": 2, "steps": 6}
+    assert same_bytes(run("ssgd", **options, padding_mb=padding_mb), run("ssgd", **options))
+
+
+def kill(*, worker: int, at_update: int) -> Callable[[Cluster, Update], None]:
+    """Return what kills a worker's process after an update."""
+
+    def on_update(cluster: Cluster, update: Update) -> None:
+        if update.weights.version == at_update:
+            os.kill(cluster.pids[worker], signal.SIGKILL)
+
+    return on_update
+
+
+@pytest.mark.parametrize("mode", ["ssgd", "localsgd"])
+def test_a_killed_worker_changes_nothing(mode: str) -> None:
+    """Its task is repeated with the same bytes, so every version of the weights is the same."""
+    options: dict[str, Any] = {"engine": "ray", "num_workers": 2, "steps": 24}
+    calm = run(mode, **options)
+    stormy = run(mode, kill(worker=1, at_update=2), **options)
+    assert list(stormy.cluster.restarts) == [0, 1]
+    assert same_bytes(calm, stormy)
+
+
+def test_a_killed_worker_does_not_stop_the_others() -> None:
+    """Under ASGD the others go on while a lost worker returns, and it takes part again."""
+    outcome = run(
+        "asgd",
+        kill(worker=0, at_update=10),
+        engine="ray",
+        num_workers=2,
+        steps=400,
+        dataset="none",
+        compute_time="constant:.01",
+    )
+    assert list(outcome.cluster.restarts) == [1, 0]
+    late = [d.worker for d in outcome.dones[-20:]]
+    assert set(late) == {0, 1}
+
+
+def test_a_worker_that_keeps_dying_fails_the_run(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After --max-restarts the run fails in one line that names the worker; the record is kept."""
+    import main
+
+    whole = main.Run._follow
+
+    def follow(self: Any, updates: Any, line: Any) -> Any:
+        def killing() -> Any:
+            for update in updates:
+                kill(worker=1, at_update=2)(self._cluster, update)
+                yield update
+
+        return whole(self, killing(), line)
+
+    monkeypatch.setattr(main.Run, "_follow", follow)
+    ran = cli("--mode ssgd --num-workers 2 --steps 50 --max-restarts 0 --quiet")
+    assert ran.code == 1
+    assert "worker 1 died" in ran.err
+    assert "--max-restarts" in ran.err
+    assert ran.summary["stopped_by"] == "failed"
+    assert ran.summary["updates"] == 2
+
+
+def test_missing_resources_are_an_error_after_a_bounded_wait(cli: CommandLine) -> None:
+    """GPUs that a cluster lacks: what was asked and what is there, and no hang."""
+    ran = cli("--device cuda --gpus-per-worker 2 --num-workers 3 --steps 2 --start-timeout-s 3")
+    assert ran.code == 1
+    for part in ("--start-timeout-s 3", "2 GPU", "CPU 2", "3 workers"):
+        assert part in ran.err
+    assert len(ran.err.strip().splitlines()) == 1
+    assert not ran.record.exists()
+
+
+def test_max_seconds_ends_a_run_that_waits() -> None:
+    """A worker that takes too long does not hold a run beyond --max-seconds."""
+    from cluster import TimeUp
+
+    began_s = time.monotonic()
+    with pytest.raises(TimeUp):
+        run(
+            "ssgd",
+            engine="ray",
+            num_workers=2,
+            steps=3,
+            dataset="none",
+            compute_time="constant:4",
+            max_seconds=0.5,
+        )
+    assert time.monotonic() - began_s < 30
+
+
+def test_an_error_in_a_task_names_the_worker() -> None:
+    """What a task raises on a worker fails the run with the worker's number."""
+    from data import make_workload
+    from main import open_cluster
+    from optim import Weights
+    from tasks import gradient
+
+    cfg = config("ssgd", engine="ray", num_workers=2)
+    with open_cluster(cfg, make_workload(cfg)) as cluster:
+        cluster.start(1, gradient, Weights(np.zeros(3, np.float32)))  # the model has 65 weights
+        with pytest.raises(ClusterError, match="worker 1 failed in its task: RuntimeError"):
+            cluster.next_done()
+
+
+def test_the_clock_starts_when_all_workers_are_ready() -> None:
+    """The start barrier: every worker's first task begins at once, however long one took to start."""
+    outcome = run("asgd", engine="ray", num_workers=4, steps=5, dataset="none", compute_time="constant:.02")
+    first = {d.worker: d for d in reversed(outcome.dones)}
+    assert all(d.started_s < 0.5 for d in first.values())
+    assert len(first) == 4
+
+
+def test_evaluation_is_recorded_off_the_clock(cli: CommandLine) -> None:
+    """Evaluations come from a thread, in order, and the last one is of the last weights."""
+    ran = cli("--mode ssgd --num-workers 2 --steps 30 --eval-every 10 --quiet")
+    evals = ran.lines("evals.jsonl")
+    assert [e["version"] for e in evals] == [0, 10, 20, 30]
+    assert ran.summary["eval"]["loss"] == evals[-1]["loss"]
+
+
+def test_a_target_loss_is_reached_on_ray(cli: CommandLine) -> None:
+    """The run stops soon after an evaluation at or below the target."""
+    ran = cli("--mode ssgd --num-workers 2 --steps 3000 --target-loss .6 --eval-every 5 --quiet")
+    assert ran.summary["stopped_by"] == "target-loss"
+    assert min(e["loss"] for e in ran.lines("evals.jsonl")) <= 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_private_cluster_and_leaves_a_record(which: signal.Signals, tmp_path: Path) -> None:
+    """ctrl-C (to the whole group, as a terminal does) and SIGTERM: exit 130, a record, no process left."""
+    out = tmp_path / "runs"
+    process = python(*f"main.py --num-workers 2 --steps 1000000 --out {out} --run-name r".split())
+    updates = out / "r" / "updates.jsonl"
+    until = time.monotonic() + 90
+    while not (updates.exists() and updates.stat().st_size):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    if which == signal.SIGINT:
+        os.killpg(process.pid, which)
+    else:
+        process.send_signal(which)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert err == ""
+    summary = json.loads((out / "r" / "summary.json").read_text())
+    assert summary["stopped_by"] == "interrupted"
+    assert len(updates.read_text().splitlines()) == summary["updates"]
+    pids = json.loads((out / "r" / "meta.json").read_text())["worker_pids"]
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    group = subprocess.run(["pgrep", "-g", str(process.pid)], capture_output=True, text=True, check=False)
+    assert group.stdout == ""
+
+
+@pytest.mark.slow
+def test_an_existing_cluster_is_used_and_left_running(ray_cluster: str, tmp_path: Path) -> None:
+    """With RAY_ADDRESS set, a run joins that cluster and leaves it as it was."""
+    import ray
+
+    arguments = f"main.py --num-workers 2 --steps 3 --dataset none --out {tmp_path} --run-name r --quiet"
+
+    def alive() -> set[str]:
+        return {node["NodeID"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
+
+    before = alive()
+    done = subprocess.run(
+        [sys.executable, *arguments.split()],
+        cwd=ROOT,
+        env=os.environ | {"RAY_ADDRESS": ray_cluster},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(tmp_path / "r")
+    assert alive() == before
+    assert np.load(tmp_path / "r" / "weights.npy").size == 0
