@@ -3,7 +3,7 @@ UV_VERSION := 0.13.8
 UV := $(or $(shell command -v uv 2>/dev/null),.tools/uv/bin/uv)
 PYTHON := .venv/bin/python
 
-.PHONY: help setup demo test test-sim lint types format check bench clean
+.PHONY: help setup demo test test-sim lint types format check picture bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -40,6 +40,19 @@ format: setup  ## mend style
 	.venv/bin/ruff format .
 
 check: lint types test  ## all that must pass before a commit
+
+# Four modes on the same samples, one of eight workers four times slower; lr/P a gradient in all of them.
+SCENARIO := --engine sim --num-workers 8 --steps 300 --dataset digits --lr 0.8 --eval-every 5 \
+	--compute-time exponential:1 --slowdown 0=4 --quiet
+
+picture: setup  ## draw the figure of the README
+	rm -rf runs/picture
+	for mode in ssgd localsgd; do \
+		$(PYTHON) main.py --mode $$mode $(SCENARIO) --out runs/picture --run-name $$mode; done
+	for mode in ssp asgd; do \
+		$(PYTHON) main.py --mode $$mode $(SCENARIO) --lr-scaling workers --out runs/picture --run-name $$mode; done
+	$(PYTHON) -m report.curves docs/images/compare-modes.svg runs/picture/ssgd runs/picture/localsgd \
+		runs/picture/ssp runs/picture/asgd
 
 bench: setup  ## run the benchmarks (minutes; keep the machine idle)
 	for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(PYTHON) $$benchmark || exit 1; done

@@ -15,7 +15,8 @@ from metrics import Tally
 
 _REFRESH_S = 0.1
 _BAR_WIDTH = 24
-_MOST_ROWS = 8  # bars, or workers, beyond which the table sums up
+_MOST_BARS = 8
+_MOST_WORKERS = 6  # beyond which the table sums up
 
 
 class ProgressLine:
@@ -34,7 +35,9 @@ class ProgressLine:
             disable=cfg.output.quiet or not console.is_terminal,
             transient=True,
         )
-        self._task = self._progress.add_task(cfg.mode, total=cfg.budget, status="starting")
+        self._task = self._progress.add_task(
+            cfg.mode, total=cfg.budget, status=f"starting {cfg.num_workers} workers"
+        )
 
     def __enter__(self) -> ProgressLine:
         self._progress.start()
@@ -75,7 +78,7 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("run", f"{summary['mode']} on {summary['engine']}, {summary['num_workers']} workers"),
         ("stopped by", summary["stopped_by"] + (f": {summary['error']}" if summary["error"] else "")),
-        ("updates", f"{updates} of {summary['gradients']} mini-batches, {summary['samples']} samples"),
+        ("updates", f"{updates}, from {summary['gradients']} mini-batches, {summary['samples']} samples"),
         ("time", f"{clock_s:.4g} {unit}{per_update} (start {summary['startup_s']:.1f} s)"),
         ("loss", f"{_number(summary['loss']['first'])} first, {_number(summary['loss']['last'])} last"),
     ]
@@ -96,8 +99,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _bars(counts: Mapping[int, int]) -> list[str]:
-    """Draw a histogram of staleness, in at most _MOST_ROWS bins of equal width."""
-    width = max(counts) // _MOST_ROWS + 1
+    """Draw a histogram of staleness, in at most _MOST_BARS bins of equal width."""
+    width = max(counts) // _MOST_BARS + 1
     bins = [0] * (max(counts) // width + 1)
     for value, n in counts.items():
         bins[value // width] += n
@@ -115,7 +118,7 @@ def _busy(workers: Mapping[str, Mapping[str, Any]], clock_s: float) -> str:
     shares = {worker: entry["busy_s"] / clock_s for worker, entry in workers.items()}
     restarts = sum(entry["restarts"] for entry in workers.values())
     lost = f"; {restarts} restarts" if restarts else ""
-    if len(shares) > _MOST_ROWS:
+    if len(shares) > _MOST_WORKERS:
         mean = sum(shares.values()) / len(shares)
         return f"{mean:.0%} of the time on average, {min(shares.values()):.0%} the least{lost}"
     return "  ".join(f"{worker}: {share:.0%}" for worker, share in shares.items()) + lost

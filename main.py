@@ -64,14 +64,13 @@ def run(cfg: TrainConfig, started: float, interruptions: Interruptions) -> int:
     strategy = load(cfg.mode)
     workload = make_workload(cfg)
     record = RunRecord(cfg)
-    with open_cluster(cfg, workload) as cluster:
+    with ProgressLine(cfg, console) as line, open_cluster(cfg, workload) as cluster:
         interruptions.install()  # again: ray.init puts its own handler there
         run = Run(cfg, workload, cluster, record)
         record.open(started=started, cluster=cluster)
         startup_s, began_s = time.time() - started, time.perf_counter()
-        with ProgressLine(cfg, console) as line:
-            updates = strategy.train(cluster, run.weights, cfg)
-            run.follow(interruptions.between(updates), line)
+        updates = strategy.train(cluster, run.weights, cfg)
+        run.follow(interruptions.between(updates), line)
         wall_s = time.perf_counter() - began_s
         summary = record.close(run.weights.vector, run.summary() | {"wall_s": wall_s, "startup_s": startup_s})
     if cfg.output.quiet:

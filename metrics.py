@@ -273,6 +273,7 @@ def _meta(started: float, cluster: Cluster) -> dict[str, Any]:
             return None
 
     return {
+        "started_epoch_s": started,
         "started": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "git_commit": git("rev-parse", "HEAD"),

@@ -1,0 +1,1 @@
+"""What people look at: figures made from run records alone."""
