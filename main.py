@@ -174,7 +174,7 @@ class Run:
             "stopped_by": self.stopped_by,
             "error": self.error,
             "eval": self._evaluation,
-            **self._tally.summary(self._cluster.in_flight, self._cluster.restarts),
+            **self._tally.summary(self._cluster),
         }
 
 

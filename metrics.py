@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -54,6 +54,7 @@ class Tally:
         self._busy_s = [0.0] * num_workers
         self._bytes_to_workers = self._bytes_to_server = 0
         self._drift_sum, self._drifts = 0.0, 0
+        self._ignored = 0
 
     def add(self, update: Update) -> None:
         applied_to = update.weights.version - 1
@@ -70,6 +71,12 @@ class Tally:
             self.gradients += done.batches
             self._clocks.tick(worker, done.batches)
             loss_sum = None if done.loss is None or loss_sum is None else loss_sum + done.loss
+        for done in update.ignored:  # the work was done, though for nothing
+            self._ignored += done.batches
+            self._busy_s[done.worker] += done.compute_s
+            self._bytes_to_workers += done.bytes_to_worker
+            self._bytes_to_server += done.bytes_to_server
+            self._clocks.tick(done.worker, done.batches)
         self.updates += 1
         self.last_update_s = max(self.last_update_s, update.dones[-1].finished_s)
         if self._clocks.gap > self.clock_gap_max:
@@ -91,15 +98,13 @@ class Tally:
         """Mean over all gradients, in updates; 0 before the first."""
         return sum(self._staleness_sums) / max(1, sum(self._tasks))
 
-    def summary(self, in_flight: Mapping[int, float], restarts: Sequence[int]) -> dict[str, Any]:
-        """Return the counted part of summary.json.
-
-        in_flight: workers that still compute, and since when (s): they are not idle.
-        """
+    def summary(self, cluster: Cluster) -> dict[str, Any]:
+        """Return the counted part of summary.json; `cluster` adds what no update tells."""
         clock_s = self.last_update_s
+        # A worker that still computes, or whose task was cancelled, was not idle meanwhile.
         busy_s = [
-            min(clock_s, busy + max(0.0, clock_s - in_flight.get(worker, math.inf)))
-            for worker, busy in enumerate(self._busy_s)
+            min(clock_s, busy + cancelled_s + max(0.0, clock_s - cluster.in_flight.get(worker, math.inf)))
+            for worker, (busy, cancelled_s) in enumerate(zip(self._busy_s, cluster.cancelled_s, strict=True))
         ]
         return {
             "updates": self.updates,
@@ -124,10 +129,11 @@ class Tally:
                     "steps": self._clocks[worker],
                     "busy_s": busy,
                     "idle_s": clock_s - busy,
-                    "restarts": restarts[worker],
+                    "restarts": cluster.restarts[worker],
                 }
                 for worker, busy in enumerate(busy_s)
             },
+            "wasted": {"ignored": self._ignored, "cancelled": sum(cluster.cancelled)},
             "bytes": {"to_workers": self._bytes_to_workers, "to_server": self._bytes_to_server},
         }
 

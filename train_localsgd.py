@@ -47,4 +47,4 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         w = w.replaced(mean(done.value for done in dones))
         drift = float(np.mean([np.linalg.norm(done.value - w.vector) for done in dones]))
         left -= h
-        yield Update(w, dones, drift)
+        yield Update(w, dones, drift=drift)

@@ -40,6 +40,8 @@ class Update(NamedTuple):
 
     weights: Weights
     dones: Sequence[Done]
+    ignored: Sequence[Done] = ()
+    """Finished tasks that were thrown away since the update before."""
     drift: float | None = None
     """Where workers take local steps: mean distance of their weights to the average of them."""
 
@@ -68,6 +70,14 @@ class Cluster(Protocol):
         """How often each worker was lost and started again."""
 
     @property
+    def cancelled(self) -> Sequence[int]:
+        """Mini-batches that each worker had begun when their task was cancelled."""
+
+    @property
+    def cancelled_s(self) -> Sequence[float]:
+        """Seconds each worker computed for tasks that were cancelled."""
+
+    @property
     def device(self) -> str:
         """Where gradients are computed: cpu or cuda."""
 
@@ -77,6 +87,12 @@ class Cluster(Protocol):
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         """Give `worker` a task on the weights `w`, which are frozen here; it must be idle."""
+
+    def cancel(self, worker: int) -> None:
+        """Stop the task of `worker`: its result never comes, and the worker is idle at once.
+
+        Its mini-batches are skipped, not repeated: the next task draws new ones, and new times.
+        """
 
     def next_done(self) -> Done:
         """Wait for the task that finishes first.
@@ -94,11 +110,17 @@ class ClusterError(Exception):
     """The cluster cannot do what was asked: resources missing, a worker lost for good."""
 
 
+def start_all(cluster: Cluster, task: Task, w: Weights) -> None:
+    """Give every idle worker the same task."""
+    for worker in cluster.workers:
+        if worker not in cluster.in_flight:
+            cluster.start(worker, task, w)
+
+
 def run_all(cluster: Cluster, task: Task, w: Weights) -> list[Done]:
     """Give every worker the same task and wait for all: a barrier.
 
     The result is in worker order, so that sums do not depend on the order of arrival.
     """
-    for worker in cluster.workers:
-        cluster.start(worker, task, w)
+    start_all(cluster, task, w)
     return sorted(cluster.next_done() for _ in cluster.workers)

@@ -15,8 +15,9 @@ import math
 import os
 import pickle
 import struct
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +41,7 @@ from optim import Vector, Weights
 from tasks import Task
 
 _INLINE_BYTES = 64_000  # below the size up to which Ray sends arguments and results inside the call
-_REQUEST = struct.Struct("qq")  # step, length of the pickled task
+_REQUEST = struct.Struct("qqq")  # ticket, step, length of the pickled task
 _REPLY = struct.Struct("dd")  # loss, seconds of computing
 _POLL_S = 1.0  # how often waiting looks up: for the deadline, and for workers that do not come back
 
@@ -62,6 +63,7 @@ class Worker:
         self._worker, self._objective, self._times, self._device = worker, objective, times, device
         self._padding = np.zeros(padding_bytes // 4, np.float32)
         self._tasks: dict[bytes, Task] = {}
+        self._stopped, self._stop = -1, threading.Condition()  # no task up to this ticket need go on
         if objective.num_weights:
             import torch
 
@@ -75,10 +77,13 @@ class Worker:
     def run(self, request: bytes, large: Vector | None = None) -> bytes | tuple[float, float, Vector]:
         """Compute a task; return the loss, the seconds it took, and the value.
 
-        request: the step, the pickled task and, unless it comes as `large`, the vector of weights.
+        request: its ticket, the step, the pickled task and, unless it comes as `large`, the vector of
+        weights. A task that is stopped ends at once if it sleeps; what it returns is not read.
         """
         began_s = time.perf_counter()
-        step, length = _REQUEST.unpack_from(request)
+        ticket, step, length = _REQUEST.unpack_from(request)
+        if ticket <= self._stopped:
+            return b""
         end = _REQUEST.size + length
         pickled_task = request[_REQUEST.size : end]
         task = self._tasks.get(pickled_task)
@@ -92,7 +97,8 @@ class Worker:
             w = self._torch.tensor(vector[None], device=self._device)
             losses, values = task(self._objective, [self._shard], [step], w)
             loss, value = losses.item(), values[0].cpu().numpy()
-        sleep_heterogeneity(self._times, self._worker, step, task.batches, time.perf_counter() - began_s)
+        computed_s = time.perf_counter() - began_s
+        sleep_heterogeneity(self._times, self._worker, step, task.batches, computed_s, self._sleeper(ticket))
         if len(self._padding):
             value = np.concatenate([value, self._padding])
         compute_s = time.perf_counter() - began_s
@@ -100,10 +106,26 @@ class Worker:
             return _REPLY.pack(loss, compute_s) + value.tobytes()
         return loss, compute_s, value
 
+    # In a concurrency group, and so a thread, of its own: it must be heard while a task runs.
+    @ray.method(concurrency_group="control")
+    def stop(self, ticket: int) -> None:
+        """Stop the task with this ticket, whether it runs or has not begun."""
+        with self._stop:
+            self._stopped = max(self._stopped, ticket)
+            self._stop.notify_all()
+
+    def _sleeper(self, ticket: int) -> Callable[[float], object]:
+        def sleep(seconds: float) -> None:
+            with self._stop:
+                self._stop.wait_for(lambda: ticket <= self._stopped, seconds)
+
+        return sleep
+
 
 class _Flight(NamedTuple):
     """A task that was sent, and all that is needed to send it again."""
 
+    ticket: int
     task: Task
     read: int
     request: bytes
@@ -128,7 +150,9 @@ class RayCluster:
         self._times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
         self._padding = np.zeros(int(cfg.timing.padding_mb * MEGABYTE) // 4, np.float32)
         self._message_bytes = 4 * workload.objective.num_weights + self._padding.nbytes
+        self.cancelled, self.cancelled_s = [0] * num_workers, [0.0] * num_workers
         self._steps = [0] * num_workers
+        self._tickets = 0
         self._flights: dict[int, _Flight] = {}
         # Oldest first: of several finished tasks, ray.wait takes the first in this order, so nobody starves.
         self._refs: dict[Any, int] = {}
@@ -164,10 +188,21 @@ class RayCluster:
         if self._sent[0] is not w.vector:
             self._sent = (w.vector, *self._packed(w.vector))
         _, small, large = self._sent
-        request = b"".join((_REQUEST.pack(self._steps[worker], len(pickled)), pickled, small))
-        self._flights[worker] = _Flight(task, w.version, request, large)
+        self._tickets += 1
+        header = _REQUEST.pack(self._tickets, self._steps[worker], len(pickled))
+        request = b"".join((header, pickled, small))
+        self._flights[worker] = _Flight(self._tickets, task, w.version, request, large)
         self.in_flight[worker] = self.now_s
         self._send(worker)
+
+    def cancel(self, worker: int) -> None:
+        flight = self._flights.pop(worker)
+        ref = next(ref for ref, its_worker in self._refs.items() if its_worker == worker)
+        del self._refs[ref]
+        self._actors[worker].stop.remote(flight.ticket)
+        self._steps[worker] += flight.task.batches
+        self.cancelled[worker] += flight.task.batches
+        self.cancelled_s[worker] += self.now_s - self.in_flight.pop(worker)
 
     def next_done(self) -> Done:
         assert self._refs, "no worker has a task: nothing can finish"
@@ -240,7 +275,7 @@ class RayCluster:
         gpus = self._cfg.ray.gpus_per_worker if self.device == "cuda" else 0
         # No CPUs are asked for: more workers than cores is normal here, and asking would wait forever.
         return (
-            ray.remote(Worker)
+            ray.remote(concurrency_groups={"control": 1})(Worker)  # type: ignore[call-overload]
             .options(num_cpus=0, num_gpus=gpus, enable_task_events=False)
             .remote(
                 worker,

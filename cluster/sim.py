@@ -68,6 +68,7 @@ class SimCluster:
         self.now_s = 0.0
         self.in_flight: dict[int, float] = {}
         self.restarts = [0] * num_workers
+        self.cancelled, self.cancelled_s = [0] * num_workers, [0.0] * num_workers
         self.device = device
         self.pids: Sequence[int] = ()
         self._steps = [0] * num_workers
@@ -81,6 +82,8 @@ class SimCluster:
         # makes ties deterministic, first started first.
         self._heap: list[tuple[float, int, int, Task, Weights, float]] = []
         self._serial = 0
+        self._flights: dict[int, tuple[int, Task, float]] = {}  # worker: serial, task, seconds of computing
+        self._dropped: set[int] = set()  # serial numbers of cancelled tasks that are still in the heap
         self._values = _LazyValues(workload, device, threads) if workload.objective.num_weights else None
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
@@ -97,13 +100,26 @@ class SimCluster:
             self._out_free_s = max(now_s, self._out_free_s) + self._transfer_s
             arrived_s = self._out_free_s + self._network.latency_s
         self._serial += 1
+        self._flights[worker] = (self._serial, task, compute_s)
         heapq.heappush(self._heap, (arrived_s + compute_s, self._serial, worker, task, w, compute_s))
         if self._values:
             self._values.add(worker, task, step, w.vector)
 
+    def cancel(self, worker: int) -> None:
+        serial, task, compute_s = self._flights[worker]
+        self._dropped.add(serial)
+        self._steps[worker] += task.batches
+        self.cancelled[worker] += task.batches
+        self.cancelled_s[worker] += min(compute_s, self.now_s - self.in_flight.pop(worker))
+        if self._values:
+            self._values.drop(worker)
+
     def next_done(self) -> Done:
-        assert self._heap, "no worker has a task: nothing can finish"
-        computed_s, _, worker, task, w, compute_s = heapq.heappop(self._heap)
+        assert self.in_flight, "no worker has a task: nothing can finish"
+        computed_s, serial, worker, task, w, compute_s = heapq.heappop(self._heap)
+        while serial in self._dropped:
+            self._dropped.remove(serial)
+            computed_s, serial, worker, task, w, compute_s = heapq.heappop(self._heap)
         finished_s = computed_s if self._instant else self._deliver(computed_s)
         if finished_s > self._deadline_s:
             self.now_s = self._deadline_s
@@ -156,6 +172,10 @@ class _LazyValues:
 
     def add(self, worker: int, task: Task, step: int, vector: Vector) -> None:
         self._waiting[worker] = (task, step, vector)
+
+    def drop(self, worker: int) -> None:
+        self._waiting.pop(worker, None)
+        self._computed.pop(worker, None)
 
     def take(self, worker: int) -> tuple[float, Vector]:
         if worker in self._waiting:

@@ -6,7 +6,7 @@ The simulator moves its clock by the drawn time, Ray sleeps what real computing 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cluster.laws import Law, Markov, NoDelay, Trace
 from rng import Purpose, at
@@ -69,12 +69,19 @@ class ComputeTimes:
         return self._blocks[worker]
 
 
-def sleep_heterogeneity(times: ComputeTimes, worker: int, step: int, batches: int, computed_s: float) -> None:
+def sleep_heterogeneity(
+    times: ComputeTimes,
+    worker: int,
+    step: int,
+    batches: int,
+    computed_s: float,
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
     """Sleep until a task of `batches` mini-batches has lasted max(real compute, drawn time).
 
     `computed_s` is what the task has really computed, in seconds. Where no time is drawn (law
-    `none`), the task lasts its real time multiplied by the worker's slowdown.
+    `none`), the task lasts its real time multiplied by the worker's slowdown. `sleep` may end early.
     """
     drawn_s = computed_s * times.factor(worker) if times.real else times.total(worker, step, batches)
     if drawn_s > computed_s:
-        time.sleep(drawn_s - computed_s)
+        sleep(drawn_s - computed_s)

@@ -99,7 +99,7 @@ def test_adds_no_bytes(mode: str) -> None:
     """A task moves its weights to the worker and a vector of the same size back."""
     outcome = run(mode, num_workers=3, steps=16, padding_mb=0.001)
     size = 4 * 65 + 1000
-    counted = outcome.tally.summary({}, [0, 0, 0])["bytes"]
+    counted = outcome.tally.summary(outcome.cluster)["bytes"]
     assert counted == {"to_workers": size * len(outcome.dones), "to_server": size * len(outcome.dones)}
 
 

@@ -114,15 +114,14 @@ def test_a_trace_is_replayed_in_order_and_again(tmp_path: Path) -> None:
     assert [ComputeTimes(parse_law(f"trace:{path}"), 0).seconds(5, k) for k in range(3)] == [1, 2, 1]
 
 
-def test_a_real_step_lasts_the_longer_of_computing_and_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_step_lasts_the_longer_of_computing_and_drawing() -> None:
     """On Ray the sleep is what real computing leaves of the drawn time; without a law, of the slowdown."""
     slept: list[float] = []
-    monkeypatch.setattr("cluster.timing.time.sleep", slept.append)
     constant = ComputeTimes(parse_law("constant:1"), 0, {1: 4.0})
-    sleep_heterogeneity(constant, 0, 0, 2, computed_s=0.5)
-    sleep_heterogeneity(constant, 1, 0, 1, computed_s=0.5)
-    sleep_heterogeneity(constant, 0, 0, 1, computed_s=1.5)
+    sleep_heterogeneity(constant, 0, 0, 2, computed_s=0.5, sleep=slept.append)
+    sleep_heterogeneity(constant, 1, 0, 1, computed_s=0.5, sleep=slept.append)
+    sleep_heterogeneity(constant, 0, 0, 1, computed_s=1.5, sleep=slept.append)
     real = ComputeTimes(parse_law("none"), 0, {1: 4.0})
-    sleep_heterogeneity(real, 0, 0, 1, computed_s=0.5)
-    sleep_heterogeneity(real, 1, 0, 1, computed_s=0.5)
+    sleep_heterogeneity(real, 0, 0, 1, computed_s=0.5, sleep=slept.append)
+    sleep_heterogeneity(real, 1, 0, 1, computed_s=0.5, sleep=slept.append)
     assert slept == [1.5, 3.5, 1.5]
