@@ -102,7 +102,7 @@ def _unknown(key: str, mode: str, known: dict[str, Any], *, spelled: str) -> str
     others = [m for m in modes() if m != mode and key in option_fields(load(m).Config)]
     if others:
         return (
-            f"{spelled} is an option of --mode {' and '.join(others)}, not of --mode {mode}; "
+            f"{spelled} is an option of --mode {', '.join(others)}, not of --mode {mode}; "
             "leave it out or choose that mode"
         )
     near = difflib.get_close_matches(key, known, n=1)

@@ -345,9 +345,26 @@ class AsynchronousConfig(TrainConfig):
     """none: each gradient moves the weights by lr. workers: by lr / num_workers, so that as many gradients
     move them as far as in a synchronous mode, which averages."""
 
-    @property
-    def lr_per_gradient(self) -> float:
-        return self.lr / self.num_workers if self.lr_scaling == "workers" else self.lr
+    staleness_lr: str = "none"
+    """Smaller steps for staler gradients (Zhang et al. 2015). none: no. inverse: staleness t counts
+    1/max(1, t). threshold:T: it counts fully up to T, and T/t beyond."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "must be none, inverse or threshold:T with T a whole number of at least 0, like threshold:8"
+        known = bool(re.fullmatch(r"none|inverse|threshold:\d+", self.staleness_lr))
+        require(known, "staleness-lr", self.staleness_lr, rule)
+
+    def lr_for(self, gradients: int) -> float:
+        """Step size of an update that averages `gradients` of them."""
+        return self.lr * gradients / self.num_workers if self.lr_scaling == "workers" else self.lr
+
+    def weight(self, staleness: int) -> float:
+        """How much a gradient of this staleness counts, after `--staleness-lr`."""
+        if self.staleness_lr == "none":
+            return 1.0
+        bound = max(1, int(self.staleness_lr.partition(":")[2] or 1))
+        return min(1.0, bound / max(1, staleness))
 
 
 def option_fields(config_type: type) -> dict[str, Field[Any]]:

@@ -31,28 +31,35 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """Stochastic gradient descent with heavy-ball momentum (Polyak 1964).
+    """Stochastic gradient descent with heavy-ball (Polyak 1964) or Nesterov momentum.
 
-        v <- momentum v + g,    w <- w - lr v
+        v <- momentum v + g,    w <- w - lr v    or, with nesterov,    w <- w - lr (g + momentum v)
 
-    lr: step size, above 0. momentum: in [0, 1).
+    lr: step size, above 0. momentum: in [0, 1). nesterov: in the form of Sutskever et al. 2013.
     """
 
     lr: float
     momentum: float = 0.0
+    nesterov: bool = False
 
-    def step(self, w: Weights, g: Vector) -> Weights:
-        """Return the version after `w`, one step down the gradient `g` (D,).
+    def step(self, w: Weights, g: Vector, scale: float = 1.0) -> Weights:
+        """Return the version after `w`, one step down the gradient `scale` g (D,).
 
         >>> w = Weights(np.zeros(1, np.float32))
         >>> SGD(lr=0.5).step(w, np.ones(1, np.float32))
         Weights(vector=array([-0.5], dtype=float32), version=1, velocity=None)
         """
+        if not self.momentum:
+            plain = (-self.lr * scale) * g
+            plain += w.vector
+            plain.setflags(write=False)
+            return Weights(plain, w.version + 1)
+        g = g if scale == 1 else scale * g
         v = g if w.velocity is None else self.momentum * w.velocity + g
-        vector = -self.lr * v
+        vector: Vector = -self.lr * (g + self.momentum * v if self.nesterov else v)
         vector += w.vector
         vector.setflags(write=False)
-        return Weights(vector, w.version + 1, v if self.momentum else None)
+        return Weights(vector, w.version + 1, v)
 
 
 def mean(vectors: Iterable[Vector]) -> Vector:

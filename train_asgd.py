@@ -31,11 +31,11 @@ class Config(AsynchronousConfig):
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sgd = SGD(lr=cfg.lr_per_gradient, momentum=cfg.momentum)
+    sgd = SGD(lr=cfg.lr_for(1), momentum=cfg.momentum)
     for worker in cluster.workers:
         cluster.start(worker, gradient, w)
     while True:
         done = cluster.next_done()
-        w = sgd.step(w, done.value)
+        w = sgd.step(w, done.value, cfg.weight(w.version - done.read))
         cluster.start(done.worker, gradient, w)  # before the yield: recording never idles a worker
         yield Update(w, [done])

@@ -45,14 +45,14 @@ class Config(AsynchronousConfig):
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sgd = SGD(lr=cfg.lr_per_gradient, momentum=cfg.momentum)
+    sgd = SGD(lr=cfg.lr_for(1), momentum=cfg.momentum)
     clocks = Clocks(len(cluster.workers))
     waiting = defaultdict[float, list[int]](list)  # workers by the clock at which they wait
     for worker in cluster.workers:
         cluster.start(worker, gradient, w)
     while True:
         done = cluster.next_done()
-        w = sgd.step(w, done.value)
+        w = sgd.step(w, done.value, cfg.weight(w.version - done.read))
         clock = clocks.tick(done.worker)
         limit = clocks.slowest + cfg.slack
         if clock > limit:

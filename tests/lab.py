@@ -50,6 +50,11 @@ class Outcome(NamedTuple):
         return [done for update in self.updates for done in update.dones]
 
     @property
+    def finished(self) -> list[Any]:
+        """All finished tasks, those that were thrown away among them."""
+        return [done for update in self.updates for done in (*update.dones, *update.ignored)]
+
+    @property
     def staleness(self) -> list[int]:
         return [update.staleness(done) for update in self.updates for done in update.dones]
 

@@ -32,8 +32,16 @@ CONVEX: dict[str, Any] = {
 
 
 @each_mode
-def test_spends_the_budget_exactly_or_as_the_last_round_ends(mode: str) -> None:
-    """Every mode spends num_workers x steps mini-batches, whatever the options."""
+def test_spends_the_budget(mode: str) -> None:
+    """Every mode spends num_workers x steps mini-batches, exceeded by less than one update."""
+    outcome = run(mode, num_workers=3, steps=17, dataset="none", compute_time="exponential:1")
+    last = sum(done.batches for done in outcome.updates[-1].dones)
+    assert 51 <= outcome.tally.gradients < 51 + last
+
+
+@pytest.mark.parametrize("mode", ["ssgd", "asgd", "ssp", "localsgd"])
+def test_the_first_four_spend_the_budget_exactly(mode: str) -> None:
+    """Where an update's size divides the budget, or the last round may be shorter, not one is added."""
     outcome = run(mode, num_workers=3, steps=17, dataset="none", compute_time="exponential:1")
     assert outcome.tally.gradients == 51
 
@@ -48,12 +56,14 @@ def test_versions_count_updates(mode: str) -> None:
 
 @each_mode
 def test_every_worker_takes_part_and_its_steps_follow_each_other(mode: str) -> None:
-    """A worker's tasks start at 0 and each begins where the one before ended."""
+    """A worker's tasks follow each other, and only cancelled ones leave gaps in its mini-batches."""
     outcome = run(mode, num_workers=5, steps=24, dataset="none", compute_time="exponential:1")
     for worker in range(5):
-        tasks = [d for d in outcome.dones if d.worker == worker]
-        ends = np.cumsum([d.batches for d in tasks])
-        assert [d.step for d in tasks] == [0, *ends[:-1]]
+        tasks = sorted(d for d in outcome.finished if d.worker == worker)
+        assert tasks, f"worker {worker} took no part"
+        gaps = [b.step - a.step - a.batches for a, b in pairwise(tasks)] + [tasks[0].step]
+        assert min(gaps) >= 0
+        assert sum(gaps) <= outcome.cluster.cancelled[worker]
         assert all(a.finished_s <= b.started_s for a, b in pairwise(tasks))
 
 
@@ -70,7 +80,7 @@ def test_the_same_seed_gives_the_same_run(mode: str) -> None:
 @each_mode
 def test_one_worker_is_plain_sgd(mode: str) -> None:
     """With P = 1 every mode is plain SGD, bit for bit, with momentum too where it is the server's."""
-    local = mode == "localsgd"
+    local = mode in ("localsgd", "adacomm")
     momentum = 0.0 if local else 0.9
     ours = run(mode, num_workers=1, steps=40, momentum=momentum)
     workload = make_workload(ours.cfg)
@@ -98,9 +108,9 @@ def test_reaches_the_loss_of_plain_sgd_on_a_convex_problem(mode: str) -> None:
 def test_adds_no_bytes(mode: str) -> None:
     """A task moves its weights to the worker and a vector of the same size back."""
     outcome = run(mode, num_workers=3, steps=16, padding_mb=0.001)
-    size = 4 * 65 + 1000
+    size, n = 4 * 65 + 1000, len(outcome.finished)
     counted = outcome.tally.summary(outcome.cluster)["bytes"]
-    assert counted == {"to_workers": size * len(outcome.dones), "to_server": size * len(outcome.dones)}
+    assert counted == {"to_workers": size * n, "to_server": size * n}
 
 
 @each_mode
@@ -129,7 +139,7 @@ def test_no_scenario_breaks_a_strategy(
         latency_s=latency_s,
         server_time=server,
     )
-    assert outcome.tally.gradients == num_workers * steps
+    assert outcome.tally.gradients >= num_workers * steps
     finished = [max(d.finished_s for d in u.dones) for u in outcome.updates]
     assert finished == sorted(finished)
     assert all(0 <= d.started_s <= d.finished_s for d in outcome.dones)
@@ -139,7 +149,7 @@ def test_no_scenario_breaks_a_strategy(
 @each_mode
 def test_a_strategy_is_only_its_algorithm(mode: str) -> None:
     """A strategy imports no engine, no clock, no randomness and no metrics, and is under 80 lines."""
-    text = (ROOT / f"train_{mode}.py").read_text()
+    text = Path(str(load(mode).__file__)).read_text()
     imported = {
         name
         for node in ast.walk(ast.parse(text))

@@ -15,10 +15,10 @@ SIM = "--engine sim"
 
 WRONG = [
     # command line, what the message must name
-    ("--mode sgd", ["--mode sgd", "asgd, localsgd, ssgd, ssp"]),
+    ("--mode sgd", ["--mode sgd", "asgd, ", "ssgd, ssp"]),
     ("--slack 3", ["--slack", "--mode ssp", "leave it out"]),
     ("--mode asgd --local-steps 3", ["--local-steps", "--mode localsgd"]),
-    ("--mode localsgd --lr-scaling workers", ["--lr-scaling", "--mode asgd and ssp"]),
+    ("--mode localsgd --lr-scaling workers", ["--lr-scaling", "--mode asgd, "]),
     ("--num-workers 0", ["--num-workers 0", "at least 1"]),
     ("--num-workers two", ["--num-workers", "whole number", "'two'"]),
     ("--num-workers", ["--num-workers", "needs a value"]),

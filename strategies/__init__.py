@@ -1,4 +1,7 @@
-"""Finds the strategies: each file `train_<mode>.py` is one mode of `--mode`."""
+"""Finds the strategies: each file `train_<mode>.py`, at the top or in this folder, is a mode of `--mode`.
+
+The first four stand at the top, the public face; the others here.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ class Strategy(Protocol):
     """What a `train_<mode>.py` has."""
 
     __doc__: str | None
+    __file__: str | None
     Config: type[TrainConfig]
     """The run's options, with the strategy's own added."""
 
@@ -26,10 +30,17 @@ class Strategy(Protocol):
 
 
 @cache
+def _modules() -> dict[str, str]:
+    """Return the strategies' modules by mode."""
+    here = Path(__file__).parent
+    found = {path.stem: path.stem for path in here.parent.glob("train_*.py")}
+    found |= {path.stem: f"strategies.{path.stem}" for path in here.glob("train_*.py")}
+    return {stem.removeprefix("train_"): found[stem] for stem in sorted(found)}
+
+
 def modes() -> tuple[str, ...]:
     """Return the names of all strategies, sorted."""
-    root = Path(__file__).parent
-    return tuple(sorted(path.stem.removeprefix("train_") for path in root.glob("train_*.py")))
+    return tuple(_modules())
 
 
 def load(mode: str) -> Strategy:
@@ -39,4 +50,4 @@ def load(mode: str) -> Strategy:
     """
     if mode not in modes():
         raise ValueError(f"--mode {mode}: there is no such strategy; choose one of {', '.join(modes())}")
-    return cast(Strategy, importlib.import_module(f"train_{mode}"))
+    return cast(Strategy, importlib.import_module(_modules()[mode]))
