@@ -3,7 +3,7 @@ UV_VERSION := 0.13.8
 UV := $(or $(shell command -v uv 2>/dev/null),.tools/uv/bin/uv)
 PYTHON := .venv/bin/python
 
-.PHONY: help setup demo test test-sim lint types format check picture bench clean
+.PHONY: help setup demo test test-sim lint types format check picture theory bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -53,6 +53,10 @@ picture: setup  ## draw the figure of the README
 		$(PYTHON) main.py --mode $$mode $(SCENARIO) --lr-scaling workers --out runs/picture --run-name $$mode; done
 	$(PYTHON) -m report.curves docs/images/compare-modes.svg runs/picture/ssgd runs/picture/localsgd \
 		runs/picture/ssp runs/picture/asgd
+
+theory: setup  ## print theory against measurement, and draw up docs/theory.md
+	$(PYTHON) -m report.theory_table --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md
+	@cat docs/theory.md
 
 bench: setup  ## run the benchmarks (minutes; keep the machine idle)
 	for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(PYTHON) $$benchmark || exit 1; done

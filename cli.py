@@ -34,6 +34,7 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
     arguments, config_file = _take_option(arguments, "--config")
     given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     file_options = _read_config(config_file) if config_file is not None else {}
+    file_options.pop("run_name", None)  # a repetition is another run, with a name of its own
     mode = _value(arguments, "--mode") or file_options.get("mode") or _DEFAULT_MODE
     try:
         strategy = load(str(mode))

@@ -155,6 +155,11 @@ class TimingConfig:
         _ = self.compute_law, self.server_law, self.slowdowns
 
     @property
+    def padding_bytes(self) -> int:
+        """Padding of a message, whole float32 numbers."""
+        return int(self.padding_mb * MEGABYTE) // 4 * 4
+
+    @property
     def compute_law(self) -> Law:
         return _law("compute-time", self.compute_time)
 
@@ -272,7 +277,7 @@ class TrainConfig:
     """One run."""
 
     mode: str
-    """The strategy; each train_<mode>.py is one, and the modes are listed above."""
+    """The strategy; the modes are listed above."""
 
     engine: Literal["ray", "sim"] = "ray"
     """ray: real workers in wall time. sim: the same strategy in virtual time, real gradients."""

@@ -38,10 +38,13 @@ class Evaluator:
         """Whether any evaluation has not been taken by `finished`."""
         return bool(self._waiting)
 
-    def submit(self, w: Weights, t_s: float, gradients: int) -> None:
-        """Have the weights `w` evaluated, which stood at `t_s` seconds after `gradients` mini-batches."""
-        if len(self._waiting) >= _MOST_WAITING:
-            return
+    def submit(self, w: Weights, t_s: float, gradients: int, *, last: bool = False) -> bool:
+        """Have the weights `w` evaluated, which stood at `t_s` seconds after `gradients` mini-batches.
+
+        Returns whether they will be; the `last` weights of a run are, however many others wait.
+        """
+        if len(self._waiting) >= _MOST_WAITING and not last:
+            return False
         future: Future[Evaluation | None]
         if self._pool:
             future = self._pool.submit(self._workload.evaluate, w.vector)
@@ -49,6 +52,7 @@ class Evaluator:
             future = Future()
             future.set_result(self._workload.evaluate(w.vector))
         self._waiting.append((w, t_s, gradients, future))
+        return True
 
     def finished(self, *, wait: bool = False) -> list[Evaluated]:
         """Return the evaluations that are ready, or with `wait` all of them, in the order submitted."""

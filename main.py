@@ -19,7 +19,7 @@ from rich.console import Console
 
 from cli import UsageError, parse
 from cluster import Cluster, ClusterError, TimeUp, Update
-from config import MEGABYTE, TrainConfig
+from config import TrainConfig
 from console import ProgressLine, print_summary
 from data import Workload, make_workload
 from evaluation import Evaluator
@@ -110,7 +110,7 @@ class Run:
             self.stopped_by, self.error = "failed", _one_line(error)
         try:
             if self._evaluated_version < self.weights.version:
-                self._evaluate()
+                self._evaluate(last=True)
             self._collect_evaluations(wait=True)
             self._record.close_streams()
         except OSError as error:
@@ -147,9 +147,10 @@ class Run:
         )
         return "diverged"
 
-    def _evaluate(self) -> None:
-        self._evaluated_version = self.weights.version
-        self._evaluator.submit(self.weights, self._tally.last_update_s, self._tally.gradients)
+    def _evaluate(self, *, last: bool = False) -> None:
+        tally = self._tally
+        if self._evaluator.submit(self.weights, tally.last_update_s, tally.gradients, last=last):
+            self._evaluated_version = self.weights.version
 
     def _collect_evaluations(self, *, wait: bool = False) -> bool:
         """Record the evaluations that are ready; return whether one has reached the target loss."""
@@ -193,7 +194,7 @@ def open_cluster(cfg: TrainConfig, workload: Workload) -> AbstractContextManager
         cfg.timing.latency_s,
         cfg.timing.server_bytes_per_s,
         ComputeTimes(service, cfg.seed, {}, Purpose.SERVER_TIME) if service else None,
-        int(cfg.timing.padding_mb * MEGABYTE),
+        cfg.timing.padding_bytes,
     )
     times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
     device = "cuda" if cfg.ray.device == "cuda" else "cpu"

@@ -78,7 +78,7 @@ class Tally:
             self._bytes_to_server += done.bytes_to_server
             self._clocks.tick(done.worker, done.batches)
         self.updates += 1
-        self.last_update_s = max(self.last_update_s, update.dones[-1].finished_s)
+        self.last_update_s = update.finished_s
         if self._clocks.gap > self.clock_gap_max:
             self.clock_gap_max = self._clocks.gap
         if loss_sum is not None:
@@ -197,7 +197,7 @@ class RunRecord:
         losses = [done.loss for done in update.dones if done.loss is not None]
         line = {
             "version": update.weights.version,
-            "t_s": update.dones[-1].finished_s,
+            "t_s": update.finished_s,
             "loss": finite(sum(losses) / len(losses)) if losses else None,
             "drift": finite(update.drift),
             "gradients": [
@@ -283,7 +283,7 @@ def _meta(started: float, cluster: Cluster) -> dict[str, Any]:
         "started": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
         "git_commit": git("rev-parse", "HEAD"),
-        "git_dirty": bool(git("status", "--porcelain")),
+        "git_dirty": None if (changes := git("status", "--porcelain")) is None else bool(changes),
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("ray", "torch", "numpy")},

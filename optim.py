@@ -54,7 +54,8 @@ class SGD:
             plain += w.vector
             plain.setflags(write=False)
             return Weights(plain, w.version + 1)
-        g = g if scale == 1 else scale * g
+        if scale != 1:
+            g = (scale * g).astype(np.float32, copy=False)
         v = g if w.velocity is None else self.momentum * w.velocity + g
         vector: Vector = -self.lr * (g + self.momentum * v if self.nesterov else v)
         vector += w.vector

@@ -636,9 +636,7 @@ def _ssp_not_blocked(num_workers: int, slack: int) -> tuple[float, float]:
     A state counts the workers at each offset 0..slack+1 above the slowest clock. Those at the last offset are
     blocked, the others step at rate 1 each.
     """
-    if (
-        num_workers == 2
-    ):  # the clocks' difference is uniform on 2 slack + 3 values, with one blocked at each end
+    if num_workers == 2:  # the clocks' difference is uniform on 2 slack + 3 values
         return (4 * slack + 4) / (2 * slack + 3), (8 * slack + 6) / (2 * slack + 3)
     if slack > 60 or math.comb(num_workers + slack, slack + 1) > 40_000:
         raise NoClosedForm(f"SSP's chain is too large for {num_workers} workers, slack {slack}; simulate it")
@@ -760,8 +758,9 @@ def local_sgd_fixed_point(
 def easgd_largest_stable_alpha(lr_curvature: float) -> float:
     """Return the largest stable alpha of round-robin EASGD, (4 - 2 eta)/(4 - eta), eta = `lr_curvature`.
 
-    Stable iff 0 <= eta <= 2 and 0 <= alpha <= it, for any number of workers; on the boundary iterates stay
-    bounded but need not converge. Source: Zhang, Choromanska & LeCun 2015 (NIPS 28; arXiv 1412.6651).
+    0 <= eta <= 2 and 0 <= alpha <= it keep iterates bounded for any number of workers. For one worker the
+    condition is also necessary; a round of several may be stable a little beyond it (eta = 1, P = 2: the
+    spectral radius is .97 at 1.03 times this alpha). Source: Zhang, Choromanska & LeCun 2015 (NIPS 28; arXiv 1412.6651).
 
     >>> easgd_largest_stable_alpha(1.0) == 2 / 3
     True

@@ -45,6 +45,11 @@ class Update(NamedTuple):
     drift: float | None = None
     """Where workers take local steps: mean distance of their weights to the average of them."""
 
+    @property
+    def finished_s(self) -> float:
+        """When the last of its tasks came in, on the engine's clock."""
+        return self.dones[0].finished_s if len(self.dones) == 1 else max(d.finished_s for d in self.dones)
+
     def staleness(self, done: Done) -> int:
         """How many updates came between `done`'s reading and this one, its own update excluded."""
         return self.weights.version - 1 - done.read

@@ -34,7 +34,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from cluster import ClusterError, Done, TimeUp
 from cluster.timing import ComputeTimes, sleep_heterogeneity
-from config import MEGABYTE, TrainConfig
+from config import TrainConfig
 from data import Shard, Workload
 from model import Objective
 from optim import Vector, Weights
@@ -135,7 +135,8 @@ class _Flight(NamedTuple):
 class RayCluster:
     """Runs `len(workload.shards)` actors; use it as a context manager.
 
-    The clock starts, at 0, once every worker has imported what it needs and holds its shard.
+    A start barrier: it returns once every worker has imported what it needs and holds its shard. The clock
+    starts with the first task.
     Raises ValueError for a device that is not there, ClusterError when the workers cannot be started
     within cfg.ray.start_timeout_s.
     """
@@ -148,7 +149,7 @@ class RayCluster:
         self._cfg, self._objective = cfg, workload.objective
         self._deadline_s = cfg.stop.max_seconds
         self._times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
-        self._padding = np.zeros(int(cfg.timing.padding_mb * MEGABYTE) // 4, np.float32)
+        self._padding = np.zeros(cfg.timing.padding_bytes // 4, np.float32)
         self._message_bytes = 4 * workload.objective.num_weights + self._padding.nbytes
         self.cancelled, self.cancelled_s = [0] * num_workers, [0.0] * num_workers
         self._steps = [0] * num_workers
@@ -168,7 +169,7 @@ class RayCluster:
         except BaseException:
             self.close()
             raise
-        self._start_s = time.perf_counter()
+        self._began_s: float | None = None
 
     def __enter__(self) -> RayCluster:
         return self
@@ -178,10 +179,12 @@ class RayCluster:
 
     @property
     def now_s(self) -> float:
-        return time.perf_counter() - self._start_s
+        return 0.0 if self._began_s is None else time.perf_counter() - self._began_s
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         assert worker not in self.in_flight, f"worker {worker} already has a task"
+        if self._began_s is None:
+            self._began_s = time.perf_counter()
         pickled = self._pickled.get(task)
         if pickled is None:
             pickled = self._pickled[task] = pickle.dumps(task)
