@@ -279,8 +279,9 @@ class TrainConfig:
     mode: str
     """The strategy; the modes are listed above."""
 
-    engine: Literal["ray", "sim"] = "ray"
-    """ray: real workers in wall time. sim: the same strategy in virtual time, real gradients."""
+    engine: Literal["ray", "sim", "both"] = "ray"
+    """ray: real workers in wall time. sim: the same strategy in virtual time, real gradients. both: one
+    after the other, and a table of where the simulator is off."""
 
     num_workers: int = 4
     """P, the number of workers."""
@@ -329,7 +330,7 @@ class TrainConfig:
         ):
             rule = f"must have one value, or one for each of the {self.num_workers} workers"
             require(len(values) in (1, self.num_workers), option, getattr(self.data, option), rule)
-        if self.engine == "ray":
+        if self.engine != "sim":
             for option in ("latency_s", "server_bytes_per_s", "server_time"):
                 value = getattr(self.timing, option)
                 default = TimingConfig.__dataclass_fields__[option].default

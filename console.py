@@ -95,7 +95,27 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         bars = "\n".join(_bars({int(value): n for value, n in staleness["counts"].items()}))
         rows.append(("staleness", f"{head}\n{bars}" if staleness["max"] else head))
     rows.append(("busy", _busy(summary["workers"], clock_s)))
+    if summary["theory"]:
+        rows.append(("theory says", "\n".join(_theory(summary["theory"]))))
     return rows
+
+
+def _theory(compared: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    names = {
+        "s_per_update": "s an update",
+        "staleness_mean": "mean staleness",
+        "staleness_p0": "of gradients are fresh",
+        "staleness_max": "staleness at most",
+        "clock_gap_max": "clock gap at most",
+    }
+    lines = []
+    for name, entry in compared.items():
+        off = entry["relative_difference"]
+        difference = "" if off is None else f" ({off:+.1%})"
+        lines.append(
+            f"{_number(entry['theory'])} {names[name]}, you measured {_number(entry['measured'])}{difference}"
+        )
+    return lines
 
 
 def _bars(counts: Mapping[int, int]) -> list[str]:
@@ -126,3 +146,24 @@ def _busy(workers: Mapping[str, Mapping[str, Any]], clock_s: float) -> str:
 
 def _number(x: float | None) -> str:
     return "–" if x is None else f"{x:.4g}"
+
+
+def print_comparison(comparison: Mapping[str, Mapping[str, float | None]], console: Console) -> None:
+    """Print what Ray and the simulator measured, side by side."""
+    table = Table("", "ray", "sim", "sim is off by", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    names = {
+        "s_per_update": "seconds an update",
+        "staleness_mean": "mean staleness",
+        "staleness_p95": "95 % of gradients are at most … stale",
+        "idle_share": "idle share",
+        "loss_at_the_end": "loss at the end",
+    }
+    for key, name in names.items():
+        entry = comparison[key]
+        off = entry["relative_difference"]
+        table.add_row(
+            name, _number(entry["ray"]), _number(entry["sim"]), "–" if off is None else f"{off:+.1%}"
+        )
+    distance = comparison["staleness_distance"]["total_variation"]
+    table.add_row("staleness distributions: total variation", "", "", _number(distance))
+    console.print(table)

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,13 +20,15 @@ from rich.console import Console
 
 from cli import UsageError, parse
 from cluster import Cluster, ClusterError, TimeUp, Update
+from comparison import measured_timing, write_comparison
 from config import TrainConfig
-from console import ProgressLine, print_summary
+from console import ProgressLine, print_comparison, print_summary
 from data import Workload, make_workload
 from evaluation import Evaluator
 from interruptions import Interruptions
-from metrics import RunRecord, Tally, finite
+from metrics import RunRecord, Tally, default_name, finite, free_path
 from optim import Weights
+from predictions import compare
 from strategies import load
 
 StoppedBy = Literal["budget", "seconds", "target-loss", "diverged", "interrupted", "failed"]
@@ -46,7 +49,10 @@ def main(arguments: Sequence[str]) -> int:
     started = time.time()
     try:
         with Interruptions() as interruptions:
-            return run(parse(arguments), started, interruptions)
+            cfg = parse(arguments)
+            if cfg.engine == "both":
+                return run_both(cfg, started, interruptions)
+            return run(cfg, started, interruptions)
     except (UsageError, ValueError) as error:
         return _report(error, EXIT_USAGE)
     except (ClusterError, OSError) as error:
@@ -78,6 +84,29 @@ def run(cfg: TrainConfig, started: float, interruptions: Interruptions) -> int:
     else:
         print_summary(summary, record.path, console)
     return _report(run.error, EXIT_CODES[run.stopped_by]) if run.error else EXIT_CODES[run.stopped_by]
+
+
+def run_both(cfg: TrainConfig, started: float, interruptions: Interruptions) -> int:
+    """Run on Ray, then in the simulator with this machine's overhead, and report where the two differ.
+
+    The records are `ray` and `sim` in the run's folder, beside comparison.json.
+    """
+    folder = free_path(cfg.output, default_name(cfg))
+    codes = []
+    for engine in ("ray", "sim"):
+        output = replace(cfg.output, out=str(folder), run_name=engine)
+        one = replace(cfg, engine=engine, output=output)
+        if engine == "sim":
+            one = replace(one, timing=measured_timing(cfg.timing, folder / "ray"))
+        codes.append(run(one, started, interruptions))
+        if codes[-1]:
+            return codes[-1]
+        started = time.time()
+    if not cfg.output.quiet:
+        print_comparison(write_comparison(folder), Console(highlight=False))
+    else:
+        write_comparison(folder)
+    return max(codes)
 
 
 class Run:
@@ -166,6 +195,7 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """Return what summary.json says of this run, but for its wall times."""
         cfg = self._cfg
+        counted = self._tally.summary(self._cluster)
         return {
             "mode": cfg.mode,
             "engine": cfg.engine,
@@ -175,7 +205,8 @@ class Run:
             "stopped_by": self.stopped_by,
             "error": self.error,
             "eval": self._evaluation,
-            **self._tally.summary(self._cluster),
+            **counted,
+            "theory": compare(cfg, counted),
         }
 
 

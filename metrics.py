@@ -169,7 +169,7 @@ class RunRecord:
         Raises ValueError, naming the option, when the name is taken or nothing can be written there.
         """
         self._cfg = cfg
-        self.path = _free_path(cfg.output, _default_name(cfg))
+        self.path = free_path(cfg.output, default_name(cfg))
         self._every = cfg.output.record_every
         self._updates: IO[str] | None = None
         self._evals: IO[str] | None = None
@@ -185,7 +185,7 @@ class RunRecord:
             ) from None
         text = yaml.safe_dump(options(self._cfg), sort_keys=False)
         (self.path / "config.yaml").write_text(text)
-        _write_json(self.path / "meta.json", _meta(started, cluster))
+        write_json(self.path / "meta.json", _meta(started, cluster))
         self._updates = (self.path / "updates.jsonl").open("w", buffering=1 << 16)
         self._evals = (self.path / "evals.jsonl").open("w", buffering=1)
 
@@ -244,11 +244,15 @@ class RunRecord:
             np.save(file, weights)
         partial.rename(self.path / "weights.npy")
         summary = summary | {"weights_sha256": hashlib.sha256(weights.tobytes()).hexdigest()}
-        _write_json(self.path / "summary.json", summary)
+        write_json(self.path / "summary.json", summary)
         return summary
 
 
-def _free_path(output: OutputConfig, default_name: str) -> Path:
+def free_path(output: OutputConfig, default_name: str) -> Path:
+    """Return the folder of a new record, which does not exist yet.
+
+    Raises ValueError, naming the option, when the name is taken or nothing can be written there.
+    """
     out = Path(output.out)
     parent = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
@@ -266,7 +270,8 @@ def _free_path(output: OutputConfig, default_name: str) -> Path:
     return next(out / name for name in names if not (out / name).exists())
 
 
-def _default_name(cfg: TrainConfig) -> str:
+def default_name(cfg: TrainConfig) -> str:
+    """Return the name of a run that was given none."""
     return f"{datetime.now():%Y%m%d-%H%M%S}-{cfg.mode}-w{cfg.num_workers}-s{cfg.seed}"
 
 
@@ -301,7 +306,7 @@ def finite(x: float | None) -> float | None:
     return x if x is not None and math.isfinite(x) else None
 
 
-def _write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write a whole file or none: readers never see half of it, even after a crash."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w") as file:

@@ -57,7 +57,7 @@ class SGD:
         if scale != 1:
             g = (scale * g).astype(np.float32, copy=False)
         v = g if w.velocity is None else self.momentum * w.velocity + g
-        vector: Vector = -self.lr * (g + self.momentum * v if self.nesterov else v)
+        vector = np.asarray(-self.lr * (g + self.momentum * v if self.nesterov else v), np.float32)
         vector += w.vector
         vector.setflags(write=False)
         return Weights(vector, w.version + 1, v)

@@ -760,7 +760,8 @@ def easgd_largest_stable_alpha(lr_curvature: float) -> float:
 
     0 <= eta <= 2 and 0 <= alpha <= it keep iterates bounded for any number of workers. For one worker the
     condition is also necessary; a round of several may be stable a little beyond it (eta = 1, P = 2: the
-    spectral radius is .97 at 1.03 times this alpha). Source: Zhang, Choromanska & LeCun 2015 (NIPS 28; arXiv 1412.6651).
+    spectral radius is .97 at 1.03 times this alpha).
+    Source: Zhang, Choromanska & LeCun 2015 (NIPS 28; arXiv 1412.6651).
 
     >>> easgd_largest_stable_alpha(1.0) == 2 / 3
     True
