@@ -48,7 +48,7 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
         token
         for key, value in file_options.items()
         if not given & {f"--{_dashed(key)}", f"--no-{_dashed(key)}"}
-        for token in _tokens(key, value, f"--config {config_file}")
+        for token in _tokens(key, value, str(known[key].type), f"--config {config_file}")
     ]
 
     def explain(event: tyro_errors.ParseErrorEvent) -> None:
@@ -70,7 +70,7 @@ def _description(mode: str, doc: str) -> str:
     return (
         f"Distributed SGD, one run. Mode {mode}: {title}\n\nModes: {', '.join(modes())}; each has options of "
         "its own, which --mode MODE --help shows. --config FILE takes the options of an earlier run's "
-        "config.yaml; what the command line says goes before. Exit codes: 0 done, 1 failed, 2 usage, "
+        "config.yaml; what the command line says wins. Exit codes: 0 done, 1 failed, 2 usage, "
         "3 diverged, 130 interrupted."
     )
 
@@ -127,12 +127,15 @@ def _read_config(path: str) -> dict[str, Any]:
         raise UsageError(f"--config {path}: is not YAML ({reason}); give a run's config.yaml") from None
     if not isinstance(content, dict):
         raise UsageError(f"--config {path}: must be a mapping of options to values, like a run's config.yaml")
-    return {_field(str(key)): value for key, value in content.items()}
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
 
 
-def _tokens(key: str, value: Any, source: str) -> list[str]:
+def _tokens(key: str, value: Any, kind: str, source: str) -> list[str]:
     """Return an option of a file as it would stand on the command line."""
     option = f"--{_dashed(key)}"
+    if isinstance(value, bool) != (kind == "bool"):
+        rule = "true or false" if kind == "bool" else f"a value, not {str(value).lower()}"
+        raise UsageError(f"{source}: '{key}' must be {rule}")
     if isinstance(value, bool):
         return [option if value else f"--no-{_dashed(key)}"]
     if value is None:
@@ -180,4 +183,4 @@ def _dashed(name: str) -> str:
 
 
 def _field(name: str) -> str:
-    return name.partition("=")[0].removeprefix("--").removeprefix("no-").replace("-", "_")
+    return name.partition("=")[0].removeprefix("--").replace("-", "_")

@@ -19,8 +19,8 @@ Measured = dict[str, dict[str, float | None]]
 def measured_timing(timing: TimingConfig, ray_record: Path) -> TimingConfig:
     """Return the scenario for the simulator: the law, plus the overhead that the run on Ray had here.
 
-    The overhead of a task, all of its time but computing, becomes latency, half of it each way. Where the law is
-    `none`, real compute times cannot be drawn: those of the run on Ray are replayed, worker by worker.
+    The overhead of a task, all of its time but computing, becomes latency, half of it each way. Where the
+    law is `none`, real compute times cannot be drawn: those of the run on Ray are replayed by worker.
     """
     gradients = [
         gradient

@@ -208,6 +208,8 @@ class StopConfig:
         target = self.target_loss
         require(target is None or math.isfinite(target), "target-loss", target, "must be a finite number")
         require(self.eval_every >= 0, "eval-every", self.eval_every, "must be at least 0")
+        rule = "is looked for in evaluations; give --eval-every 1 or more"
+        require(target is None or self.eval_every > 0, "target-loss", target, rule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,11 +262,12 @@ class OutputConfig:
         )
         name = self.run_name
         require(
-            name is None or bool(re.fullmatch(r"[\w][\w.+=-]*", name)),
+            name is None or bool(re.fullmatch(r"[\w][\w.+=-]{0,199}", name)),
             "run-name",
             name,
-            "must be letters, digits and . _ + = - only, for it names a folder",
+            "must be letters, digits and . _ + = - only, 200 at most, for it names a folder",
         )
+        require(bool(self.out.strip()), "out", repr(self.out), "must name a folder, like runs")
 
     @property
     def record_every(self) -> int:
@@ -330,6 +333,9 @@ class TrainConfig:
         ):
             rule = f"must have one value, or one for each of the {self.num_workers} workers"
             require(len(values) in (1, self.num_workers), option, getattr(self.data, option), rule)
+        rule = "cannot be reached without weights; choose another --dataset than none"
+        target = self.stop.target_loss
+        require(target is None or self.data.dataset != "none", "target-loss", target, rule)
         if self.engine != "sim":
             for option in ("latency_s", "server_bytes_per_s", "server_time"):
                 value = getattr(self.timing, option)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ class Interruptions:
 
     While the program starts or waits for the next item of `between`, a signal raises at once. While an
     item is handled, it is kept until the next one is asked for; after the last, it is ignored, so that a
-    second ctrl-C cannot spoil what the first one had saved.
+    second ctrl-C cannot spoil what the first one had saved. `held` and `hold` keep it in between.
     """
 
     def __init__(self) -> None:
@@ -27,17 +28,28 @@ class Interruptions:
 
     def __enter__(self) -> Interruptions:
         self._before = {s: signal.getsignal(s) for s in _SIGNALS}
-        self.install()
+        self._install()
         return self
 
     def __exit__(self, *_: object) -> None:
         for which, handler in self._before.items():
             signal.signal(which, handler)
 
-    def install(self) -> None:
-        """Put the handlers in place, again if a library has replaced them."""
-        for which in _SIGNALS:
-            signal.signal(which, self._on_signal)
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep signals while the block runs, which must not be torn, and raise after it if there was one."""
+        before, self._raises = self._raises, False
+        try:
+            yield
+        finally:
+            self._install()  # what starts there (Ray) may have put handlers of its own in their place
+            self._raises = before
+        if self._requested and self._raises:
+            raise KeyboardInterrupt
+
+    def hold(self) -> None:
+        """Keep signals from now on, until `between` asks for its first item."""
+        self._raises = False
 
     def between(self, items: Iterator[T]) -> Iterator[T]:
         """Yield the items; raise KeyboardInterrupt before the next one after a signal."""
@@ -54,6 +66,10 @@ class Interruptions:
                 yield item
         finally:
             self._raises = False
+
+    def _install(self) -> None:
+        for which in _SIGNALS:
+            signal.signal(which, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._requested = True

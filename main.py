@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -53,10 +53,13 @@ def main(arguments: Sequence[str]) -> int:
             if cfg.engine == "both":
                 return run_both(cfg, started, interruptions)
             return run(cfg, started, interruptions)
-    except (UsageError, ValueError) as error:
+    except UsageError as error:
         return _report(error, EXIT_USAGE)
     except (ClusterError, OSError) as error:
         return _report(error, EXIT_CODES["failed"])
+    except MemoryError:
+        sizes = "lower --samples, --hidden, --dim, --num-workers or --padding-mb"
+        return _report(f"there is not enough memory on this machine; {sizes}", EXIT_CODES["failed"])
     except KeyboardInterrupt:
         return _report("interrupted before the first update; nothing was written", EXIT_CODES["interrupted"])
 
@@ -64,25 +67,31 @@ def main(arguments: Sequence[str]) -> int:
 def run(cfg: TrainConfig, started: float, interruptions: Interruptions) -> int:
     """Run one configuration; `started` is the epoch time (s) at which the program did.
 
-    Raises ValueError for what can be seen to be impossible, before anything is written.
+    Raises UsageError for what can be seen to be impossible, before anything is written.
     """
     console = Console(highlight=False)
     strategy = load(cfg.mode)
-    workload = make_workload(cfg)
-    record = RunRecord(cfg)
-    with ProgressLine(cfg, console) as line, open_cluster(cfg, workload) as cluster:
-        interruptions.install()  # again: ray.init puts its own handler there
-        run = Run(cfg, workload, cluster, record)
-        record.open(started=started, cluster=cluster)
+    with ExitStack() as stack:
+        try:
+            workload = make_workload(cfg)
+            record = RunRecord(cfg)
+            line = stack.enter_context(ProgressLine(cfg, console))
+            cluster = stack.enter_context(open_cluster(cfg, workload, interruptions))
+            run = Run(cfg, workload, cluster, record)
+            interruptions.hold()  # a record that is begun will be completed
+            record.open(started=started, cluster=cluster)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
         startup_s, began_s = time.time() - started, time.perf_counter()
         updates = strategy.train(cluster, run.weights, cfg)
         run.follow(interruptions.between(updates), line)
         wall_s = time.perf_counter() - began_s
         summary = record.close(run.weights.vector, run.summary() | {"wall_s": wall_s, "startup_s": startup_s})
-    if cfg.output.quiet:
-        print(record.path)
-    else:
-        print_summary(summary, record.path, console)
+    with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
+        if cfg.output.quiet:
+            print(record.path, flush=True)
+        else:
+            print_summary(summary, record.path, console)
     return _report(run.error, EXIT_CODES[run.stopped_by]) if run.error else EXIT_CODES[run.stopped_by]
 
 
@@ -91,7 +100,10 @@ def run_both(cfg: TrainConfig, started: float, interruptions: Interruptions) -> 
 
     The records are `ray` and `sim` in the run's folder, beside comparison.json.
     """
-    folder = free_path(cfg.output, default_name(cfg))
+    try:
+        folder = free_path(cfg.output, default_name(cfg))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     codes = []
     for engine in ("ray", "sim"):
         output = replace(cfg.output, out=str(folder), run_name=engine)
@@ -132,7 +144,7 @@ class Run:
             self.stopped_by = "seconds"
         except KeyboardInterrupt:
             self.stopped_by = "interrupted"
-        except (ClusterError, OSError) as error:
+        except (ClusterError, OSError, MemoryError) as error:
             self.stopped_by, self.error = "failed", _one_line(error)
         except Exception as error:  # a mistake in a strategy: its author needs to see where
             traceback.print_exc()
@@ -142,6 +154,12 @@ class Run:
                 self._evaluate(last=True)
             self._collect_evaluations(wait=True)
             self._record.close_streams()
+            if self.stopped_by == "budget" and not np.isfinite(self.weights.vector).all():
+                self.stopped_by = "diverged"
+                self.error = (
+                    f"the weights after the last update, {self.weights.version}, are not finite; "
+                    f"lower --lr (it is {self._cfg.lr:g})"
+                )
         except OSError as error:
             self.stopped_by, self.error = "failed", _one_line(error)
 
@@ -210,12 +228,28 @@ class Run:
         }
 
 
-def open_cluster(cfg: TrainConfig, workload: Workload) -> AbstractContextManager[Cluster]:
-    """Start the engine that the configuration names; only Ray's imports ray."""
-    if cfg.engine == "ray":
-        from cluster.ray import RayCluster
+def open_cluster(
+    cfg: TrainConfig, workload: Workload, interruptions: Interruptions | None = None
+) -> AbstractContextManager[Cluster]:
+    """Start the engine that the configuration names; only Ray's imports ray.
 
-        return RayCluster(cfg, workload)
+    Raises ValueError for a device that is not there, ClusterError if the workers cannot be started.
+    """
+    if cfg.engine == "ray":
+        from cluster.ray import RayCluster, connect
+
+        if interruptions is None:
+            return RayCluster(cfg, workload)
+        # Interrupted while it starts, Ray would leave processes behind.
+        connection = None
+        try:
+            with interruptions.held():
+                connection = connect(cfg.ray.start_timeout_s)
+        except KeyboardInterrupt:
+            if connection:
+                connection.close()
+            raise
+        return RayCluster(cfg, workload, connection)
     from cluster.sim import Network, SimCluster
     from cluster.timing import ComputeTimes
     from rng import Purpose
@@ -229,6 +263,11 @@ def open_cluster(cfg: TrainConfig, workload: Workload) -> AbstractContextManager
     )
     times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
     device = "cuda" if cfg.ray.device == "cuda" else "cpu"
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ValueError("--device cuda: this machine has no GPU that torch can use; use --device cpu")
     return nullcontext(SimCluster(workload, times, network, deadline_s=cfg.stop.max_seconds, device=device))
 
 

@@ -32,7 +32,7 @@ from config import OutputConfig, TrainConfig, options
 from evaluation import Evaluated
 from optim import Vector
 
-_FLUSH_S = 1.0  # a killed run loses at most the updates of this many seconds
+_FLUSH_S = 1.0  # a killed simulation loses at most the updates of this many seconds
 
 
 class Tally:
@@ -177,16 +177,23 @@ class RunRecord:
 
     def open(self, *, started: float, cluster: Cluster) -> None:
         """Make the folder and write what is known before the first update."""
+        meta = _meta(started, cluster)
         try:
             self.path.mkdir(parents=True)
         except FileExistsError:
             raise ValueError(
                 f"--run-name {self.path.name}: taken meanwhile in {self.path.parent}; choose another"
             ) from None
+        except OSError as error:
+            raise ValueError(
+                f"--out {self.path.parent}: cannot be written to ({error.strerror}); choose another folder"
+            ) from None
         text = yaml.safe_dump(options(self._cfg), sort_keys=False)
         (self.path / "config.yaml").write_text(text)
-        write_json(self.path / "meta.json", _meta(started, cluster))
-        self._updates = (self.path / "updates.jsonl").open("w", buffering=1 << 16)
+        write_json(self.path / "meta.json", meta)
+        # On Ray, where the next update may be long in coming, each line is written at once.
+        buffering = 1 if self._cfg.engine == "ray" else 1 << 16
+        self._updates = (self.path / "updates.jsonl").open("w", buffering=buffering)
         self._evals = (self.path / "evals.jsonl").open("w", buffering=1)
 
     def update(self, update: Update) -> None:

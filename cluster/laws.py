@@ -11,6 +11,7 @@ import csv
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -280,8 +281,8 @@ class Trace:
 
     def replay(self, worker: int, step: int, n: int) -> Floats:
         """Return the times of `worker`'s steps [step, step + n)."""
-        rows = np.asarray(self.rows[worker if self.per_worker else 0])
-        return rows[np.arange(step, step + n) % len(rows)]
+        rows = self.rows[worker if self.per_worker else 0]
+        return np.array([rows[k % len(rows)] for k in range(step, step + n)])
 
 
 _LAWS: dict[str, Callable[..., Any]] = {
@@ -325,30 +326,41 @@ def parse_law(text: str) -> Law:
 
 
 def _read_trace(path: str) -> Trace:
-    try:
-        with Path(path).open(newline="") as file:
-            table = list(csv.DictReader(file))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
-        raise ValueError(f"cannot read the trace file '{path}': {reason}; give a CSV file") from None
-    if not table:
-        raise ValueError(f"the trace file '{path}' is empty; give a header 'seconds' and a time a row")
+    file = Path(path)
+    return _parse_trace(path, file.stat().st_mtime_ns if file.is_file() else 0)
+
+
+@cache
+def _parse_trace(path: str, modified_ns: int) -> Trace:
+    """Read a trace once: a pipe cannot be read twice, and options ask for their law more than once."""
     times: dict[int, list[float]] = {}
-    for number, row in enumerate(table, start=2):
-        try:
-            seconds, worker = float(row["seconds"]), int(row.get("worker") or 0)
-            _need(0 <= seconds < math.inf and worker >= 0, "negative or infinite")
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(
-                f"the trace file '{path}', line {number}: needs a column 'seconds' with a finite time of "
-                "at least 0 (and, if there is a column 'worker', a worker's number)"
-            ) from None
-        times.setdefault(worker, []).append(seconds)
-    missing = sorted(set(range(max(times) + 1)) - set(times))
-    if missing:
-        raise ValueError(f"the trace file '{path}' has no row for worker {missing[0]}; number them from 0")
+    number = 1
+    try:
+        with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            names = reader.fieldnames or ()
+            for row in reader:
+                number = reader.line_num
+                seconds = float(row["seconds"])
+                worker = int(row["worker"]) if "worker" in names else 0
+                _need(0 <= seconds < math.inf and worker >= 0 and None not in row, "out of range")
+                times.setdefault(worker, []).append(seconds)
+    except OSError as error:
+        raise ValueError(f"cannot read the trace file '{path}': {error.strerror}; give a CSV file") from None
+    except (KeyError, TypeError, ValueError, csv.Error):
+        raise ValueError(
+            f"the trace file '{path}', line {number}: needs a column 'seconds' with a finite time of at "
+            "least 0 (and, if there is a column 'worker', a worker's number), with a decimal point"
+        ) from None
+    if not times:
+        raise ValueError(f"the trace file '{path}' is empty; give a header 'seconds' and a time a row")
+    for expected, worker in enumerate(sorted(times)):
+        _need(
+            worker == expected,
+            f"the trace file '{path}' has no row for worker {expected}; number the workers from 0",
+        )
     rows = tuple(tuple(times[i]) for i in sorted(times))
-    return Trace(path, rows, per_worker="worker" in table[0])
+    return Trace(path, rows, per_worker="worker" in names)
 
 
 def _need(condition: bool, rule: str) -> None:

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import pickle
+import socket
 import struct
 import threading
 import time
@@ -30,6 +31,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
 
 import numpy as np
 import ray
+from ray._private import utils as ray_utils
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from cluster import ClusterError, Done, TimeUp
@@ -138,10 +140,10 @@ class RayCluster:
     A start barrier: it returns once every worker has imported what it needs and holds its shard. The clock
     starts with the first task.
     Raises ValueError for a device that is not there, ClusterError when the workers cannot be started
-    within cfg.ray.start_timeout_s.
+    within cfg.ray.start_timeout_s. `connection` is closed with it.
     """
 
-    def __init__(self, cfg: TrainConfig, workload: Workload) -> None:
+    def __init__(self, cfg: TrainConfig, workload: Workload, connection: Connection | None = None) -> None:
         num_workers = len(workload.shards)
         self.workers: Sequence[int] = range(num_workers)
         self.in_flight: dict[int, float] = {}
@@ -160,7 +162,8 @@ class RayCluster:
         self._returning: dict[int, tuple[Any, float]] = {}  # restarted: when ready, and until when to wait
         self._pickled: dict[Task, bytes] = {}
         self._sent: tuple[Vector | None, bytes, Any] = (None, b"", None)  # the last vector, as it was sent
-        self._owns_ray = connect()
+        self._actors: list[Any] = []
+        self._connection = connection or connect(cfg.ray.start_timeout_s)
         try:
             self.device = self._choose_device()
             self._shards = [ray.put(shard.alone()) for shard in workload.shards]
@@ -223,12 +226,10 @@ class RayCluster:
 
     def close(self) -> None:
         """Stop the workers, and the cluster if this run started it."""
-        if self._owns_ray:
-            ray.shutdown()
-        else:
-            for actor in getattr(self, "_actors", []):
-                with contextlib.suppress(Exception):  # the cluster may be gone already
-                    ray.kill(actor)
+        for actor in self._actors:
+            with contextlib.suppress(Exception):  # the cluster may be gone already
+                ray.kill(actor)
+        self._connection.close()
 
     def _take(self, ref: Any) -> Done | None:
         """Return the finished task, or None if its worker died and the task was sent again."""
@@ -328,11 +329,12 @@ class RayCluster:
 
     def _choose_device(self) -> str:
         wanted = self._cfg.ray.device
-        gpus = _resources().get("GPU", 0.0)
-        needed = len(self.workers) * self._cfg.ray.gpus_per_worker
+        gpus, share = _resources().get("GPU", 0.0), self._cfg.ray.gpus_per_worker
+        # Shares of different GPUs do not add up to one: .6 of a GPU fits once on each.
+        room = int(gpus) * int(1 / share + 1e-9) if share < 1 else int(gpus / share)
         if wanted == "auto":
-            return "cuda" if gpus >= needed else "cpu"
-        if wanted == "cuda" and gpus < needed and self._owns_ray:  # another's cluster may still grow
+            return "cuda" if room >= len(self.workers) else "cpu"
+        if wanted == "cuda" and room < len(self.workers) and self._connection.private:  # no GPU will come
             raise ValueError(
                 f"--device cuda: {len(self.workers)} workers x {self._cfg.ray.gpus_per_worker:g} GPU are "
                 f"asked for and this machine has {gpus:g}; use --device cpu or a smaller --gpus-per-worker"
@@ -351,19 +353,67 @@ class RayCluster:
         )
 
 
-def connect() -> bool:
-    """Connect to the cluster that the environment names, or start a private one; return whether it did."""
+class Connection(NamedTuple):
+    """How this process came to Ray: whether it connected just now, and whether the cluster is its own."""
+
+    made_here: bool
+    private: bool
+
+    def close(self) -> None:
+        """Leave the cluster, and end it if it is private."""
+        if self.made_here:
+            ray.shutdown()
+
+
+def connect(timeout_s: float = 60.0) -> Connection:
+    """Connect to the cluster that the environment names, or start a private one.
+
+    Raises ClusterError if nothing answers at RAY_ADDRESS within `timeout_s` seconds.
+    """
     if ray.is_initialized():
-        return False
-    if "RAY_ADDRESS" in os.environ or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR)
-    else:
-        # The workers import this project's modules, wherever the driver was started.
-        paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        # A bare ray.init() would attach to any cluster alive on this machine.
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    return True
+        return Connection(made_here=False, private=False)
+    address = os.environ.get("RAY_ADDRESS")
+    if address or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        if address and address not in ("auto", "local"):
+            _knock(address, timeout_s)
+        try:
+            _init()
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ClusterError(f"RAY_ADDRESS={address}: {_one_line(error)}; mend it or unset it") from error
+        return Connection(made_here=True, private=address == "local")
+    # The workers import this project's modules, wherever the driver was started.
+    root, paths = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([root, *filter(None, paths)]))
+    # A bare ray.init() would attach to any cluster alive on this machine.
+    _init(address="local", include_dashboard=False)
+    return Connection(made_here=True, private=True)
+
+
+def _init(**options: Any) -> None:
+    """Call ray.init without its noise and its SIGTERM handler, which would leave processes behind."""
+    set_handler = ray_utils.set_sigterm_handler
+    ray_utils.set_sigterm_handler = lambda handler: None
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    finally:
+        ray_utils.set_sigterm_handler = set_handler
+
+
+def _knock(address: str, timeout_s: float) -> None:
+    """See that something listens at HOST:PORT: ray.init would try for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    until_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=2.0).close()
+            return
+        except (OSError, ValueError, OverflowError) as error:
+            if time.monotonic() > until_s or not isinstance(error, OSError):
+                raise ClusterError(
+                    f"RAY_ADDRESS={address}: no Ray cluster answers there within --start-timeout-s "
+                    f"{timeout_s:g} ({error}); start it, or unset RAY_ADDRESS for a private one"
+                ) from None
+            time.sleep(0.5)
 
 
 def _resources() -> dict[str, float]:

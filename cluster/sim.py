@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster import Done, TimeUp
+from cluster import ClusterError, Done, TimeUp
 from cluster.timing import ComputeTimes
 from data import Workload
 from optim import Vector, Weights
@@ -121,6 +121,11 @@ class SimCluster:
             self._dropped.remove(serial)
             computed_s, serial, worker, task, w, compute_s = heapq.heappop(self._heap)
         finished_s = computed_s if self._instant else self._deliver(computed_s)
+        if not finished_s < math.inf:
+            raise ClusterError(
+                f"the virtual clock overflowed at worker {worker}; choose smaller times (--compute-time, "
+                "--slowdown, --latency-s, --server-time) or a faster --server-bytes-per-s"
+            )
         if finished_s > self._deadline_s:
             self.now_s = self._deadline_s
             raise TimeUp
