@@ -3,7 +3,7 @@ UV_VERSION := 0.13.8
 UV := $(or $(shell command -v uv 2>/dev/null),.tools/uv/bin/uv)
 PYTHON := .venv/bin/python
 
-.PHONY: help setup demo test test-sim lint types format check picture theory bench clean
+.PHONY: help setup demo test test-sim lint types format check picture theory docs bench clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -57,6 +57,9 @@ picture: setup  ## draw the figure of the README
 theory: setup  ## print theory against measurement, and draw up docs/theory.md
 	$(PYTHON) -m report.theory_table --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md
 	@cat docs/theory.md
+
+docs: setup  ## run the examples of the documents again, and put their output beside them
+	$(PYTHON) -m report.examples README.md docs/strategies/*.md
 
 bench: setup  ## run the benchmarks (minutes; keep the machine idle)
 	for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(PYTHON) $$benchmark || exit 1; done

@@ -16,7 +16,8 @@ from metrics import Tally
 _REFRESH_S = 0.1
 _BAR_WIDTH = 24
 _MOST_BARS = 8
-_MOST_WORKERS = 6  # beyond which the table sums up
+_WORKERS_PER_LINE = 6
+_MOST_WORKERS = 24  # beyond which the table sums up
 
 
 class ProgressLine:
@@ -111,7 +112,7 @@ def _theory(compared: Mapping[str, Mapping[str, float | None]]) -> list[str]:
     lines = []
     for name, entry in compared.items():
         off = entry["relative_difference"]
-        difference = "" if off is None else f" ({off:+.1%})"
+        difference = "" if off is None else f" ({off:+.1%})".replace("-0.0%", "+0.0%")
         lines.append(
             f"{_number(entry['theory'])} {names[name]}, you measured {_number(entry['measured'])}{difference}"
         )
@@ -141,7 +142,9 @@ def _busy(workers: Mapping[str, Mapping[str, Any]], clock_s: float) -> str:
     if len(shares) > _MOST_WORKERS:
         mean = sum(shares.values()) / len(shares)
         return f"{mean:.0%} of the time on average, {min(shares.values()):.0%} the least{lost}"
-    return "  ".join(f"{worker}: {share:.0%}" for worker, share in shares.items()) + lost
+    cells = [f"{worker:>2}: {share:>4.0%}" for worker, share in shares.items()]
+    lines = [cells[i : i + _WORKERS_PER_LINE] for i in range(0, len(cells), _WORKERS_PER_LINE)]
+    return "\n".join("  ".join(line) for line in lines) + lost
 
 
 def _number(x: float | None) -> str:
