@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,7 +27,7 @@ def predict(cfg: TrainConfig) -> dict[str, float]:
             found[name] = float(formula())
         except ValueError:  # outside a formula's assumptions, or none is known
             continue
-    return found
+    return {name: value for name, value in found.items() if math.isfinite(value)}  # inf bounds nothing
 
 
 def compare(cfg: TrainConfig, summary: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
@@ -92,7 +93,7 @@ def _formulas(cfg: Any) -> Formulas:
         case "ksync":
             k = cfg.k or p - cfg.backup
             known = theory.k_sync_time if cfg.count == "workers" else theory.k_batch_sync_time
-            cancelled = cfg.rest == "cancel" or k == p
+            cancelled = cfg.rest == "cancel" or (k == p and cfg.count == "workers")
             return fresh | (_timed(cfg, lambda: known(_equal(slow, law), p, k)) if cancelled else {})
         case "kasync":
             k = cfg.gradients_per_update
@@ -100,10 +101,10 @@ def _formulas(cfg: Any) -> Formulas:
                 return {"staleness_mean": lambda: theory.k_batch_async_mean_staleness(p, k)} | _timed(
                     cfg, lambda: theory.k_batch_async_time(law, p, k, slow)
                 )
-            return {
-                "staleness_mean": lambda: theory.k_async_mean_staleness(p, k),
-                "staleness_p0": lambda: theory.k_async_staleness_pmf(_equal(slow, law), p, k, 0),
-            } | _timed(cfg, lambda: theory.k_async_time(_equal(slow, law), p, k))
+            found: Formulas = {"staleness_mean": lambda: theory.k_async_mean_staleness(p, k)}
+            if _instant(cfg):
+                found["staleness_p0"] = lambda: theory.k_async_staleness_pmf(_equal(slow, law), p, k, 0)
+            return found | _timed(cfg, lambda: theory.k_async_time(_equal(slow, law), p, k))
         case "rennala" | "adacomm":
             return fresh
         case "ringmaster":

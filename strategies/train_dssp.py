@@ -64,13 +64,13 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         w = sgd.step(w, done.value, cfg.weight(w.version - done.read))
         clock, pushes[i] = clocks.tick(i), (pushes[i][1], done.finished_s)
         gap = clock - clocks.slowest
-        room = cfg.slack_high + 1 - gap  # starts until the gap would pass s_U
         if gap > cfg.slack_low and not extra[i] and clock == clocks.fastest:
             slowest = min(cluster.workers, key=clocks.__getitem__)
-            extra[i] = extra_steps(pushes[i], pushes[slowest], room)
+            extra[i] = extra_steps(pushes[i], pushes[slowest], most=cfg.slack_high + 1 - gap)
         waiting.add(i)
         ready = [j for j in sorted(waiting) if clocks[j] - clocks.slowest <= cfg.slack_low]
-        if i not in ready and extra[i] and room:
+        extra[i] = 0 if i in ready else extra[i]  # the slowest has caught up: what was left is void
+        if extra[i]:
             extra[i] -= 1
             ready.append(i)
         for worker in ready:

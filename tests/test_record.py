@@ -249,3 +249,34 @@ def _wait_for(condition: object, seconds: float = 60) -> None:
     while not condition():
         assert time.monotonic() < until, "waited too long"
         time.sleep(0.05)
+
+
+def test_theory_stands_beside_the_measurement(cli: CommandLine) -> None:
+    """summary.json has theory, measurement and relative difference; bounds hold, infinite ones are left out."""
+    compared = cli(f"{SIM} --mode asgd --num-workers 8 --steps 500 --dataset none").summary["theory"]
+    assert compared["staleness_mean"]["theory"] == 7
+    entry = compared["s_per_update"]
+    assert entry["relative_difference"] == pytest.approx(entry["measured"] / 0.125 - 1)
+    bounded = cli(f"{SIM} --mode ssp --slack 1 --num-workers 4 --steps 50 --dataset none").summary["theory"]
+    assert bounded["staleness_max"]["measured"] <= bounded["staleness_max"]["theory"] == 9
+    for mode in ("ssp --slack inf", "ringmaster --delay-bound inf"):
+        ran = cli(f"{SIM} --mode {mode} --steps 10 --dataset none")
+        assert ran.code == 0
+        assert "staleness_max" not in ran.summary["theory"]
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "--mode ksync --count gradients --rest ignore",
+        "--mode asgd --server-time exponential:.1 --latency-s .5",
+        "--mode kasync --k 4 --latency-s 1",
+        "--mode ssgd --slowdown 0=3",
+    ],
+)
+def test_no_prediction_is_made_outside_its_assumptions(scenario: str, cli: CommandLine) -> None:
+    """Whatever theory says of a long run, the measurement is within a tenth of it."""
+    compared = cli(f"{SIM} {scenario} --num-workers 8 --steps 1000 --dataset none").summary["theory"]
+    assert compared
+    for entry in compared.values():
+        assert entry["relative_difference"] is None or abs(entry["relative_difference"]) < 0.1
