@@ -252,7 +252,7 @@ def _wait_for(condition: object, seconds: float = 60) -> None:
 
 
 def test_theory_stands_beside_the_measurement(cli: CommandLine) -> None:
-    """summary.json has theory, measurement and relative difference; bounds hold, infinite ones are left out."""
+    """summary.json has theory, measurement and their difference; bounds hold, infinite ones are left out."""
     compared = cli(f"{SIM} --mode asgd --num-workers 8 --steps 500 --dataset none").summary["theory"]
     assert compared["staleness_mean"]["theory"] == 7
     entry = compared["s_per_update"]
