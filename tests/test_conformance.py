@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lab import assert_close, config, run, same_bytes
 
 from data import make_workload
+from lab import assert_close, config, run, same_bytes
 from strategies import load, modes
 
 ROOT = Path(__file__).parents[1]

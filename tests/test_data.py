@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lab import config
 
 from data import DatasetShard, make_workload, partition
+from lab import config
 from model import Classifier, Quadratic
 
 

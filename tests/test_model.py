@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lab import config
 
 from data import make_workload
+from lab import config
 from model import Objective
 from optim import SGD, Weights, mean
 from tasks import LocalSGD, gradient

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lab import config, run, same_bytes
 
 from cluster.laws import parse_law
 from cluster.sim import Network, SimCluster
 from cluster.timing import ComputeTimes
 from data import make_workload
+from lab import config, run, same_bytes
 from optim import Weights
 from strategies import load
 
