@@ -134,6 +134,7 @@ class Run:
         self._evaluator = Evaluator(workload, background=cfg.engine == "ray")
         self._evaluation: dict[str, float | None] = {"loss": None, "accuracy": None}
         self._evaluated_version = -1
+        self._last_loss_is_finite = True
 
     def follow(self, updates: Iterator[Update], line: ProgressLine) -> None:
         """Take updates until the run is over; afterwards `stopped_by` and `error` say how it ended."""
@@ -154,10 +155,10 @@ class Run:
                 self._evaluate(last=True)
             self._collect_evaluations(wait=True)
             self._record.close_streams()
-            if self.stopped_by == "budget" and not np.isfinite(self.weights.vector).all():
+            if self.stopped_by == "budget" and not self._last_loss_is_finite:
                 self.stopped_by = "diverged"
                 self.error = (
-                    f"the weights after the last update, {self.weights.version}, are not finite; "
+                    f"the loss after the last update, {self.weights.version}, is not finite; "
                     f"lower --lr (it is {self._cfg.lr:g})"
                 )
         except OSError as error:
@@ -206,6 +207,7 @@ class Run:
         for evaluated in self._evaluator.finished(wait=wait):
             self._record.evaluation(evaluated)
             found = evaluated.found
+            self._last_loss_is_finite = math.isfinite(found.loss)
             self._evaluation = {"loss": finite(found.loss), "accuracy": found.accuracy}
             reached |= target is not None and found.loss <= target
         return reached

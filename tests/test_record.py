@@ -147,6 +147,14 @@ def test_divergence_is_named_and_recorded(cli: CommandLine) -> None:
     assert ran.lines("updates.jsonl")[-1]["loss"] is None
 
 
+def test_divergence_in_the_last_update_is_noticed(cli: CommandLine) -> None:
+    """No later update meets the loss of the last weights: their evaluation tells, exit 3."""
+    ran = cli(f"{SIM} --steps 1 --lr 1e38")
+    assert ran.code == 3
+    assert ran.summary["stopped_by"] == "diverged"
+    assert "--lr" in ran.err
+
+
 def test_quiet_prints_the_path_alone(cli: CommandLine) -> None:
     """--quiet: one line, the record's path."""
     ran = cli(f"{SIM} --steps 3 --quiet")
