@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from config import TimingConfig
-from metrics import write_json
+from records.writer import write_json
 
 Measured = dict[str, dict[str, float | None]]
 

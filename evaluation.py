@@ -19,6 +19,7 @@ class Evaluated(NamedTuple):
     version: int
     t_s: float
     gradients: int
+    bytes: int
     found: Evaluation
 
 
@@ -31,15 +32,16 @@ class Evaluator:
     def __init__(self, workload: Workload, *, background: bool) -> None:
         self._workload = workload
         self._pool = ThreadPoolExecutor(1) if background else None
-        self._waiting: deque[tuple[Weights, float, int, Future[Evaluation | None]]] = deque()
+        self._waiting: deque[tuple[Weights, float, int, int, Future[Evaluation | None]]] = deque()
 
     @property
     def waiting(self) -> bool:
         """Whether any evaluation has not been taken by `finished`."""
         return bool(self._waiting)
 
-    def submit(self, w: Weights, t_s: float, gradients: int, *, last: bool = False) -> bool:
-        """Have the weights `w` evaluated, which stood at `t_s` seconds after `gradients` mini-batches.
+    def submit(self, w: Weights, t_s: float, gradients: int, num_bytes: int, *, last: bool = False) -> bool:
+        """Have the weights `w` evaluated, which stood at `t_s` seconds after `gradients` mini-batches and
+        `num_bytes` bytes.
 
         Returns whether they will be; the `last` weights of a run are, however many others wait.
         """
@@ -51,15 +53,15 @@ class Evaluator:
         else:
             future = Future()
             future.set_result(self._workload.evaluate(w.vector))
-        self._waiting.append((w, t_s, gradients, future))
+        self._waiting.append((w, t_s, gradients, num_bytes, future))
         return True
 
     def finished(self, *, wait: bool = False) -> list[Evaluated]:
         """Return the evaluations that are ready, or with `wait` all of them, in the order submitted."""
         found = []
-        while self._waiting and (wait or self._waiting[0][3].done()):
-            w, t_s, gradients, future = self._waiting.popleft()
+        while self._waiting and (wait or self._waiting[0][-1].done()):
+            w, t_s, gradients, num_bytes, future = self._waiting.popleft()
             evaluation = future.result()
             if evaluation:
-                found.append(Evaluated(w.version, t_s, gradients, evaluation))
+                found.append(Evaluated(w.version, t_s, gradients, num_bytes, evaluation))
         return found

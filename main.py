@@ -18,18 +18,19 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
-from cli import UsageError, parse
 from cluster import Cluster, ClusterError, TimeUp, Update
 from comparison import measured_timing, write_comparison
 from config import TrainConfig
-from console import ProgressLine, print_comparison, print_summary
 from data import Workload, make_workload
 from evaluation import Evaluator
-from interruptions import Interruptions
-from metrics import RunRecord, Tally, default_name, finite, free_path
+from metrics import Tally, finite
 from optim import Weights
 from predictions import compare
+from records.writer import RunRecord, default_name, free_path
 from strategies import load
+from terminal.cli import UsageError, parse
+from terminal.console import ProgressLine, print_comparison, print_summary
+from terminal.interruptions import Interruptions
 
 StoppedBy = Literal["budget", "seconds", "target-loss", "diverged", "interrupted", "failed"]
 
@@ -197,7 +198,7 @@ class Run:
 
     def _evaluate(self, *, last: bool = False) -> None:
         tally = self._tally
-        if self._evaluator.submit(self.weights, tally.last_update_s, tally.gradients, last=last):
+        if self._evaluator.submit(self.weights, tally.last_update_s, tally.gradients, tally.bytes, last=last):
             self._evaluated_version = self.weights.version
 
     def _collect_evaluations(self, *, wait: bool = False) -> bool:

@@ -1,0 +1,1 @@
+"""What a person at a terminal meets: options, progress, summaries, ctrl-C."""
