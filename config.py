@@ -350,6 +350,26 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LocalConfig(TrainConfig):
+    """The options of strategies whose workers take several steps on weights of their own."""
+
+    local_steps: int = 8
+    """H, the mini-batches each worker takes between two exchanges with the server."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.local_steps >= 1, "local-steps", self.local_steps, "must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeConfig(LocalConfig):
+    """The options of local strategies that exist with a barrier and without."""
+
+    exchange: Literal["sync", "async"] = "sync"
+    """sync: all workers exchange at a barrier. async: each by itself, when its local steps are done."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AsynchronousConfig(TrainConfig):
     """The options of strategies that apply each gradient as it comes."""
 

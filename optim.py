@@ -16,7 +16,7 @@ class Weights(NamedTuple):
     """One version of the model: immutable, so tasks in flight can hold it without a copy.
 
     vector: float32, shape (D,), read-only. version: how many updates the server has applied to get
-    here. velocity: the server's momentum buffer, shape (D,) or None; it never travels to a worker.
+    here. velocity: the server's momentum, shape (D,), or None; it never travels to a worker.
     """
 
     vector: Vector
@@ -63,6 +63,35 @@ class SGD:
         return Weights(vector, w.version + 1, v)
 
 
+@dataclass(frozen=True, kw_only=True)
+class DelayedNesterov:
+    """Nesterov momentum for gradients that come one by one from `every` workers.
+
+    Each moves the weights by its share, and the momentum joins in once `every` of them:
+
+        s <- s + g,  w <- w - lr g/N;    every N-th:  m <- momentum m + s/N,  w <- w - lr momentum m,  s <- 0
+
+    Liu et al. 2024 (arXiv 2401.09135), delayed Nesterov with activation c = 0. N = 1 is SGD's nesterov.
+    The velocity of its weights is m and s: shape (2, D).
+    """
+
+    lr: float
+    momentum: float
+    every: int
+
+    def step(self, w: Weights, g: Vector) -> Weights:
+        """Return the version after `w`, one step down the gradient g (D,)."""
+        m, s = np.zeros((2, len(g)), np.float32) if w.velocity is None else w.velocity
+        s = s + g
+        step = g / self.every
+        if (w.version + 1) % self.every == 0:
+            m, s = self.momentum * m + s / self.every, np.zeros_like(s)
+            step = step + self.momentum * m
+        vector = np.asarray(w.vector - self.lr * step, np.float32)
+        vector.setflags(write=False)
+        return Weights(vector, w.version + 1, np.stack([m, s]))
+
+
 def mean(vectors: Iterable[Vector]) -> Vector:
     """Return the mean of vectors (D,), summed in the order given.
 
@@ -77,3 +106,12 @@ def mean(vectors: Iterable[Vector]) -> Vector:
         count += 1
     total /= count
     return total
+
+
+def spread(vectors: Iterable[Vector], centre: Vector) -> float:
+    """Return the mean Euclidean distance of vectors (D,) to a centre (D,).
+
+    >>> spread([np.zeros(2, np.float32), np.full(2, 2, np.float32)], np.ones(2, np.float32))
+    1.4142135381698608
+    """
+    return float(np.mean([np.linalg.norm(vector - centre) for vector in vectors]))

@@ -85,7 +85,13 @@ def _formulas(cfg: Any) -> Formulas:
                 "staleness_max": lambda: theory.ssp_staleness_bound(p, cfg.slack_high),
                 "clock_gap_max": lambda: theory.ssp_clock_gap_bound(p, cfg.slack_high),
             }
-        case "localsgd":
+        case "easgd" | "diloco" if cfg.exchange == "async":
+            h = cfg.local_steps
+            if cfg.budget % h:  # shorter last tasks have times of their own
+                return {}
+            staleness = {"staleness_mean": lambda: theory.asgd_mean_staleness(p)}
+            return staleness | _timed(cfg, lambda: h * theory.asgd_time(law, p, slow))
+        case "localsgd" | "easgd" | "diloco":
             h = cfg.local_steps
             rounds = cfg.steps % h == 0  # a shorter last round has a time of its own
             step_s = _timed(cfg, lambda: h * theory.local_sgd_time_per_step(law, p, h, slow))

@@ -770,6 +770,24 @@ def easgd_largest_stable_alpha(lr_curvature: float) -> float:
     return (4 - 2 * lr_curvature) / (4 - lr_curvature)
 
 
+def easgd_decay(lr_curvature: float, alpha: float, num_workers: int) -> float:
+    """Return the factor by which synchronous EASGD's centre nears the optimum in an update, with H = 1.
+
+    Of equal quadratics without noise, in the long run: the spectral radius of the map of the workers' mean
+    and the centre, ((1 - eta - alpha, alpha), (P alpha, 1 - P alpha)), eta = `lr_curvature`. For small eta
+    it is 1 - eta P/(P + 1): the centre has the mass of a worker, but feels no gradient.
+    Source: the recursion of Zhang, Choromanska & LeCun 2015 (arXiv 1412.6651), equations 2.3 and 2.4.
+
+    >>> round(easgd_decay(0.001, 0.225, 4), 4)
+    0.9992
+    """
+    _need_whole("num_workers", num_workers)
+    _need(lr_curvature >= 0, "lr * curvature must be at least 0")
+    _need(0 < alpha <= 1, "alpha must lie in (0, 1]")
+    pulled = num_workers * alpha
+    return float(np.abs(np.linalg.eigvals([[1 - lr_curvature - alpha, alpha], [pulled, 1 - pulled]])).max())
+
+
 # --- Advice -------------------------------------------------------------------------------------------------
 
 

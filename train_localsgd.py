@@ -19,32 +19,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from cluster import Cluster, Update, run_all
-from config import TrainConfig, require
-from optim import Weights, mean
-from tasks import LocalSGD
+from config import LocalConfig
+from optim import Weights, mean, spread
+from tasks import LocalSGD, portions
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig):
+class Config(LocalConfig):
     mode: str = "localsgd"
-
-    local_steps: int = 8
-    """H, the mini-batches each worker takes between two averagings."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.local_steps >= 1, "local-steps", self.local_steps, "must be at least 1")
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    left = cfg.steps
-    while left:
-        h = min(cfg.local_steps, left)
+    for h in portions(cfg.steps, cfg.local_steps):
         dones = run_all(cluster, LocalSGD(batches=h, lr=cfg.lr, momentum=cfg.momentum), w)
         w = w.replaced(mean(done.value for done in dones))
-        drift = float(np.mean([np.linalg.norm(done.value - w.vector) for done in dones]))
-        left -= h
-        yield Update(w, dones, drift=drift)
+        yield Update(w, dones, drift=spread((done.value for done in dones), w.vector))

@@ -32,7 +32,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
 import numpy as np
 import ray
 from ray._private import utils as ray_utils
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
 from cluster import ClusterError, Done, TimeUp
 from cluster.timing import ComputeTimes, sleep_heterogeneity
@@ -76,16 +76,17 @@ class Worker:
         """Return the process id, once the shard is on its device."""
         return os.getpid()
 
-    def run(self, request: bytes, large: Vector | None = None) -> bytes | tuple[float, float, Vector]:
+    def run(self, request: bytes, large: Vector | None = None, state: Vector | None = None) -> Any:
         """Compute a task; return the loss, the seconds it took, and the value.
 
         request: its ticket, the step, the pickled task and, unless it comes as `large`, the vector of
         weights. A task that is stopped ends at once if it sleeps; what it returns is not read.
+        state: (rows, D), where a task before this left one. A task that keeps state returns it as well.
         """
         began_s = time.perf_counter()
         ticket, step, length = _REQUEST.unpack_from(request)
         if ticket <= self._stopped:
-            return b""
+            return b""  # also where two are expected: nobody looks
         end = _REQUEST.size + length
         pickled_task = request[_REQUEST.size : end]
         task = self._tasks.get(pickled_task)
@@ -97,16 +98,22 @@ class Worker:
         loss, value = math.nan, vector
         if self._objective.num_weights:
             w = self._torch.tensor(vector[None], device=self._device)
-            losses, values = task(self._objective, [self._shard], [step], w)
+            if state is None:
+                kept = w.new_zeros(1, task.state_rows, w.shape[1])
+            else:
+                kept = self._torch.tensor(state[None], device=self._device)
+            losses, values, kept = task(self._objective, [self._shard], [step], w, kept)
             loss, value = losses.item(), values[0].cpu().numpy()
         computed_s = time.perf_counter() - began_s
         sleep_heterogeneity(self._times, self._worker, step, task.batches, computed_s, self._sleeper(ticket))
         if len(self._padding):
             value = np.concatenate([value, self._padding])
         compute_s = time.perf_counter() - began_s
-        if value.nbytes <= _INLINE_BYTES:
-            return _REPLY.pack(loss, compute_s) + value.tobytes()
-        return loss, compute_s, value
+        small = value.nbytes <= _INLINE_BYTES
+        reply = _REPLY.pack(loss, compute_s) + value.tobytes() if small else (loss, compute_s, value)
+        if task.state_rows and self._objective.num_weights:
+            return reply, kept[0].cpu().numpy()
+        return reply
 
     # In a concurrency group, and so a thread, of its own: it must be heard while a task runs.
     @ray.method(concurrency_group="control")
@@ -157,6 +164,10 @@ class RayCluster:
         self._steps = [0] * num_workers
         self._tickets = 0
         self._flights: dict[int, _Flight] = {}
+        # Where workers keep state the driver holds a reference: the state stays on the worker's machine and
+        # outlives the worker. After the last finished task, and of the task in flight.
+        self._states: dict[int, Any] = {}
+        self._next_states: dict[int, Any] = {}
         # Oldest first: of several finished tasks, ray.wait takes the first in this order, so nobody starves.
         self._refs: dict[Any, int] = {}
         self._returning: dict[int, tuple[Any, float]] = {}  # restarted: when ready, and until when to wait
@@ -203,6 +214,7 @@ class RayCluster:
 
     def cancel(self, worker: int) -> None:
         flight = self._flights.pop(worker)
+        self._next_states.pop(worker, None)
         ref = next(ref for ref, its_worker in self._refs.items() if its_worker == worker)
         del self._refs[ref]
         self._actors[worker].stop.remote(flight.ticket)
@@ -241,6 +253,10 @@ class RayCluster:
             return None
         except RayTaskError as error:
             raise ClusterError(f"worker {worker} failed in its task: {error.cause!r}") from error
+        except ObjectLostError as error:
+            raise ClusterError(f"worker {worker} lost its state with its node; run again") from error
+        if worker in self._next_states:
+            self._states[worker] = self._next_states.pop(worker)
         finished_s = self.now_s
         if isinstance(result, bytes):
             loss, compute_s = _REPLY.unpack_from(result)
@@ -272,8 +288,15 @@ class RayCluster:
 
     def _send(self, worker: int) -> None:
         flight, actor = self._flights[worker], self._actors[worker]
-        large = () if flight.large is None else (flight.large,)
-        self._refs[actor.run.remote(flight.request, *large)] = worker
+        if flight.task.state_rows and self._objective.num_weights:
+            ref, self._next_states[worker] = actor.run.options(num_returns=2).remote(
+                flight.request, flight.large, self._states.get(worker)
+            )
+        elif flight.large is not None:
+            ref = actor.run.remote(flight.request, flight.large)
+        else:
+            ref = actor.run.remote(flight.request)
+        self._refs[ref] = worker
 
     def _spawn(self, worker: int, delay_s: float) -> Any:
         gpus = self._cfg.ray.gpus_per_worker if self.device == "cuda" else 0

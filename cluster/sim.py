@@ -19,7 +19,7 @@ import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from cluster.timing import ComputeTimes
 from data import Workload
 from optim import Vector, Weights
 from tasks import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CHUNK_BYTES = 1 << 20  # of weights in one batched computation: more no longer fit the cache
 
@@ -171,7 +174,8 @@ class _LazyValues:
         self._shards = workload.shards[0].on_device(workload.shards, device)
         self._chunk = max(64, min(1024, _CHUNK_BYTES // (4 * workload.objective.num_weights)))
         self._waiting: dict[int, tuple[Task, int, Vector]] = {}
-        self._computed: dict[int, tuple[float, Vector]] = {}
+        self._computed: dict[int, tuple[float, Vector, Tensor | None]] = {}
+        self._states: dict[int, Tensor] = {}  # (state_rows, D) by worker, after its last finished task
         num_threads = threads or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
 
@@ -185,7 +189,10 @@ class _LazyValues:
     def take(self, worker: int) -> tuple[float, Vector]:
         if worker in self._waiting:
             self._compute_waiting()
-        return self._computed.pop(worker)
+        loss, value, state = self._computed.pop(worker)
+        if state is not None:
+            self._states[worker] = state
+        return loss, value
 
     def _compute_waiting(self) -> None:
         by_task: dict[Task, list[int]] = {}
@@ -197,18 +204,23 @@ class _LazyValues:
             for i in range(0, len(workers), self._chunk)
         ]
         run = self._pool.map if self._pool and len(chunks) > 1 else map
-        for (_, workers), (losses, values) in zip(chunks, run(self._compute, chunks), strict=True):
-            self._computed.update(zip(workers, zip(losses, values, strict=True), strict=True))
+        for (_, workers), computed in zip(chunks, run(self._compute, chunks), strict=True):
+            self._computed.update(zip(workers, zip(*computed, strict=True), strict=True))
         self._waiting.clear()
 
-    def _compute(self, chunk: tuple[Task, list[int]]) -> tuple[list[float], Vector]:
+    def _compute(self, chunk: tuple[Task, list[int]]) -> tuple[list[float], Vector, Sequence[Tensor | None]]:
         import torch
 
         task, workers = chunk
         waiting = [self._waiting[worker] for worker in workers]
         w = torch.from_numpy(np.stack([vector for _, _, vector in waiting])).to(self._device)
         shards = [self._shards[worker] for worker in workers]
-        losses, values = task(self._objective, shards, [step for _, step, _ in waiting], w)
+        state = w.new_zeros(len(workers), task.state_rows, w.shape[1])
+        if task.state_rows:
+            for row, worker in enumerate(workers):
+                if worker in self._states:
+                    state[row] = self._states[worker]
+        losses, values, state = task(self._objective, shards, [step for _, step, _ in waiting], w, state)
         array: Vector = values.cpu().numpy()
         array.setflags(write=False)
-        return losses.tolist(), array
+        return losses.tolist(), array, state.unbind() if task.state_rows else [None] * len(workers)

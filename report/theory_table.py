@@ -428,6 +428,44 @@ def optimization_rows() -> Iterator[Row]:
             seeds=1,
             h=h,
         )
+    for eta in (0.5, 1.0, 1.5):
+        yield row(
+            f"EASGD, a worker and the centre, lr * curvature {eta:g}: largest stable alpha",
+            "(4 - 2 eta)/(4 - eta)",
+            theory.easgd_largest_stable_alpha(eta),
+            lambda seed, eta: _largest_stable_alpha(eta),
+            seeds=1,
+            tolerance=0.002,  # of the bisection, and of what 600 steps can tell
+            eta=eta,
+        )
+    yield row(
+        "EASGD in turn, P=4, lr * curvature 1, alpha .99 of the largest: centre after 400 exchanges each",
+        "0: stable",
+        0.0,
+        lambda seed: float(_easgd(4, 400, 1.0, 0.99 * theory.easgd_largest_stable_alpha(1.0)).w[0]),
+        seeds=1,
+    )
+    for workers in (1, 4, 16):
+        yield row(
+            f"EASGD at a barrier, P={workers}, lr * curvature .1, alpha .9/P: decay of the centre an update",
+            "spectral radius of the recursion",
+            theory.easgd_decay(0.1, 0.9 / workers, workers),
+            lambda seed, workers: _decay(iterates(_easgd(workers, 150, 0.1, None, "sync"))[:, 0]),
+            seeds=1,
+            workers=workers,
+        )
+    yield row(
+        "DiLoCo, outer lr 1, outer momentum 0, inner SGD, H=7: last iterate less that of LocalSGD",
+        "0: LocalSGD",
+        0.0,
+        lambda seed: float(
+            np.abs(
+                quadratic("diloco", 4, 63, 0, local_steps=7, lr=0.1, **_plain_outer, grad_noise=1.0, dim=20).w
+                - quadratic("localsgd", 4, 63, 0, local_steps=7, lr=0.1, grad_noise=1.0, dim=20).w
+            ).max()
+        ),
+        seeds=1,
+    )
     yield row(
         "DC-ASGD with the exact Hessian, delay 3: last iterate less that without delay",
         "0: the zero-delay trajectory",
@@ -437,20 +475,44 @@ def optimization_rows() -> Iterator[Row]:
     )
 
 
-def _stability_limit(tau: int) -> float:
-    """Return the step at which ASGD with P = tau + 1 equal workers stops converging, by bisection."""
+_plain_outer: dict[str, Any] = {"inner": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0}
 
-    def grows(lr: float) -> bool:
-        w = np.abs(iterates(quadratic("asgd", tau + 1, 400, 0, lr=lr))[:, 0])
+
+def _stability_limit(tau: int) -> float:
+    """Return the step at which ASGD with P = tau + 1 equal workers stops converging."""
+    return _bisect(lambda lr: quadratic("asgd", tau + 1, 400, 0, lr=lr), 2.5)
+
+
+def _largest_stable_alpha(eta: float) -> float:
+    """Return the alpha at which one worker and its centre stop converging."""
+    return _bisect(lambda alpha: _easgd(1, 600, eta, alpha), 1.0)
+
+
+def _easgd(workers: int, exchanges: int, eta: float, alpha: float | None, exchange: str = "async") -> Outcome:
+    return quadratic(
+        "easgd", workers, exchanges, 0, lr=eta, moving_rate=alpha, exchange=exchange, local_steps=1
+    )
+
+
+def _bisect(outcome: Callable[[float], Outcome], high: float) -> float:
+    """Return the parameter, between 0 and `high`, at which a run stops converging."""
+
+    def grows(x: float) -> bool:
+        w = np.abs(iterates(outcome(x))[:, 0])
         half = len(w) // 2
         return bool(w[half:].max() > w[: half // 2].max() or not np.isfinite(w).all())
 
-    low, high = 0.0, 2.5
+    low = 0.0
     with np.errstate(over="ignore", invalid="ignore"):
         while high - low > 1e-3:
             middle = (low + high) / 2
             low, high = (low, middle) if grows(middle) else (middle, high)
     return (low + high) / 2
+
+
+def _decay(w: np.ndarray[Any, Any]) -> float:
+    """Return the factor by which the iterates (updates,) fall in an update, in the long run."""
+    return float((w[-1] / w[len(w) // 2]) ** (1 / (len(w) - 1 - len(w) // 2)))
 
 
 def _implicit_momentum(seed: int) -> float:

@@ -24,7 +24,7 @@ import numpy as np
 
 from cluster import Cluster, Update, run_all
 from config import TrainConfig, require
-from optim import Weights, mean
+from optim import Weights, mean, spread
 from tasks import LocalSGD
 
 
@@ -56,7 +56,6 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         h = min(tau, left)
         dones = run_all(cluster, LocalSGD(batches=h, lr=cfg.lr, momentum=cfg.momentum), w)
         w = w.replaced(mean(done.value for done in dones))
-        drift = float(np.mean([np.linalg.norm(done.value - w.vector) for done in dones]))
         left -= h
         loss = float(np.mean([done.loss or 0.0 for done in dones]))
         first_loss = first_loss or loss
@@ -64,4 +63,4 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
             choose_s = cluster.now_s + cfg.interval_s
             wanted = math.ceil(math.sqrt(loss / first_loss) * cfg.first_local_steps) if first_loss else tau
             tau = max(1, wanted if wanted < tau else math.ceil(cfg.decay * tau))
-        yield Update(w, dones, drift=drift)
+        yield Update(w, dones, drift=spread((done.value for done in dones), w.vector))

@@ -12,7 +12,7 @@ from data import make_workload
 from lab import config
 from model import Objective
 from optim import SGD, Weights, mean
-from tasks import LocalSGD, gradient
+from tasks import Elastic, LocalAdamW, LocalMomentum, LocalSGD, Task, gradient
 
 OBJECTIVES: list[dict[str, Any]] = [
     {},
@@ -74,12 +74,20 @@ def test_an_objective_needs_only_a_loss() -> None:
 def test_many_workers_at_once_equal_one_after_the_other(options: dict[str, Any]) -> None:
     """The batched computation gives each worker what it would compute alone."""
     workload, shards, w = _some_weights(options)
-    for task in (gradient, LocalSGD(batches=3, lr=0.1, momentum=0.5)):
-        losses, values = task(workload.objective, shards, [4, 5, 6], w)
-        for p in range(3):
-            loss, value = task(workload.objective, [shards[p]], [4 + p], w[p : p + 1])
-            torch.testing.assert_close(losses[p], loss[0], rtol=1e-5, atol=1e-6)
-            torch.testing.assert_close(values[p], value[0], rtol=1e-5, atol=1e-6)
+    tasks: list[Task] = [
+        gradient,
+        LocalSGD(batches=3, lr=0.1, momentum=0.5),
+        LocalMomentum(batches=3, lr=0.1, momentum=0.5),
+        LocalAdamW(batches=3, lr=0.01),
+        Elastic(batches=3, lr=0.1, rate=0.2, momentum=0.5),
+    ]
+    for task in tasks:
+        state = 0.01 * torch.rand(3, task.state_rows, w.shape[1], generator=torch.Generator().manual_seed(1))
+        together = task(workload.objective, shards, [0, 5, 6], w, state)
+        for p, step in enumerate([0, 5, 6]):
+            alone = task(workload.objective, [shards[p]], [step], w[p : p + 1], state[p : p + 1])
+            for a, b in zip(together, alone, strict=True):
+                torch.testing.assert_close(a[p], b[0], rtol=1e-5, atol=1e-6)
 
 
 @each_objective

@@ -18,9 +18,9 @@ from cluster.timing import ComputeTimes
 from config import AsynchronousConfig
 from data import make_workload
 from lab import Outcome, assert_close, config, run, same_bytes
-from optim import Weights, mean
+from optim import SGD, DelayedNesterov, Vector, Weights, mean
 from strategies.train_dssp import extra_steps
-from tasks import gradient
+from tasks import LocalAdamW, Task, gradient
 
 EXPONENTIAL: dict[str, Any] = {"dataset": "none", "num_workers": 8, "compute_time": "exponential:1"}
 
@@ -60,6 +60,7 @@ LIMITS: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
     ("ringmaster", {"delay_bound": math.inf, "rest": "ignore"}, "asgd", {}),
     ("ringmaster", {"delay_bound": 1.0, "rest": "ignore"}, "rennala", {"batches": 1}),
     ("ringmaster", {"delay_bound": 1.0}, "ksync", {"k": 1}),
+    ("easgd", {"moving_rate": 0.18}, "easgd", {}),
     ("asgd", {"staleness_lr": "threshold:0"}, "asgd", {"staleness_lr": "inverse"}),
     ("asgd", {"staleness_lr": "threshold:1"}, "asgd", {"staleness_lr": "inverse"}),
     ("ssp", {"staleness_lr": "threshold:0"}, "ssp", {"staleness_lr": "inverse"}),
@@ -565,3 +566,167 @@ def test_a_mistake_gets_one_line_and_nothing_is_written(
         assert part in ran.err
     assert ran.out == ""
     assert not cli.out.exists()
+
+
+# --- EASGD --------------------------------------------------------------------------------------------------
+
+EXCHANGES = pytest.mark.parametrize("exchange", ["sync", "async"])
+
+
+@EXCHANGES
+@pytest.mark.parametrize("local_steps", [1, 3])
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_easgd_follows_its_recursion(exchange: str, local_steps: int, momentum: float) -> None:
+    """On a quadratic, workers and centre move as the paper's recursion says, a worker at a time or all."""
+    lr, alpha, workers, curvature = 0.3, 0.2, 3, [1.0, 0.5, 2.0]
+    ours = run(
+        "easgd",
+        num_workers=workers,
+        steps=4 * local_steps,
+        exchange=exchange,
+        local_steps=local_steps,
+        moving_rate=alpha,
+        momentum=momentum,
+        lr=lr,
+        dataset="quadratic",
+        curvatures="1,0.5,2",
+        optima="0,1,-1",
+    )
+    optima = [0.0, 1.0, -1.0]
+    x, v, centre = [1.0] * workers, [0.0] * workers, 1.0  # weights start at 1
+
+    def advance(i: int, pull: float) -> None:
+        for h in range(local_steps):
+            g = curvature[i] * (x[i] + momentum * v[i] - optima[i])
+            v[i] = momentum * v[i] - lr * g
+            x[i] += v[i] - (pull if h == 0 else 0.0)
+
+    centres = []
+    for i in range(workers):
+        advance(i, 0.0)  # x_i and the centre are the same, and draw each other by nothing
+    for _ in range(4):
+        pulls = []
+        for i in range(workers):
+            pulls.append(alpha * (x[i] - centre))
+            if exchange == "async":
+                centre += pulls[i]
+                centres.append(centre)
+                advance(i, pulls[i])
+        if exchange == "sync":
+            centre += sum(pulls)
+            centres.append(centre)
+            for i in range(workers):
+                advance(i, pulls[i])
+    np.testing.assert_allclose([u.weights.vector[0] for u in ours.updates], centres, rtol=1e-5)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_easgd_with_one_worker_is_the_same_with_and_without_a_barrier(momentum: float) -> None:
+    """P = 1: synchronous EASGD is asynchronous EASGD, up to rounding."""
+    options: dict[str, Any] = {"num_workers": 1, "steps": 30, "momentum": momentum, "lr": 0.05}
+    a, b = (run("easgd", exchange=exchange, **options) for exchange in ("sync", "async"))
+    for x, y in zip(a.updates, b.updates, strict=True):
+        assert_close(x.weights.vector, y.weights.vector)
+
+
+@EXCHANGES
+def test_the_centre_of_easgd_slows_the_workers_by_its_mass(exchange: str) -> None:
+    """The error falls by 1 - lr a P/(P + 1) a step: the centre has a worker's mass, but no gradient."""
+    workers, steps, lr, curvature = 4, 4000, 0.1, 0.01
+    ours = run(
+        "easgd",
+        num_workers=workers,
+        steps=steps,
+        exchange=exchange,
+        local_steps=1,
+        lr=lr,
+        dataset="quadratic",
+        curvatures=str(curvature),
+    )
+    half = len(ours.updates) // 2
+    fallen = math.log(ours.updates[half - 1].weights.vector[0] / ours.updates[-1].weights.vector[0])
+    expected = steps / 2 * lr * curvature * workers / (workers + 1)
+    assert fallen == pytest.approx(expected, rel=0.01)
+
+
+# --- DiLoCo -------------------------------------------------------------------------------------------------
+
+
+def test_diloco_with_a_plain_outer_step_is_local_sgd() -> None:
+    """Outer lr 1 without momentum, and plain inner SGD: LocalSGD, up to rounding."""
+    options: dict[str, Any] = {"num_workers": 5, "steps": 40, "compute_time": "exponential:1", "lr": 0.1}
+    diloco = run("diloco", inner="sgd", outer_lr=1.0, outer_momentum=0.0, local_steps=7, **options)
+    local = run("localsgd", local_steps=7, **options)
+    for a, b in zip(diloco.updates, local.updates, strict=True):
+        assert_close(a.weights.vector, b.weights.vector)
+
+
+@pytest.mark.parametrize("inner", ["sgd", "adamw"])
+def test_diloco_with_one_worker_is_the_same_with_and_without_a_barrier(inner: str) -> None:
+    """P = 1: delayed Nesterov is Nesterov, up to rounding."""
+    options: dict[str, Any] = {"num_workers": 1, "steps": 30, "local_steps": 4, "inner": inner, "lr": 0.01}
+    a, b = (run("diloco", exchange=exchange, **options) for exchange in ("sync", "async"))
+    for x, y in zip(a.updates, b.updates, strict=True):
+        assert_close(x.weights.vector, y.weights.vector)
+
+
+def _torch_trajectory(optimizer: Any, steps: int, **options: Any) -> np.ndarray:
+    """Return the weights after `steps` mini-batches of the only shard under one of torch's optimizers."""
+    import torch
+
+    workload = make_workload(config("ssgd", num_workers=1, **options))
+    shard = workload.shards[0].on_device(workload.shards, "cpu")[0]
+    w = torch.nn.Parameter(torch.from_numpy(workload.objective.initial_weights(0)))
+    optimizer = optimizer([w])
+    for step in range(steps):
+        w.grad = workload.objective.loss_and_gradient(w.data[None], [shard], [step])[1][0]
+        optimizer.step()
+    return w.detach().numpy()
+
+
+@EXCHANGES
+def test_the_inner_optimizers_moments_stay_with_the_worker(exchange: str) -> None:
+    """One worker that only ever copies itself is torch's AdamW, or SGD with momentum, across all rounds."""
+    import torch
+
+    options: dict[str, Any] = {"num_workers": 1, "steps": 30, "local_steps": 7, "exchange": exchange}
+    plain: dict[str, Any] = {"outer_lr": 1.0, "outer_momentum": 0.0}
+    adamw = run("diloco", lr=0.01, **plain, **options)
+    assert_close(adamw.w, _torch_trajectory(lambda w: torch.optim.AdamW(w, lr=0.01), 30))
+    sgd = run("diloco", inner="sgd", momentum=0.9, lr=0.1, **plain, **options)
+    assert_close(sgd.w, _torch_trajectory(lambda w: torch.optim.SGD(w, lr=0.1, momentum=0.9), 30))
+
+
+def test_delayed_nesterov_is_nesterov_after_each_round() -> None:
+    """After each N equal gradients, delayed Nesterov is where Nesterov is after one."""
+    rng = np.random.default_rng(0)
+    delayed, nesterov = (
+        DelayedNesterov(lr=0.3, momentum=0.9, every=4),
+        SGD(lr=0.3, momentum=0.9, nesterov=True),
+    )
+    a = b = Weights(np.ones(3, np.float32))
+    for _ in range(5):
+        g = rng.standard_normal(3).astype(np.float32)
+        b = nesterov.step(b, g)
+        for _ in range(4):
+            a = delayed.step(a, g)
+        assert_close(a.vector, b.vector)
+
+
+def test_a_cancelled_task_leaves_the_workers_state_alone() -> None:
+    """A task that was cancelled, even after it was computed, has not moved the moments its worker keeps."""
+    cfg = config("diloco", num_workers=2)
+    workload, task = make_workload(cfg), LocalAdamW(batches=3, lr=0.01)
+    w = Weights(workload.objective.initial_weights(0))
+
+    def first_value(cancelled: Task, other: Task) -> Vector:
+        cluster = SimCluster(workload, ComputeTimes(parse_law("constant:1"), 0, {0: 9.0}))
+        for _ in range(3 // cancelled.batches):
+            cluster.start(0, cancelled, w)
+            cluster.start(1, other, w)
+            assert cluster.next_done().worker == 1  # all that is in flight is computed at once
+            cluster.cancel(0)
+        cluster.start(0, task, w)
+        return cluster.next_done().value
+
+    np.testing.assert_array_equal(first_value(task, task), first_value(gradient, gradient))

@@ -44,10 +44,11 @@ def test_every_mode_learns_on_ray(mode: str, dataset: str, workers: int, cli: Co
     assert ran.summary["eval"]["loss"] < ran.lines("evals.jsonl")[0]["loss"]
 
 
-@pytest.mark.parametrize("mode", ["ssgd", "localsgd"])
+@pytest.mark.parametrize("mode", ["ssgd", "localsgd", "diloco", "easgd"])
 def test_synchronous_modes_give_the_same_weights_on_both_engines(mode: str) -> None:
-    """SSGD and LocalSGD: a version's weights do not depend on the engine."""
-    options: dict[str, Any] = {"num_workers": 3, "steps": 16, "dataset": "digits", "momentum": 0.5}
+    """Where workers wait for each other, a version's weights do not depend on the engine."""
+    momentum = 0.0 if mode == "diloco" else 0.5
+    options: dict[str, Any] = {"num_workers": 3, "steps": 16, "dataset": "digits", "momentum": momentum}
     real, simulated = run(mode, engine="ray", **options), run(mode, engine="sim", **options)
     assert len(real.updates) == len(simulated.updates)
     for a, b in zip(real.updates, simulated.updates, strict=True):
@@ -124,9 +125,9 @@ def kill(*, worker: int, at_update: int) -> Callable[[Cluster, Update], None]:
     return on_update
 
 
-@pytest.mark.parametrize("mode", ["ssgd", "localsgd"])
+@pytest.mark.parametrize("mode", ["ssgd", "localsgd", "diloco", "easgd"])
 def test_a_killed_worker_changes_nothing(mode: str) -> None:
-    """Its task is repeated with the same bytes, so every version of the weights is the same."""
+    """Its task is repeated from the same bytes and state, so every version of the weights is the same."""
     options: dict[str, Any] = {"engine": "ray", "num_workers": 2, "steps": 24}
     calm = run(mode, **options)
     stormy = run(mode, kill(worker=1, at_update=2), **options)
