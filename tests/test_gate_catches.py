@@ -117,6 +117,29 @@ MISTAKES: list[tuple[str, Plant, list[str]]] = [
         in_strategy("kasync", 'and cfg.count == "gradients"', ""),
         ["K-async, exponential, P=8, K=4: mean"],
     ),
+    (
+        "EASGD's workers are drawn to the centre after it has moved",
+        in_strategy(
+            "easgd",
+            "cfg.task(h), Weights(centre.vector, w.version))\n        average",
+            "cfg.task(h), w)\n        average",
+        ),
+        ["EASGD at a barrier, P=4"],
+    ),
+    (
+        "so is the one that comes by itself",
+        in_strategy(
+            "easgd",
+            "cfg.task(h), Weights(centre.vector, w.version))\n        yield",
+            "cfg.task(h), w)\n        yield",
+        ),
+        ["EASGD, a worker and the centre, lr * curvature 0.5"],
+    ),
+    (
+        "DiLoCo's outer momentum does not wait for its option",
+        in_strategy("diloco", "momentum=cfg.outer_momentum, nesterov=True", "momentum=0.9, nesterov=True"),
+        ["DiLoCo, outer lr 1, outer momentum 0"],
+    ),
 ]
 
 
