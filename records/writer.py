@@ -18,11 +18,13 @@ from typing import IO, Any
 import numpy as np
 import yaml
 
-from cluster import Cluster, Update
+from cluster import Cluster, Done, Update
 from config import OutputConfig, TrainConfig, options
 from evaluation import Evaluated
 from metrics import finite
 from optim import Vector
+from records.tensorboard import TensorBoard, require_tensorboard
+from records.trace import write_trace
 
 _FLUSH_S = 1.0  # a killed simulation loses at most the updates of this many seconds
 
@@ -38,8 +40,11 @@ class RunRecord:
         self._cfg = cfg
         self.path = free_path(cfg.output, default_name(cfg))
         self._every = cfg.output.record_every
+        if cfg.output.tensorboard:
+            require_tensorboard()
         self._updates: IO[str] | None = None
         self._evals: IO[str] | None = None
+        self._tensorboard: TensorBoard | None = None
         self._flushed_s = time.monotonic()
 
     def open(self, *, started: float, cluster: Cluster) -> None:
@@ -55,16 +60,19 @@ class RunRecord:
             raise ValueError(
                 f"--out {self.path.parent}: cannot be written to ({error.strerror}); choose another folder"
             ) from None
-        text = yaml.safe_dump(options(self._cfg), sort_keys=False)
-        (self.path / "config.yaml").write_text(text)
+        (self.path / "config.yaml").write_text(config_text(self._cfg))
         write_json(self.path / "meta.json", meta)
         # On Ray, where the next update may be long in coming, each line is written at once.
         buffering = 1 if self._cfg.engine == "ray" else 1 << 16
         self._updates = (self.path / "updates.jsonl").open("w", buffering=buffering)
         self._evals = (self.path / "evals.jsonl").open("w", buffering=1)
+        if self._cfg.output.tensorboard:
+            self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget)
 
     def update(self, update: Update) -> None:
         """Append an update to updates.jsonl, if `--record` has it written."""
+        if self._tensorboard:
+            self._tensorboard.update(update)
         if not self._every or (update.weights.version - 1) % self._every:
             return
         assert self._updates is not None
@@ -74,20 +82,10 @@ class RunRecord:
             "t_s": update.finished_s,
             "loss": finite(sum(losses) / len(losses)) if losses else None,
             "drift": finite(update.drift),
-            "gradients": [
-                {
-                    "worker": done.worker,
-                    "step": done.step,
-                    "batches": done.batches,
-                    "staleness": update.staleness(done),
-                    "started_s": done.started_s,
-                    "finished_s": done.finished_s,
-                    "compute_s": done.compute_s,
-                    "loss": finite(done.loss),
-                }
-                for done in update.dones
-            ],
+            "gradients": [_task(update, done) for done in update.dones],
         }
+        if update.ignored:
+            line["ignored"] = [_task(update, done) for done in update.ignored]
         self._updates.write(json.dumps(line) + "\n")
         if time.monotonic() - self._flushed_s > _FLUSH_S:
             self._updates.flush()
@@ -96,6 +94,8 @@ class RunRecord:
     def evaluation(self, evaluated: Evaluated) -> None:
         """Append an evaluation to evals.jsonl."""
         assert self._evals is not None
+        if self._tensorboard:
+            self._tensorboard.evaluation(evaluated)
         line = {
             "version": evaluated.version,
             "t_s": evaluated.t_s,
@@ -108,9 +108,15 @@ class RunRecord:
 
     def close_streams(self) -> None:
         """Write what is buffered; raises OSError if it cannot be."""
-        for file in (self._updates, self._evals):
+        for file in (self._updates, self._evals, self._tensorboard):
             if file:
                 file.close()
+
+    def draw_trace(self) -> None:
+        """Write trace.json, after `close_streams`; raises OSError if it cannot be written."""
+        last = self._cfg.output.trace_last
+        if last != 0 and self._every:
+            write_trace(self.path, last)
 
     def close(self, weights: Vector, summary: dict[str, Any]) -> dict[str, Any]:
         """Write the last weights and summary.json; return the summary as written."""
@@ -123,12 +129,25 @@ class RunRecord:
         return summary
 
 
+def _task(update: Update, done: Done) -> dict[str, Any]:
+    return {
+        "worker": done.worker,
+        "step": done.step,
+        "batches": done.batches,
+        "staleness": update.staleness(done),
+        "started_s": done.started_s,
+        "finished_s": done.finished_s,
+        "compute_s": done.compute_s,
+        "loss": finite(done.loss),
+    }
+
+
 def free_path(output: OutputConfig, default_name: str) -> Path:
     """Return the folder of a new record, which does not exist yet.
 
     Raises ValueError, naming the option, when the name is taken or nothing can be written there.
     """
-    out = Path(output.out)
+    out = output.folder
     parent = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise ValueError(
@@ -143,6 +162,11 @@ def free_path(output: OutputConfig, default_name: str) -> Path:
         return path
     names = (default_name + suffix for suffix in ("", *(f"-{n}" for n in range(2, 10_000))))
     return next(out / name for name in names if not (out / name).exists())
+
+
+def config_text(cfg: TrainConfig) -> str:
+    """Return a run's config.yaml."""
+    return yaml.safe_dump(options(cfg), sort_keys=False)
 
 
 def default_name(cfg: TrainConfig) -> str:
@@ -162,7 +186,7 @@ def _meta(started: float, cluster: Cluster) -> dict[str, Any]:
         "started_epoch_s": started,
         "started": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
-        "git_commit": git("rev-parse", "HEAD"),
+        "git_commit": os.environ.get("DSGD_GIT_COMMIT") or git("rev-parse", "HEAD"),  # an image has no .git
         "git_dirty": None if (changes := git("status", "--porcelain")) is None else bool(changes),
         "versions": {
             "python": platform.python_version(),

@@ -1,0 +1,207 @@
+"""trace.json: who computed, waited and sent, in the Chrome trace-event format that Perfetto and others open.
+
+It is drawn from the other files of a record alone. docs/trace-and-storage.md says how to read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_TAIL_BYTES = 1_000_000  # of updates.jsonl: some 4,000 tasks, a trace of 3 to 4 MB, 0.2 s
+_LAST_S = 9e9  # viewers count nanoseconds in 64 bits, 292 years
+_PROCESS, _SERVER, _FIRST_WORKER = 1, 1, 2  # the process, and its threads: one is a track
+
+
+def write_trace(record: Path, last: int | None = None) -> None:
+    """Write `record`/trace.json, of what the last updates in its updates.jsonl tell.
+
+    last: how many updates; None: those in the last MB, one at least. Without any, no file is made.
+    Raises OSError.
+    """
+    updates = _last_updates(record / "updates.jsonl", last)
+    if not updates:
+        return
+    config = yaml.safe_load((record / "config.yaml").read_text())
+    at_us = _at_us(updates)
+    events = chain(
+        _names(config),
+        _server(updates, at_us),
+        _workers(updates, unlisted="cancelled" if config["record"] == "all" else "not recorded"),
+        _arrows(updates, at_us),
+        _counters(updates, at_us, _lines(record / "evals.jsonl")),
+    )
+    partial = record / "trace.json.partial"
+    try:
+        with partial.open("w") as file:
+            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+            file.write(",\n".join(map(_ENCODE, events)))
+            file.write("\n]}\n")
+    except OSError:
+        partial.unlink()  # a full disk needs the room for the summary
+        raise
+    partial.rename(record / "trace.json")
+
+
+_ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
+
+Line = dict[str, Any]
+Event = dict[str, Any]
+
+
+def _last_updates(path: Path, last: int | None) -> list[Line]:
+    with path.open("rb") as file:
+        if last is None and path.stat().st_size > _TAIL_BYTES:
+            file.seek(-_TAIL_BYTES, os.SEEK_END)
+            file.readline()  # the rest of a line that begins before
+            if lines := file.readlines():
+                return list(_parsed(lines))
+            file.seek(0)
+            last = 1
+        return list(_parsed(deque(file, last)))
+
+
+def _lines(path: Path) -> list[Line]:
+    with path.open("rb") as file:
+        return list(_parsed(file))
+
+
+def _parsed(lines: Iterable[bytes]) -> Iterator[Line]:
+    """Yield whole lines; one that a full disk tore is left out."""
+    return (json.loads(line) for line in lines if line.endswith(b"\n"))
+
+
+def _us(seconds: float) -> int:
+    """Whole microseconds: with fractions, rounding in a viewer could make neighbours overlap."""
+    return round(min(seconds, _LAST_S) * 1e6)
+
+
+def _at_us(updates: list[Line]) -> dict[int, int]:
+    """Return when each version began to stand, the initial weights among them if they are in sight.
+
+    Updates of one instant are put 1 µs apart: an arrow needs a slice of some width to begin in.
+    """
+    at_us = {0: 0} if updates[0]["version"] == 1 else {}
+    free_us = len(at_us)
+    for update in updates:
+        at_us[update["version"]] = max(_us(update["t_s"]), free_us)
+        free_us = at_us[update["version"]] + 1
+    return at_us
+
+
+def _names(config: Mapping[str, Any]) -> Iterator[Event]:
+    def name(kind: str, tid: int, value: str | int) -> Event:
+        key = "sort_index" if kind == "thread_sort_index" else "name"
+        return {"ph": "M", "pid": _PROCESS, "tid": tid, "ts": 0, "name": kind, "args": {key: value}}
+
+    workers = config["num_workers"]
+    yield name("process_name", _SERVER, f"{config['mode']} on {config['engine']}, {workers} workers")
+    threads = ["server", *(f"worker {worker}" for worker in range(workers))]
+    for tid, thread in enumerate(threads, start=_SERVER):
+        yield name("thread_name", tid, thread)
+        yield name("thread_sort_index", tid, tid)
+
+
+def _slice(tid: int, name: str, begin_us: int, end_us: int, args: Mapping[str, Any]) -> Event:
+    return {
+        "ph": "X", "pid": _PROCESS, "tid": tid, "ts": begin_us, "dur": end_us - begin_us, "name": name,
+        "args": args,
+    }  # fmt: skip
+
+
+def _server(updates: list[Line], at_us: Mapping[int, int]) -> Iterator[Event]:
+    """Yield a slice an update, which lasts until the next: so long its weights were the latest."""
+    if 0 in at_us:
+        yield _slice(_SERVER, "initial weights", at_us[0], at_us[1], {})
+    for update, after in zip(updates, [*updates[1:], None], strict=True):
+        begin_us = at_us[update["version"]]
+        end_us = at_us[after["version"]] if after else begin_us + 1
+        args = {"t_s": update["t_s"], "tasks": len(update["gradients"]), "loss": update["loss"]}
+        yield _slice(_SERVER, f"update {update['version']}", begin_us, end_us, args)
+
+
+def _workers(updates: list[Line], unlisted: str) -> Iterator[Event]:
+    """Yield what each worker did: compute slices with transfers around them, and what lies between.
+
+    unlisted: what to call a time in which a worker took mini-batches that no update lists.
+    """
+    tasks: dict[int, list[Line]] = {}
+    for update in updates:
+        for task in update["gradients"]:
+            tasks.setdefault(task["worker"], []).append(task | {"version": update["version"]})
+        for task in update.get("ignored", ()):
+            tasks.setdefault(task["worker"], []).append(task | {"version": None})
+    began = [{"step": 0, "batches": 0, "finished_s": 0.0}] if updates[0]["version"] == 1 else []
+    for worker, own in tasks.items():
+        tid = _FIRST_WORKER + worker
+        own.sort(key=lambda task: task["step"])
+        for task in own:
+            yield from _task(tid, task)
+        for before, after in pairwise(began + own):
+            begin_us, end_us = _us(before["finished_s"]), _us(after["started_s"])
+            if begin_us < end_us:
+                batches = after["step"] - before["step"] - before["batches"]
+                name, args = (unlisted, {"batches": batches}) if batches else ("wait", {})
+                yield _slice(tid, name, begin_us, end_us, args)
+
+
+def _task(tid: int, task: Line) -> Iterator[Event]:
+    begin_us, from_us, to_us, end_us = _stations_us(task)
+    args = {key: task[key] for key in ("step", "batches", "loss", "staleness")}
+    if begin_us < from_us:
+        yield _slice(tid, "transfer", begin_us, from_us, {})
+    yield _slice(tid, "compute" if task["version"] else "ignored", from_us, to_us, args)
+    if to_us < end_us:
+        yield _slice(tid, "transfer", to_us, end_us, {})
+
+
+def _stations_us(task: Line) -> tuple[int, int, int, int]:
+    """Return when a task was given out, began to compute, ended computing, and was back.
+
+    Of the way there and back only the sum is known. Half each is exact for latency, which is the same
+    both ways.
+    """
+    begin_us, end_us = _us(task["started_s"]), _us(task["finished_s"])
+    compute_us = min(_us(task["compute_s"]), end_us - begin_us)
+    from_us = begin_us + (end_us - begin_us - compute_us) // 2
+    return begin_us, from_us, from_us + compute_us, end_us
+
+
+def _arrows(updates: list[Line], at_us: Mapping[int, int]) -> Iterator[Event]:
+    """Yield an arrow a task, from the update that it read, through its computing, to the one it made."""
+    number = 0
+    for update in updates:
+        for task in update["gradients"]:
+            read = update["version"] - 1 - task["staleness"]
+            if read not in at_us:  # it is before the first update shown, or was not recorded
+                continue
+            number += 1
+            end = {"pid": _PROCESS, "cat": "arrow", "name": "read to made", "id": number}
+            yield {"ph": "s", "tid": _SERVER, "ts": at_us[read], **end}
+            _, from_us, to_us, _ = _stations_us(task)
+            through_us = max(from_us, at_us[read])
+            if through_us < to_us:
+                yield {"ph": "t", "tid": _FIRST_WORKER + task["worker"], "ts": through_us, **end}
+            yield {"ph": "f", "bp": "e", "tid": _SERVER, "ts": at_us[update["version"]], **end}
+
+
+def _counters(updates: list[Line], at_us: Mapping[int, int], evals: Iterable[Line]) -> Iterator[Event]:
+    def count(name: str, ts_us: int, key: str, value: float) -> Event:
+        return {"ph": "C", "pid": _PROCESS, "tid": _SERVER, "ts": ts_us, "name": name, "args": {key: value}}
+
+    for update in updates:
+        ts_us = at_us[update["version"]]
+        staleness = [task["staleness"] for task in update["gradients"]]
+        yield count("staleness", ts_us, "mean", sum(staleness) / len(staleness))
+        if update["loss"] is not None:
+            yield count("loss", ts_us, "training", update["loss"])
+    for evaluation in evals:
+        if evaluation["version"] in at_us and evaluation["loss"] is not None:
+            yield count("loss held out", at_us[evaluation["version"]], "evaluation", evaluation["loss"])
