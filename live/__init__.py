@@ -1,0 +1,1 @@
+"""What can be seen of runs while they go on: metrics for Prometheus, and a live page."""

@@ -1,0 +1,210 @@
+"""One small HTTP server for both the metrics and the live page: GET on fixed paths, and nothing else.
+
+It is written on asyncio's streams. A thread a connection (`http.server`) would give 200 slow clients 200
+threads or, with fewer threads than clients, lock out the scrape. A framework (aiohttp) would bring request
+bodies, files, keep-alive and a slower import, to be switched off again. Of a GET only the first line matters:
+reading it within limits is all there is to write.
+
+Limits: a request has _REQUEST_S seconds and _REQUEST_BYTES, a client _SEND_S seconds for each piece of an
+answer, a connection serves one request, and of more than _MOST_CONNECTIONS the one that has been asking for
+longest is dropped. A path is looked up in a table: no request can reach the file system.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, suppress
+from http import HTTPStatus
+from typing import NamedTuple, TypeAlias
+
+_REQUEST_S = 5.0
+_REQUEST_BYTES = 8192
+_SEND_S = 10.0
+_HANG_UP_S = 1.0
+_PIECE_BYTES = 1 << 16  # of an answer, which waits until the client has taken the one before
+_MOST_CONNECTIONS = 128
+_MOST_STREAMS = 32
+
+Stream: TypeAlias = AsyncGenerator[bytes, None]
+
+
+class Response(NamedTuple):
+    """What is answered: all of it, or a stream that goes on until it ends or the client leaves."""
+
+    content_type: str
+    body: bytes | Stream
+    headers: tuple[str, ...] = ()
+
+
+Routes: TypeAlias = Mapping[str, Callable[[], Response]]
+
+
+def listen(option: str, host: str, port: int) -> socket.socket:
+    """Return a socket that listens at `port`; 0 takes any that is free.
+
+    Raises ValueError, naming the option, if that cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_MOST_CONNECTIONS)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        unknown = isinstance(error, socket.gaierror)
+        remedy = "give an address of this machine" if unknown else "choose another port (0 takes any)"
+        reason = error.strerror or str(error)
+        raise ValueError(f"{option} {port}: cannot listen at {host} ({reason}); {remedy}") from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return the address of a listening socket, as a browser of this machine understands it."""
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+async def serve(listener: socket.socket, routes: Routes) -> None:
+    """Answer requests until cancelled."""
+    connections = _Connections(routes)
+    server = await asyncio.start_server(
+        connections.accept, sock=listener, limit=_REQUEST_BYTES, backlog=_MOST_CONNECTIONS
+    )
+    try:
+        await asyncio.Event().wait()
+    finally:
+        server.close()
+        await connections.close()
+
+
+@contextmanager
+def serving(listener: socket.socket, routes: Routes) -> Iterator[None]:
+    """Answer requests in a thread until the block ends."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(serve(listener, routes))
+
+    def work() -> None:
+        with suppress(asyncio.CancelledError):
+            loop.run_until_complete(task)
+        loop.close()
+
+    thread = threading.Thread(target=work, name="dsgd-http", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+
+
+class _Connections:
+    """The connections of a server, within its limits."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._asking: dict[asyncio.Task[None], None] = {}  # without a whole request yet; longest first
+        self._answering: set[asyncio.Task[None]] = set()
+        self._streams = 0
+
+    async def close(self) -> None:
+        tasks = [*self._asking, *self._answering]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._asking) + len(self._answering) >= _MOST_CONNECTIONS:
+            if not self._asking:
+                writer.transport.abort()
+                return
+            oldest = next(iter(self._asking))
+            del self._asking[oldest]
+            oldest.cancel()
+        task = asyncio.get_running_loop().create_task(self._handle(reader, writer))
+        self._asking[task] = None
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task
+        try:
+            async with asyncio.timeout(_REQUEST_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+            self._asking.pop(task, None)
+            self._answering.add(task)
+            await self._answer(head, writer)
+            await _hang_up(reader, writer)
+        except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # too slow, too long or gone: nobody is there to be told
+        finally:
+            self._asking.pop(task, None)
+            self._answering.discard(task)
+            writer.transport.abort()
+
+    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:
+        writer.transport.set_write_buffer_limits(0)  # drain() then waits until the client's side has all
+        method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        target, _, version = rest.rpartition(" ")
+        if not version.startswith("HTTP/1."):
+            return await _error(writer, HTTPStatus.BAD_REQUEST)
+        if method != "GET":
+            return await _error(writer, HTTPStatus.METHOD_NOT_ALLOWED, "Allow: GET")
+        route = self._routes.get(target.partition("?")[0])
+        if route is None:
+            return await _error(writer, HTTPStatus.NOT_FOUND)
+        response = route()
+        if isinstance(response.body, bytes):
+            await _head(writer, HTTPStatus.OK, response, f"Content-Length: {len(response.body)}")
+            return await _send(writer, response.body)
+        if self._streams >= _MOST_STREAMS:
+            return await _error(writer, HTTPStatus.SERVICE_UNAVAILABLE, "Retry-After: 10")
+        self._streams += 1
+        try:
+            await _head(writer, HTTPStatus.OK, response)
+            async with aclosing(response.body) as pieces:
+                async for piece in pieces:
+                    await _send(writer, piece)
+        finally:
+            self._streams -= 1
+
+
+async def _error(writer: asyncio.StreamWriter, status: HTTPStatus, *headers: str) -> None:
+    body = f"{status.value} {status.phrase}\n".encode()
+    await _head(writer, status, Response("text/plain", body, headers), f"Content-Length: {len(body)}")
+    await _send(writer, body)
+
+
+async def _head(writer: asyncio.StreamWriter, status: HTTPStatus, response: Response, *more: str) -> None:
+    lines = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"Content-Type: {response.content_type}",
+        "X-Content-Type-Options: nosniff",
+        "Cache-Control: no-store",
+        "Connection: close",
+        *response.headers,
+        *more,
+    ]
+    await _send(writer, "".join(f"{line}\r\n" for line in [*lines, ""]).encode("latin-1"))
+
+
+async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Let the client close first: closing on what it still sends would take the answer from it."""
+    writer.write_eof()
+    async with asyncio.timeout(_HANG_UP_S):
+        while await reader.read(_PIECE_BYTES):
+            pass
+
+
+async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
+    for i in range(0, len(data), _PIECE_BYTES):
+        async with asyncio.timeout(_SEND_S):
+            writer.write(data[i : i + _PIECE_BYTES])
+            await writer.drain()
