@@ -1,0 +1,577 @@
+"""The labs: their pages' commands run, right answers hold, and each wrong one is told by its law."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import ROOT, CommandLine
+
+import theory
+from cluster.laws import Pareto
+from experiments.spec import load
+from labs import goals, laws, quantities
+from labs.figures import COMMAND, IMAGE
+from labs.spec import Finding, function, read_answers, read_lab
+from labs.student import Work
+from main import main
+from main import run as run_to_record
+from report.examples import EXAMPLE
+from report.figures import draw_sections
+from report.frames import read_folder
+from terminal.interruptions import Interruptions
+
+LABS = ROOT / "docs" / "labs"
+SAMPLES = Path(__file__).parent / "labs"
+NUMBERS = ("01", "02", "03", "04", "05", "06")
+each_lab = pytest.mark.parametrize("number", NUMBERS)
+
+
+def page(number: str) -> str:
+    (path,) = LABS.glob(f"{number}-*.md")
+    return path.read_text()
+
+
+def commands(text: str) -> list[str]:
+    """Return the commands of a page, each on one line."""
+    found = re.findall(r"^ *(uv run python main\.py (?:\\\n|[^`\n])*)", text, re.MULTILINE)
+    return [" ".join(command.replace("\\\n", " ").split()) for command in found]
+
+
+def checked(capsys: pytest.CaptureFixture[str], lab: Path, answers: Path) -> tuple[int, str, str]:
+    """Return exit code, output and errors of a check."""
+    capsys.readouterr()
+    code = main(["--check", str(lab), str(answers)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def marks(out: str) -> dict[str, str]:
+    """Return the mark of each sentence: holds, FAILS or open."""
+    lines = re.findall(r"^  (holds|FAILS|open) +(.*)$", out, re.MULTILINE)
+    return {sentence: mark for mark, sentence in lines}
+
+
+def answered(tmp_path: Path, **parts: Any) -> Path:
+    path = tmp_path / "answers.yaml"
+    path.write_text(yaml.safe_dump(parts))
+    return path
+
+
+# --- The pages ----------------------------------------------------------------------------------------------
+
+
+@each_lab
+def test_the_commands_of_a_page_run(number: str, cli: CommandLine) -> None:
+    """Each single run of a page ends with 0, and prints what the page shows."""
+    text = page(number)
+    shown = {
+        " ".join(match["command"].replace("\\\n", " ").split()): match[0].rpartition("```\n")[2]
+        for match in EXAMPLE.finditer(text)
+    }
+    runs = [command for command in commands(text) if "--engine sim" in command]
+    assert len(runs) > 2
+    assert len(shown) == 1
+    for command in runs:
+        ran = cli(command.removeprefix("uv run python main.py ") + " --trace-last 0")
+        assert ran.code == 0, ran.err
+        if command in shown:
+            assert without_start(shown[command]) == without_start(ran.out.partition("\nrecord ")[0])
+
+
+def without_start(text: str) -> list[str]:
+    """Return the lines of a printed run but for what depends on the machine."""
+    return [re.sub(r" \(start .*\)", "", line).rstrip() for line in text.splitlines()]
+
+
+@each_lab
+def test_the_figures_of_a_page_come_from_its_experiment(number: str, tmp_path: Path) -> None:
+    """Its experiment, made smaller, runs, and makes each figure that the page shows; all are there."""
+    text = page(number)
+    (file,) = COMMAND.findall(text)
+    experiment = load(ROOT / file, ["steps=16", "seeds=1", "trace_last=0"], tmp_path)
+    for run in experiment.runs():
+        assert run_to_record(run.cfg, 0.0, Interruptions()) == 0
+    images = IMAGE.findall(text)
+    shown = [figure for _, _, figure in images]
+    as_run = {
+        "title": experiment.title,
+        "variants": [{"name": v.name, "folder": v.folder, "options": {}} for v in experiment.variants],
+        "seeds": [0],
+        "target_loss": experiment.target_loss,
+        "show": [s for s in experiment.show or () if any(f.replace("-", "_").startswith(s) for f in shown)],
+    }
+    (experiment.folder / "experiment.yaml").write_text(yaml.safe_dump(as_run))
+    made = {
+        panel.name for section in draw_sections(read_folder(experiment.folder)) for panel in section.panels
+    }
+    assert len(images) >= 2
+    for image, name, figure in images:
+        assert name == Path(file).stem
+        assert figure in made
+        assert (LABS / image).stat().st_size < 100_000
+
+
+@each_lab
+def test_a_page_asks_for_what_its_lab_checks(number: str) -> None:
+    """The lists to copy name the lab's predictions and options, no more and no less, and its own files."""
+    text, lab = page(number), read_lab(LABS / f"{number}.yaml")
+    blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    asked = yaml.safe_load("\n".join(blocks).replace("?", "1.0"))
+    assert list(asked["predictions"]) == list(lab.predictions)
+    assert lab.exercise
+    assert list(asked["exercise"]) == list(lab.exercise.choose)
+    assert ("strategy" in asked) == (lab.strategy is not None)
+    assert f"uv run python main.py --check docs/labs/{number}.yaml my/{number}.yaml" in text
+    assert f"`my/{number}.yaml`" in text
+
+
+def test_links_of_the_pages_lead_somewhere() -> None:
+    """Each link to a file of this repository finds it."""
+    for path in LABS.glob("*.md"):
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", path.read_text()):
+            assert (path.parent / link).exists(), f"{path.name}: {link}"
+
+
+def test_the_numbers_in_the_text_are_right() -> None:
+    """Values that a page gives away agree with theory."""
+    assert theory.k_sync_time(Pareto(1.5, 1 / 3), 8, 8) == pytest.approx(3.62, abs=0.005)
+    assert "All 8 take 3.62 s" in page("05")
+    lowest = ((5 / 6) ** 2 + 5 * (1 / 6) ** 2) / 4  # mean of a/2 (w - x)^2 over two workers
+    assert lowest == pytest.approx(5 / 24)
+    assert "5/24 = 0.2083" in page("04")
+    assert theory.harmonic(1024) == pytest.approx(0.58 + 6.93, abs=0.01)
+    assert "`0.58 + ln P`" in page("01")
+
+
+# --- Answers ------------------------------------------------------------------------------------------------
+
+
+@each_lab
+def test_a_right_answer_holds(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The sample answers keep every law, and the check ends with 0."""
+    code, out, err = checked(capsys, LABS / f"{number}.yaml", SAMPLES / f"{number}.yaml")
+    assert (code, err) == (0, "")
+    assert set(marks(out).values()) == {"holds"}
+    assert re.search(r"^(\d+) of \1 hold$", out, re.MULTILINE)
+
+
+@each_lab
+def test_wrong_predictions_fail_and_missing_ones_are_open(
+    number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A number that is a quarter off fails, with the measured value beside it; the exercise stays open."""
+    right = yaml.safe_load((SAMPLES / f"{number}.yaml").read_text())["predictions"]
+    wrong = {name: 1.25 * value for name, value in right.items()}
+    code, out, _ = checked(capsys, LABS / f"{number}.yaml", answered(tmp_path, predictions=wrong))
+    lab = read_lab(LABS / f"{number}.yaml")
+    texts = {prediction.text for prediction in lab.predictions.values()}
+    assert code == 1
+    assert {text for text, mark in marks(out).items() if mark == "FAILS"} == texts
+    assert {mark for text, mark in marks(out).items() if text not in texts} == {"open"}
+    assert out.count("you said") == out.count("measured") == len(texts)
+
+
+@pytest.mark.parametrize("said", [2.54, 2.83])  # measured 2.667, theory 2.718, 5 % around each
+def test_a_prediction_is_held_to_both_measurement_and_theory(
+    said: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Near one of the two is not enough."""
+    _, out, _ = checked(capsys, LABS / "01.yaml", answered(tmp_path, predictions={"seconds_of_8": said}))
+    assert next(iter(marks(out).values())) == "FAILS"
+    assert "measured 2.667, theory 2.718" in out
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong", "says"),
+    [
+        ("options", {"mode": "ksync", "num_workers": 8, "steps": 10, "dataset": "none"}, "--k 9"),
+        ("laws", [{"law": "most_fun", "text": "It is fun."}], "most_fun"),
+        ("laws", [{"law": "at_least"}], "not a complete lab (KeyError: 'text')"),
+    ],
+)
+def test_a_mistake_in_a_lab_gets_one_line(
+    part: str, wrong: Any, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lecturer's own lab whose options or laws are wrong ends with 2 and one line that names its file."""
+    lab = yaml.safe_load((LABS / "05.yaml").read_text())
+    path = tmp_path / "lab.yaml"
+    path.write_text(yaml.safe_dump(lab | {"exercise": lab["exercise"] | {part: wrong}}))
+    code, _, err = checked(capsys, path, answered(tmp_path, exercise={"k": 12}))
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "lab.yaml" in err
+    assert says in err
+
+
+WRONG_OPTIONS = [
+    # lab, exercise, the one law that fails
+    ("01", {"num_workers": 15}, "At least 4.6"),
+    ("01", {"num_workers": 17}, "One worker less"),
+    ("01", {"num_workers": 1}, "At least 4.6"),
+    ("02", {"lr": 0.22}, "With your step size"),
+    ("02", {"lr": 0.15}, "1.1 times"),
+    ("03", {"slack": 1}, "Loss 0.3"),
+    ("03", {"slack": 3}, "mean staleness"),
+    ("04", {"local_steps": 4, "lr": 0.005}, "900"),
+    ("04", {"local_steps": 8, "lr": 0.05}, "0.02"),
+    ("04", {"local_steps": 8, "lr": 0.0005}, "0.02"),  # too small a step does not get there
+    ("05", {"k": 16}, "No other K"),
+    ("05", {"k": 8}, "No other K"),
+    ("05", {"k": 11}, "No other K"),
+    ("06", {"local_steps": 5}, "at least 217.6"),
+    ("06", {"local_steps": 7}, "One local step less"),
+]
+
+
+@pytest.mark.parametrize(("number", "exercise", "law"), WRONG_OPTIONS)
+def test_wrong_options_fail_by_their_law(
+    number: str, exercise: dict[str, Any], law: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Options that miss one goal fail that law alone, and the line has what was needed."""
+    code, out, _ = checked(capsys, LABS / f"{number}.yaml", answered(tmp_path, exercise=exercise))
+    (failed,) = (sentence for sentence, mark in marks(out).items() if mark == "FAILS")
+    assert code == 1
+    assert law in failed
+    assert "need" in out.partition(failed)[2].splitlines()[1]
+
+
+UNREADABLE = [
+    # lab, answers, what the message must name
+    ("01", "", ["mapping", "the lab's page"]),
+    ("01", "predictions: [1, 2", ["not YAML", "the lab's page"]),
+    ("01", "prediction: {}", ["prediction", "did you mean predictions"]),
+    ("01", "strategy: train_mine.py", ["no place for strategy", "predictions, exercise"]),
+    ("01", "predictions: {seconds_of_9: 3}", ["seconds_of_9", "did you mean seconds_of_8"]),
+    ("01", "predictions: {seconds_of_8: ?}", ["not YAML"]),
+    ("01", "predictions: {seconds_of_8: }", ["seconds_of_8", "a number", "nothing"]),
+    ("01", "predictions: {seconds_of_8: many}", ["seconds_of_8", "a number", "many"]),
+    ("01", "predictions: {seconds_of_8: .nan}", ["seconds_of_8", "a number"]),
+    ("01", "predictions: {seconds_of_8: yes}", ["seconds_of_8", "a number"]),
+    ("01", "predictions: 3", ["predictions", "names and numbers"]),
+    ("01", "exercise: {}", ["num_workers", "is missing"]),
+    ("01", "exercise: {num_workers: 1.5}", ["num_workers", "whole number", "1 to 64"]),
+    ("01", "exercise: {num_workers: 65}", ["num_workers", "1 to 64", "65"]),
+    ("01", "exercise: {num_workers: 16, steps: 10}", ["steps", "fixed by the lab (2000)", "num_workers"]),
+    ("01", "exercise: {num_workers: 16, compute_time: 'constant:1'}", ["compute_time", "fixed by the lab"]),
+    ("01", "exercise: {num_workers: 16, seed: 3}", ["no place for seed", "num_workers"]),
+    ("02", "exercise: {lr: 0.2, num_workers: 4}", ["num_workers", "fixed by the lab (8)", "choose only lr"]),
+    ("02", "exercise: {lr: 0.2, dataset: none}", ["dataset", "fixed by the lab (quadratic)"]),
+    ("03", "exercise: {slack: .inf}", ["slack", "a number"]),
+    ("03", "exercise: {slack: 2, mode: asgd}", ["mode", "fixed by the lab (ssp)"]),
+    ("05", "exercise: {k: 17}", ["k:", "1 to 16"]),
+    ("03", "strategy: 3", ["strategy", "path of a file"]),
+    ("03", "strategy: nowhere.py", ["nowhere.py", "No such file", "relative to the answers"]),
+]
+
+
+@pytest.mark.parametrize(("number", "text", "parts"), UNREADABLE)
+def test_answers_that_cannot_be_read_get_one_line(
+    number: str, text: str, parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They end with 2 and one line that names the place and the remedy; what the lab fixed is refused."""
+    path = tmp_path / "answers.yaml"
+    path.write_text(text)
+    code, _, err = checked(capsys, LABS / f"{number}.yaml", path)
+    assert code == 2
+    assert err.count("\n") == 1
+    assert all(part in err for part in parts), err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--check"], ["--check", "2 arguments"]),
+        (["--check", "docs/labs/01.yaml"], ["--check", "2 arguments"]),
+        (["--check", "docs/labs/09.yaml", "x.yaml"], ["docs/labs/09.yaml", "cannot be read", "a lab's file"]),
+        (["--check", "docs/labs/experiments/lab1.yaml", "x.yaml"], ["not a lab's file", "docs/labs/01.yaml"]),
+        (["--check", "docs/labs/01.yaml", "nowhere.yaml"], ["nowhere.yaml", "cannot be read"]),
+        (["--check", "docs/labs/01.yaml", "x.yaml", "--steps", "3"], ["--steps", "--help"]),
+    ],
+)
+def test_a_check_that_names_no_files_gets_one_line(
+    arguments: list[str], parts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong command ends with 2 and one line."""
+    assert main([a if a.startswith("--") or "/" not in a else str(ROOT / a) for a in arguments]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert all(part in err for part in parts), err
+
+
+# --- Strategies ---------------------------------------------------------------------------------------------
+
+RIGHT = (SAMPLES / "train_bounded.py").read_text()
+GATE = "clocks[worker] - clocks.slowest <= cfg.slack"
+LOOP = """        for worker in cluster.workers:
+            idle = worker not in cluster.in_flight
+            if idle and clocks[worker] - clocks.slowest <= cfg.slack:
+                cluster.start(worker, gradient, w)
+"""
+STEP = "        w = sgd.step(w, done.value, cfg.weight(staleness))\n"
+YIELD = "        yield Update(w, [done])\n"
+FIRST = """    for worker in cluster.workers:
+        cluster.start(worker, gradient, w)
+"""
+
+MISTAKES = {
+    # what a student did: text of the right answer, text instead, the first law that fails, what its line says
+    "the bound is one too small": (GATE, GATE.replace("<=", "<"), "ends", "nothing can finish"),
+    "the bound is one too large": (GATE, f"{GATE} + 1", "nobody_starts_too_far_ahead", "1 ahead"),
+    "the clock is that of the task's start": (
+        GATE,
+        "done.step - clocks.slowest <= cfg.slack",
+        "nobody_starts_too_far_ahead",
+        "needed: at most",
+    ),
+    "who waits is never started again": (
+        LOOP,
+        "        if clocks[done.worker] - clocks.slowest <= cfg.slack:\n"
+        "            cluster.start(done.worker, gradient, w)\n",
+        "ends",
+        "nothing can finish",
+    ),
+    "nobody is started again": (LOOP, "", "ends", "no worker has a task"),
+    "all wait until all are done": (
+        GATE,
+        "(len(set(clocks[i] for i in cluster.workers)) == 1 or cfg.slack > 9)",
+        "nobody_waits_in_vain",
+        "start it before the yield",
+    ),
+    "a worker is left out": (FIRST, FIRST.replace("workers:", "workers[1:]:"), "ends", ""),
+    "a worker is started after the yield": (
+        LOOP + YIELD,
+        YIELD + LOOP,
+        "nobody_waits_in_vain",
+        "before the yield",
+    ),
+    "a worker is started twice": ("idle and", "", "ends", "still had a task"),
+    "a task gets the weights that were there before": (
+        STEP,
+        "        older = w\n" + STEP,
+        "reads_the_newest",
+        "was started with version",
+    ),
+    "gradients are summed, not averaged": (
+        "cfg.lr_for(1)",
+        "cfg.lr",
+        "moves_by_its_share",
+        "0.1 g; needed: 0.025 g",
+    ),
+    "lr is divided twice": (
+        "cfg.lr_for(1)",
+        "cfg.lr_for(1) / len(cluster.workers)",
+        "moves_by_its_share",
+        "needed: 0.025 g",
+    ),
+    "its own update is counted": (
+        "w = sgd.step(w, done.value, cfg.weight(staleness))",
+        "w = sgd.step(w, done.value, cfg.weight(staleness + 1))",
+        "leaves_out_the_own_update",
+        "staleness 3, moved the weights by 0.00625 g; needed: 0.008333 g",
+    ),
+    "staleness counts for nothing": (
+        ", cfg.weight(staleness)",
+        "",
+        "leaves_out_the_own_update",
+        "moved the weights by 0.025 g; needed: 0.008333 g",
+    ),
+    "a gradient is applied twice": (YIELD, YIELD + YIELD, "counts_each_task_once", "came as number 2"),
+    "an update says two tasks": ("[done])", "[done, done])", "counts_each_task_once", ""),
+    "a version is skipped": (
+        YIELD,
+        "        w = Weights(w.vector, w.version + 1)\n" + YIELD,
+        "versions_count_updates",
+        "update 1 has version 2; needed: 1",
+    ),
+    "only some updates are yielded": (
+        YIELD,
+        "        if w.version % 2:\n            yield Update(w, [done])\n",
+        "counts_each_task_once",
+        "",
+    ),
+    "no update is yielded": (
+        YIELD,
+        "        if w.version < 0:\n            yield Update(w, [done])\n",
+        "ends",
+        "0 upd",
+    ),
+    "training ends early": (
+        "    while True:",
+        "    for _ in range(cfg.steps):",
+        "spends_the_budget",
+        "ended after 30 mini-batches; needed: 120",
+    ),
+    "it yields the weights alone": ("yield Update(w, [done])", "yield w", "ends", "yielded a Weights"),
+    "weights are changed in place": (
+        STEP,
+        "        w.vector[:] -= cfg.lr_for(1) * done.value\n",
+        "ends",
+        "line 38: ValueError",
+    ),
+    "it fails": (STEP, STEP + "        1 / 0\n", "ends", "ZeroDivisionError"),
+    "it leaves": (STEP, STEP + "        raise SystemExit(0)\n", "ends", "SystemExit"),
+    "it waits for ever": (
+        STEP,
+        STEP + "        while True:\n            pass\n",
+        "ends",
+        "did not come back",
+    ),
+    "it looks at the clock": (
+        "from tasks",
+        "import time\nfrom tasks",
+        "is_only_its_algorithm",
+        "imports time",
+    ),
+    "it takes the suite's own": (
+        "from tasks",
+        "from train_ssp import train as theirs\nfrom tasks",
+        "is_only_its_algorithm",
+        "imports train_ssp",
+    ),
+    "it takes the suite's own by another way": (
+        "    sgd =",
+        "    __import__('train_ssp')\n    sgd =",
+        "is_only_its_algorithm",
+        "uses __import__",
+    ),
+    "it reaches behind the cluster": (
+        "    sgd =",
+        "    print(cluster._cluster)\n    sgd =",
+        "is_only_its_algorithm",
+        "uses _cluster",
+    ),
+    "something is kept outside train": (
+        STEP,
+        "        kept.append(0)\n" + STEP.replace("(staleness)", "(staleness) / (1 + (len(kept) > 700))"),
+        "is_the_same_again",
+        "kept outside train",
+    ),
+    "the arithmetic is its own": (
+        "sgd.step(w, done.value, cfg.weight(staleness))",
+        "w.replaced(w.vector - cfg.lr * done.value * cfg.weight(staleness) / cfg.num_workers)",
+        "equals",
+        "",
+    ),
+}
+
+
+def worked(tmp_path: Path, text: str, time_limit_s: float = 60.0) -> dict[str, Finding]:
+    """Return what the laws of lab 3 find of a strategy, by name; of two of a name, the first that fails."""
+    path = tmp_path / "train_mine.py"
+    path.write_text(text)
+    task = read_lab(LABS / "03.yaml").strategy
+    assert task
+    work = Work(path, task.options, task.scenarios, time_limit_s)
+    found: dict[str, Finding] = {}
+    for law in task.laws:
+        finding = function(laws, law.name)(work, **law.parameters)
+        if law.name not in found or found[law.name].holds:
+            found[law.name] = finding
+    return found
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_by_its_law(mistake: str, tmp_path: Path) -> None:
+    """A mistake that students make breaks the law that is about it first, and the line says what it saw."""
+    old, new, law, says = MISTAKES[mistake]
+    assert RIGHT.count(old) == 1
+    text = RIGHT.replace(old, new)
+    if mistake == "a task gets the weights that were there before":
+        text = text.replace(
+            "                cluster.start(worker, gradient, w)",
+            "                cluster.start(worker, gradient, older)",
+        )
+    if mistake == "something is kept outside train":
+        text = text.replace("\n\n@dataclass", "\n\nkept: list[int] = []\n\n\n@dataclass", 1)
+    found = worked(tmp_path, text, 0.2 if "for ever" in mistake else 60.0)
+    first = next(name for name, finding in found.items() if not finding.holds)
+    assert first == law, found[first].seen
+    assert says in found[law].seen
+
+
+def test_another_right_strategy_holds(tmp_path: Path) -> None:
+    """SSP as this suite has it keeps all laws too."""
+    assert all(finding.holds for finding in worked(tmp_path, (ROOT / "train_ssp.py").read_text()).values())
+
+
+def test_asgd_fails_as_an_answer(tmp_path: Path) -> None:
+    """The file that students begin with, with nothing but the option added, starts workers too far ahead."""
+    text = (ROOT / "train_asgd.py").read_text()
+    text = text.replace('    mode: str = "asgd"', '    mode: str = "asgd"\n    slack: float = 3.0')
+    found = worked(tmp_path, text)
+    assert [name for name, finding in found.items() if not finding.holds] == [
+        "nobody_starts_too_far_ahead",
+        "equals",
+    ]
+
+
+NO_STRATEGY = {
+    # text of the right answer, text instead, what the message must name
+    "no Python": ("while True:", "while True", ["line 35", "not Python"]),
+    "a missing name": ("from optim import SGD", "from optim import SDG", ["line 14", "ImportError", "SDG"]),
+    "no train": ("def train", "def trains", ["needs a Config and a function train"]),
+    "no option": ("    slack: float", "    gap: float", ["Config"]),
+    "other workers": (
+        "require(self.slack",
+        'object.__setattr__(self, "num_workers", 1)\n        require(self.slack',
+        ["Config changes num_workers"],
+    ),
+    "a smaller budget": (
+        "    def __post",
+        "    @property\n    def budget(self) -> int:\n        return 1\n\n    def __post",
+        ["Config changes budget"],
+    ),
+    "real workers": (
+        "require(self.slack",
+        'object.__setattr__(self, "engine", "ray")\n        require(self.slack',
+        ["Config changes engine"],
+    ),
+    "a refusal": ("self.slack >= 0", "self.slack > 5", ["refuses", "slack"]),
+}
+
+
+@pytest.mark.parametrize("mistake", NO_STRATEGY)
+def test_a_file_that_is_no_strategy_gets_one_line(
+    mistake: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that cannot be loaded, or that changes what the lab has set, ends with 2 and one line."""
+    old, new, parts = NO_STRATEGY[mistake]
+    assert RIGHT.count(old) == 1
+    (tmp_path / "train_mine.py").write_text(RIGHT.replace(old, new))
+    code, _, err = checked(capsys, LABS / "03.yaml", answered(tmp_path, strategy="train_mine.py"))
+    assert code == 2
+    assert err.count("\n") == 1
+    assert all(part in err for part in ["train_mine.py", *parts]), err
+    assert sorted(os.listdir(tmp_path)) == ["answers.yaml", "train_mine.py"]
+
+
+# --- The files ----------------------------------------------------------------------------------------------
+
+
+@each_lab
+def test_what_a_lab_names_is_there(number: str) -> None:
+    """Its laws and quantities are functions, no option is both fixed and chosen, and its answers fit it."""
+    lab = read_lab(LABS / f"{number}.yaml")
+    for prediction in lab.predictions.values():
+        function(quantities, prediction.quantity.name)
+    assert lab.exercise
+    for law in lab.exercise.laws:
+        function(goals, law.name)
+        if "quantity" in law.parameters:
+            function(quantities, law.parameters["quantity"])
+    assert not set(lab.exercise.choose) & set(lab.exercise.options)
+    for law in lab.strategy.laws if lab.strategy else ():
+        function(laws, law.name)
+    assert read_answers(SAMPLES / f"{number}.yaml", lab).exercise
+
+
+def test_a_name_that_is_no_law_is_refused() -> None:
+    """A lab's file cannot name what its modules only import, nor what is private."""
+    for name in ("Mapping", "_broken", "run", "nothing"):
+        with pytest.raises(ValueError, match=name):
+            function(laws, name)
