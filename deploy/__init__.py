@@ -1,0 +1,1 @@
+"""From this repository to a cluster: image, manifests, observability, tools."""

@@ -1,0 +1,257 @@
+"""The dashboard "One run": how it learns, and what each of its workers does."""
+
+from __future__ import annotations
+
+from deploy.observability.panels import (
+    Dashboard,
+    Panel,
+    bars,
+    label_variable,
+    lines,
+    link,
+    make_dashboard,
+    number,
+    query,
+    staleness_heatmap,
+)
+
+UID = "dsgd-one-run"
+RUN = 'run_id="$run"'
+WORKER = "worker {{worker}}"
+
+
+def one_run() -> Dashboard:
+    """Return the dashboard of the run that the variable `run` names."""
+    variables = [label_variable("run", "Run", "label_values(dsgd_run_info, run_id)", multi=False)]
+    rows = [
+        ("Now", _now()),
+        ("Learning", _learning()),
+        ("Workers: time", _time()),
+        ("Workers: staleness", _staleness()),
+        ("Faults and traffic", _faults()),
+    ]
+    return make_dashboard(
+        UID,
+        "Distributed SGD: one run",
+        "One run in full, worker by worker.",
+        variables,
+        rows,
+        [link("Compare modes", "dsgd-compare-modes")],
+    )
+
+
+def _now() -> list[Panel]:
+    return [
+        number(
+            "Updates",
+            "short",
+            "Updates applied to the weights so far.",
+            query(f"sum(dsgd_updates_total{{{RUN}}})"),
+            width=4,
+            decimals=0,
+        ),
+        number(
+            "Time since the last update",
+            "s",
+            "Wall seconds. It should stay near the time of an update (below); once the run is over it grows.",
+            query(f"time() - max(dsgd_last_update_timestamp_seconds{{{RUN}}})"),
+            width=4,
+        ),
+        number(
+            "Updates per second",
+            "ops",
+            "Mean of the whole run so far, in engine seconds (wall on Ray, virtual in the simulator).",
+            query(f"run:dsgd_updates_per_second:ratio{{{RUN}}}"),
+            width=4,
+        ),
+        number(
+            "Mean staleness",
+            "short",
+            "Updates between reading and applying, mean over all gradients so far.",
+            query(f"run:dsgd_staleness_updates:mean{{{RUN}}}"),
+            width=4,
+        ),
+        number(
+            "Idle share",
+            "percentunit",
+            "Share of the workers' time without computing, whole run so far. 0 is best.",
+            query(f"run:dsgd_idle:ratio{{{RUN}}}"),
+            width=4,
+            decimals=1,
+        ),
+        number(
+            "Straggler index",
+            "none",
+            "The slowest worker's mean compute time over the median worker's, last five minutes. 1: all "
+            "equal.",
+            query(f"run:dsgd_straggler_index:ratio5m{{{RUN}}}"),
+            width=4,
+        ),
+    ]
+
+
+def _learning() -> list[Panel]:
+    return [
+        lines(
+            "Loss",
+            "none",
+            "Logarithmic. The training loss of single updates is noisy: look at its mean of a minute, and "
+            "at the loss on held-out samples. Training falling while held-out rises is over-fitting; both "
+            "rising is divergence.",
+            query(f"max(dsgd_train_loss{{{RUN}}})", "training, last update"),
+            query(f"run:dsgd_train_loss:mean1m{{{RUN}}}", "training, mean of a minute", "B"),
+            query(f"max(dsgd_eval_loss{{{RUN}}})", "held out", "C"),
+            width=12,
+            log=True,
+        ),
+        lines(
+            "Accuracy",
+            "percentunit",
+            "Share of held-out samples that were right at the last evaluation. Regression has none.",
+            query(f"max(dsgd_eval_accuracy{{{RUN}}})", "held out"),
+            width=6,
+        ),
+        lines(
+            "Drift of local weights",
+            "none",
+            "Only with local steps: how far the workers' weights are from their average when they meet, "
+            "the mean over the updates so far. Large or growing drift asks for fewer local steps.",
+            query(f"max(dsgd_localsgd_drift{{{RUN}}})", "mean distance"),
+            width=6,
+        ),
+    ]
+
+
+def _time() -> list[Panel]:
+    rate = f"{{{RUN}}}[$__rate_interval]"
+    return [
+        lines(
+            "Mini-batches per second",
+            "cps",
+            "Applied mini-batches of each worker. Equal lines: equal workers, or a barrier. In "
+            "asynchronous modes a slow worker's line is lower; a line at 0 is a worker that hangs or is "
+            "held back.",
+            query(f"sum by (worker) (rate(dsgd_gradients_total{rate}))", WORKER),
+            width=8,
+        ),
+        lines(
+            "Compute time",
+            "s",
+            "Engine seconds a task took to compute, mean of those that came in. One line above the others "
+            "is a straggler; all lines rising together is a loaded machine.",
+            query(
+                f"sum by (worker) (rate(dsgd_compute_seconds_sum{rate})) "
+                f"/ sum by (worker) (rate(dsgd_compute_seconds_count{rate}))",
+                WORKER,
+            ),
+            width=8,
+        ),
+        lines(
+            "Waiting time",
+            "s",
+            "Engine seconds around a task without computing: transfer, then waiting for the next one. At a "
+            "barrier the slowest worker waits least.",
+            query(
+                f"sum by (worker) (rate(dsgd_wait_seconds_sum{rate})) "
+                f"/ sum by (worker) (rate(dsgd_wait_seconds_count{rate}))",
+                WORKER,
+            ),
+            width=8,
+        ),
+        bars(
+            "Idle share by worker",
+            "percentunit",
+            "Whole run so far. The worker with the smallest share is the one the others wait for.",
+            query(f"worker:dsgd_idle:ratio{{{RUN}}}", WORKER),
+            width=8,
+        ),
+        bars(
+            "Mean compute time by worker",
+            "s",
+            "Whole run so far. More than 1.5 times the median for ten minutes raises an alert.",
+            query(f"worker:dsgd_compute_seconds:mean{{{RUN}}}", WORKER),
+            width=8,
+        ),
+        lines(
+            "Time of an update",
+            "s",
+            "Engine seconds from one update to the next: the median, and what one in twenty exceeds. "
+            "Values within a bucket of the histogram (1, 2, 5, 10 ms, ...) are interpolated.",
+            query(f"histogram_quantile(0.5, sum by (le) (rate(dsgd_update_seconds_bucket{rate})))", "p50"),
+            query(
+                f"histogram_quantile(0.95, sum by (le) (rate(dsgd_update_seconds_bucket{rate})))", "p95", "B"
+            ),
+            width=8,
+        ),
+    ]
+
+
+def _staleness() -> list[Panel]:
+    rate = f"{{{RUN}}}[$__rate_interval]"
+    return [
+        staleness_heatmap(
+            "Staleness",
+            "Each column is a moment, each cell how many gradients a second came with that staleness. "
+            "Several bands are several speeds of workers.",
+            f"sum by (le) (rate(dsgd_staleness_updates_bucket{rate}))",
+            width=12,
+        ),
+        lines(
+            "Mean staleness of each worker",
+            "short",
+            "A slow worker's gradients are the stalest: more updates of the others fall into one of its "
+            "own tasks.",
+            query(
+                f"sum by (worker) (rate(dsgd_staleness_updates_sum{rate})) "
+                f"/ sum by (worker) (rate(dsgd_staleness_updates_count{rate}))",
+                WORKER,
+            ),
+            width=12,
+        ),
+        bars(
+            "Mean staleness by worker",
+            "short",
+            "Whole run so far; at the end it is staleness.by_worker of the record.",
+            query(f"worker:dsgd_staleness_updates:mean{{{RUN}}}", WORKER),
+            width=8,
+        ),
+        lines(
+            "Staleness so far, and its bound",
+            "short",
+            "Quantiles of the whole run, the largest value, and the bound that holds in this mode with "
+            "these options, where there is one. The largest must never be above the bound: that raises an "
+            "alert.",
+            query(f"run:dsgd_staleness_updates:quantile{{{RUN}}}", "quantile {{quantile}}"),
+            query(f"max(dsgd_staleness_max_updates{{{RUN}}})", "largest", "B"),
+            query(f"max(dsgd_staleness_bound_updates{{{RUN}}})", "bound", "C"),
+            width=8,
+        ),
+        lines(
+            "Clock gap",
+            "short",
+            "Mini-batches between the fastest and the slowest worker. A barrier keeps it near 0, slack "
+            "bounds it, and without a bound a straggler makes it grow for ever.",
+            query(f"max(dsgd_clock_gap_steps{{{RUN}}})", "fastest - slowest"),
+            width=8,
+        ),
+    ]
+
+
+def _faults() -> list[Panel]:
+    return [
+        lines(
+            "Restarts of each worker",
+            "short",
+            "How often a worker was lost and started again. After --max-restarts of one worker the run "
+            "fails.",
+            query(f"sum by (worker) (dsgd_worker_restarts_total{{{RUN}}})", WORKER),
+            width=12,
+        ),
+        lines(
+            "Bytes per second",
+            "Bps",
+            "Weights to the workers, and gradients or weights to the server.",
+            query(f"sum by (direction) (rate(dsgd_bytes_total{{{RUN}}}[$__rate_interval]))", "{{direction}}"),
+            width=12,
+        ),
+    ]
