@@ -3,7 +3,8 @@ UV_VERSION := 0.13.8
 UV := $(or $(shell command -v uv 2>/dev/null),.tools/uv/bin/uv)
 PYTHON := .venv/bin/python
 
-.PHONY: help setup demo test test-sim lint types format check picture theory docs bench clean
+.PHONY: help setup demo test test-sim lint types format check picture theory docs labs dashboards observe bench clean \
+	image push manifests
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -61,8 +62,48 @@ theory: setup  ## print theory against measurement, and draw up docs/theory.md
 docs: setup  ## run the examples of the documents again, and put their output beside them
 	$(PYTHON) -m report.examples README.md docs/strategies/*.md
 
+labs: setup  ## run the labs' examples and experiments again, and draw their figures
+	$(PYTHON) -m report.examples docs/labs/*.md
+	$(PYTHON) -m labs.figures docs/labs/*.md
+
+dashboards: setup  ## write the Grafana dashboards' JSON from Python
+	$(PYTHON) -m deploy.observability.dashboards
+
+observe: setup  ## start Prometheus and Alertmanager here with the rules; ctrl-C ends both
+	@$(PYTHON) -m deploy.observability.observe
+
 bench: setup  ## run the benchmarks (minutes; keep the machine idle)
 	for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(PYTHON) $$benchmark || exit 1; done
 
 clean:  ## remove the environment and caches (run records stay)
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# --- image and cluster (docs/deploy.md)
+
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+# The commit that an image holds; nothing while there are changes, for then it holds none.
+COMMIT := $(shell test -z "$$(git status --porcelain 2>&1)" && git rev-parse HEAD)
+REGISTRY = $(AWS_ACCOUNT).dkr.ecr.$(AWS_REGION).amazonaws.com
+REPOSITORY = $(REGISTRY)/dsgd-lab
+# More options of the build, like --secret id=uv,src=uv.toml or --build-arg PYTHON_IMAGE=...
+BUILD_OPTIONS ?=
+BUILD := docker buildx build --platform linux/amd64 --provenance=false \
+	--build-arg VERSION=$(VERSION) --build-arg GIT_COMMIT=$(COMMIT) $(BUILD_OPTIONS)
+
+image:  ## build the image dsgd-lab:VERSION for this machine's Docker
+	$(BUILD) -t dsgd-lab:$(VERSION) --load .
+
+push: export AWS_PROFILE ?= self
+push:  ## build the image of this commit and push it to ECR: make push AWS_ACCOUNT=... AWS_REGION=...
+	@test -n "$(AWS_ACCOUNT)" || { echo "make push: AWS_ACCOUNT is not set; give the account that has the registry" >&2; exit 2; }
+	@test -n "$(AWS_REGION)" || { echo "make push: AWS_REGION is not set; give the region of the registry" >&2; exit 2; }
+	@test -n "$(COMMIT)" || { echo "make push: the tag names the commit; commit or put away your changes first" >&2; exit 2; }
+	aws ecr get-login-password --region $(AWS_REGION) | docker login --username AWS --password-stdin $(REGISTRY)
+	$(BUILD) --cache-from type=registry,ref=$(REPOSITORY):cache \
+		--cache-to type=registry,ref=$(REPOSITORY):cache,mode=max,image-manifest=true,oci-mediatypes=true \
+		-t $(REPOSITORY):$(COMMIT) --push .
+	@echo "next: make manifests IMAGE=$(REPOSITORY):$(COMMIT) BUCKET=..."
+
+manifests: setup  ## render ray-job-*.yaml: make manifests IMAGE=... BUCKET=... DEVICE=cuda|cpu
+	$(PYTHON) -m deploy.manifests \
+		$(if $(IMAGE),--image $(IMAGE)) $(if $(BUCKET),--bucket $(BUCKET)) $(if $(DEVICE),--device $(DEVICE))

@@ -11,11 +11,14 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from cluster.laws import Law, Trace, parse_law
+from records.s3 import is_s3, local_folder
 
 MEGABYTE = 1_000_000
+MOST_EXPORTED = 256  # workers: some 60 series each, that a scrape must not take long to write
 
 
 def require(condition: bool, option: str, got: object, rule: str) -> None:
@@ -242,7 +245,8 @@ class OutputConfig:
     """What is kept of a run."""
 
     out: str = "runs"
-    """Folder of the run records."""
+    """Folder of the run records. s3://BUCKET/PREFIX: they are written to runs/s3/BUCKET/PREFIX and uploaded
+    when the run ends, however it does."""
 
     run_name: str | None = None
     """Name of this run's record in it; a taken one is refused. None: time, mode, workers and seed."""
@@ -250,10 +254,21 @@ class OutputConfig:
     record: str = "all"
     """Which updates are written to updates.jsonl: all | every:N | none."""
 
+    trace_last: int | None = None
+    """How many of the recorded updates, counted from the end, trace.json shows (for Perfetto). None: as many
+    as make a file of a few MB. 0: no trace.json."""
+
+    tensorboard: bool = False
+    """Write the scalars for TensorBoard too, while the run goes on (needs the extra `tensorboard`)."""
+
     quiet: bool = False
     """Print nothing but the record's path."""
 
     def __post_init__(self) -> None:
+        last = self.trace_last
+        require(last is None or last >= 0, "trace-last", last, "must be at least 0, or None")
+        rule = "shows recorded updates, and --record none keeps none; use --record all"
+        require(not last or self.record != "none", "trace-last", last, rule)
         require(
             bool(re.fullmatch(r"all|none|every:[1-9]\d*", self.record)),
             "record",
@@ -268,11 +283,63 @@ class OutputConfig:
             "must be letters, digits and . _ + = - only, 200 at most, for it names a folder",
         )
         require(bool(self.out.strip()), "out", repr(self.out), "must name a folder, like runs")
+        try:
+            _ = self.folder
+        except ValueError as error:
+            require(False, "out", self.out, str(error))
+
+    @property
+    def folder(self) -> Path:
+        """The folder on this machine in which the records are written."""
+        return local_folder(self.out) if is_s3(self.out) else Path(self.out)
 
     @property
     def record_every(self) -> int:
         """Every how many updates one is written; 0 writes none."""
         return {"all": 1, "none": 0}.get(self.record) or int(self.record.partition(":")[2] or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveConfig:
+    """What can be seen of a run while it goes on (docs/observing.md)."""
+
+    metrics_port: int | None = None
+    """Port at which Prometheus finds the metrics, under /metrics; 0 takes any that is free."""
+
+    metrics_host: str = "127.0.0.1"
+    """Address of that port: 0.0.0.0 lets other machines in."""
+
+    metrics_linger_s: float = 0.0
+    """Wall seconds that the metrics and the live page of a finished run stay; ctrl-C ends them."""
+
+    pushgateway: str | None = None
+    """URL of a Prometheus Pushgateway that gets the metrics every ten seconds and at the end."""
+
+    dashboard: int | None = None
+    """Port of this machine (127.0.0.1) at which a browser sees the run live; 0 takes any that is free."""
+
+    def __post_init__(self) -> None:
+        for option, port in (("metrics-port", self.metrics_port), ("dashboard", self.dashboard)):
+            require(port is None or 0 <= port < 65536, option, port, "must be a port, 0 to 65535")
+        same = self.dashboard and self.dashboard == self.metrics_port
+        require(not same, "dashboard", self.dashboard, "is --metrics-port already; choose another port")
+        host = self.metrics_host
+        require(bool(host.strip()), "metrics-host", repr(host), "must be an address, like 0.0.0.0")
+        known = host == "127.0.0.1" or self.metrics_port is not None
+        require(known, "metrics-host", host, "belongs to --metrics-port; give that too")
+        linger, nothing = self.metrics_linger_s, self.metrics_port is None and self.dashboard is None
+        require(0 <= linger < math.inf, "metrics-linger-s", linger, "must be finite, at least 0")
+        rule = "keeps --metrics-port and --dashboard open; give one of them"
+        require(not (linger and nothing), "metrics-linger-s", linger, rule)
+        url, rule = self.pushgateway, "must be a URL like http://HOST:9091, without a password"
+        good = url is None or bool(re.fullmatch(r"https?://[^/@\s]+(/[^@\s]*)?", url))
+        require(good, "pushgateway", url, rule)
+
+    def require_few(self, num_workers: int) -> None:
+        """Raise ValueError if metrics are asked for and there are too many workers for them."""
+        rule = f"has series of each worker, of {MOST_EXPORTED} at most; use the record or --dashboard"
+        for option, value in (("metrics-port", self.metrics_port), ("pushgateway", self.pushgateway)):
+            require(value is None or num_workers <= MOST_EXPORTED, option, value, rule)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -310,6 +377,7 @@ class TrainConfig:
     stop: StopConfig = field(default_factory=StopConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+    live: LiveConfig = field(default_factory=LiveConfig)
 
     def __post_init__(self) -> None:
         require(self.num_workers >= 1, "num-workers", self.num_workers, "must be at least 1")
@@ -336,6 +404,7 @@ class TrainConfig:
         rule = "cannot be reached without weights; choose another --dataset than none"
         target = self.stop.target_loss
         require(target is None or self.data.dataset != "none", "target-loss", target, rule)
+        self.live.require_few(self.num_workers)
         if self.engine != "sim":
             for option in ("latency_s", "server_bytes_per_s", "server_time"):
                 value = getattr(self.timing, option)

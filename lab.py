@@ -15,6 +15,7 @@ import numpy as np
 from cluster import Cluster, Update
 from config import (
     DataConfig,
+    LiveConfig,
     OutputConfig,
     RayConfig,
     StopConfig,
@@ -34,6 +35,7 @@ GROUPS: Mapping[str, type] = {
     "stop": StopConfig,
     "ray": RayConfig,
     "output": OutputConfig,
+    "live": LiveConfig,
 }
 
 

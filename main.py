@@ -6,6 +6,7 @@ updates; everything else (what to record, when to evaluate, when to stop) is dec
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import time
@@ -23,12 +24,14 @@ from comparison import measured_timing, write_comparison
 from config import TrainConfig
 from data import Workload, make_workload
 from evaluation import Evaluator
-from metrics import Tally, finite
+from live.observers import Observers
+from metrics import RunMetrics, Tally, finite
 from optim import Weights
 from predictions import compare
-from records.writer import RunRecord, default_name, free_path
+from records.s3 import Destination, TakenError, is_s3
+from records.writer import RunRecord, config_text, default_name, free_path
 from strategies import load
-from terminal.cli import UsageError, parse
+from terminal.cli import UsageError, is_given, parse
 from terminal.console import ProgressLine, print_comparison, print_summary
 from terminal.interruptions import Interruptions
 
@@ -50,10 +53,24 @@ def main(arguments: Sequence[str]) -> int:
     started = time.time()
     try:
         with Interruptions() as interruptions:
+            if is_given(arguments, "--experiment"):
+                from experiments.command import experiment
+
+                return experiment(arguments, interruptions)
+            if is_given(arguments, "--report"):
+                from experiments.command import report
+
+                return report(arguments)
+            if is_given(arguments, "--check"):
+                from labs.check import check
+
+                return check(arguments)
             cfg = parse(arguments)
-            if cfg.engine == "both":
-                return run_both(cfg, started, interruptions)
-            return run(cfg, started, interruptions)
+            with watched(cfg) as observers:
+                run_it = run_to_s3 if is_s3(cfg.output.out) else run_here
+                code = run_it(cfg, started, interruptions, observers)
+                observers.linger(interruptions)
+            return code
     except UsageError as error:
         return _report(error, EXIT_USAGE)
     except (ClusterError, OSError) as error:
@@ -65,7 +82,94 @@ def main(arguments: Sequence[str]) -> int:
         return _report("interrupted before the first update; nothing was written", EXIT_CODES["interrupted"])
 
 
-def run(cfg: TrainConfig, started: float, interruptions: Interruptions) -> int:
+def watched(cfg: TrainConfig) -> Observers:
+    """Return who looks on while the process trains, with the ports they need.
+
+    Raises UsageError for a port that cannot be had.
+    """
+    try:
+        return Observers(cfg.live, quiet=cfg.output.quiet)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def run_here(
+    cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers | None = None
+) -> int:
+    """Run on one engine or on both, and keep what comes of it on this machine."""
+    run_it = run_both if cfg.engine == "both" else run
+    return run_it(cfg, started, interruptions, observers)
+
+
+def run_to_s3(
+    cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers | None = None
+) -> int:
+    """Run, and upload what there is of the record, however the run ends.
+
+    Raises UsageError, before anything runs, for a bucket that cannot be written to and a name that is taken;
+    OSError if only the upload failed.
+    """
+    destination, code = None, 0
+    try:
+        try:
+            with interruptions.held():  # a name that is claimed is used or given back
+                cfg, destination = _claimed(cfg)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        code = run_here(cfg, started, interruptions, observers)
+    finally:
+        if destination:
+            interruptions.hold()
+            _settle(cfg, destination, code)
+    return code
+
+
+def _claimed(cfg: TrainConfig) -> tuple[TrainConfig, Destination]:
+    """Return the configuration with a run name that is taken in its bucket from now on, and that bucket."""
+    destination = Destination(cfg.output.out)
+    first = free_path(cfg.output, default_name(cfg)).name
+    for n in itertools.count(1):
+        name = first if n == 1 else f"{first}-{n}"
+        named = replace(cfg, output=replace(cfg.output, run_name=name))
+        try:
+            destination.claim(_record_name(named), config_text(named))
+            break
+        except TakenError:
+            if cfg.output.run_name:
+                raise
+    return named, destination
+
+
+def _record_name(cfg: TrainConfig) -> str:
+    """Return the name, in its bucket, of the record that a run with the name of `cfg` begins with."""
+    return f"{cfg.output.run_name}/ray" if cfg.engine == "both" else str(cfg.output.run_name)
+
+
+def _settle(cfg: TrainConfig, destination: Destination, code: int) -> None:
+    """Upload what a run that ended with `code` has left; if that is nothing, give its name back.
+
+    Raises OSError if the upload alone failed.
+    """
+    name = str(cfg.output.run_name)
+    folder = cfg.output.folder / name
+    if not folder.exists():
+        destination.release(_record_name(cfg))
+        return
+    try:
+        destination.upload(folder, name)
+    except OSError as error:
+        if not code:
+            raise
+        _report(error, code)
+        return
+    if not cfg.output.quiet:
+        with suppress(BrokenPipeError, UnicodeEncodeError):
+            print(f"upload  {destination.url}/{name}", flush=True)
+
+
+def run(
+    cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers | None = None
+) -> int:
     """Run one configuration; `started` is the epoch time (s) at which the program did.
 
     Raises UsageError for what can be seen to be impossible, before anything is written.
@@ -76,9 +180,11 @@ def run(cfg: TrainConfig, started: float, interruptions: Interruptions) -> int:
         try:
             workload = make_workload(cfg)
             record = RunRecord(cfg)
+            if observers:
+                observers.show(record.path)
             line = stack.enter_context(ProgressLine(cfg, console))
             cluster = stack.enter_context(open_cluster(cfg, workload, interruptions))
-            run = Run(cfg, workload, cluster, record)
+            run = Run(cfg, workload, cluster, record, observers)
             interruptions.hold()  # a record that is begun will be completed
             record.open(started=started, cluster=cluster)
         except ValueError as error:
@@ -87,6 +193,7 @@ def run(cfg: TrainConfig, started: float, interruptions: Interruptions) -> int:
         updates = strategy.train(cluster, run.weights, cfg)
         run.follow(interruptions.between(updates), line)
         wall_s = time.perf_counter() - began_s
+        run.draw_trace()
         summary = record.close(run.weights.vector, run.summary() | {"wall_s": wall_s, "startup_s": startup_s})
     with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
         if cfg.output.quiet:
@@ -96,7 +203,9 @@ def run(cfg: TrainConfig, started: float, interruptions: Interruptions) -> int:
     return _report(run.error, EXIT_CODES[run.stopped_by]) if run.error else EXIT_CODES[run.stopped_by]
 
 
-def run_both(cfg: TrainConfig, started: float, interruptions: Interruptions) -> int:
+def run_both(
+    cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers | None = None
+) -> int:
     """Run on Ray, then in the simulator with this machine's overhead, and report where the two differ.
 
     The records are `ray` and `sim` in the run's folder, beside comparison.json.
@@ -105,13 +214,15 @@ def run_both(cfg: TrainConfig, started: float, interruptions: Interruptions) -> 
         folder = free_path(cfg.output, default_name(cfg))
     except ValueError as error:
         raise UsageError(str(error)) from error
+    if observers:
+        observers.show(folder)
     codes = []
     for engine in ("ray", "sim"):
         output = replace(cfg.output, out=str(folder), run_name=engine)
         one = replace(cfg, engine=engine, output=output)
         if engine == "sim":
             one = replace(one, timing=measured_timing(cfg.timing, folder / "ray"))
-        codes.append(run(one, started, interruptions))
+        codes.append(run(one, started, interruptions, observers))
         if codes[-1]:
             return codes[-1]
         started = time.time()
@@ -125,7 +236,14 @@ def run_both(cfg: TrainConfig, started: float, interruptions: Interruptions) -> 
 class Run:
     """Follows a strategy's updates, has them recorded and evaluated, and knows when and why to stop."""
 
-    def __init__(self, cfg: TrainConfig, workload: Workload, cluster: Cluster, record: RunRecord) -> None:
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        workload: Workload,
+        cluster: Cluster,
+        record: RunRecord,
+        observers: Observers | None = None,
+    ) -> None:
         self.weights = Weights(workload.objective.initial_weights(cfg.seed))
         self.weights.vector.setflags(write=False)
         self.stopped_by: StoppedBy = "budget"
@@ -136,9 +254,14 @@ class Run:
         self._evaluation: dict[str, float | None] = {"loss": None, "accuracy": None}
         self._evaluated_version = -1
         self._last_loss_is_finite = True
+        self._observers = observers
+        self._metrics: RunMetrics | None = None
 
     def follow(self, updates: Iterator[Update], line: ProgressLine) -> None:
         """Take updates until the run is over; afterwards `stopped_by` and `error` say how it ended."""
+        if self._observers and self._observers.exporter:
+            exporter, path = self._observers.exporter, self._record.path
+            self._metrics = exporter.run(self._cfg, path, self._cluster, self._tally)
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # divergence is looked for, and named
                 self.stopped_by = self._follow(updates, line)
@@ -164,15 +287,27 @@ class Run:
                 )
         except OSError as error:
             self.stopped_by, self.error = "failed", _one_line(error)
+        if self._metrics:
+            self._metrics.finish()
+
+    def draw_trace(self) -> None:
+        """Have the record's trace drawn; without room for it the run has failed."""
+        try:
+            self._record.draw_trace()
+        except OSError as error:
+            if not self.error:
+                self.stopped_by, self.error = "failed", _one_line(error)
 
     def _follow(self, updates: Iterator[Update], line: ProgressLine) -> StoppedBy:
-        cfg, tally, cluster = self._cfg, self._tally, self._cluster
+        cfg, tally, cluster, metrics = self._cfg, self._tally, self._cluster, self._metrics
         budget, evaluate_each = cfg.budget, cfg.stop.eval_every * cfg.num_workers or math.inf
         evaluate_at: float = evaluate_each
         self._evaluate()
         for update in updates:
             self.weights = update.weights
             tally.add(update)
+            if metrics:
+                metrics.add(update)
             self._record.update(update)
             if tally.last_loss is not None and not math.isfinite(tally.last_loss):
                 return self._diverged(update)
@@ -208,6 +343,8 @@ class Run:
         for evaluated in self._evaluator.finished(wait=wait):
             self._record.evaluation(evaluated)
             found = evaluated.found
+            if self._metrics:
+                self._metrics.evaluated(found.loss, found.accuracy)
             self._last_loss_is_finite = math.isfinite(found.loss)
             self._evaluation = {"loss": finite(found.loss), "accuracy": found.accuracy}
             reached |= target is not None and found.loss <= target

@@ -30,6 +30,13 @@ def predict(cfg: TrainConfig) -> dict[str, float]:
     return {name: value for name, value in found.items() if math.isfinite(value)}  # inf bounds nothing
 
 
+def staleness_bound(cfg: TrainConfig) -> float | None:
+    """Return what no gradient's staleness exceeds, in updates; None if theory has no bound."""
+    predicted = predict(cfg)
+    fresh = predicted.get("staleness_mean") == 0
+    return predicted.get("staleness_max", 0.0 if fresh else None)
+
+
 def compare(cfg: TrainConfig, summary: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     """Return predictions and measurements side by side, as `theory` of summary.json has them.
 

@@ -40,7 +40,7 @@ class Config(AsynchronousConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole = self.slack >= 0 and (self.slack == math.inf or self.slack.is_integer())
+        whole = self.slack >= 0 and (self.slack == math.inf or float(self.slack).is_integer())
         require(whole, "slack", self.slack, "must be a whole number of at least 0, or inf")
 
 

@@ -45,6 +45,7 @@ from tasks import Task
 _INLINE_BYTES = 64_000  # below the size up to which Ray sends arguments and results inside the call
 _REQUEST = struct.Struct("qqq")  # ticket, step, length of the pickled task
 _REPLY = struct.Struct("dd")  # loss, seconds of computing
+_SLIVER = 0.001  # of a CPU, the least that Ray counts
 _POLL_S = 1.0  # how often waiting looks up: for the deadline, and for workers that do not come back
 
 
@@ -300,10 +301,17 @@ class RayCluster:
 
     def _spawn(self, worker: int, delay_s: float) -> Any:
         gpus = self._cfg.ray.gpus_per_worker if self.device == "cuda" else 0
-        # No CPUs are asked for: more workers than cores is normal here, and asking would wait forever.
+        # No whole CPUs are asked for: more workers than cores is normal here, and asking would wait forever.
+        # On a cluster of several machines, workers are spread over those that offer CPUs: the head need not.
+        private = self._connection.private
         return (
             ray.remote(concurrency_groups={"control": 1})(Worker)  # type: ignore[call-overload]
-            .options(num_cpus=0, num_gpus=gpus, enable_task_events=False)
+            .options(
+                num_cpus=0 if private else _SLIVER,
+                num_gpus=gpus,
+                scheduling_strategy="DEFAULT" if private else "SPREAD",
+                enable_task_events=False,
+            )
             .remote(
                 worker,
                 self._shards[worker],

@@ -39,7 +39,8 @@ class Config(AsynchronousConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole = self.delay_bound >= 1 and (self.delay_bound == math.inf or self.delay_bound.is_integer())
+        bound = float(self.delay_bound)
+        whole = bound >= 1 and (bound == math.inf or bound.is_integer())
         require(whole, "delay-bound", self.delay_bound, "must be a whole number of at least 1, or inf")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,19 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
 
     Raises UsageError in one line for anything that is wrong. `--help` prints and raises SystemExit.
     """
-    arguments = [_spelled(argument) for argument in arguments]
+    arguments = [with_dashes(argument) for argument in arguments]
     arguments, config_file = _take_option(arguments, "--config")
-    given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     file_options = _read_config(config_file) if config_file is not None else {}
     file_options.pop("run_name", None)  # a repetition is another run, with a name of its own
+    return configure(file_options, f"--config {config_file}", arguments)
+
+
+def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[str] = ()) -> TrainConfig:
+    """Return the configuration that a file's options ask for; what `arguments` say goes before them.
+
+    source: what messages call the file. Raises UsageError in one line for anything that is wrong.
+    """
+    given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     mode = _value(arguments, "--mode") or file_options.get("mode") or _DEFAULT_MODE
     try:
         strategy = load(str(mode))
@@ -43,12 +51,12 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
     known = option_fields(strategy.Config)
     for key in file_options:
         if key not in known:
-            raise UsageError(f"--config {config_file}: {_unknown(key, str(mode), known, spelled=key)}")
+            raise UsageError(f"{source}: {_unknown(key, str(mode), known, spelled=key)}")
     from_file = [
         token
         for key, value in file_options.items()
         if not given & {f"--{_dashed(key)}", f"--no-{_dashed(key)}"}
-        for token in _tokens(key, value, str(known[key].type), f"--config {config_file}")
+        for token in _tokens(key, value, str(known[key].type), source)
     ]
 
     def explain(event: tyro_errors.ParseErrorEvent) -> None:
@@ -70,8 +78,9 @@ def _description(mode: str, doc: str) -> str:
     return (
         f"Distributed SGD, one run. Mode {mode}: {title}\n\nModes: {', '.join(modes())}; each has options of "
         "its own, which --mode MODE --help shows. --config FILE takes the options of an earlier run's "
-        "config.yaml; what the command line says wins. Exit codes: 0 done, 1 failed, 2 usage, "
-        "3 diverged, 130 interrupted."
+        "config.yaml; what the command line says wins. --experiment FILE runs a comparison, --report DIR "
+        "draws one again, and --check LAB ANSWERS checks answers to docs/labs; each has a --help of its own. "
+        "Exit codes: 0 done, 1 failed, 2 usage, 3 diverged, 130 interrupted."
     )
 
 
@@ -147,8 +156,8 @@ def _tokens(key: str, value: Any, kind: str, source: str) -> list[str]:
     raise UsageError(f"{source}: '{key}' must be one value, not a {type(value).__name__}")
 
 
-def _spelled(argument: str) -> str:
-    """Options may be written with underscores; they are compared with dashes."""
+def with_dashes(argument: str) -> str:
+    """Return an argument with dashes in its option's name, which may be written with underscores."""
     name, sign, value = argument.partition("=")
     return f"--{_dashed(name[2:])}{sign}{value}" if name.startswith("--") else argument
 
@@ -165,7 +174,7 @@ def _take_option(arguments: list[str], option: str) -> tuple[list[str], str | No
     return kept, value
 
 
-def _value(arguments: list[str], option: str) -> str | None:
+def _value(arguments: Sequence[str], option: str) -> str | None:
     """Return the last value given for `option`."""
     value = None
     for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
@@ -176,6 +185,11 @@ def _value(arguments: list[str], option: str) -> str | None:
                 raise UsageError(f"{option}: needs a value; --help describes it")
             value = following
     return value
+
+
+def is_given(arguments: Sequence[str], option: str) -> bool:
+    """Return whether `option` is among the arguments."""
+    return any(argument == option or argument.startswith(f"{option}=") for argument in arguments)
 
 
 def _dashed(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -50,6 +51,13 @@ class Interruptions:
     def hold(self) -> None:
         """Keep signals from now on, until `between` asks for its first item."""
         self._raises = False
+
+    def wait(self, seconds: float) -> None:
+        """Do nothing for that long; a signal, also one that came before, ends it."""
+        self._raises = False
+        until_s = time.monotonic() + seconds
+        while not self._requested and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(0.1, left_s))
 
     def between(self, items: Iterator[T]) -> Iterator[T]:
         """Yield the items; raise KeyboardInterrupt before the next one after a signal."""

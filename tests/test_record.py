@@ -238,8 +238,9 @@ def test_a_mistake_in_a_strategy_is_shown_where_it_is(
     assert "a student's mistake" in ran.summary["error"]
 
 
-def test_the_meta_data_name_what_ran(cli: CommandLine) -> None:
+def test_the_meta_data_name_what_ran(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """meta.json has the versions, the command and the commit."""
+    monkeypatch.delenv("DSGD_GIT_COMMIT", raising=False)
     ran = cli(f"{SIM} --steps 2")
     meta = json.loads((ran.record / "meta.json").read_text())
     assert set(meta["versions"]) == {"python", "ray", "torch", "numpy"}
