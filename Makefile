@@ -3,7 +3,7 @@ UV_VERSION := 0.13.8
 UV := $(or $(shell command -v uv 2>/dev/null),.tools/uv/bin/uv)
 PYTHON := .venv/bin/python
 
-.PHONY: help setup demo test test-sim lint types format check picture theory docs labs dashboards observe bench clean \
+.PHONY: help setup demo test test-sim lint types format check picture all-strategies theory docs labs dashboards observe bench clean \
 	image push manifests
 
 help:  ## list the targets
@@ -54,6 +54,11 @@ picture: setup  ## draw the figure of the README
 		$(PYTHON) main.py --mode $$mode $(SCENARIO) --lr-scaling workers --out runs/picture --run-name $$mode; done
 	$(PYTHON) -m report.curves docs/images/compare-modes.svg runs/picture/ssgd runs/picture/localsgd \
 		runs/picture/ssp runs/picture/asgd
+
+all-strategies: setup  ## compare all strategies under a heavy tail, and draw the figures of docs/all-strategies.md
+	$(PYTHON) main.py --experiment experiments/all-strategies.yaml
+	for figure in loss-time time-to-target; do \
+		cp runs/all-strategies/figures/$$figure.svg docs/images/all-strategies-$$figure.svg; done
 
 theory: setup  ## print theory against measurement, and draw up docs/theory.md
 	$(PYTHON) -m report.theory_table --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md

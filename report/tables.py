@@ -1,0 +1,247 @@
+"""The tables of a report, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from config import LiveConfig, OutputConfig, option_fields
+from records.reader import Record
+from report import expected
+from report.answer import test_name
+from report.frames import Frames, option_text
+from report.panels import seconds
+from report.questions import Question
+from report.statistics import Pair, median_interval
+from report.words import number, percent
+
+_THEORY = {
+    "s_per_update": "time of an update",
+    "staleness_mean": "mean staleness",
+    "staleness_p0": "share of fresh gradients",
+    "staleness_max": "largest staleness (bound)",
+    "clock_gap_max": "largest clock gap (bound)",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table and what it is about; the first column names its rows."""
+
+    title: str
+    note: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def results(frames: Frames) -> Table:
+    """Return a row a variant: medians over seeds, with their intervals."""
+    unit, target = seconds(frames), frames.target_loss
+    columns: list[tuple[str, str, Callable[[float], str]]] = [
+        *([(f"{unit} to loss {target:g}", "time_to_target_s", number)] if target is not None else []),
+        *([("gradients to it", "gradients_to_target", number)] if target is not None else []),
+        ("last loss", "eval_loss", number),
+        ("accuracy", "eval_accuracy", percent),
+        (f"gradients/{unit}", "gradients_per_s", number),
+        (f"updates/{unit}", "updates_per_s", number),
+        ("idle", "idle_share", percent),
+        ("mean staleness", "staleness_mean", number),
+        ("p95", "staleness_p95", number),
+        ("largest", "staleness_max", number),
+        ("drift", "drift", number),
+        ("MB", "bytes", lambda x: number(x / 1e6)),
+        ("wasted", "wasted", number),
+    ]
+    reached = ("time_to_target_s", "gradients_to_target")
+    columns = [c for c in columns if c[1] in reached or frames.runs[c[1]].null_count() < len(frames.runs)]
+    if not frames.runs["wasted"].sum():
+        columns = [c for c in columns if c[1] != "wasted"]
+    rows = []
+    for variant in frames.variants:
+        own = frames.runs.filter(pl.col("variant") == variant)
+        cells = [
+            _cell(own[name].fill_null(float("inf")) if name in reached else own[name].drop_nulls(), write)
+            for _, name, write in columns
+        ]
+        rows.append([variant, str(len(own)), *cells])
+    several = any(row[1] != "1" for row in rows)
+    return Table(
+        title="Results",
+        note="Medians over seeds; in brackets, the interval that covers the true median: of five seeds their "
+        "whole range, with a confidence of 94 %."
+        if several
+        else "One seed a variant: no interval can be given.",
+        headings=["variant", "seeds", *(heading for heading, _, _ in columns)],
+        rows=rows,
+    )
+
+
+def _cell(values: pl.Series, write: Callable[[float], str]) -> str:
+    """Return a median and, on a line of its own, its interval."""
+    if not len(values):
+        return "–"
+    interval = median_interval([float(value) for value in values])
+    if interval.low == interval.high:
+        return write(interval.centre)
+    return f"{write(interval.centre)}\n[{write(interval.low)}, {write(interval.high)}]"
+
+
+def pairs(question: Question) -> Table | None:
+    """Return a row for each variant beside the best of its scenario; None where no two share two seeds."""
+    rows = []
+    for scenario in question.scenarios:
+        ranking = question.ranking(scenario)
+        first = next(iter(ranking), "")
+        found = question.against(first)
+        rows += [_pair(variant, first, found[variant]) for variant in ranking if variant in found]
+    if not rows:
+        return None
+    alone = len(question.scenarios) == 1
+    best = rows[0][1] if alone else "the best of each scenario"
+    return Table(
+        title=f"Beside {best}: {question.name}",
+        note="Ratio on common seeds, with its 95 % interval, and the p of no difference, as it is and "
+        f"corrected by Holm's method for all pairs{'' if alone else ' of a scenario'} "
+        f"({len(question.pairs)}{'' if alone else ' in all scenarios'}).",
+        headings=["variant", "beside", "ratio", "95 % interval", "p", "corrected p", "test", "seeds"],
+        rows=rows,
+    )
+
+
+def _pair(variant: str, best: str, pair: Pair) -> list[str]:
+    """Return a row: a variant's values over those of the best."""
+    ratio = interval = "–"
+    if pair.ratio:
+        middle, low, high = pair.ratio[:3]  # of b over a
+        if pair.a == variant:
+            middle, low, high = 1 / middle, 1 / high, 1 / low
+        ratio = number(middle)
+        interval = f"[{number(low)}, {number(high)}]" if pair.ratio.level else "–"
+    return [
+        variant,
+        best,
+        ratio,
+        interval,
+        _p(pair.p),
+        _p(pair.corrected_p),
+        test_name(pair),
+        str(pair.seeds),
+    ]
+
+
+def _p(p: float) -> str:
+    return "< 0.001" if p < 0.001 else number(p, 2)
+
+
+def theory(frames: Frames) -> Table | None:
+    """Return what closed forms say beside what was measured; None where none is known."""
+    rows = []
+    for variant in frames.variants:
+        records = frames.of(variant)
+        for name, label in _THEORY.items():
+            said = expected.value(records[0].summary, name)
+            measured = [
+                x for r in records if name in r.summary.theory and (x := _measured(r, name)) is not None
+            ]
+            if said is None or not measured:
+                continue
+            middle = median_interval(measured).centre
+            if said == middle == 0:  # as in all synchronous modes
+                continue
+            if "bound" in label:
+                difference = "kept" if max(measured) <= said else "BROKEN"
+                middle = max(measured)
+            else:
+                difference = f"{100 * (middle - said) / said:+.1f} %".replace("-", "−") if said else "–"
+            rows.append([variant, label, number(said, 4), number(middle, 4), difference])
+    if not rows:
+        return None
+    return Table(
+        title="Theory beside measurement",
+        note=f"Times in {seconds(frames)}, staleness in updates, clock gaps in mini-batches; measured is the "
+        "median over seeds, of bounds the largest. Closed forms are for the long run, so short ones are off.",
+        headings=["variant", "quantity", "theory", "measured", "difference"],
+        rows=rows,
+    )
+
+
+def _measured(record: Record, name: str) -> float | None:
+    entry = record.summary.theory.get(name)
+    return entry.measured if entry else None
+
+
+def ended_early(frames: Frames) -> Table | None:
+    """Return the runs that failed, diverged or were interrupted; None if there are none."""
+    bad = ("failed", "diverged", "interrupted")
+    rows = [
+        [run.record.path.name, run.record.summary.stopped_by, run.record.summary.error or "–"]
+        for run in frames.records
+        if run.record.summary.stopped_by in bad
+    ]
+    if not rows:
+        return None
+    return Table(
+        title="Runs that did not end as planned",
+        note="They are in all figures and tables: a diverged run counts as infinitely bad from there on.",
+        headings=["run", "ended", "reason"],
+        rows=rows,
+    )
+
+
+def differing(frames: Frames) -> Table | None:
+    """Return the options in which variants differ; None for one variant."""
+    if not frames.varied:
+        return None
+    rows = []
+    for variant in frames.variants:
+        config = frames.of(variant)[0].config
+        rows.append([variant, *(option_text(config[o]) if o in config else "–" for o in frames.varied)])
+    return Table(title="Options that differ", note="", headings=["variant", *frames.varied], rows=rows)
+
+
+def tuned(frames: Frames) -> Table | None:
+    """Return what was chosen for each variant before the comparison; None where nothing was tuned."""
+    if not frames.tuned:
+        return None
+    return Table(
+        title="Tuned before the comparison",
+        note="Chosen for the lowest median loss at the end, on seeds that are not compared.",
+        headings=["variant", "chosen", "loss of all that was tried"],
+        rows=frames.tuned,
+    )
+
+
+def shared(frames: Frames) -> Table:
+    """Return the options that all runs have in common."""
+    hidden = {*frames.varied, *option_fields(OutputConfig), *option_fields(LiveConfig), "seed"}
+    configs = [run.record.config for run in frames.records]
+    common = {
+        option: value
+        for option, value in configs[0].items()
+        if option not in hidden and all(option in config for config in configs)
+    }
+    rows = [[option, option_text(value)] for option, value in common.items()]
+    return Table(title="Options that all runs share", note="", headings=["option", "value"], rows=rows)
+
+
+def made_with(frames: Frames) -> Table:
+    """Return the versions that the runs were made with."""
+
+    def values(take: Callable[[Record], Any]) -> str:
+        found = dict.fromkeys(str(take(run.record)) for run in frames.records)
+        return ", ".join(found)
+
+    def commit(record: Record) -> str:
+        changed = " with changes" if record.meta.git_dirty else ""
+        return f"{(record.meta.git_commit or 'unknown')[:12]}{changed}"
+
+    def release(name: str) -> Callable[[Record], Any]:
+        return lambda record: record.meta.versions.get(name, "–")
+
+    names = dict.fromkeys(name for run in frames.records for name in run.record.meta.versions)
+    rows = [["code", values(commit)], ["device", values(lambda record: record.meta.device)]]
+    rows += [[name, values(release(name))] for name in names]
+    return Table(title="Made with", note="", headings=["what", "version"], rows=rows)
