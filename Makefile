@@ -7,7 +7,7 @@ PYTHON := .venv/bin/python
 	image push manifests
 
 help:  ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 20
 
 setup: .venv/.done  ## make the environment in .venv (finds uv, or installs it into .tools)
 
@@ -112,3 +112,30 @@ push:  ## build the image of this commit and push it to ECR: make push AWS_ACCOU
 manifests: setup  ## render ray-job-*.yaml: make manifests IMAGE=... BUCKET=... DEVICE=cuda|cpu
 	$(PYTHON) -m deploy.manifests \
 		$(if $(IMAGE),--image $(IMAGE)) $(if $(BUCKET),--bucket $(BUCKET)) $(if $(DEVICE),--device $(DEVICE))
+
+# --- a job on a cluster (docs/cluster.md): make test-cluster JOB=compare-modes
+
+JOB := compare-modes
+# More options of deploy.cluster, like --yes
+CLUSTER_OPTIONS ?=
+CLUSTER_COMMANDS := validate-framework validate-setup run check-job monitor-pods logs-follow logs-all \
+	debug-describe debug-events test-status stop test-quick test-cluster perf-test
+.PHONY: $(CLUSTER_COMMANDS)
+
+$(CLUSTER_COMMANDS): setup
+	@$(PYTHON) -m deploy.cluster $@ --job $(JOB) $(CLUSTER_OPTIONS)
+
+validate-framework:  ## files, tools and manifests are in order; needs no cluster
+validate-setup:  ## the cluster has all that JOB needs
+run:  ## apply JOB anew, and leave it running
+check-job:  ## look at JOB once: is all well so far?
+monitor-pods:  ## a line whenever a pod of JOB changes
+logs-follow:  ## the driver's log as it grows
+logs-all:  ## the logs of all pods of JOB
+debug-describe:  ## kubectl describe of JOB, its cluster and pods
+debug-events:  ## the events about JOB, its cluster and pods
+test-status:  ## look at JOB once, as JSON
+stop:  ## delete JOB and wait until it is gone
+test-quick:  ## about 1 minute: JOB starts and makes updates; cleans up
+test-cluster:  ## about 5 minutes: a short run of JOB, all of it checked; cleans up
+perf-test:  ## as test-cluster, with throughput and idle share held to thresholds

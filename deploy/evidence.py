@@ -1,0 +1,120 @@
+"""What is held of a job: what was seen of it so far, and how long what may take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deploy.job import Job
+from deploy.objects import Pod, Snapshot
+from deploy.progress import Run
+
+_LOG_TAIL_LINES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long what may take, in seconds; deploy/thresholds.yaml says them."""
+
+    pods_running_s: float
+    """From applying the job until head and workers run."""
+    first_update_s: float
+    """From then until the first update."""
+    job_over_s: float
+    """From then until the job is over."""
+    runs_s: float
+    """For the runs of a test, all together."""
+    gone_s: float
+    """For a deleted job to be gone."""
+    silence_s: float
+    """Of the cluster, in the middle of a test."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ValueError(f"limits: {name}: must be a number of seconds above 0, it is {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """What a mode must reach in perf-test."""
+
+    samples_per_s_min: float
+    idle_share_max: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise ValueError(f"{name}: must be a number of at least 0, it is {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Logs:
+    """What was printed and recorded, read once, at the end."""
+
+    driver: str | None
+    """None if it could not be read."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Of head and workers, by a name for people."""
+    losses: Mapping[str, tuple[float | None, float | None]] | None = None
+    """The first and the last evaluation of each run that has a record on the head, by its name."""
+    missing: Sequence[str] = ()
+    """Why logs could not be read, a line each."""
+
+    @property
+    def tail(self) -> list[str]:
+        """The driver's last lines."""
+        lines = [line.rstrip() for line in (self.driver or "").splitlines() if line.strip()]
+        return lines[-_LOG_TAIL_LINES:]
+
+
+class Evidence:
+    """All that has been seen of one job so far; `limits` is None where nobody waits."""
+
+    def __init__(self, job: Job, limits: Limits | None = None) -> None:
+        self.job, self.limits = job, limits
+        self.now = Snapshot(job=None)
+        self.elapsed_s = 0.0
+        self.pods_running_s: float | None = None
+        self.first_update_s: float | None = None
+        self.runs: dict[str, Run] = {}
+        """As they were last seen, by run_id."""
+        self.no_metrics = ""
+        """Why there are none."""
+        self.nodes: dict[str, Pod] = {}
+        """Head and workers by uid, those that were replaced as well."""
+        self.logs: Logs | None = None
+
+    def add(self, seen: Snapshot, runs: Mapping[str, Run], no_metrics: str, elapsed_s: float) -> None:
+        """Take what was seen `elapsed_s` seconds after the job was applied."""
+        self.now, self.elapsed_s, self.no_metrics = seen, elapsed_s, no_metrics
+        self.runs |= runs
+        if not self.over:
+            self.nodes |= {pod.uid: pod for pod in seen.of("head", "worker") if not pod.leaving}
+        if self.pods_running_s is None and self.running == self.expected:
+            self.pods_running_s = elapsed_s
+        if self.first_update_s is None and self.updates:
+            self.first_update_s = elapsed_s
+
+    @property
+    def expected(self) -> int:
+        """Pods of head and workers that the job asks for."""
+        return 1 + self.job.workers
+
+    @property
+    def running(self) -> int:
+        return sum(pod.running for pod in self.now.of("head", "worker"))
+
+    @property
+    def updates(self) -> int:
+        return sum(run.updates for run in self.runs.values())
+
+    @property
+    def over(self) -> bool:
+        return self.now.job is not None and self.now.job.over
+
+    @property
+    def succeeded(self) -> bool:
+        job = self.now.job
+        return job is not None and job.over and job.job_status == "SUCCEEDED"

@@ -1,0 +1,122 @@
+"""Looks at a job in the cluster: again and again while it runs, and into its logs at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+
+from deploy.evidence import Evidence, Limits, Logs
+from deploy.job import Job
+from deploy.kubectl import Kubectl, KubectlError, Unreachable
+from deploy.objects import Pod, Snapshot
+from deploy.progress import READ_EVALUATIONS, Run, losses_in_records, runs_in_metrics
+
+_RAY_LOGS = "/tmp/ray/session_latest/logs/"
+_AT_ONCE = 8
+
+
+def look(kubectl: Kubectl, job: Job) -> Evidence:
+    """Look once, logs included. Raises KubectlError."""
+    seen = Evidence(job)
+    _take(kubectl, seen, elapsed_s=0.0)
+    if seen.now.job:
+        seen.logs = read_logs(kubectl, seen.now)
+    return seen
+
+
+def watch(kubectl: Kubectl, job: Job, limits: Limits, poll_s: float) -> Iterator[Evidence]:
+    """Look every `poll_s` seconds, for ever, from the moment that the job is applied.
+
+    Raises KubectlError; Unreachable only after the cluster has been silent for too long.
+    """
+    seen = Evidence(job, limits)
+    began_s = answered_s = time.monotonic()
+    while True:
+        try:
+            _take(kubectl, seen, elapsed_s=time.monotonic() - began_s)
+            answered_s = time.monotonic()
+        except Unreachable:
+            if time.monotonic() - answered_s > limits.silence_s:
+                raise
+        else:
+            yield seen
+        time.sleep(poll_s)
+
+
+def _take(kubectl: Kubectl, seen: Evidence, *, elapsed_s: float) -> None:
+    now = kubectl.snapshot(seen.job.ray_job)
+    runs, why_not = scrape(kubectl, seen.job, now)
+    seen.add(now, runs, why_not, elapsed_s)
+
+
+def scrape(kubectl: Kubectl, job: Job, now: Snapshot) -> tuple[dict[str, Run], str]:
+    """Return the runs by run_id that the driver exports on the head, or none and the reason."""
+    head, port = now.head, job.metrics_port
+    if port is None:
+        return {}, "the entrypoint has no --metrics-port"
+    if head is None:
+        return {}, "no head runs"
+    url = f"http://127.0.0.1:{port}/metrics"
+    try:
+        page = kubectl.read_in(
+            head.name, head.container, "wget", "-q", "-O", "-", "--timeout=5", "--tries=1", url
+        )
+        return runs_in_metrics(page), ""
+    except KubectlError as error:  # before the driver has started and after it has ended, nobody answers
+        return {}, f"no metrics at port {port} of {head.name}: {error}"
+    except ValueError as error:
+        return {}, f"port {port} of {head.name} serves something else: {error}"
+
+
+def read_logs(kubectl: Kubectl, now: Snapshot) -> Logs:
+    """Read the logs of all pods that have started, and the evaluations in the records on the head.
+
+    What cannot be read is told as missing.
+    """
+    started = [pod for pod in now.pods if pod.phase != "Pending"]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # each call takes about a second of waiting
+        evaluations = pool.submit(_evaluations, kubectl, now.head)
+        read = list(pool.map(partial(_read, kubectl), started))
+    missing = [why for _, why in read if why]
+    drivers: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for pod, (texts, _) in zip(started, read, strict=True):
+        (drivers if pod.role == "submitter" else others).update(texts)
+    if now.job and now.job.over and not others:
+        missing.append("head and workers are gone, and their logs with them")
+    return Logs(
+        driver="\n".join(drivers.values()) if drivers else None,
+        others=others,
+        losses=evaluations.result(),
+        missing=missing,
+    )
+
+
+def _read(kubectl: Kubectl, pod: Pod) -> tuple[dict[str, str], str]:
+    """Return a pod's texts, by a name for people, and why they could not be read, if so."""
+    try:
+        texts = {pod.name: kubectl.logs(pod.name, pod.container)}
+        if pod.running and pod.role != "submitter":
+            texts[f"Ray's workers in {pod.name}"] = _nccl_lines(kubectl, pod)
+        return texts, ""
+    except KubectlError as error:
+        return {}, f"the log of {pod.name} cannot be read: {error}"
+
+
+def _evaluations(kubectl: Kubectl, head: Pod | None) -> dict[str, tuple[float | None, float | None]] | None:
+    """Return the first and the last loss of each run; None if they cannot be read."""
+    # Before the first run there is no folder for records, and find says so.
+    with suppress(KubectlError, ValueError):
+        if head:
+            return losses_in_records(kubectl.read_in(head.name, head.container, *READ_EVALUATIONS))
+    return None
+
+
+def _nccl_lines(kubectl: Kubectl, pod: Pod) -> str:
+    """Return what Ray's worker processes wrote of NCCL: it goes into files, not into the pod's log."""
+    # grep's exit code 1, nothing found, would be an error of kubectl exec; find does not pass it on.
+    files = ("find", _RAY_LOGS, "-name", "worker-*", "-type", "f")
+    return kubectl.read_in(pod.name, pod.container, *files, "-exec", "grep", "-hi", "nccl", "{}", ";")

@@ -1,0 +1,1 @@
+"""A kubectl that plays scenarios, for the tests of the cluster tools."""

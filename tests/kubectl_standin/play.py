@@ -1,0 +1,63 @@
+"""Prepares the stand-in for kubectl to play a scenario: `python tests/kubectl_standin/play.py NAME FOLDER`.
+
+Then put tests/kubectl_standin before anything else on the PATH, set KUBECTL_STANDIN=FOLDER, and call the
+tools: `make test-cluster`. docs/cluster.md has an example.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+@cache
+def scenario(name: str) -> dict[str, Any]:
+    """Return a scenario of the folder scenarios/, complete: with what it is based on."""
+    return based(_load(HERE / "scenarios" / f"{name}.yaml")[0])
+
+
+@cache
+def objects() -> dict[str, Any]:
+    """Return the recorded objects."""
+    recorded: dict[str, Any] = _load(HERE / "objects.yaml")[0]
+    recorded["setup"]["podmonitors"] = _load(ROOT / "deploy/kubernetes/base/pod-monitor.yaml")
+    return recorded
+
+
+def _load(path: Path) -> list[Any]:
+    return list(yaml.load_all(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+def based(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a scenario with what it is based on, whose keys its own replace.
+
+    `before` has frames that come before those, `last` changes the last one.
+    """
+    content = dict(content)
+    complete = {**scenario(content.pop("based_on")), **content} if "based_on" in content else content
+    complete["frames"] = [*complete.pop("before", ()), *complete["frames"]]
+    if last := complete.pop("last", None):
+        complete["frames"] = [*complete["frames"][:-1], complete["frames"][-1] | last]
+    return complete
+
+
+def prepare(content: Mapping[str, Any], folder: Path) -> None:
+    """Have the stand-in play a scenario from its beginning, with its state in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("state.json", "calls.jsonl"):
+        (folder / name).unlink(missing_ok=True)
+    (folder / "objects.json").write_text(json.dumps(objects()))
+    (folder / "scenario.json").write_text(json.dumps(based(content)))
+
+
+if __name__ == "__main__":
+    prepare(scenario(sys.argv[1]), Path(sys.argv[2]))
