@@ -167,6 +167,8 @@ def report(arguments: Sequence[str]) -> int:
 
 
 def _parse(parser: argparse.ArgumentParser, arguments: Sequence[str], known: Sequence[str]) -> Any:
+    if {"-h", "--help"} & set(arguments):  # also where the verb still lacks its value
+        parser.parse_args(["--help"])
     given, others = parser.parse_known_args([with_dashes(argument) for argument in arguments])
     if others:
         name = others[0].partition("=")[0]

@@ -272,6 +272,14 @@ def test_a_mistake_on_its_command_line_gets_one_line(
 # -------------------------------------------------------------------------------------------- shipped ones
 
 
+@pytest.mark.parametrize("verb", ["--experiment", "--report"])
+def test_help_is_given_where_the_verb_lacks_its_value(verb: str, ask: Ask) -> None:
+    """`--experiment --help` and `--report --help` print their options and exit with 0."""
+    with pytest.raises(SystemExit) as stop:
+        ask.main(verb, "--help")
+    assert stop.value.code == 0
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
 def test_a_shipped_experiment_is_valid_and_compares_equal_budgets(path: Path) -> None:
     """Each of its runs can be made, with its data, and all see equally many samples; it asks a question."""
@@ -281,7 +289,10 @@ def test_a_shipped_experiment_is_valid_and_compares_equal_budgets(path: Path) ->
     runs = [*asked.tuning_runs(), *asked.runs()]
     check_data(runs)
     assert len({r.cfg.budget * r.cfg.batch_size for r in runs}) == 1
-    assert path.name in (ROOT / "docs/experiments.md").read_text()
+    text = (ROOT / "docs/experiments.md").read_text()
+    assert f"| `{path.name}` |" in text
+    for full_size in re.findall(rf"--experiment experiments/{path.name} (--set .*) --out", text):
+        assert len(load(path, full_size.split()[1::2]).runs()) > len(asked.runs())
 
 
 # ------------------------------------------------------------------------------------------------ its runs
@@ -370,19 +381,24 @@ def test_any_number_of_processes_gives_the_weights_of_a_single_run(tmp_path: Pat
 
 
 def test_a_run_that_fails_or_diverges_does_not_stop_the_others(tmp_path: Path, ask: Ask) -> None:
-    """A divergence is a result (exit 0), a failure is reported (exit 1) and tried again the next time."""
-    variants = {"ssgd": {"mode": "ssgd"}, "wild": {"mode": "ssgd", "lr": 1e200}}
-    asked = ask(write(tmp_path, variants=variants, seeds=1))
-    assert asked.code == 0
+    """A divergence is a result, and kept; a failure is reported (exit 1) and tried again the next time."""
+    variants = {
+        "broken": {"mode": "ssgd", "compute_time": "constant:1e308"},
+        "wild": {"mode": "ssgd", "lr": 1e200},
+        "ssgd": {"mode": "ssgd"},
+    }
+    path = write(tmp_path, variants=variants, seeds=1)
+    asked = ask(path, "--processes", "1")
+    assert asked.code == 1
+    assert [kept.is_kept(r) for r in load(path, out=ask.out).runs()] == [False, True, True]
+    assert "broken-s0 failed: the virtual clock overflowed" in asked.out
     assert "wild-s0 diverged: the loss" in asked.out
     assert "1 diverged" in asked.out
-    variants["broken"] = {"mode": "ssgd", "compute_time": "constant:1e308"}
-    asked = ask(write(tmp_path, variants=variants, seeds=1))
-    assert asked.code == 1
-    assert "2 finished runs are kept" in asked.out
-    assert "broken-s0 failed: the virtual clock overflowed" in asked.out
     assert (ask.out / "try/report.html").is_file()
-    assert "2 finished runs are kept" in ask(write(tmp_path, variants=variants, seeds=1)).out
+    del variants["broken"]
+    asked = ask(write(tmp_path, variants=variants, seeds=1))
+    assert asked.code == 0
+    assert "2 finished runs are kept" in asked.out
 
 
 def test_a_process_that_dies_takes_one_run_with_it(tmp_path: Path) -> None:
