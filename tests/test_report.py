@@ -508,6 +508,18 @@ def test_growth_with_workers_is_told(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_an_interval_that_ends_with_never_leaves_the_rest_readable(tmp_path: Path) -> None:
+    """Where one seed of three never reaches the loss, the axis of scaling keeps to the times there are."""
+    same: dict[str, Any] = ASGD | {"slowdown": ""}
+    variants = {f"asgd P={p}": same | {"num_workers": p, "steps": 160 // p} for p in (2, 4)}
+    folder = experiment(tmp_path / "x", variants, 3, target_loss=0.69, show=["scaling"])
+    evals = folder / "v1-s0" / "evals.jsonl"
+    lines = [json.loads(line) | {"loss": 0.7} for line in evals.read_text().splitlines()]
+    evals.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (section,) = draw_sections(read_folder(folder))  # an overflow would be a warning, and so an error
+    assert "scaling-time" in [panel.name for panel in section.panels]
+
+
 # --- Figures and pages --------------------------------------------------------------------------------------
 
 

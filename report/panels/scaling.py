@@ -136,12 +136,15 @@ def _panel(scene: Scene, quantity: _Quantity) -> Panel | None:
     axes = canvas.axes()
     axes.set_xscale("log", base=2)
     axes.set_yscale("log" if quantity.log else "linear")
+    values = [x for i in drawn for x in i[:3] if quantity.drawn(x)]
+    least, most = min(values), max(values)
+    beyond = 100 * most  # an interval that ends with "never" leaves the panel, but stays a number
     never = False
     for place, (one, at) in enumerate(medians.items()):
         look = looks[one.name]
         shown = {workers: interval for workers, interval in at.items() if quantity.drawn(interval.centre)}
         (line,) = axes.plot(list(shown), [interval.centre for interval in shown.values()], **look.line)
-        low, high = ([min(i[end], 1e300) for i in shown.values()] for end in (1, 2))
+        low, high = ([min(i[end], beyond) for i in shown.values()] for end in (1, 2))
         axes.vlines(list(shown), low, high, color=look.colour, linewidth=4, alpha=0.35)
         missed = [workers for workers, interval in at.items() if math.isinf(interval.centre)]
         if not shown and not missed:
@@ -157,8 +160,6 @@ def _panel(scene: Scene, quantity: _Quantity) -> Panel | None:
     if _draw_theory(axes, scene, found, quantity):
         canvas.legend.append(("theory", Line2D([], [], **_THEORY)))
     workers = sorted({workers for at in medians.values() for workers in at})
-    values = [x for i in drawn for x in i[:3] if quantity.drawn(x)]
-    least, most = min(values), max(values)
     if quantity.log:
         margin = 1.05 * (most / least) ** 0.06
         room = margin ** (1 + 1.4 * len(found) * never)  # for the marks above
