@@ -405,6 +405,8 @@ class TrainConfig:
         target = self.stop.target_loss
         require(target is None or self.data.dataset != "none", "target-loss", target, rule)
         self.live.require_few(self.num_workers)
+        rule = "keeps no update, and --engine both compares them; use --record all"
+        require(self.engine != "both" or self.output.record != "none", "record", "none", rule)
         if self.engine != "sim":
             for option in ("latency_s", "server_bytes_per_s", "server_time"):
                 value = getattr(self.timing, option)

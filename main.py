@@ -180,13 +180,13 @@ def run(
         try:
             workload = make_workload(cfg)
             record = RunRecord(cfg)
-            if observers:
-                observers.show(record.path)
             line = stack.enter_context(ProgressLine(cfg, console))
             cluster = stack.enter_context(open_cluster(cfg, workload, interruptions))
             run = Run(cfg, workload, cluster, record, observers)
             interruptions.hold()  # a record that is begun will be completed
             record.open(started=started, cluster=cluster)
+            if observers:
+                observers.show(record.path)
         except ValueError as error:
             raise UsageError(str(error)) from error
         startup_s, began_s = time.time() - started, time.perf_counter()
@@ -221,7 +221,10 @@ def run_both(
         output = replace(cfg.output, out=str(folder), run_name=engine)
         one = replace(cfg, engine=engine, output=output)
         if engine == "sim":
-            one = replace(one, timing=measured_timing(cfg.timing, folder / "ray"))
+            try:
+                one = replace(one, timing=measured_timing(cfg.timing, folder / "ray"))
+            except ValueError as error:
+                raise UsageError(f"{error}; give the run more --steps") from None
         codes.append(run(one, started, interruptions, observers))
         if codes[-1]:
             return codes[-1]
@@ -253,7 +256,7 @@ class Run:
         self._evaluator = Evaluator(workload, background=cfg.engine == "ray")
         self._evaluation: dict[str, float | None] = {"loss": None, "accuracy": None}
         self._evaluated_version = -1
-        self._last_loss_is_finite = True
+        self._last_evaluation_is_finite = True
         self._observers = observers
         self._metrics: RunMetrics | None = None
 
@@ -275,26 +278,35 @@ class Run:
             traceback.print_exc()
             self.stopped_by, self.error = "failed", _one_line(error)
         try:
-            if self._evaluated_version < self.weights.version:
-                self._evaluate(last=True)
-            self._collect_evaluations(wait=True)
-            self._record.close_streams()
-            if self.stopped_by == "budget" and not self._last_loss_is_finite:
-                self.stopped_by = "diverged"
-                self.error = (
-                    f"the loss after the last update, {self.weights.version}, is not finite; "
-                    f"lower --lr (it is {self._cfg.lr:g})"
-                )
-        except OSError as error:
+            self._complete()
+        except (OSError, MemoryError) as error:
+            self.stopped_by, self.error = "failed", _one_line(error)
+        except Exception as error:  # the summary is written all the same
+            traceback.print_exc()
             self.stopped_by, self.error = "failed", _one_line(error)
         if self._metrics:
             self._metrics.finish()
+
+    def _complete(self) -> None:
+        """Evaluate the last weights, and write all that is known of the run but its summary."""
+        try:
+            if self._evaluated_version < self.weights.version:
+                self._evaluate(last=True)
+            self._collect_evaluations(wait=True)
+        finally:
+            self._record.close_streams()
+        if self.stopped_by in ("budget", "seconds") and not self._last_evaluation_is_finite:
+            self.stopped_by = "diverged"
+            self.error = (
+                f"the loss after the last update, {self.weights.version}, is not finite; "
+                f"lower --lr (it is {self._cfg.lr:g})"
+            )
 
     def draw_trace(self) -> None:
         """Have the record's trace drawn; without room for it the run has failed."""
         try:
             self._record.draw_trace()
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             if not self.error:
                 self.stopped_by, self.error = "failed", _one_line(error)
 
@@ -345,7 +357,7 @@ class Run:
             found = evaluated.found
             if self._metrics:
                 self._metrics.evaluated(found.loss, found.accuracy)
-            self._last_loss_is_finite = math.isfinite(found.loss)
+            self._last_evaluation_is_finite = math.isfinite(found.loss)
             self._evaluation = {"loss": finite(found.loss), "accuracy": found.accuracy}
             reached |= target is not None and found.loss <= target
         return reached

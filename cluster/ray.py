@@ -401,10 +401,11 @@ def connect(timeout_s: float = 60.0) -> Connection:
 
     Raises ClusterError if nothing answers at RAY_ADDRESS within `timeout_s` seconds.
     """
-    if ray.is_initialized():
-        return Connection(made_here=False, private=False)
     address = os.environ.get("RAY_ADDRESS")
-    if address or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+    named = bool(address) or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+    if ray.is_initialized():  # by a call before: the runs of an experiment share one cluster
+        return Connection(made_here=False, private=not named or address == "local")
+    if named:
         if address and address not in ("auto", "local"):
             _knock(address, timeout_s)
         try:

@@ -81,12 +81,12 @@ class SimCluster:
         self._instant = network.service is None and not network.latency_s and not self._transfer_s
         self._out_free_s = self._in_free_s = self._server_free_s = 0.0  # when each is next idle
         self._served = 0
-        # (end of computing, serial number, worker, task, weights, seconds of computing): the serial number
-        # makes ties deterministic, first started first.
-        self._heap: list[tuple[float, int, int, Task, Weights, float]] = []
+        # (end of computing, serial number, worker): the serial number makes ties deterministic, first started
+        # first, and tells a worker's task from one that was cancelled and is still in the heap.
+        self._heap: list[tuple[float, int, int]] = []
         self._serial = 0
-        self._flights: dict[int, tuple[int, Task, float]] = {}  # worker: serial, task, seconds of computing
-        self._dropped: set[int] = set()  # serial numbers of cancelled tasks that are still in the heap
+        # By worker: serial number, task, weights, when it has them (s), seconds of computing.
+        self._flights: dict[int, tuple[int, Task, Weights, float, float]] = {}
         self._values = _LazyValues(workload, device, threads) if workload.objective.num_weights else None
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
@@ -103,26 +103,27 @@ class SimCluster:
             self._out_free_s = max(now_s, self._out_free_s) + self._transfer_s
             arrived_s = self._out_free_s + self._network.latency_s
         self._serial += 1
-        self._flights[worker] = (self._serial, task, compute_s)
-        heapq.heappush(self._heap, (arrived_s + compute_s, self._serial, worker, task, w, compute_s))
+        self._flights[worker] = (self._serial, task, w, arrived_s, compute_s)
+        heapq.heappush(self._heap, (arrived_s + compute_s, self._serial, worker))
         if self._values:
             self._values.add(worker, task, step, w.vector)
 
     def cancel(self, worker: int) -> None:
-        serial, task, compute_s = self._flights[worker]
-        self._dropped.add(serial)
+        _, task, _, arrived_s, compute_s = self._flights.pop(worker)
+        del self.in_flight[worker]
         self._steps[worker] += task.batches
         self.cancelled[worker] += task.batches
-        self.cancelled_s[worker] += min(compute_s, self.now_s - self.in_flight.pop(worker))
+        self.cancelled_s[worker] += min(compute_s, max(0.0, self.now_s - arrived_s))
         if self._values:
             self._values.drop(worker)
 
     def next_done(self) -> Done:
         assert self.in_flight, "no worker has a task: nothing can finish"
-        computed_s, serial, worker, task, w, compute_s = heapq.heappop(self._heap)
-        while serial in self._dropped:
-            self._dropped.remove(serial)
-            computed_s, serial, worker, task, w, compute_s = heapq.heappop(self._heap)
+        flights = self._flights
+        computed_s, serial, worker = heapq.heappop(self._heap)
+        while worker not in flights or flights[worker][0] != serial:  # cancelled
+            computed_s, serial, worker = heapq.heappop(self._heap)
+        _, task, w, _, compute_s = flights.pop(worker)
         finished_s = computed_s if self._instant else self._deliver(computed_s)
         if not finished_s < math.inf:
             raise ClusterError(

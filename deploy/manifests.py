@@ -386,9 +386,6 @@ def read_settings(root: Path = ROOT) -> Settings:
         return Settings(image=f"dsgd-lab:{_project()['version']}")
     line = path.read_text().partition("\n")[0]
     found = _SETTINGS.fullmatch(line)
-    found = re.fullmatch(
-        r"# Rendered: python -m deploy.manifests --image (\S+) --bucket (\S+) --device (\S+)", line
-    )
     if not found:
         raise ValueError(f"{path.name}, line 1: does not say how it was rendered; run `make manifests`")
     image, bucket, device = found.groups()

@@ -40,8 +40,20 @@ def run_experiment(
     Raises UsageError for runs that cannot be, and for what is in the way of their records, before any is run;
     KeyboardInterrupt when interrupted: what had finished is kept.
     """
+    with locked(experiment.folder) as lock:
+        return _run_locked(experiment, interruptions, console, processes, uploads, observers, lock)
+
+
+def _run_locked(
+    experiment: Experiment,
+    interruptions: Interruptions,
+    console: Console,
+    processes: int | None,
+    uploads: Uploads | None,
+    observers: Observers | None,
+    lock: int,
+) -> int:
     with ExitStack() as stack:
-        lock = stack.enter_context(locked(experiment.folder))
         engines = stack.enter_context(_Engines(interruptions, processes or cores(), lock, observers))
         display = stack.enter_context(Display(experiment, console))
         choices: Sequence[Choice] = ()

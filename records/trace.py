@@ -45,7 +45,7 @@ def write_trace(record: Path, last: int | None = None) -> None:
             file.write(",\n".join(map(_ENCODE, events)))
             file.write("\n]}\n")
     except OSError:
-        partial.unlink()  # a full disk needs the room for the summary
+        partial.unlink(missing_ok=True)  # a full disk needs the room for the summary
         raise
     partial.rename(record / "trace.json")
 

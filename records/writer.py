@@ -50,16 +50,7 @@ class RunRecord:
     def open(self, *, started: float, cluster: Cluster) -> None:
         """Make the folder and write what is known before the first update."""
         meta = _meta(started, cluster)
-        try:
-            self.path.mkdir(parents=True)
-        except FileExistsError:
-            raise ValueError(
-                f"--run-name {self.path.name}: taken meanwhile in {self.path.parent}; choose another"
-            ) from None
-        except OSError as error:
-            raise ValueError(
-                f"--out {self.path.parent}: cannot be written to ({error.strerror}); choose another folder"
-            ) from None
+        self._make_folder()
         (self.path / "config.yaml").write_text(config_text(self._cfg))
         write_json(self.path / "meta.json", meta)
         # On Ray, where the next update may be long in coming, each line is written at once.
@@ -68,6 +59,23 @@ class RunRecord:
         self._evals = (self.path / "evals.jsonl").open("w", buffering=1)
         if self._cfg.output.tensorboard:
             self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget)
+
+    def _make_folder(self) -> None:
+        """Make the folder; where another run took a name that nobody chose, take the next."""
+        while True:
+            try:
+                return self.path.mkdir(parents=True)
+            except FileExistsError:
+                if self._cfg.output.run_name:
+                    raise ValueError(
+                        f"--run-name {self.path.name}: taken meanwhile in {self.path.parent}; choose another"
+                    ) from None
+                self.path = free_path(self._cfg.output, default_name(self._cfg))
+            except OSError as error:
+                raise ValueError(
+                    f"--out {self.path.parent}: cannot be written to ({error.strerror}); "
+                    "choose another folder"
+                ) from None
 
     def update(self, update: Update) -> None:
         """Append an update to updates.jsonl, if `--record` has it written."""

@@ -9,11 +9,17 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 from conftest import ROOT, CommandLine, python
+
+from data import Workload, make_workload
+from lab import config
+from main import open_cluster
+from records.writer import RunRecord
 
 SIM = "--engine sim --compute-time exponential:1"
 
@@ -289,3 +295,35 @@ def test_no_prediction_is_made_outside_its_assumptions(scenario: str, cli: Comma
     assert compared
     for entry in compared.values():
         assert entry["relative_difference"] is None or abs(entry["relative_difference"]) < 0.1
+
+
+def test_a_loss_that_time_ends_on_is_told_as_divergence(cli: CommandLine) -> None:
+    """Where the last update before --max-seconds leaves no finite loss, the run has diverged."""
+    ran = cli("--engine sim --mode ssgd --steps 9 --lr 1e38 --max-seconds 1.5 --dataset digits")
+    assert ran.code == 3
+    assert ran.summary["stopped_by"] == "diverged"
+
+
+def test_two_runs_without_a_name_never_collide(tmp_path: Path) -> None:
+    """Runs that chose the same default name in the same second get two folders."""
+    cfg = config("ssgd", dataset="none", out=str(tmp_path))
+    cluster = open_cluster(cfg, make_workload(cfg)).__enter__()
+    records = [RunRecord(cfg), RunRecord(cfg)]
+    for record in records:
+        record.open(started=time.time(), cluster=cluster)
+        record.close_streams()
+    assert len({record.path for record in records}) == 2
+
+
+def test_an_evaluation_that_fails_leaves_a_summary(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the last evaluation raises, the record is completed and says that the run failed."""
+
+    def evaluate(workload: Workload, w: Any) -> None:
+        if np.any(w != workload.objective.initial_weights(0)):
+            raise RuntimeError("planted")
+
+    monkeypatch.setattr(Workload, "evaluate", evaluate)
+    ran = cli(f"{SIM} --mode ssgd --steps 3 --eval-every 0")
+    assert ran.code == 1
+    assert ran.summary["stopped_by"] == "failed"
+    assert "planted" in ran.summary["error"]

@@ -15,6 +15,7 @@ from data import make_workload
 from lab import config, run, same_bytes
 from optim import Weights
 from strategies import load
+from tasks import gradient
 
 
 def test_a_step_without_a_law_lasts_one_virtual_second() -> None:
@@ -136,3 +137,20 @@ def test_scenarios_change_times_but_not_synchronous_results() -> None:
         run("ssgd", **options),
         run("ssgd", **options, compute_time="pareto:1.5,1", slowdown="2=9", latency_s=1.0),
     )
+
+
+@pytest.mark.parametrize("latency_s", [0.0, 0.75, 5.0])
+def test_a_task_that_was_cancelled_on_its_way_was_not_computed(latency_s: float) -> None:
+    """Only the seconds since it arrived count as computing."""
+    workload = make_workload(config("ssgd", num_workers=2, dataset="none"))
+    times = ComputeTimes(parse_law("constant:1"), 0, {0: 50.0})
+    cluster = SimCluster(workload, times, Network(latency_s=latency_s))
+    w = Weights(workload.objective.initial_weights(0))
+    cluster.start(0, gradient, w)
+    cluster.start(1, gradient, w)
+    cluster.next_done()  # of worker 1, after 1 s and two messages; worker 0 has had one
+    cluster.cancel(0)
+    assert cluster.cancelled_s[0] == 1 + latency_s
+    cluster.start(0, gradient, w)
+    cluster.cancel(0)
+    assert cluster.cancelled_s[0] == 1 + latency_s

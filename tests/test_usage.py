@@ -18,6 +18,7 @@ WRONG = [
     ("--mode sgd", ["--mode sgd", "asgd, ", "ssgd, ssp"]),
     ("--slack 3", ["--slack", "--mode ssp", "leave it out"]),
     ("--mode asgd --local-steps 3", ["--local-steps", "--mode diloco, easgd, localsgd"]),
+    ("--engine both --record none", ["--record none", "--engine both", "--record all"]),
     ("--mode diloco --outer-lr 0", ["--outer-lr 0", "above 0"]),
     ("--mode diloco --outer-momentum 1", ["--outer-momentum 1", "[0, 1)"]),
     ("--mode diloco --momentum .9", ["--momentum 0.9", "--inner sgd", "leave it out"]),
