@@ -6,7 +6,6 @@ updates; everything else (what to record, when to evaluate, when to stop) is dec
 
 from __future__ import annotations
 
-import itertools
 import math
 import sys
 import time
@@ -28,8 +27,9 @@ from live.observers import Observers
 from metrics import RunMetrics, Tally, finite
 from optim import Weights
 from predictions import compare
-from records.s3 import Destination, TakenError, is_s3
-from records.writer import RunRecord, config_text, default_name, free_path
+from records.s3 import is_s3
+from records.upload import Upload
+from records.writer import RunRecord, default_name, free_path
 from strategies import load
 from terminal.cli import UsageError, is_given, parse
 from terminal.console import ProgressLine, print_comparison, print_summary
@@ -109,62 +109,33 @@ def run_to_s3(
     Raises UsageError, before anything runs, for a bucket that cannot be written to and a name that is taken;
     OSError if only the upload failed.
     """
-    destination, code = None, 0
+    upload, code = None, 0
     try:
         try:
             with interruptions.held():  # a name that is claimed is used or given back
-                cfg, destination = _claimed(cfg)
+                upload = Upload(cfg)
         except ValueError as error:
             raise UsageError(str(error)) from error
-        code = run_here(cfg, started, interruptions, observers)
+        code = run_here(upload.cfg, started, interruptions, observers)
     finally:
-        if destination:
+        if upload:
             interruptions.hold()
-            _settle(cfg, destination, code)
+            _finish(upload, code)
     return code
 
 
-def _claimed(cfg: TrainConfig) -> tuple[TrainConfig, Destination]:
-    """Return the configuration with a run name that is taken in its bucket from now on, and that bucket."""
-    destination = Destination(cfg.output.out)
-    first = free_path(cfg.output, default_name(cfg)).name
-    for n in itertools.count(1):
-        name = first if n == 1 else f"{first}-{n}"
-        named = replace(cfg, output=replace(cfg.output, run_name=name))
-        try:
-            destination.claim(_record_name(named), config_text(named))
-            break
-        except TakenError:
-            if cfg.output.run_name:
-                raise
-    return named, destination
-
-
-def _record_name(cfg: TrainConfig) -> str:
-    """Return the name, in its bucket, of the record that a run with the name of `cfg` begins with."""
-    return f"{cfg.output.run_name}/ray" if cfg.engine == "both" else str(cfg.output.run_name)
-
-
-def _settle(cfg: TrainConfig, destination: Destination, code: int) -> None:
-    """Upload what a run that ended with `code` has left; if that is nothing, give its name back.
-
-    Raises OSError if the upload alone failed.
-    """
-    name = str(cfg.output.run_name)
-    folder = cfg.output.folder / name
-    if not folder.exists():
-        destination.release(_record_name(cfg))
-        return
+def _finish(upload: Upload, code: int) -> None:
+    """Upload what a run that ended with `code` has left; raises OSError if that alone failed."""
     try:
-        destination.upload(folder, name)
+        url = upload.finish()
     except OSError as error:
         if not code:
             raise
         _report(error, code)
         return
-    if not cfg.output.quiet:
+    if url and not upload.cfg.output.quiet:
         with suppress(BrokenPipeError, UnicodeEncodeError):
-            print(f"upload  {destination.url}/{name}", flush=True)
+            print(f"upload  {url}", flush=True)
 
 
 def run(
