@@ -27,6 +27,8 @@ MOST_POINTS = 256
 
 _MOST_TASKS = 64  # the last ones of each worker
 _MOST_BYTES = 1 << 20  # of a file at once, so that a browser does not wait for long
+# What reading another version's files, or damaged ones, raises.
+_NOT_A_RECORD = (AttributeError, LookupError, TypeError, ValueError, yaml.YAMLError)
 _YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is eight times faster
 
 
@@ -82,11 +84,13 @@ class _Lines:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
                 block = file.read(_MOST_BYTES)
+                if block and b"\n" not in block:  # an update of thousands of workers
+                    block += file.readline()
         except FileNotFoundError:
             self.rest = False
             return
         end = block.rfind(b"\n") + 1
-        self.rest = end > 0 and len(block) == _MOST_BYTES
+        self.rest = end > 0 and len(block) >= _MOST_BYTES
         self._offset += end
         for line in block[:end].splitlines():
             yield json.loads(line)
@@ -281,7 +285,7 @@ class FollowedFolder:
         for path in self._records():
             try:
                 status = (path / "config.yaml").stat()
-            except (FileNotFoundError, NotADirectoryError):
+            except OSError:  # no record, or not to be seen
                 continue
             found.append((status.st_mtime, path.name, status.st_ino, path))
         newest = {(name, inode): path for _, name, inode, path in sorted(found)[-self._most_runs :]}
@@ -289,9 +293,9 @@ class FollowedFolder:
         for key, run in self._followed.items():
             try:
                 yield key not in self._unreadable and run.read()
-            except (KeyError, TypeError, ValueError):  # another version's, or no record at all
+            except _NOT_A_RECORD:
                 self._unreadable.add(key)
-            except FileNotFoundError:  # removed meanwhile
+            except OSError:  # removed meanwhile, or not to be read now
                 continue
 
     @property
@@ -302,9 +306,12 @@ class FollowedFolder:
         }
 
     def _records(self) -> list[Path]:
-        if (self._folder / "config.yaml").exists():
-            return [self._folder]
-        return [*self._folder.iterdir()] if self._folder.is_dir() else []
+        try:
+            if (self._folder / "config.yaml").exists():
+                return [self._folder]
+            return [*self._folder.iterdir()]
+        except OSError:  # not there yet, or not to be read
+            return []
 
     def _read_experiment(self) -> None:
         try:
@@ -313,7 +320,7 @@ class FollowedFolder:
             self.variants = {v["folder"]: str({**base, **v["options"]}["mode"]) for v in variants}
             self.planned = len(variants) * len(experiment["seeds"])
             self.title = experiment["title"]
-        except (FileNotFoundError, KeyError, TypeError):
+        except (OSError, *_NOT_A_RECORD):
             return
 
 

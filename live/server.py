@@ -7,12 +7,16 @@ reading it within limits is all there is to write.
 
 Limits: a request has _REQUEST_S seconds and _REQUEST_BYTES, a client _SEND_S seconds for each piece of an
 answer, a connection serves one request, and of more than _MOST_CONNECTIONS the one that has been asking for
-longest is dropped. A path is looked up in a table: no request can reach the file system.
+longest is dropped. A path is looked up in a table: no request can reach the file system. A listener that only
+this machine reaches answers to this machine's names only: a page from elsewhere, whose own name was made to
+resolve to it (DNS rebinding), reads nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
 import socket
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
@@ -27,6 +31,7 @@ _HANG_UP_S = 1.0
 _PIECE_BYTES = 1 << 16  # of an answer, which waits until the client has taken the one before
 _MOST_CONNECTIONS = 128
 _MOST_STREAMS = 32
+_THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 
 Stream: TypeAlias = AsyncGenerator[bytes, None]
 
@@ -75,7 +80,8 @@ def url_of(listener: socket.socket) -> str:
 
 async def serve(listener: socket.socket, routes: Routes) -> None:
     """Answer requests until cancelled."""
-    connections = _Connections(routes)
+    here_only = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+    connections = _Connections(routes, here_only)
     server = await asyncio.start_server(
         connections.accept, sock=listener, limit=_REQUEST_BYTES, backlog=_MOST_CONNECTIONS
     )
@@ -104,13 +110,14 @@ def serving(listener: socket.socket, routes: Routes) -> Iterator[None]:
     finally:
         loop.call_soon_threadsafe(task.cancel)
         thread.join()
+        listener.close()  # open still if the task was cancelled before it began
 
 
 class _Connections:
     """The connections of a server, within its limits."""
 
-    def __init__(self, routes: Routes) -> None:
-        self._routes = routes
+    def __init__(self, routes: Routes, here_only: bool) -> None:
+        self._routes, self._here_only = routes, here_only
         self._asking: dict[asyncio.Task[None], None] = {}  # without a whole request yet; longest first
         self._answering: set[asyncio.Task[None]] = set()
         self._streams = 0
@@ -155,6 +162,8 @@ class _Connections:
         target, _, version = rest.rpartition(" ")
         if not version.startswith("HTTP/1."):
             return await _error(writer, HTTPStatus.BAD_REQUEST)
+        if self._here_only and not _asks_this_machine(head):
+            return await _error(writer, HTTPStatus.MISDIRECTED_REQUEST)
         if method != "GET":
             return await _error(writer, HTTPStatus.METHOD_NOT_ALLOWED, "Allow: GET")
         route = self._routes.get(target.partition("?")[0])
@@ -174,6 +183,13 @@ class _Connections:
                     await _send(writer, piece)
         finally:
             self._streams -= 1
+
+
+def _asks_this_machine(head: bytes) -> bool:
+    """Whether the Host of a request is a name that nobody else can give this machine."""
+    fields = (line.partition(":") for line in head.decode("latin-1").split("\r\n")[1:])
+    hosts = [value.strip() for name, _, value in fields if name.lower() == "host"]
+    return len(hosts) == 1 and _THIS_MACHINE.fullmatch(hosts[0]) is not None
 
 
 async def _error(writer: asyncio.StreamWriter, status: HTTPStatus, *headers: str) -> None:
