@@ -28,6 +28,7 @@ from tasks import Task
 from terminal.cli import UsageError
 
 _MOST_FOR_NOTHING = 4  # finished tasks, in budgets: who took so many without spending one never will
+_AGAIN_S = 1.0
 
 
 class Start(NamedTuple):
@@ -80,18 +81,20 @@ class Work:
     ) -> None:
         """Load the file and run it in each scenario, with the options of the lab.
 
-        time_limit_s: wall seconds after which a run that does not come back is broken off.
+        time_limit_s: wall seconds after which what does not come back is broken off: a run, or the import.
         Raises UsageError, in one line, for a file that is no strategy.
         """
         self.path = path
-        self.tree, self._strategy = _load(path)
         self._options, self._time_limit_s = {"engine": "sim", **options}, time_limit_s
+        with self._must_come_back("the import"):
+            self.tree, self._strategy = _load(path)
         self.attempts = [self.attempt(scenario) for scenario in scenarios]
 
     def attempt(self, scenario: Mapping[str, Any]) -> Attempt:
         """Run the strategy once, to the end of its budget or to where it breaks off."""
         options = floats({**self._options, **scenario}, self._strategy.Config)
-        cfg = self._configured(options)
+        with self._must_come_back("its Config"):
+            cfg = self._configured(options)
         workload = make_workload(cfg)
         vector = workload.objective.initial_weights(cfg.seed)
         vector.setflags(write=False)
@@ -99,7 +102,7 @@ class Work:
         with open_cluster(cfg, workload) as cluster:
             watched = Watched(cluster, attempt)
             try:
-                with _time_limit(self._time_limit_s):
+                with _time_limit(self._time_limit_s, "train"):
                     self._follow(watched, attempt)
             except _BreaksOff as error:
                 attempt.broke_off = str(error)
@@ -123,6 +126,15 @@ class Work:
                 raise _BreaksOff(
                     f"{len(attempt.updates)} updates had {attempt.gradients} mini-batches in all"
                 )
+
+    @contextmanager
+    def _must_come_back(self, what: str) -> Iterator[None]:
+        """Refuse the file if a part of it that comes before a run never ends."""
+        try:
+            with _time_limit(self._time_limit_s, what):
+                yield
+        except _BreaksOff as error:
+            raise UsageError(f"strategy {self.path}: {error}") from None
 
     def _configured(self, options: Mapping[str, Any]) -> TrainConfig:
         where, config_type = f"strategy {self.path}", self._strategy.Config
@@ -217,8 +229,11 @@ class Watched:
         return self._clocks[worker] - self._clocks.slowest
 
 
-class _BreaksOff(Exception):
-    """A run cannot go on; the message says what was seen."""
+class _BreaksOff(BaseException):
+    """A run cannot go on; the message says what was seen.
+
+    No Exception: a student's `except Exception` must not keep it.
+    """
 
 
 def _load(path: Path) -> tuple[ast.Module, Strategy]:
@@ -256,17 +271,20 @@ def _where(error: BaseException, path: Path) -> str:
 
 
 @contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Break off what runs for so many wall seconds: a loop that never asks for a finished task."""
+def _time_limit(seconds: float, what: str) -> Iterator[None]:
+    """Break off what runs for so many wall seconds: a loop that never asks for a finished task.
+
+    Again every _AGAIN_S, for a bare `except` may have caught it.
+    """
     if threading.current_thread() is not threading.main_thread():  # signals go to the main thread only
         yield
         return
 
     def break_off(number: int, frame: FrameType | None) -> None:
-        raise _BreaksOff(f"train did not come back within {seconds:g} s; look for a loop that never ends")
+        raise _BreaksOff(f"{what} did not come back within {seconds:g} s; look for a loop that never ends")
 
     before = signal.signal(signal.SIGALRM, break_off)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
     try:
         yield
     finally:

@@ -16,6 +16,7 @@ from report.statistics import SIGNIFICANT, Interval, Pair, median_interval
 from report.words import confidence, few, listed, number, p_value, percent, plural
 
 _MOST_SCENARIOS = 6
+_DETERMINISTIC = "deterministic: each has one value, whatever the seed, so there is no p"
 _ONE_SEED = "there is one seed a variant, so no interval can be given and it may be chance"
 
 
@@ -50,14 +51,18 @@ def _sentence(question: Question) -> str:
     if not pairs:
         return _begun(question, f"{question.winner} {said}{_gap(question, ranking)}; {_ONE_SEED}")
     of_seeds = f"median of {plural(best.n, 'seed')}, {confidence(best)}"
-    corrected = f"Holm's correction for {plural(len(question.pairs), 'pair')}"
+    corrected = f"Holm's correction for {plural(question.tested, 'pair')}"
     equal = _not_told_apart(question, ranking)
     if not equal:
         pair = pairs[list(ranking)[1]]
-        test = f"{p_value(pair.corrected_p)}, {test_name(pair)}, {corrected}"
+        test = (
+            _DETERMINISTIC
+            if pair.corrected_p is None
+            else f"{p_value(pair.corrected_p)}, {test_name(pair)}, {corrected}"
+        )
         return _begun(question, f"{question.winner} {said} ({of_seeds}){_gap(question, ranking)} ({test})")
     behind = [variant for variant in ranking if variant != first and variant not in equal]
-    least = min((pairs[variant].corrected_p for variant in equal if variant in pairs), default=1.0)
+    least = min((p for v in equal if v in pairs and (p := pairs[v].corrected_p) is not None), default=1.0)
     others = few(equal) if behind else "any other variant"
     rest = f"; {question.lost}: {few(behind)}" if behind else ""
     return _begun(
@@ -92,6 +97,8 @@ def _sentence_of_scenarios(question: Question) -> str:
         level = median_interval(list(range(n))).level
         intervals = f"their {round(100 * level)}\N{NO-BREAK SPACE}% intervals"
         told = f"told apart where p < {SIGNIFICANT:g} after Holm's correction within each scenario"
+        if question.tested < len(question.pairs):
+            told += f", or {_DETERMINISTIC}"
         basis = f"medians of {plural(n, 'seed')} with {intervals}, {told}"
     else:
         basis = _ONE_SEED
@@ -132,7 +139,7 @@ def _gap(question: Question, ranking: Mapping[str, Interval], scenario: str = ""
 
 def test_name(pair: Pair) -> str:
     """Return the name of the test."""
-    return "paired t-test" if pair.test == "t" else "rank test"
+    return {"t": "paired t-test", "rank": "rank test"}.get(pair.test, pair.test)
 
 
 def _price(frames: Frames) -> str:

@@ -59,7 +59,7 @@ def _applies(name: str, scene: Scene) -> bool:
         case "throughput":
             return any(record.summary.gradients_per_s for record in records)
         case "timeline":
-            return any(timeline.is_complete(record) for record in records)
+            return any(timeline.is_complete(scene.representative(v)) for v in scene.variants)
         case "drift":
             return any(record.summary.drift is not None for record in records)
     return bool(scaling.series(scene.frames))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from config import DataConfig, LiveConfig, OutputConfig, TimingConfig, option_fields
 from records.reader import Record, RecordError, is_record, read_record, read_yaml
-from report.words import number
+from report.words import number, plural
 
 if TYPE_CHECKING:
     import polars as pl
@@ -102,8 +102,9 @@ class Frames:
 def read_folder(folder: Path) -> Frames:
     """Read an experiment's folder, a folder of records, or one record.
 
-    Records that cannot be read are left out, and `left_out` says why. Raises RecordError, in one line, for a
-    folder that is not there, that holds no readable record, or whose experiment.yaml cannot be read.
+    Records that cannot be read are left out, and so are runs that failed or were interrupted, unless the
+    folder is that one record; `left_out` says why. Raises RecordError, in one line, for a folder that is not
+    there, that holds nothing to report on, or whose experiment.yaml cannot be read.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -146,7 +147,8 @@ def _read_experiment(folder: Path) -> Frames:
                 left_out.append((name, "was not run, or not yet"))
                 continue
             try:
-                runs.append(Run(variant=_printable(variant["name"]), record=read_record(folder / name)))
+                record = _read_result(folder / name)
+                runs.append(Run(variant=_printable(variant["name"]), record=record))
             except RecordError as error:
                 left_out.append((name, _reason(error, folder / name)))
     for path in _folders(folder):
@@ -199,7 +201,7 @@ def _read_loose(folder: Path) -> Frames:
     records, left_out = [], []
     for path in _folders(folder):
         try:
-            records.append(read_record(path))
+            records.append(_read_result(path))
         except RecordError as error:
             left_out.append((path.name, _reason(error, path)))
     if not records:
@@ -265,11 +267,25 @@ def _reason(error: RecordError, path: Path) -> str:
     return str(error).removeprefix(str(path)).lstrip(":/ ")
 
 
+def _read_result(path: Path) -> Record:
+    """Read the record of a run that was not cut off: how far one came that was says nothing of its mode.
+
+    Raises RecordError, in one line. A run that diverged is a result.
+    """
+    record = read_record(path)
+    summary = record.summary
+    if summary.stopped_by not in ("failed", "interrupted"):
+        return record
+    ended = "failed" if summary.stopped_by == "failed" else "was interrupted"
+    error = f": {_printable(summary.error)}" if summary.error else ""
+    raise RecordError(f"{path}: {ended} after {plural(summary.updates, 'update')}{error}")
+
+
 def _none_readable(folder: Path, left_out: Sequence[tuple[str, str]]) -> RecordError:
     if not any(is_record(folder / name) for name, _ in left_out):
         return RecordError(f"{folder}: holds no run record; give a run's, an experiment's or one of runs")
     name, reason = next((name, reason) for name, reason in left_out if is_record(folder / name))
-    return RecordError(f"{folder}: holds no record that can be read; of {name}: {reason}")
+    return RecordError(f"{folder}: holds no record that can be reported on; of {name}: {reason}")
 
 
 def _frames(

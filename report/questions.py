@@ -47,6 +47,11 @@ class Question:
         )
         return [pair for family in families for pair in compare(family)]
 
+    @property
+    def tested(self) -> int:
+        """How many pairs the correction is for."""
+        return sum(pair.p is not None for pair in self.pairs)
+
     def ranking(self, scenario: str) -> dict[str, Interval]:
         """Return the median and interval of a scenario's variants, the best first; the earlier of equals."""
         variants = self.scenarios[scenario]
@@ -60,8 +65,8 @@ class Question:
 
 
 def differs(pair: Pair | None) -> bool:
-    """Whether two variants are told apart, after the correction for the number of pairs."""
-    return pair is not None and pair.corrected_p < SIGNIFICANT
+    """Whether two variants are told apart: after the correction for their number, or without any chance."""
+    return pair is not None and (pair.corrected_p is None or pair.corrected_p < SIGNIFICANT)
 
 
 def questions(frames: Frames, scenarios: Mapping[str, Sequence[str]] | None = None) -> list[Question]:

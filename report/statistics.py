@@ -39,13 +39,14 @@ class Pair(NamedTuple):
     ratio: Interval | None
     """How many times larger b's values are: geometric mean over seeds, Student's interval; None where a value
     is infinite or not above 0."""
-    p: float
-    """Of no difference, two-sided, before the correction."""
-    corrected_p: float
-    """After Holm's correction for all pairs that were compared."""
+    p: float | None
+    """Of no difference, two-sided, before the correction; None where there is no test."""
+    corrected_p: float | None
+    """After Holm's correction for all pairs that were tested."""
     test: str
     """t: Student's, paired, of the logarithms (of the values, where one is not above 0). rank: the rank test,
-    where a value is infinite or all differences are alike."""
+    where a value is infinite or all differences are alike. deterministic: none, for each of the two has one
+    value, whatever the seed, and they differ: copies of an observation are no sample."""
 
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
@@ -111,12 +112,13 @@ def compare(values: Mapping[str, Mapping[int, float]]) -> list[Pair]:
         seeds = sorted(values[a].keys() & values[b].keys())
         if len(seeds) >= 2:
             pairs.append(_pair(a, b, [values[a][s] for s in seeds], [values[b][s] for s in seeds]))
-    corrected = holm([pair.p for pair in pairs])
-    return [pair._replace(corrected_p=p) for pair, p in zip(pairs, corrected, strict=True)]
+    corrected = iter(holm([pair.p for pair in pairs if pair.p is not None]))
+    return [pair if pair.p is None else pair._replace(corrected_p=next(corrected)) for pair in pairs]
 
 
 def _pair(a: str, b: str, x: Sequence[float], y: Sequence[float]) -> Pair:
     n, ratio = len(x), None
+    p: float | None
     if not all(map(math.isfinite, (*x, *y))):
         p, test = rank_test(x, y), "rank"
     elif min(*x, *y) <= 0:
@@ -128,7 +130,14 @@ def _pair(a: str, b: str, x: Sequence[float], y: Sequence[float]) -> Pair:
         p, test = (found[0], "t") if found else (rank_test(x, y), "rank")
         middle, half = (found[1], found[2]) if found else (float(differences[0]), 0.0)
         ratio = Interval(_exp(middle), _exp(middle - half), _exp(middle + half), LEVEL if found else 0.0, n)
+    if _alike(x) and _alike(y) and not _alike((*x, *y)):
+        p, test = None, "deterministic"
     return Pair(a, b, n, ratio, p, p, test)
+
+
+def _alike(values: Sequence[float]) -> bool:
+    """Whether all are one value, but for rounding."""
+    return math.isclose(min(values), max(values), rel_tol=1e-12)
 
 
 def paired_t(differences: NDArray[np.float64]) -> tuple[float, float, float] | None:

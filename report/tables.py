@@ -27,6 +27,11 @@ _THEORY = {
 }
 
 
+_DETERMINISTIC = (
+    " Deterministic: each of the two has one value, whatever the seed, so nothing is left to test."
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table and what it is about; the first column names its rows."""
@@ -105,7 +110,8 @@ def pairs(question: Question) -> Table | None:
         title=f"Beside {best}: {question.name}",
         note="Ratio on common seeds, with its 95 % interval, and the p of no difference, as it is and "
         f"corrected by Holm's method for all pairs{'' if alone else ' of a scenario'} "
-        f"({len(question.pairs)}{'' if alone else ' in all scenarios'}).",
+        f"({question.tested}{'' if alone else ' in all scenarios'})."
+        + (_DETERMINISTIC if question.tested < len(question.pairs) else ""),
         headings=["variant", "beside", "ratio", "95 % interval", "p", "corrected p", "test", "seeds"],
         rows=rows,
     )
@@ -132,7 +138,9 @@ def _pair(variant: str, best: str, pair: Pair) -> list[str]:
     ]
 
 
-def _p(p: float) -> str:
+def _p(p: float | None) -> str:
+    if p is None:
+        return "–"
     return "< 0.001" if p < 0.001 else number(p, 2)
 
 
@@ -174,7 +182,7 @@ def _measured(record: Record, name: str) -> float | None:
 
 
 def ended_early(frames: Frames) -> Table | None:
-    """Return the runs that failed, diverged or were interrupted; None if there are none."""
+    """Return the runs that diverged, and how a single record's run was cut off; None if there are none."""
     bad = ("failed", "diverged", "interrupted")
     rows = [
         [run.record.path.name, run.record.summary.stopped_by, run.record.summary.error or "–"]
@@ -185,7 +193,8 @@ def ended_early(frames: Frames) -> Table | None:
         return None
     return Table(
         title="Runs that did not end as planned",
-        note="They are in all figures and tables: a diverged run counts as infinitely bad from there on.",
+        note="A run that diverged counts as infinitely bad from there on. Of several runs, those that failed "
+        "or were interrupted are left out of all figures and tables.",
         headings=["run", "ended", "reason"],
         rows=rows,
     )

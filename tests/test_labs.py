@@ -23,6 +23,7 @@ from main import run as run_to_record
 from report.examples import EXAMPLE
 from report.figures import draw_sections
 from report.frames import read_folder
+from terminal.cli import UsageError
 from terminal.interruptions import Interruptions
 
 LABS = ROOT / "docs" / "labs"
@@ -492,6 +493,56 @@ def test_a_mistake_is_told_by_its_law(mistake: str, tmp_path: Path) -> None:
     first = next(name for name, finding in found.items() if not finding.holds)
     assert first == law, found[first].seen
     assert says in found[law].seen
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        """
+        while True:
+            try:
+                pass
+            except Exception:
+                pass
+""",
+        """
+        try:
+            while True:
+                pass
+        except BaseException:
+            pass
+        while True:
+            pass
+""",
+    ],
+    ids=["Exception", "BaseException, once"],
+)
+def test_a_strategy_that_catches_errors_is_broken_off_too(
+    endless: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A strategy cannot swallow its time limit with `except`."""
+    monkeypatch.setattr("labs.student._AGAIN_S", 0.1)
+    found = worked(tmp_path, RIGHT.replace(STEP, STEP + endless), 0.2)
+    assert "train did not come back within 0.2 s" in found["ends"].seen
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("\n\n@dataclass", "\n\nwhile True:\n    pass\n\n\n@dataclass", "the import"),
+        (
+            "require(self.slack",
+            "while True:\n            pass\n        require(self.slack",
+            "its Config",
+        ),
+    ],
+    ids=["import", "Config"],
+)
+def test_a_file_that_never_ends_is_no_strategy(old: str, new: str, what: str, tmp_path: Path) -> None:
+    """A loop without end at import or in the Config is told in one line within the limit."""
+    assert RIGHT.count(old) >= 1
+    with pytest.raises(UsageError, match=rf"train_mine\.py: {what} did not come back within 0\.2 s"):
+        worked(tmp_path, RIGHT.replace(old, new, 1), 0.2)
 
 
 def test_another_right_strategy_holds(tmp_path: Path) -> None:

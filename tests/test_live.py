@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -33,6 +34,7 @@ from live.follow import MOST_POINTS, MOST_WORKERS, Curve, FollowedFolder, Follow
 from live.server import Response, Routes
 
 SIM = "--engine sim --compute-time exponential:1"
+HERE = "Host: localhost\r\n"
 CHROMIUM = Path("/usr/bin/chromium")
 
 
@@ -40,8 +42,8 @@ CHROMIUM = Path("/usr/bin/chromium")
 
 
 @contextmanager
-def serving(routes: Routes) -> Iterator[int]:
-    listener = server.listen("--port", "127.0.0.1", 0)
+def serving(routes: Routes, host: str = "127.0.0.1") -> Iterator[int]:
+    listener = server.listen("--port", host, 0)
     with server.serving(listener, routes):
         yield int(listener.getsockname()[1])
 
@@ -71,7 +73,7 @@ def test_only_get_is_answered(method: str) -> None:
     """Every other method gets 405 and is told so, also with a body."""
     with serving({"/": hello}) as port:
         body = b"x" * 100_000
-        head = f"{method} / HTTP/1.1\r\nHost: me\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        head = f"{method} / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         answer = ask(port, head + body)
         assert answer.startswith(b"HTTP/1.1 405 ")
         assert b"\r\nAllow: GET\r\n" in answer
@@ -89,7 +91,7 @@ def test_only_get_is_answered(method: str) -> None:
 def test_no_path_reaches_a_file(target: str) -> None:
     """A path that is not in the table is 404, however it is spelled."""
     with serving({"/": hello, "/metrics": hello}) as port:
-        answer = ask(port, f"GET {target} HTTP/1.1\r\n\r\n".encode())
+        answer = ask(port, f"GET {target} HTTP/1.1\r\n{HERE}\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 404 ")
     assert b"root:" not in answer
 
@@ -102,6 +104,34 @@ def test_what_is_not_http_is_refused(request: bytes) -> None:
         answer = ask(port, request.replace(b" HTTP/1.", b"") + b"\r\n\r\n")
         assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
         assert get(port) == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "status"),
+    [
+        (["127.0.0.1"], 200),
+        (["127.0.0.1:8000"], 200),
+        (["LOCALHOST:1"], 200),
+        (["[::1]:8000"], 200),
+        (["evil.example"], 421),
+        (["evil.example:8000"], 421),
+        (["localhost.evil.example"], 421),
+        (["127.0.0.1:8000.evil.example"], 421),
+        (["evil.example", "localhost"], 421),
+        (["::1"], 421),
+        ([""], 421),
+        ([], 421),
+    ],
+)
+def test_this_machine_is_answered_by_its_own_names_only(hosts: list[str], status: int) -> None:
+    """A page of another name that resolves to this machine (DNS rebinding) gets 421 at a loopback address."""
+    request = "".join(["GET / HTTP/1.1\r\n", *(f"hOst:{host} \r\n" for host in hosts), "\r\n"]).encode()
+    with serving({"/": hello}) as port:
+        answer = ask(port, request)
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+    assert (b"hello" in answer) == (status == 200)
+    with serving({"/": hello}, "0.0.0.0") as port:  # other machines have names for this one
+        assert ask(port, request).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_request_without_end_is_cut_off() -> None:
@@ -132,7 +162,7 @@ def test_who_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
         serving({"/": hello, "/large": lambda: Response("text/plain", large)}) as port,
         socket.create_connection(("127.0.0.1", port), timeout=20) as client,
     ):
-        client.sendall(b"GET /large HTTP/1.1\r\n\r\n")
+        client.sendall(f"GET /large HTTP/1.1\r\n{HERE}\r\n".encode())
         assert get(port) == b"hello"
         time.sleep(1.0)
         got = 0
@@ -164,7 +194,7 @@ def test_streams_are_limited_and_the_rest_is_answered(monkeypatch: pytest.Monkey
     with serving(routes) as port, ExitStack() as stack:
         for _ in range(3):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
-            client.sendall(b"GET /stream HTTP/1.1\r\n\r\n")
+            client.sendall(f"GET /stream HTTP/1.1\r\n{HERE}\r\n".encode())
             assert client.recv(100).startswith(b"HTTP/1.1 200 ")
         with pytest.raises(urllib.error.HTTPError, match="503"):
             get(port, "/stream")
@@ -343,6 +373,43 @@ def test_a_folder_shows_its_records_and_skips_the_rest(asgd: Path, tmp_path: Pat
     assert folder.runs == {}
 
 
+def test_a_line_longer_than_a_reading_is_read(asgd: Path, tmp_path: Path) -> None:
+    """An update of more bytes than are read at once is shown, and what follows it too."""
+    copy_in_pieces(asgd, tmp_path / "asgd", [], lambda: None)
+    updates = tmp_path / "asgd" / "updates.jsonl"
+    first, rest = updates.read_text().split("\n", 1)
+    updates.write_text(first.rstrip("}") + " " * (3 << 20) + "}\n" + rest)
+    run, whole = FollowedRun(tmp_path / "asgd"), read_all(FollowedRun(asgd)).view()
+    assert first.endswith("}]}")
+    seen = read_all(run).view()
+    assert (seen["train"], seen["state"]) == (whole["train"], "budget")
+
+
+def test_a_run_that_cannot_be_read_hides_no_other(asgd: Path, tmp_path: Path) -> None:
+    """Whatever is wrong with one record, or with experiment.yaml, the others are shown."""
+    one = tmp_path / "one"
+    copy_in_pieces(asgd, one, [], lambda: None)
+
+    def broken(name: str, file: str) -> Path:
+        shutil.copytree(one, tmp_path / name)
+        (tmp_path / name / file).unlink()
+        return tmp_path / name / file
+
+    config = (one / "config.yaml").read_text()
+    (tmp_path / "experiment.yaml").write_text("variants: [")
+    broken("malformed", "config.yaml").write_text("mode: [")
+    broken("foreign", "config.yaml").write_text("text")
+    broken("a number", "config.yaml").write_text(re.sub("record: .*", "record: 3", config))
+    broken("fewer workers", "config.yaml").write_text(re.sub("num_workers: .*", "num_workers: 1", config))
+    broken("a folder", "updates.jsonl").mkdir()  # as unreadable as a file without permission
+    (tmp_path / "loop").symlink_to("loop")
+    folder = FollowedFolder(tmp_path)
+    while any(folder.read()):
+        pass
+    assert [run.path.name for run in folder.runs.values()] == ["one"]
+    assert (folder.title, folder.planned) == (tmp_path.name, 0)
+
+
 # ---- the page's process
 
 
@@ -399,7 +466,7 @@ def test_a_browser_that_does_not_read_slows_nothing(cli: CommandLine) -> None:
                 try:
                     client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
                     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
-                    client.sendall(b"GET /events HTTP/1.1\r\n\r\n")
+                    client.sendall(f"GET /events HTTP/1.1\r\n{HERE}\r\n".encode())
                     return
                 except ConnectionRefusedError:
                     time.sleep(0.02)

@@ -28,7 +28,7 @@ from report.figures import chosen, draw_sections
 from report.frames import FIGURES, read_folder
 from report.page import build_report
 from report.panels import timeline
-from report.questions import questions
+from report.questions import differs, questions
 from report.statistics import compare, holm, median_bands, median_interval, paired_t, rank_test
 from report.style import DARK, LIGHT, MODES, OTHER_MODE, contrast, styles
 from report.words import number
@@ -269,6 +269,59 @@ def test_what_is_left_out_is_said(copy: Path) -> None:
         assert reason.replace("'", "&#39;") in page
 
 
+@pytest.mark.parametrize("target", [None, 0.69])
+@pytest.mark.parametrize(
+    ("ended", "reason"),
+    [
+        ({"stopped_by": "failed", "error": "worker 2 died"}, "failed after 0 updates: worker 2 died"),
+        ({"stopped_by": "interrupted", "error": None}, "was interrupted after 0 updates"),
+    ],
+)
+def test_a_run_that_was_cut_off_is_no_result(
+    copy: Path, ended: dict[str, Any], reason: str, target: float | None
+) -> None:
+    """A failed or interrupted run among others changes nothing but the list of what is left out."""
+    edit(copy, target_loss=target)
+    cut, gone = copy / "v1-s0", "was not run, or not yet"
+    whole = shutil.move(cut, copy.parent / "aside")
+    without = read_folder(copy)
+    shutil.move(whole, cut)
+    end_early(cut, **ended)
+    frames = read_folder(copy)
+    assert without.left_out == ((cut.name, gone),)
+    assert frames.left_out == ((cut.name, reason),)
+    assert frames.runs.equals(without.runs)
+    assert frames.curves.equals(without.curves)
+    assert answer(frames) == answer(without)
+    (copy / "experiment.yaml").unlink()  # loose records
+    assert read_folder(copy).left_out == ((cut.name, reason),)
+    assert read_folder(cut).left_out == ()  # its own page it has
+    assert reason.split(" after ")[0] in answer(read_folder(cut))[0]
+
+
+def test_an_interrupted_repetition_does_not_replace_a_run(race: Path, tmp_path: Path) -> None:
+    """Of loose runs with the same options and seed the latest that ended counts."""
+    shutil.copytree(race / "v0-s0", tmp_path / "first")
+    end_early(run(tmp_path, "again", mode="ssgd"), stopped_by="interrupted")
+    frames = read_folder(tmp_path)
+    assert frames.runs["folder"].to_list() == ["first"]
+    assert frames.left_out == (("again", "was interrupted after 0 updates"),)
+
+
+def end_early(record: Path, **ended: Any) -> None:
+    """Make a record one that came to its first evaluation and no further."""
+    file = record / "summary.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"updates": 0, "gradients": 0} | ended))
+    (record / "updates.jsonl").write_text("")
+    first = (record / "evals.jsonl").read_text().splitlines()[0]
+    (record / "evals.jsonl").write_text(first + "\n")
+
+
+def interrupt_runs(folder: Path) -> None:
+    for path in folder.glob("v*"):
+        end_early(path, stopped_by="interrupted")
+
+
 def remove_runs(folder: Path) -> None:
     for path in folder.glob("v*"):
         shutil.rmtree(path)
@@ -282,6 +335,10 @@ def remove_runs(folder: Path) -> None:
         (
             lambda folder: [(p / "summary.json").unlink() for p in folder.glob("v*")],
             "holds no record that can",
+        ),
+        (
+            interrupt_runs,
+            "holds no record that can be reported on; of v0-s0: was interrupted after 0 updates",
         ),
         (lambda folder: edit(folder, show=["loss", "lose"]), "show: lose is no figure; choose among loss, "),
         (lambda folder: edit(folder, variants=[]), "variants must be a list that is not empty"),
@@ -361,6 +418,32 @@ def test_the_paired_test_is_students() -> None:
     assert paired_t(np.array([2.0, 2.0, 2.0])) is None
 
 
+@pytest.mark.parametrize("values", [(2.0, 3.0), (0.0, 3.0), (2.0, math.inf)])
+def test_copies_of_an_observation_are_not_tested(values: tuple[float, float]) -> None:
+    """Two variants without spread that differ get no p, and do not count in the correction of others."""
+    found = {name: dict.fromkeys(range(5), value) for name, value in zip("ab", values, strict=True)}
+    (pair,) = compare(found)
+    assert (pair.p, pair.corrected_p, pair.test) == (None, None, "deterministic")
+    (same,) = compare({"a": found["a"], "c": found["a"]})
+    assert (same.p, same.test) == (1.0, "rank")
+    spread = {"c": dict(enumerate([2.5, 2.6, 2.4, 2.7, 2.5]))}
+    alone = [pair.p for pair in compare(found | spread) if pair.p is not None]
+    assert [pair.corrected_p for pair in compare(found | spread)] == [None, *holm(alone)]
+
+
+def test_deterministic_runs_are_said_to_be(tmp_path: Path) -> None:
+    """Constant times give one throughput each: the page says deterministic, and who is ahead, with no p."""
+    same: dict[str, Any] = {"compute_time": "constant:1", "dataset": "none"}
+    variants = {"ssgd": SSGD | same, "asgd": ASGD | same}
+    folder = experiment(tmp_path / "x", variants, 5, show=["throughput"])
+    first = answer(read_folder(folder))[0]
+    assert first.startswith("First in throughput is asgd")
+    assert first.endswith("(deterministic: each has one value, whatever the seed, so there is no p).")
+    page = build_report(folder).read_text()
+    assert "<td>deterministic</td>" in page
+    assert "0.0079" not in page
+
+
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=10))
 def test_the_rank_test_is_the_exact_permutation_test(values: list[int]) -> None:
     """The p counts the ways to part the values into groups as far apart or farther, ties included."""
@@ -402,7 +485,7 @@ def test_false_alarms_stay_at_their_level() -> None:
     for _ in range(400):
         values = rng.lognormal(0, 0.2, (4, 5)) * rng.lognormal(0, 0.5, 5)
         pairs = compare({str(i): dict(enumerate(row)) for i, row in enumerate(values)})
-        alarms += any(pair.corrected_p < 0.05 for pair in pairs)
+        alarms += any(differs(pair) for pair in pairs)
     assert stats.binomtest(alarms, 400, 0.05, alternative="greater").pvalue > 0.01
 
 
@@ -636,6 +719,7 @@ def test_old_figures_go_and_others_stay(copy: Path) -> None:
         ASGD | {"dataset": "none"},
         SSGD | {"record": "none", "eval_every": 0},
         ASGD | {"record": "every:7"},
+        ASGD | {"record": "none"},
         {"mode": "asgd", "lr": 1e6, "dataset": "quadratic"},
         {"mode": "ringmaster", "num_workers": 1, "steps": 2, "slowdown": ""},
         SSGD | {"max_seconds": 1e-6},
@@ -686,6 +770,14 @@ def test_a_timeline_holds_every_task_of_its_window(race: Path, tmp_path: Path) -
                 assert own == [task for task in tasks if task.worker == worker and task.started_s < end_s]
         assert found.updates_s == [u.t_s for u in updates if u.t_s <= end_s]
     assert any(found.ignored)
+
+
+def test_a_timeline_needs_a_whole_record_of_the_run_it_shows(tmp_path: Path) -> None:
+    """Where the run that stands for its variant has no record of its updates, no timeline is drawn."""
+    run(tmp_path, "first", **ASGD, record="none", seed=0)
+    run(tmp_path, "second", **ASGD, record="all", seed=1)
+    assert "timeline" not in chosen(read_folder(tmp_path))
+    assert build_report(tmp_path).exists()
 
 
 def test_curves_are_steps_and_end_with_their_first_seed(race: Path) -> None:

@@ -64,7 +64,8 @@ def _panel(scene: Scene, variant: str, place: int) -> Panel:
     share = np.histogram(list(counts), edges, weights=[count / total for count in counts.values()])[0]
     rows = _rows(one, edges)
     strip = 0.13 if len(rows) > 8 else 0.17
-    canvas = Canvas(title=f"Staleness: {variant}", axes_height=1.55 + 0.12 + strip * len(rows), left=0.72)
+    height = 1.55 + (0.12 + strip * len(rows) if rows else 0.0)  # no rows: no record of its updates
+    canvas = Canvas(title=f"Staleness: {variant}", axes_height=height, left=0.72)
     colour = scene.looks[variant].colour
     above = canvas.axes(1.55)
     bars = [(x, x + width, 0.0, y) for x, y in zip(edges[:-1] + 0.06 * width, share, strict=True)]
@@ -92,17 +93,19 @@ def _panel(scene: Scene, variant: str, place: int) -> Panel:
             line = Line2D([], [], linestyle="")
         canvas.legend.append((f"bound {number(bound)}, reached {max(counts)}", line))
     above.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.08 * top), ylabel="share of gradients")
-    above.tick_params(labelbottom=False)
     above.grid(visible=True, axis="y")
     readable_ticks(above, "x", whole=True)
     readable_ticks(above, "y")
-    below = canvas.axes(above=1.67, sharex=above)
-    _strips(canvas, below, rows, edges, colour)
+    lowest = above
+    if rows:
+        above.tick_params(labelbottom=False)
+        lowest = canvas.axes(above=1.67, sharex=above)
+        _strips(canvas, lowest, rows, edges, colour)
     beyond = sum(count for value, count in counts.items() if value > edges[-1]) / total
     unit = "staleness (updates)"
     if beyond:
         unit += f"; {100 * beyond:.1g} % are beyond, up to {max(counts)}"
-    below.set_xlabel(unit)
+    lowest.set_xlabel(unit)
     return canvas.done(f"staleness-{place + 1}")
 
 
