@@ -18,6 +18,8 @@ import yaml
 
 from config import LiveConfig, TrainConfig, option_fields, options
 from report.frames import FIGURES
+from strategies import load as load_strategy
+from strategies import modes
 from terminal.cli import UsageError, configure
 
 KEYS = ("title", "question", "base", "variants", "grid", "tune", "seeds", "target_loss", "show")
@@ -141,6 +143,7 @@ def load(path: str | Path, settings: Sequence[str] = (), out: str | Path = "runs
         for place, named in (("variants:", variants), ("grid:", points), ("tune:", {"": tried})):
             if any(key in given for given in (named or {}).values()):
                 raise UsageError(f"--set {setting}: {where} sets {key} under {place}; change it there")
+        _known_option(key, f"--set {setting}")
         base[key] = value
     seeds = _seeds(content.get("seeds"), f"{where}: seeds:")
     if common := set(seeds) & set(tuned_seeds):
@@ -291,6 +294,15 @@ def _set_in_one_place(
             if other := places.get(option):
                 raise UsageError(f"{where}: {option} is set under {other} and {place}; keep one of them")
             places[option] = place
+
+
+def _known_option(option: str, where: str) -> None:
+    """Raise UsageError for what is an option of no mode: it is the setting, not the file, that is wrong."""
+    known = {name for mode in modes() for name in option_fields(load_strategy(mode).Config)}
+    if option not in known:
+        near = difflib.get_close_matches(option, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "`main.py --mode MODE --help` lists them"
+        raise UsageError(f"{where}: there is no option {option}; {hint}")
 
 
 def _setting(setting: str) -> tuple[str, Any]:

@@ -249,7 +249,7 @@ def test_a_file_that_is_no_experiment_is_refused(
     [
         (["--set", "steps"], ["--set steps", "option=value"]),
         (["--set", "steps=0"], ["--steps 0", "at least 1"]),
-        (["--set", "stepz=3"], ["stepz", "did you mean steps"]),
+        (["--set", "stepz=3"], ["--set stepz=3", "did you mean steps"]),
         (["--set", "lr=3"], ["--set lr=3", "under variants:", "change it there"]),
         (["--set", "seeds=none"], ["seeds:", "it is none"]),
         (["--steps", "3"], ["--steps", "--set steps=VALUE"]),
