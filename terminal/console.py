@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from config import TrainConfig
 from metrics import Tally
 
 _REFRESH_S = 0.1
+_LOG_LINE_S = 10.0  # where nobody sees a line change: in a file, or a pod's log
 _BAR_WIDTH = 24
 _MOST_BARS = 8
 _WORKERS_PER_LINE = 6
@@ -21,11 +23,16 @@ _MOST_WORKERS = 24  # beyond which the table sums up
 
 
 class ProgressLine:
-    """Shows updates, loss, staleness, time left and busy workers; costs nothing between refreshes."""
+    """Shows updates, loss, staleness, time left and busy workers; costs nothing between refreshes.
+
+    On a terminal it is a line that changes; elsewhere a new line every ten seconds.
+    """
 
     def __init__(self, cfg: TrainConfig, console: Console) -> None:
         self._budget, self._num_workers = cfg.budget, cfg.num_workers
-        self._next_s = 0.0
+        self._logged = not (cfg.output.quiet or console.is_terminal)
+        self._every_s = _LOG_LINE_S if self._logged else _REFRESH_S
+        self._next_s = time.monotonic() + self._every_s if self._logged else 0.0
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
@@ -48,17 +55,21 @@ class ProgressLine:
         self._progress.stop()
 
     def show(self, tally: Tally, in_flight: Mapping[int, float]) -> None:
-        """Refresh the line, at most ten times a second."""
+        """Refresh the line, if it is time."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
-        self._next_s = now_s + _REFRESH_S
+        self._next_s = now_s + self._every_s
         loss = "–" if tally.last_loss is None else f"{tally.last_loss:.4g}"
         status = (
             f"{tally.updates} updates · loss {loss} · staleness {tally.staleness_mean:.2f} · "
             f"{len(in_flight)}/{self._num_workers} busy"
         )
-        self._progress.update(self._task, completed=min(tally.gradients, self._budget), status=status)
+        done = min(tally.gradients, self._budget)
+        if self._logged:
+            with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
+                print(f"{done / self._budget:4.0%} · {status}", flush=True)
+        self._progress.update(self._task, completed=done, status=status)
 
 
 def print_summary(summary: Mapping[str, Any], path: object, console: Console) -> None:

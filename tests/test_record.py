@@ -327,3 +327,13 @@ def test_an_evaluation_that_fails_leaves_a_summary(cli: CommandLine, monkeypatch
     assert ran.code == 1
     assert ran.summary["stopped_by"] == "failed"
     assert "planted" in ran.summary["error"]
+
+
+def test_a_log_gets_a_line_now_and_then(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no terminal is, a long run says at intervals how far it is; a quiet one does not."""
+    monkeypatch.setattr("terminal.console._LOG_LINE_S", 0.0)
+    told, quiet = (cli(f"{SIM} --mode asgd --num-workers 2 --steps 4 {more}") for more in ("", "--quiet"))
+    lines = [line for line in told.out.splitlines() if "updates · loss" in line]
+    assert len(lines) == 8
+    assert lines[1].startswith(" 25% · 2 updates")
+    assert "updates · loss" not in quiet.out
