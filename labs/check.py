@@ -58,16 +58,20 @@ def check(arguments: Sequence[str]) -> int:
     given = parser.parse_args([with_dashes(argument) for argument in arguments])
     lab = read_lab(given.check[0])
     answers = read_answers(given.check[1], lab)
+    work = None
+    if lab.strategy and answers.strategy:  # a file that is no strategy is told before anything is printed
+        work = Work(answers.strategy, lab.strategy.options, lab.strategy.scenarios)
     print(lab.title)
     count: Counter[str] = Counter()
     try:
-        for line in _lines(lab, answers):
+        for line in _lines(lab, answers, work):
             if isinstance(line, str):
                 print(f"\n{line}", flush=True)
                 continue
             text, finding = line
-            mark = "open" if finding is None else "holds" if finding.holds else "FAILS"
-            seen = "not answered yet" if finding is None else finding.seen
+            finding = finding or Finding(None, "not answered yet")
+            mark = "open" if finding.holds is None else "holds" if finding.holds else "FAILS"
+            seen = finding.seen
             print(f"  {mark:<5}  {text}\n         {seen}", flush=True)
             count[mark] += 1
     except ValueError as error:  # of options that do not go together, or a law that is not there
@@ -75,7 +79,7 @@ def check(arguments: Sequence[str]) -> int:
     print(
         f"\n{count['holds']} of {count.total()} hold"
         + (f", {count['FAILS']} fail" if count["FAILS"] else "")
-        + (f", {count['open']} not answered yet" if count["open"] else "")
+        + (f", {count['open']} open" if count["open"] else "")
     )
     return EXIT_HOLDS if count["holds"] == count.total() else EXIT_FAILS
 
@@ -83,7 +87,7 @@ def check(arguments: Sequence[str]) -> int:
 _Line = str | tuple[str, Finding | None]
 
 
-def _lines(lab: Lab, answers: Answers) -> Iterator[_Line]:
+def _lines(lab: Lab, answers: Answers, work: Work | None) -> Iterator[_Line]:
     """Yield headings, and sentences with what was found; None where there is no answer."""
     if lab.predictions:
         yield "predictions"
@@ -95,7 +99,7 @@ def _lines(lab: Lab, answers: Answers) -> Iterator[_Line]:
     if lab.exercise:
         yield from _exercise(lab.exercise, answers)
     if lab.strategy:
-        yield from _strategy(lab.strategy, answers)
+        yield from _strategy(lab.strategy, work)
 
 
 def _predicted(prediction: Prediction, said: float, trial: Trial) -> Finding:
@@ -118,12 +122,11 @@ def _exercise(exercise: Exercise, answers: Answers) -> Iterator[_Line]:
         yield law.text, function(goals, law.name)(trial, **law.parameters)
 
 
-def _strategy(task: StrategyTask, answers: Answers) -> Iterator[_Line]:
-    if answers.strategy is None:
+def _strategy(task: StrategyTask, work: Work | None) -> Iterator[_Line]:
+    if work is None:
         yield "strategy"
         yield from ((law.text, None) for law in task.laws)
         return
-    yield f"strategy: {answers.strategy}"
-    work = Work(answers.strategy, task.options, task.scenarios)
+    yield f"strategy: {work.path}"
     for law in task.laws:
         yield law.text, function(laws, law.name)(work, **law.parameters)

@@ -1,13 +1,14 @@
 """What a student's strategy has to keep: the laws that a lab's file names.
 
-Each function looks at all runs of the strategy and says whether the law holds, and what it saw. They are the
-laws of tests/test_conformance.py and of the strategy's own tests, with an answer that helps.
+Each function looks at all runs of the strategy and says whether the law holds, and what it saw. A law that
+was not broken is open if one of the runs had nothing of what it looks at. They are the laws of
+tests/test_conformance.py and of the strategy's own tests, with an answer that helps.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -49,7 +50,8 @@ def ends(work: Work) -> Finding:
     for attempt in work.attempts:
         if attempt.broke_off:
             return Finding(False, f"{attempt.broke_off} ({attempt})")
-    return Finding(True, f"{len(work.attempts)} runs came to their end")
+    seen = f"{len(work.attempts)} runs came to their end"
+    return _kept(seen, ((attempt, len(attempt.updates)) for attempt in work.attempts))
 
 
 def spends_the_budget(work: Work) -> Finding:
@@ -73,7 +75,8 @@ def counts_each_task_once(work: Work) -> Finding:
                 return _broken(attempt, seen, needed)
         if len(applied) != len(attempt.taken) and not attempt.broke_off:
             return _broken(attempt, f"{len(applied)} tasks are in updates", f"{len(attempt.taken)}, who came")
-    return Finding(True, "each task that came back is in one update")
+    looked = ((attempt, len(attempt.updates)) for attempt in work.attempts)
+    return _kept("each task that came back is in one update", looked)
 
 
 def versions_count_updates(work: Work) -> Finding:
@@ -82,17 +85,20 @@ def versions_count_updates(work: Work) -> Finding:
         for k, update in enumerate(attempt.updates, start=1):
             if update.weights.version != k:
                 return _broken(attempt, f"update {k} has version {update.weights.version}", str(k))
-    return Finding(True, f"versions 1 to {len(work.attempts[0].updates)}")
+    looked = ((attempt, len(attempt.updates)) for attempt in work.attempts)
+    return _kept(f"versions 1 to {len(work.attempts[0].updates)}", looked)
 
 
 def everyone_takes_part(work: Work) -> Finding:
     """Check that mini-batches of each worker are applied."""
+    looked = []
     for attempt in work.attempts:
         seen = {done.worker for update in attempt.updates for done in update.dones}
         missing = sorted(set(range(attempt.cfg.num_workers)) - seen)
         if missing and not attempt.broke_off:
             return _broken(attempt, f"worker {missing[0]} gave no gradient", "some of each worker")
-    return Finding(True, "gradients of every worker")
+        looked.append((attempt, not missing))
+    return _kept("gradients of every worker", looked)
 
 
 def nobody_starts_too_far_ahead(work: Work) -> Finding:
@@ -105,7 +111,7 @@ def nobody_starts_too_far_ahead(work: Work) -> Finding:
                 seen = f"worker {start.worker} was started {start.ahead} ahead, after gradient {start.taken}"
                 return _broken(attempt, seen, f"at most {slack:g} ahead")
         furthest.append(f"{max((start.ahead for start in attempt.starts), default=0)} of {slack:g}")
-    return Finding(True, f"furthest starts: {', '.join(dict.fromkeys(furthest))} mini-batches ahead")
+    return _kept(f"furthest starts: {', '.join(dict.fromkeys(furthest))} mini-batches ahead", _restarts(work))
 
 
 def nobody_waits_in_vain(work: Work) -> Finding:
@@ -120,7 +126,8 @@ def nobody_waits_in_vain(work: Work) -> Finding:
                     needed = f"to start it before the yield: {ahead} is not above {slack:g}"
                     return _broken(attempt, seen, needed)
             waits += len(idle)
-    return Finding(True, f"{waits} times a worker waited at an update, each time with reason")
+    looked = ((attempt, len(attempt.idle)) for attempt in work.attempts)
+    return _kept(f"{waits} times a worker waited at an update, each time with reason", looked)
 
 
 def reads_the_newest(work: Work) -> Finding:
@@ -130,7 +137,7 @@ def reads_the_newest(work: Work) -> Finding:
             if start.read != start.taken:
                 seen = f"worker {start.worker} was started with version {start.read}"
                 return _broken(attempt, seen, f"version {start.taken}, for so many gradients had come")
-    return Finding(True, f"{sum(len(attempt.starts) for attempt in work.attempts)} starts")
+    return _kept(f"{sum(len(attempt.starts) for attempt in work.attempts)} starts", _restarts(work))
 
 
 def moves_by_its_share(work: Work) -> Finding:
@@ -149,7 +156,7 @@ def is_the_same_again(work: Work, *, run: int) -> Finding:
     again = work.attempt(first.scenario)
     place = _differ([u.weights for u in first.updates], [u.weights for u in again.updates])
     if place is None:
-        return Finding(True, f"{len(again.updates)} versions are the same")
+        return _kept(f"{len(again.updates)} versions are the same", [(first, len(again.updates))])
     seen = f"the second time the weights are others from update {place} on"
     return _broken(first, seen, "the same; what is kept outside train?")
 
@@ -159,7 +166,7 @@ def equals(work: Work, *, mode: str, slack: float | None = None) -> Finding:
 
     slack: only the runs with this one are looked at.
     """
-    compared = 0
+    looked = []
     for attempt in work.attempts:
         if slack is not None and attempt.options["slack"] != slack:
             continue
@@ -171,8 +178,26 @@ def equals(work: Work, *, mode: str, slack: float | None = None) -> Finding:
             gap = float(np.abs(ours[place - 1].vector - theirs[place - 1].vector).max())
             needed = "0 (this is rounding: leave the arithmetic to SGD)" if gap < _ROUNDING else "0"
             return _broken(attempt, f"from update {place} on a weight is off by {gap:.2g}", needed)
-        compared += len(theirs)
-    return Finding(True, f"{compared} versions are the same")
+        looked.append((attempt, len(theirs)))
+    return _kept(f"{sum(number for _, number in looked)} versions are the same", looked)
+
+
+def _kept(seen: str, looked: Iterable[tuple[Attempt, int]]) -> Finding:
+    """Say that a law holds, or is open if a run had none of what it looks at.
+
+    looked: the runs, and how much of it each had.
+    """
+    looked = list(looked)
+    for attempt, number in looked:
+        if not number:
+            how = "broke off" if attempt.broke_off else "ended"
+            return Finding(None, f"cannot be seen yet: a run {how} before what this looks at ({attempt})")
+    return Finding(True, seen) if looked else Finding(None, "cannot be seen: the lab has no run for this")
+
+
+def _restarts(work: Work) -> list[tuple[Attempt, int]]:
+    """Return how many tasks each run started after its first came back; before that all may start."""
+    return [(attempt, sum(start.taken > 0 for start in attempt.starts)) for attempt in work.attempts]
 
 
 def _broken(attempt: Attempt, seen: str, needed: str) -> Finding:
@@ -181,13 +206,13 @@ def _broken(attempt: Attempt, seen: str, needed: str) -> Finding:
 
 def _steps(work: Work, *, weighed: bool) -> Finding:
     """Compare the length of each step with what it has to be, in the runs with or without `staleness_lr`."""
-    compared = 0
+    looked = []
     for attempt in work.attempts:
         cfg = attempt.cfg
         assert isinstance(cfg, AsynchronousConfig)
         if (cfg.staleness_lr != "none") != weighed:
             continue
-        sgd = SGD(lr=cfg.lr_for(1))
+        sgd, compared = SGD(lr=cfg.lr_for(1)), 0
         for before, update in _pairs(attempt):
             done = update.dones[0]
             staleness = before.version - done.read
@@ -200,7 +225,8 @@ def _steps(work: Work, *, weighed: bool) -> Finding:
                 )
                 return _broken(attempt, seen, f"{cfg.lr_for(1) * cfg.weight(staleness):.4g} g")
             compared += 1
-    return Finding(True, f"{compared} steps of the right length")
+        looked.append((attempt, compared))
+    return _kept(f"{sum(number for _, number in looked)} steps of the right length", looked)
 
 
 def _pairs(attempt: Attempt) -> Iterator[tuple[Weights, Update]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 from terminal.cli import UsageError
 
 _PARTS = ("predictions", "exercise", "strategy")
+_QUESTION_MARK = re.compile(r"(:[ \t]+)\?(?=[ \t]*(?:$|[,}]|[ \t]#))", re.MULTILINE)  # to YAML, a key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +30,8 @@ class Law:
 class Finding(NamedTuple):
     """Whether a law holds, and what was seen beside what is needed."""
 
-    holds: bool
+    holds: bool | None
+    """None if what it looks at did not happen."""
     seen: str
 
 
@@ -148,6 +151,9 @@ def _law(entry: Mapping[str, Any]) -> Law:
 def read_answers(path: Path, lab: Lab) -> Answers:
     """Read a student's answers to a lab.
 
+    A name with nothing behind it, or a question mark, is not answered yet. An exercise is answered if all its
+    options are.
+
     Raises UsageError, in one line with the remedy, for answers that cannot be read, that are to another
     question, or that set what the lab has fixed.
     """
@@ -159,20 +165,23 @@ def read_answers(path: Path, lab: Lab) -> Answers:
     _known(predictions, lab.predictions, f"{where}: predictions:", "the lab asks for")
     chosen = content.get("exercise")
     strategy = content.get("strategy")
+    strategy = None if _is_open(strategy) else strategy
     if strategy is not None and not (isinstance(strategy, str) and strategy.strip()):
         raise UsageError(f"{where}: strategy: must be the path of a file, like train_mine.py")
     return Answers(
         predictions={
-            name: _number(value, f"{where}: predictions: {name}:") for name, value in predictions.items()
+            name: _number(value, f"{where}: predictions: {name}:")
+            for name, value in predictions.items()
+            if not _is_open(value)
         },
         exercise=_chosen(chosen, lab.exercise, f"{where}: exercise:")
-        if chosen is not None and lab.exercise
+        if not _is_open(chosen) and lab.exercise
         else None,
         strategy=path.parent / strategy if strategy is not None else None,
     )
 
 
-def _chosen(value: Any, exercise: Exercise, where: str) -> dict[str, float]:
+def _chosen(value: Any, exercise: Exercise, where: str) -> dict[str, float] | None:
     given = _mapping(value, where)
     names = ", ".join(exercise.choose)
     for option in given:
@@ -184,6 +193,8 @@ def _chosen(value: Any, exercise: Exercise, where: str) -> dict[str, float]:
     for option, choice in exercise.choose.items():
         if option not in given:
             raise UsageError(f"{where} {option}: is missing; choose {names}")
+        if _is_open(given[option]):
+            continue
         number = _number(given[option], f"{where} {option}:")
         kind = "a whole number" if choice.whole else "a number"
         if not choice.least <= number <= choice.most or (choice.whole and not number.is_integer()):
@@ -191,7 +202,12 @@ def _chosen(value: Any, exercise: Exercise, where: str) -> dict[str, float]:
                 f"{where} {option}: must be {kind} from {choice.least:g} to {choice.most:g}, not {number:g}"
             )
         chosen[option] = int(number) if choice.whole else number
-    return chosen
+    return chosen if len(chosen) == len(exercise.choose) else None
+
+
+def _is_open(value: Any) -> bool:
+    """Whether nothing, or a question mark, stands where an answer belongs."""
+    return value is None or (isinstance(value, str) and value.strip() in ("", "?"))
 
 
 def function(module: Any, name: str) -> Callable[..., Any]:
@@ -213,7 +229,7 @@ def _known(given: Mapping[str, Any], known: Iterable[str], where: str, asks: str
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
-    if value is None:
+    if _is_open(value):
         return {}
     if not isinstance(value, dict):
         raise UsageError(f"{where} must be names and numbers, like `name: 1.5`, one a line")
@@ -222,19 +238,17 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
 
 def _number(value: Any, where: str) -> float:
     try:
-        number = (
-            math.nan if value is None or isinstance(value, bool) else float(value)
-        )  # "1e-3" is text in YAML
+        number = math.nan if isinstance(value, bool) else float(value)  # "1e-3" is text in YAML
     except (TypeError, ValueError):
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(f"{where} must be a number, like 1.5, not {'nothing' if value is None else value}")
+        raise UsageError(f"{where} must be a number, like 1.5, not {value}")
     return number
 
 
 def _read(path: Path, where: str, remedy: str) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(_QUESTION_MARK.sub(r"\1", path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"{where}: cannot be read ({error.strerror}); {remedy}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

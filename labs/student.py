@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import FrameType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple, cast
@@ -79,22 +80,27 @@ class Work:
         scenarios: Sequence[Mapping[str, Any]],
         time_limit_s: float = 60.0,
     ) -> None:
-        """Load the file and run it in each scenario, with the options of the lab.
+        """Load the file, and see that it takes the options of the lab in each scenario; nothing is run yet.
 
         time_limit_s: wall seconds after which what does not come back is broken off: a run, or the import.
         Raises UsageError, in one line, for a file that is no strategy.
         """
         self.path = path
         self._options, self._time_limit_s = {"engine": "sim", **options}, time_limit_s
+        self._scenarios = scenarios
         with self._must_come_back("the import"):
             self.tree, self._strategy = _load(path)
-        self.attempts = [self.attempt(scenario) for scenario in scenarios]
+        for scenario in scenarios:
+            self._prepared(scenario)
+
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """Its run in each scenario."""
+        return [self.attempt(scenario) for scenario in self._scenarios]
 
     def attempt(self, scenario: Mapping[str, Any]) -> Attempt:
         """Run the strategy once, to the end of its budget or to where it breaks off."""
-        options = floats({**self._options, **scenario}, self._strategy.Config)
-        with self._must_come_back("its Config"):
-            cfg = self._configured(options)
+        options, cfg = self._prepared(scenario)
         workload = make_workload(cfg)
         vector = workload.objective.initial_weights(cfg.seed)
         vector.setflags(write=False)
@@ -109,6 +115,12 @@ class Work:
             except (Exception, SystemExit) as error:  # the student's own, of whatever kind
                 attempt.broke_off = _where(error, self.path)
         return attempt
+
+    def _prepared(self, scenario: Mapping[str, Any]) -> tuple[dict[str, Any], TrainConfig]:
+        """Return all options of a scenario, and the file's Config of them."""
+        options = floats({**self._options, **scenario}, self._strategy.Config)
+        with self._must_come_back("its Config"):
+            return options, self._configured(options)
 
     def _follow(self, cluster: Watched, attempt: Attempt) -> None:
         budget = attempt.cfg.budget
