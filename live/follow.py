@@ -241,7 +241,10 @@ class FollowedRun:
         return max(0.0, 1 - self._workers[worker].busy_s / clock_s) if clock_s else 0.0
 
     def _rate(self) -> float | None:
-        """Return the mini-batches per engine second over about the last tenth of the time so far."""
+        """Return the mini-batches per engine second, while it runs over about the last tenth of the time."""
+        if self._summary:
+            clock_s = self._summary["clock_s"]
+            return _rounded(self._summary["gradients"] / clock_s) if clock_s else None
         points = self._loss.points or self._eval_loss.points
         if not points or not points[-1][0]:
             return None

@@ -18,6 +18,7 @@ from report.words import confidence, few, listed, number, p_value, percent, plur
 _MOST_SCENARIOS = 6
 _DETERMINISTIC = "deterministic: each has one value, whatever the seed, so there is no p"
 _ONE_SEED = "there is one seed a variant, so no interval can be given and it may be chance"
+_NO_TEST = "so nothing can be tested and it may be chance"
 
 
 def answer(frames: Frames) -> list[str]:
@@ -49,7 +50,7 @@ def _sentence(question: Question) -> str:
         return _begun(question, question.nobody + (f"; with some seeds, {few(some)} did" if some else ""))
     said = f"{first}, {question.value(number(best.centre))}"
     if not pairs:
-        return _begun(question, f"{question.winner} {said}{_gap(question, ranking)}; {_ONE_SEED}")
+        return _begun(question, f"{question.winner} {said}{_gap(question, ranking)}; {_untested(question)}")
     of_seeds = f"median of {plural(best.n, 'seed')}, {confidence(best)}"
     corrected = f"Holm's correction for {plural(question.tested, 'pair')}"
     equal = _not_told_apart(question, ranking)
@@ -101,8 +102,18 @@ def _sentence_of_scenarios(question: Question) -> str:
             told += f", or {_DETERMINISTIC}"
         basis = f"medians of {plural(n, 'seed')} with {intervals}, {told}"
     else:
-        basis = _ONE_SEED
+        basis = _untested(question)
     return _begun(question, f"{question.winner} {'; '.join(parts)} ({basis})")
+
+
+def _untested(question: Question) -> str:
+    """Return why there is neither an interval nor a test, or no test only."""
+    if all(len(seeds) == 1 for seeds in question.values.values()):
+        return _ONE_SEED
+    whose = (
+        "no other variant shares two seeds with it" if question.pairs else "no two variants share two seeds"
+    )
+    return f"{whose}, {_NO_TEST}"
 
 
 def _begun(question: Question, text: str) -> str:
@@ -127,14 +138,27 @@ def _gap(question: Question, ranking: Mapping[str, Interval], scenario: str = ""
     if math.isinf(high):
         return "; no other variant gets there in the median of its seeds"
     pair = question.against(first).get(second)
-    the_next = f"than the next, {second.removesuffix(f' {scenario}')}"
+    the_next = second.removesuffix(f" {scenario}")
     if pair and pair.ratio and pair.ratio.level:
         ratio = pair.ratio.centre if pair.a == first else 1 / pair.ratio.centre
         if (ratio < 1) == question.low_is_good:  # the medians and the pairs disagree who is ahead
             return ""
-        return f", {number(max(ratio, 1 / ratio), 2)} times {question.than} {the_next}"
-    times = f"{number(high / low, 2)} times " if low > 0 else ""
-    return f", {times}{question.than} {the_next}"
+        return f", {_times(max(ratio, 1 / ratio), question.than)} than the next, {the_next}"
+    if low == high:
+        return f", no {question.than} than the next, {the_next}"
+    more = _times(high / low, question.than) if low > 0 else question.than
+    return f", {more} than the next, {the_next}"
+
+
+def _times(ratio: float, than: str) -> str:
+    """Return how far one is ahead, by a ratio of 1 or more.
+
+    >>> _times(1.25, "lower"), _times(1.0041, "lower"), _times(1.0000001, "lower")
+    ('1.2 times lower', '1.004 times lower', 'hardly lower')
+    """
+    digits = 2 if number(ratio, 2) != "1" else 4
+    text = number(ratio, digits)
+    return f"hardly {than}" if text == "1" else f"{text} times {than}"
 
 
 def test_name(pair: Pair) -> str:

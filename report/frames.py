@@ -22,13 +22,14 @@ OWN_FOLDERS = ("figures", "tuning")
 """Folders beside the records that hold none that are compared."""
 
 _ENVIRONMENT = {*option_fields(DataConfig), *option_fields(TimingConfig), "engine", "num_workers"}
-_NOT_COMPARED = {
+NOT_COMPARED = {
     *option_fields(OutputConfig),
     *option_fields(LiveConfig),
     "seed",
     "max_restarts",
     "start_timeout_s",
 }
+"""Options that are no part of what a variant is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +244,7 @@ def _differing(configs: Iterable[Mapping[str, Any]]) -> list[str]:
     values: dict[str, set[str]] = {}
     for config in configs:
         for option, value in config.items():
-            if option not in _NOT_COMPARED:
+            if option not in NOT_COMPARED:
                 values.setdefault(option, set()).add(option_text(value))
     return [option for option, texts in values.items() if len(texts) > 1]
 

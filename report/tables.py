@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,11 @@ from config import LiveConfig, OutputConfig, option_fields
 from records.reader import Record
 from report import expected
 from report.answer import test_name
-from report.frames import Frames, option_text
+from report.frames import NOT_COMPARED, Frames, option_text
 from report.panels import seconds
 from report.questions import Question
 from report.statistics import Pair, median_interval
-from report.words import number, percent
+from report.words import number, percent, plural
 
 _THEORY = {
     "s_per_update": "time of an update",
@@ -45,10 +46,16 @@ class Table:
 def results(frames: Frames) -> Table:
     """Return a row a variant: medians over seeds, with their intervals."""
     unit, target = seconds(frames), frames.target_loss
+    diverged, never = pl.col("stopped_by") == "diverged", pl.lit(math.inf)
+    runs = frames.runs.with_columns(
+        pl.when(diverged).then(never).otherwise(pl.col("eval_loss")).alias("eval_loss"),
+        pl.col("time_to_target_s").fill_null(never),
+        pl.col("gradients_to_target").cast(pl.Float64).fill_null(never),
+    )
     columns: list[tuple[str, str, Callable[[float], str]]] = [
         *([(f"{unit} to loss {target:g}", "time_to_target_s", number)] if target is not None else []),
         *([("gradients to it", "gradients_to_target", number)] if target is not None else []),
-        ("last loss", "eval_loss", number),
+        ("last loss", "eval_loss", lambda x: "diverged" if math.isinf(x) else number(x)),
         ("accuracy", "eval_accuracy", percent),
         (f"gradients/{unit}", "gradients_per_s", number),
         (f"updates/{unit}", "updates_per_s", number),
@@ -60,28 +67,36 @@ def results(frames: Frames) -> Table:
         ("MB", "bytes", lambda x: number(x / 1e6)),
         ("wasted", "wasted", number),
     ]
-    reached = ("time_to_target_s", "gradients_to_target")
-    columns = [c for c in columns if c[1] in reached or frames.runs[c[1]].null_count() < len(frames.runs)]
-    if not frames.runs["wasted"].sum():
+    columns = [c for c in columns if runs[c[1]].null_count() < len(runs)]
+    if not runs["wasted"].sum():
         columns = [c for c in columns if c[1] != "wasted"]
     rows = []
     for variant in frames.variants:
-        own = frames.runs.filter(pl.col("variant") == variant)
-        cells = [
-            _cell(own[name].fill_null(float("inf")) if name in reached else own[name].drop_nulls(), write)
-            for _, name, write in columns
-        ]
+        own = runs.filter(pl.col("variant") == variant)
+        cells = [_cell(own[name].drop_nulls(), write) for _, name, write in columns]
         rows.append([variant, str(len(own)), *cells])
-    several = any(row[1] != "1" for row in rows)
     return Table(
         title="Results",
-        note="Medians over seeds; in brackets, the interval that covers the true median: of five seeds their "
-        "whole range, with a confidence of 94 %."
-        if several
-        else "One seed a variant: no interval can be given.",
+        note=_intervals({int(row[1]) for row in rows}),
         headings=["variant", "seeds", *(heading for heading, _, _ in columns)],
         rows=rows,
     )
+
+
+def _intervals(seeds: set[int]) -> str:
+    """Return what the brackets of medians are, given the numbers of seeds that variants have."""
+    if seeds == {1}:
+        return "One seed a variant: no interval can be given."
+    parts = []
+    for n in sorted(seeds - {1}):
+        interval = median_interval(list(range(n)))
+        place = int(interval.low) + 1
+        which = "their whole range" if place == 1 else f"all but the {place - 1} lowest and highest"
+        level = f"{round(100 * interval.level)}\N{NO-BREAK SPACE}%"
+        parts.append(f"of {plural(n, 'seed')} {which}, with a confidence of {level}")
+    if 1 in seeds:
+        parts.append("of one seed none can be given")
+    return f"Medians over seeds; in brackets, the interval that covers the true median: {'; '.join(parts)}."
 
 
 def _cell(values: pl.Series, write: Callable[[float], str]) -> str:
@@ -201,14 +216,31 @@ def ended_early(frames: Frames) -> Table | None:
 
 
 def differing(frames: Frames) -> Table | None:
-    """Return the options in which variants differ; None for one variant."""
-    if not frames.varied:
+    """Return the options that differ between variants, or that only some of their modes have; else None."""
+    own = _not_in_all(frames)
+    if not frames.varied and not own:
         return None
     rows = []
     for variant in frames.variants:
         config = frames.of(variant)[0].config
-        rows.append([variant, *(option_text(config[o]) if o in config else "–" for o in frames.varied)])
-    return Table(title="Options that differ", note="", headings=["variant", *frames.varied], rows=rows)
+        row = [variant, *(option_text(config[o]) if o in config else "–" for o in frames.varied)]
+        if own:
+            row.append(" ".join(f"{o}={option_text(config[o])}" for o in own if o in config) or "–")
+        rows.append(row)
+    return Table(
+        title="Options that differ",
+        note="–: the mode has no such option." if any("–" in row for row in rows) else "",
+        headings=["variant", *frames.varied, *(["not in all modes"] if own else [])],
+        rows=rows,
+    )
+
+
+def _not_in_all(frames: Frames) -> list[str]:
+    """Return the options of some modes that have one value there, and that other modes do not have."""
+    configs = [run.record.config for run in frames.records]
+    known = dict.fromkeys(option for config in configs for option in config)
+    hidden = {*frames.varied, *NOT_COMPARED}
+    return [o for o in known if o not in hidden and any(o not in config for config in configs)]
 
 
 def tuned(frames: Frames) -> Table | None:

@@ -276,6 +276,7 @@ def test_the_page_shows_what_the_summary_says(asgd: Path) -> None:
     assert view["train_loss"] == pytest.approx(summary["loss"]["last"], rel=1e-5)
     assert view["staleness"] == pytest.approx(summary["staleness"]["mean"], rel=1e-5)
     assert view["t_s"] == pytest.approx(summary["clock_s"], rel=1e-5)
+    assert view["gradients_per_s"] == pytest.approx(summary["gradients"] / summary["clock_s"], rel=1e-5)
     counts = summary["staleness"]["counts"]
     shown = dict(
         zip(view["bins"], map(sum, zip(*(w["staleness"] for w in view["workers"]), strict=True)), strict=True)

@@ -22,7 +22,7 @@ from scipy import stats
 
 from main import main
 from records.reader import RecordError, read_record
-from report import curves, expected
+from report import curves, expected, tables
 from report.answer import answer
 from report.figures import chosen, draw_sections
 from report.frames import FIGURES, read_folder
@@ -524,6 +524,58 @@ def test_one_seed_gives_no_interval(race: Path, tmp_path: Path) -> None:
     assert "one seed, so no interval can be given" in answer(read_folder(tmp_path / "v0-s0"))[0]
 
 
+def test_a_lack_of_common_seeds_is_not_called_one_seed(copy: Path) -> None:
+    """Where one variant has five seeds and the others one, it is not said that there is one a variant."""
+    for variant in (0, 2):
+        for seed in range(1, 5):
+            shutil.rmtree(copy / f"v{variant}-s{seed}")
+    for sentence in answer(read_folder(copy)):
+        assert "one seed a variant" not in sentence
+        assert "no two variants share two seeds, so nothing can be tested and it may be chance" in sentence
+
+
+@pytest.mark.parametrize(
+    ("losses", "says"),
+    [
+        ((0.5, 0.502), "1.004 times lower than"),
+        ((0.5, 0.5), "no lower than"),
+        ((0.5, 0.75), "1.5 times lower"),
+    ],
+)
+def test_nobody_is_one_time_ahead(copy: Path, losses: tuple[float, float], says: str) -> None:
+    """A lead that two digits do not show has more of them, and where there is none that is said."""
+    for name in ("v2", *(f"v{v}-s{seed}" for v in range(3) for seed in range(5) if v == 2 or seed)):
+        shutil.rmtree(copy / name, ignore_errors=True)
+    (copy / "experiment.yaml").unlink()
+    for variant, loss in enumerate(losses):
+        file = copy / f"v{variant}-s0" / "evals.jsonl"
+        file.write_text("".join(json.dumps(line | {"loss": loss}) + "\n" for line in lines(file)))
+    for sentence in answer(read_folder(copy)):
+        assert f", {says}" in sentence
+        assert " 1 times " not in sentence
+
+
+def test_results_say_what_their_intervals_cover(copy: Path) -> None:
+    """The note has the true numbers of seeds and the confidence that each of them gives."""
+    for name in ("v0-s4", "v0-s3", *(f"v1-s{seed}" for seed in range(1, 5))):
+        shutil.rmtree(copy / name)
+    assert tables.results(read_folder(copy)).note == (
+        "Medians over seeds; in brackets, the interval that covers the true median: of 3 seeds their whole "
+        "range, with a confidence of 75\N{NO-BREAK SPACE}%; of 5 seeds their whole range, with a confidence "
+        "of 94\N{NO-BREAK SPACE}%; of one seed none can be given."
+    )
+
+
+def test_options_that_only_some_modes_have_are_shown(race: Path) -> None:
+    """What an option of some modes only is set to is in the table of what differs."""
+    table = tables.differing(read_folder(race))
+    assert table is not None
+    columns = dict(zip(table.headings, zip(*table.rows, strict=True), strict=True))
+    assert columns["variant"] == ("ssgd", "asgd", "localsgd")
+    assert columns["mode"] == ("ssgd", "asgd", "localsgd")
+    assert columns["not in all modes"] == ("–", "lr_scaling=workers staleness_lr=none", "local_steps=4")
+
+
 def test_a_target_that_nobody_reaches_is_said(copy: Path) -> None:
     """Where no run reaches the target, the answer says so and compares losses instead."""
     edit(copy, target_loss=-1)
@@ -740,6 +792,17 @@ def test_a_diverged_run_is_said_to_be(tmp_path: Path) -> None:
     error = json.loads((record / "summary.json").read_text())["error"]
     assert answer(read_folder(record))[0].startswith("The run diverged after ")
     assert build_report(record).read_text().count(error) == 2
+
+
+def test_the_last_loss_of_a_diverged_variant_is_said_to_be(tmp_path: Path) -> None:
+    """Where most seeds diverged the last loss is "diverged", not a dash or the median of the others."""
+    run(tmp_path, "a", mode="asgd", lr=1e6, dataset="quadratic")
+    run(tmp_path, "b", mode="asgd", lr=0.01, dataset="quadratic")
+    table = tables.results(read_folder(tmp_path))
+    column = list(table.headings).index("last loss")
+    diverged, whole = sorted((row[column] for row in table.rows), reverse=True)
+    assert diverged == "diverged"
+    assert float(whole) > 0
 
 
 def test_theory_stands_beside_measurement(tmp_path: Path) -> None:
