@@ -18,6 +18,7 @@ import asyncio
 import ipaddress
 import re
 import socket
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
@@ -31,6 +32,8 @@ _HANG_UP_S = 1.0
 _PIECE_BYTES = 1 << 16  # of an answer, which waits until the client has taken the one before
 _MOST_CONNECTIONS = 128
 _MOST_STREAMS = 32
+_SWITCH_S = 0.0002  # after which a thread that computes lets another one in
+_CLOSING_TURNS = 3  # of the event loop, in which transports that are aborted, or just accepted, close
 _THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 
 Stream: TypeAlias = AsyncGenerator[bytes, None]
@@ -94,7 +97,13 @@ async def serve(listener: socket.socket, routes: Routes) -> None:
 
 @contextmanager
 def serving(listener: socket.socket, routes: Routes) -> Iterator[None]:
-    """Answer requests in a thread until the block ends."""
+    """Answer requests in a thread until the block ends.
+
+    A simulation in the main thread never waits: it gives the interpreter up by force only, every 5 ms unless
+    told otherwise, and each read from a socket would cost the server so much.
+    """
+    before_s = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
     loop = asyncio.new_event_loop()
     task = loop.create_task(serve(listener, routes))
 
@@ -110,7 +119,17 @@ def serving(listener: socket.socket, routes: Routes) -> Iterator[None]:
     finally:
         loop.call_soon_threadsafe(task.cancel)
         thread.join()
+        sys.setswitchinterval(before_s)
         listener.close()  # open still if the task was cancelled before it began
+
+
+_Task: TypeAlias = "asyncio.Task[None]"
+
+
+def _end(task: _Task, writer: asyncio.StreamWriter) -> None:
+    """Break off a connection, also where its task has not begun and will never see that it is cancelled."""
+    task.cancel()
+    writer.transport.abort()
 
 
 class _Connections:
@@ -118,26 +137,30 @@ class _Connections:
 
     def __init__(self, routes: Routes, here_only: bool) -> None:
         self._routes, self._here_only = routes, here_only
-        self._asking: dict[asyncio.Task[None], None] = {}  # without a whole request yet; longest first
-        self._answering: set[asyncio.Task[None]] = set()
+        self._asking: dict[_Task, asyncio.StreamWriter] = {}  # without a whole request yet; longest first
+        self._answering: dict[_Task, asyncio.StreamWriter] = {}
         self._streams = 0
+        self._closed = False
 
     async def close(self) -> None:
-        tasks = [*self._asking, *self._answering]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._closed = True
+        ending = self._asking | self._answering
+        for task, writer in ending.items():
+            _end(task, writer)
+        await asyncio.gather(*ending, return_exceptions=True)
+        for _ in range(_CLOSING_TURNS):
+            await asyncio.sleep(0)
 
     def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._asking) + len(self._answering) >= _MOST_CONNECTIONS:
-            if not self._asking:
-                writer.transport.abort()
-                return
+        full = len(self._asking) + len(self._answering) >= _MOST_CONNECTIONS
+        if self._closed or (full and not self._asking):
+            writer.transport.abort()
+            return
+        if full:
             oldest = next(iter(self._asking))
-            del self._asking[oldest]
-            oldest.cancel()
+            _end(oldest, self._asking.pop(oldest))
         task = asyncio.get_running_loop().create_task(self._handle(reader, writer))
-        self._asking[task] = None
+        self._asking[task] = writer
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -146,14 +169,14 @@ class _Connections:
             async with asyncio.timeout(_REQUEST_S):
                 head = await reader.readuntil(b"\r\n\r\n")
             self._asking.pop(task, None)
-            self._answering.add(task)
+            self._answering[task] = writer
             await self._answer(head, writer)
             await _hang_up(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # too slow, too long or gone: nobody is there to be told
         finally:
             self._asking.pop(task, None)
-            self._answering.discard(task)
+            self._answering.pop(task, None)
             writer.transport.abort()
 
     async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> None:

@@ -201,26 +201,42 @@ def test_streams_are_limited_and_the_rest_is_answered(monkeypatch: pytest.Monkey
         assert get(port) == b"hello"
 
 
+SLOW_CLIENTS = """
+import socket, sys
+
+def connect():
+    return socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+
+clients = [connect() for _ in range(200)]
+for byte in b"GET /metrics HTTP/1.1\\r\\nX-Slow: " + b"x" * 20:
+    for i, client in enumerate(clients):
+        try:
+            client.send(bytes([byte]))
+        except OSError:  # dropped: it comes again
+            client.close()
+            clients[i] = connect()
+    print("sent", flush=True)
+    sys.stdin.readline()
+"""
+
+
 def test_200_slow_clients_keep_nobody_from_the_metrics(cli: CommandLine) -> None:
     """While 200 sockets send a byte at a time, a run trains on and is scraped, in bounded memory."""
     scrapes: list[Scrape] = []
 
     def look(url: str, record: Path) -> None:
         wait_for(record / "meta.json")
-        port = urlsplit(url).port
-        with ExitStack() as stack:
-            slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(200)]
-            before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            for byte in b"GET /metrics HTTP/1.1\r\nX-Slow: " + b"x" * 20:
-                for client in slow:
-                    try:
-                        client.send(bytes([byte]))
-                    except OSError:  # dropped: it comes again
-                        client.close()
-                        again = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-                        slow[slow.index(client)] = again
+        before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        # A process of their own: in this one they would share the interpreter with the run.
+        command = [sys.executable, "-c", SLOW_CLIENTS, str(urlsplit(url).port)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
+            assert clients.stdin
+            assert clients.stdout
+            for _ in clients.stdout:
                 scrapes.append(scrape(url))
-            assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200_000
+                clients.stdin.write("\n")
+                clients.stdin.flush()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200_000
 
     ran = watched(cli, f"{SIM} --mode asgd --steps 10000000 --dataset none --record none", look)
     updates = [got("dsgd_updates_total") for got in scrapes]
