@@ -18,7 +18,6 @@ import asyncio
 import ipaddress
 import re
 import socket
-import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
@@ -32,7 +31,6 @@ _HANG_UP_S = 1.0
 _PIECE_BYTES = 1 << 16  # of an answer, which waits until the client has taken the one before
 _MOST_CONNECTIONS = 128
 _MOST_STREAMS = 32
-_SWITCH_S = 0.0002  # after which a thread that computes lets another one in
 _CLOSING_TURNS = 3  # of the event loop, in which transports that are aborted, or just accepted, close
 _THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 
@@ -97,13 +95,7 @@ async def serve(listener: socket.socket, routes: Routes) -> None:
 
 @contextmanager
 def serving(listener: socket.socket, routes: Routes) -> Iterator[None]:
-    """Answer requests in a thread until the block ends.
-
-    A simulation in the main thread never waits: it gives the interpreter up by force only, every 5 ms unless
-    told otherwise, and each read from a socket would cost the server so much.
-    """
-    before_s = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_S)
+    """Answer requests in a thread until the block ends."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(serve(listener, routes))
 
@@ -119,7 +111,6 @@ def serving(listener: socket.socket, routes: Routes) -> Iterator[None]:
     finally:
         loop.call_soon_threadsafe(task.cancel)
         thread.join()
-        sys.setswitchinterval(before_s)
         listener.close()  # open still if the task was cancelled before it began
 
 
