@@ -396,6 +396,9 @@ class Connection(NamedTuple):
             ray.shutdown()
 
 
+_started: set[str] = set()  # addresses of the private clusters of this process
+
+
 def connect(timeout_s: float = 60.0) -> Connection:
     """Connect to the cluster that the environment names, or start a private one.
 
@@ -403,8 +406,8 @@ def connect(timeout_s: float = 60.0) -> Connection:
     """
     address = os.environ.get("RAY_ADDRESS")
     named = bool(address) or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
-    if ray.is_initialized():  # by a call before: the runs of an experiment share one cluster
-        return Connection(made_here=False, private=not named or address == "local")
+    if ray.is_initialized():  # maybe by a call before: the runs of an experiment share one cluster
+        return Connection(made_here=False, private=ray.get_runtime_context().gcs_address in _started)
     if named:
         if address and address not in ("auto", "local"):
             _knock(address, timeout_s)
@@ -418,6 +421,7 @@ def connect(timeout_s: float = 60.0) -> Connection:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([root, *filter(None, paths)]))
     # A bare ray.init() would attach to any cluster alive on this machine.
     _init(address="local", include_dashboard=False)
+    _started.add(ray.get_runtime_context().gcs_address)
     return Connection(made_here=True, private=True)
 
 
