@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from config import TimingConfig
+from records.reader import read_record, read_summary
 from records.writer import write_json
 
 Measured = dict[str, dict[str, float | None]]
@@ -22,14 +21,10 @@ def measured_timing(timing: TimingConfig, ray_record: Path) -> TimingConfig:
     The overhead of a task, all of its time but computing, becomes latency, half of it each way. Where the
     law is `none`, real compute times cannot be drawn: those of the run on Ray are replayed by worker.
     """
-    gradients = [
-        gradient
-        for line in (ray_record / "updates.jsonl").read_text().splitlines()
-        for gradient in json.loads(line)["gradients"]
-    ]
-    if not gradients:
-        raise ValueError("--engine both: needs the updates of the run on Ray; give --record all")
-    overhead_s = fmean(g["finished_s"] - g["started_s"] - g["compute_s"] for g in gradients)
+    tasks = [task for update in read_record(ray_record).updates() for task in update.gradients]
+    if not tasks:
+        raise ValueError("--engine both: the run on Ray has made no update")
+    overhead_s = fmean(task.finished_s - task.started_s - task.compute_s for task in tasks)
     timing = replace(timing, latency_s=max(0.0, overhead_s / 2))
     if timing.compute_time != "none":
         return timing
@@ -37,8 +32,8 @@ def measured_timing(timing: TimingConfig, ray_record: Path) -> TimingConfig:
     with trace.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["worker", "seconds"])
-        for g in gradients:
-            writer.writerows([[g["worker"], g["compute_s"] / g["batches"]]] * g["batches"])
+        for task in tasks:
+            writer.writerows([[task.worker, task.compute_s / task.batches]] * task.batches)
     # The slowdown is in the measured times already.
     return replace(timing, compute_time=f"trace:{trace}", slowdown="")
 
@@ -49,14 +44,14 @@ def write_comparison(folder: Path) -> Measured:
     By name: ray, sim, and the relative difference (sim - ray)/ray. For the staleness distributions there is
     their distance in total variation, half the sum of absolute differences: 0 if equal, 1 if disjoint.
     """
-    ray, sim = (json.loads((folder / engine / "summary.json").read_text()) for engine in ("ray", "sim"))
+    ray, sim = (read_summary(folder / engine) for engine in ("ray", "sim"))
     found: Measured = {}
     for name, measure in (
-        ("s_per_update", lambda s: s["clock_s"] / s["updates"]),
-        ("staleness_mean", lambda s: s["staleness"]["mean"]),
-        ("staleness_p95", lambda s: s["staleness"]["p95"]),
-        ("idle_share", _idle_share),
-        ("loss_at_the_end", lambda s: s["eval"]["loss"]),
+        ("s_per_update", lambda s: s.clock_s / s.updates),
+        ("staleness_mean", lambda s: s.staleness.mean),
+        ("staleness_p95", lambda s: s.staleness.p95),
+        ("idle_share", lambda s: s.idle_share),
+        ("loss_at_the_end", lambda s: s.eval_loss),
     ):
         a, b = measure(ray), measure(sim)
         found[name] = {
@@ -64,20 +59,16 @@ def write_comparison(folder: Path) -> Measured:
             "sim": b,
             "relative_difference": (b - a) / a if a and b is not None else None,
         }
-    distance = _total_variation(ray["staleness"]["counts"], sim["staleness"]["counts"])
+    distance = _total_variation(ray.staleness.counts, sim.staleness.counts)
     found["staleness_distance"] = {"ray": None, "sim": None, "total_variation": distance}
     write_json(folder / "comparison.json", found)
     return found
 
 
-def _idle_share(summary: Mapping[str, Any]) -> float:
-    return fmean(entry["idle_s"] / summary["clock_s"] for entry in summary["workers"].values())
-
-
-def _total_variation(a: Mapping[str, int], b: Mapping[str, int]) -> float:
+def _total_variation(a: Mapping[int, int], b: Mapping[int, int]) -> float:
     """Return the distance of two distributions given as counts by value.
 
-    >>> _total_variation({"0": 1, "1": 1}, {"0": 2})
+    >>> _total_variation({0: 1, 1: 1}, {0: 2})
     0.5
     """
     total_a, total_b = sum(a.values()), sum(b.values())

@@ -13,13 +13,12 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from cluster import Cluster, ClusterError, TimeUp, Update
-from comparison import measured_timing, write_comparison
 from config import TrainConfig
 from data import Workload, make_workload
 from evaluation import Evaluator
@@ -27,6 +26,7 @@ from live.observers import Observers
 from metrics import RunMetrics, Tally, finite
 from optim import Weights
 from predictions import compare
+from records.outcomes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, StoppedBy
 from records.s3 import is_s3
 from records.upload import Upload
 from records.writer import RunRecord, default_name, free_path
@@ -34,18 +34,6 @@ from strategies import load
 from terminal.cli import UsageError, is_given, parse
 from terminal.console import ProgressLine, print_comparison, print_summary
 from terminal.interruptions import Interruptions
-
-StoppedBy = Literal["budget", "seconds", "target-loss", "diverged", "interrupted", "failed"]
-
-EXIT_CODES: dict[StoppedBy, int] = {
-    "budget": 0,
-    "seconds": 0,
-    "target-loss": 0,
-    "failed": 1,
-    "diverged": 3,
-    "interrupted": 130,
-}
-EXIT_USAGE = 2
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,12 +62,12 @@ def main(arguments: Sequence[str]) -> int:
     except UsageError as error:
         return _report(error, EXIT_USAGE)
     except (ClusterError, OSError) as error:
-        return _report(error, EXIT_CODES["failed"])
+        return _report(error, EXIT_FAILED)
     except MemoryError:
         sizes = "lower --samples, --hidden, --dim, --num-workers or --padding-mb"
-        return _report(f"there is not enough memory on this machine; {sizes}", EXIT_CODES["failed"])
+        return _report(f"there is not enough memory on this machine; {sizes}", EXIT_FAILED)
     except KeyboardInterrupt:
-        return _report("interrupted before the first update; nothing was written", EXIT_CODES["interrupted"])
+        return _report("interrupted before the first update; nothing was written", EXIT_INTERRUPTED)
 
 
 def watched(cfg: TrainConfig) -> Observers:
@@ -187,6 +175,8 @@ def run_both(
         raise UsageError(str(error)) from error
     if observers:
         observers.show(folder)
+    from comparison import measured_timing, write_comparison
+
     codes = []
     for engine in ("ray", "sim"):
         output = replace(cfg.output, out=str(folder), run_name=engine)

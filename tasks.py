@@ -63,45 +63,30 @@ gradient = Gradient()
 class LocalSGD:
     """Plain or heavy-ball SGD for `batches` mini-batches from the weights read; returns the local weights.
 
-    The local velocity starts at 0 in every task: a worker keeps nothing between two of them.
+    The velocity starts at 0 in every task or, with `keeps_velocity`, is the worker's: a task begins with what
+    the one before ended with.
     """
 
     batches: int
     lr: float
     momentum: float = 0.0
-    state_rows: ClassVar[int] = 0
+    keeps_velocity: bool = False
+
+    @property
+    def state_rows(self) -> int:
+        return int(self.keeps_velocity)
 
     def __call__(
         self, objective: Objective, shards: Sequence[Shard], steps: Sequence[int], w: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        total_loss, velocity = w.new_zeros(len(shards)), w.new_zeros(w.shape)
+        total_loss = w.new_zeros(len(shards))
+        velocity = state[:, 0] if self.keeps_velocity else w.new_zeros(w.shape)
         for h in range(self.batches):
             loss, g = objective.loss_and_gradient(w, shards, [step + h for step in steps])
             velocity = self.momentum * velocity + g
             w = w - self.lr * velocity
             total_loss += loss
-        return total_loss / self.batches, w, state
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalMomentum:
-    """As LocalSGD, but the velocity is the worker's: a task begins with what the one before ended with."""
-
-    batches: int
-    lr: float
-    momentum: float
-    state_rows: ClassVar[int] = 1
-
-    def __call__(
-        self, objective: Objective, shards: Sequence[Shard], steps: Sequence[int], w: Tensor, state: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        total_loss, velocity = w.new_zeros(len(shards)), state[:, 0]
-        for h in range(self.batches):
-            loss, g = objective.loss_and_gradient(w, shards, [step + h for step in steps])
-            velocity = self.momentum * velocity + g
-            w = w - self.lr * velocity
-            total_loss += loss
-        return total_loss / self.batches, w, velocity[:, None]
+        return total_loss / self.batches, w, velocity[:, None] if self.keeps_velocity else state
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,10 @@ from rich.console import Console
 
 from config import LiveConfig, OutputConfig
 from experiments.spec import load
+from records.outcomes import EXIT_INTERRUPTED
 from records.s3 import Uploads, fetch, is_s3
 from terminal.cli import UsageError, with_dashes
 from terminal.interruptions import Interruptions
-
-EXIT_INTERRUPTED = 130
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from statistics import median
 from types import TracebackType
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -16,6 +14,8 @@ from rich.table import Table
 
 from experiments.spec import Experiment, Run
 from experiments.worker import Outcome
+from records.outcomes import EXIT_DIVERGED, is_result
+from records.reader import RecordError, Summary, read_summary
 
 
 class Display:
@@ -67,7 +67,7 @@ class Display:
             self._said.add(outcome.printed)
             print(outcome.printed, file=sys.stderr)
         if outcome.code:
-            how = "diverged" if outcome.code == 3 else "failed"
+            how = "diverged" if outcome.code == EXIT_DIVERGED else "failed"
             self.say(f"{run.name} {how}: {outcome.error}")
         elif not self._console.is_terminal:
             self.say(f"{self._ended}/{self._count} {run.name} in {outcome.seconds:.1f} s")
@@ -85,24 +85,24 @@ def print_results(experiment: Experiment, console: Console) -> None:
     for variant in experiment.variants:
         summaries = [_summary(run) for run in runs if run.variant == variant.name]
         finished = [summary for summary in summaries if summary]
-        diverged = sum(summary["stopped_by"] == "diverged" for summary in finished)
-        losses = [s["eval"]["loss"] for s in finished if s["eval"]["loss"] is not None]
+        diverged = sum(summary.stopped_by == "diverged" for summary in finished)
+        losses = [s.eval_loss for s in finished if s.eval_loss is not None]
         table.add_row(
             escape(variant.name),
             str(len(finished)),
             _median(losses),
-            _median([summary["clock_s"] for summary in finished]),
+            _median([summary.clock_s for summary in finished]),
             f"{diverged} diverged" if diverged else "",
         )
     console.print(table)
 
 
-def _summary(run: Run) -> dict[str, Any] | None:
+def _summary(run: Run) -> Summary | None:
     try:
-        summary: dict[str, Any] = json.loads((run.path / "summary.json").read_text())
-    except OSError:
+        summary = read_summary(run.path)
+    except RecordError:  # there is none: it failed before it began
         return None
-    return summary if summary["stopped_by"] not in ("failed", "interrupted") else None
+    return summary if is_result(summary.stopped_by) else None
 
 
 def _median(values: Sequence[float]) -> str:

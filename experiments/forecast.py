@@ -6,7 +6,6 @@ A run on Ray: the simulator tells how long its schedule lasts; what a start and 
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -20,9 +19,11 @@ from rich.console import Console
 from config import OutputConfig, TrainConfig
 from experiments.kept import is_kept
 from experiments.pool import Pool, cores
-from experiments.runner import EXIT_DIVERGED, check_data
+from experiments.runner import check_data
 from experiments.spec import Experiment, Run, described
 from experiments.worker import Outcome
+from records.outcomes import EXIT_DIVERGED
+from records.reader import read_summary
 from terminal.cli import UsageError
 
 # Measured on a machine with 2 cores (docs/experiments.md says how); their errors are small beside a run.
@@ -160,8 +161,8 @@ def _real_s(pool: Pool, runs: Sequence[Run]) -> dict[str, float]:
     scheduled = [_scheduled(run) for run in runs]
     with TemporaryDirectory() as folder:
         for run, _ in _try(pool, scheduled, folder):
-            summary = json.loads((Path(folder) / run.name / "summary.json").read_text())
-            found[run.variant] = summary["clock_s"], summary["stopped_by"], run.cfg.steps
+            summary = read_summary(Path(folder) / run.name)
+            found[run.variant] = summary.clock_s, summary.stopped_by, run.cfg.steps
     predicted = {}
     for run in runs:
         clock_s, stopped_by, steps = found[run.variant]

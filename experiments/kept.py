@@ -16,6 +16,7 @@ import yaml
 
 from config import option_fields, options
 from experiments.spec import NOT_HERE, Run
+from records.outcomes import is_result
 from records.reader import RecordError, read_yaml
 from terminal.cli import UsageError
 
@@ -91,7 +92,7 @@ def is_kept(run: Run) -> bool:
         summary = json.loads((path / "summary.json").read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"{path / 'summary.json'}: cannot be read ({error}); {remedy}") from None
-    return summary.get("stopped_by") not in ("failed", "interrupted")
+    return is_result(str(summary.get("stopped_by")))
 
 
 def clear(run: Run) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from cluster import ClusterError
 from experiments.spec import Run
@@ -33,6 +34,7 @@ def cores() -> int:
 @dataclass
 class _Worker:
     process: subprocess.Popen[bytes]
+    answers: IO[bytes]
     ready: bool = False
     run: Run | None = None
 
@@ -72,7 +74,7 @@ class Pool:
         while self._workers:
             worker = self._workers.pop()
             worker.process.kill()  # what it may be running is run again next time
-            self._selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
+            self._selector.unregister(worker.answers)
             worker.process.communicate()
 
     def wait(self) -> float:
@@ -105,9 +107,8 @@ class Pool:
 
     def _answer(self, worker: _Worker) -> Outcome | None:
         """Return what the worker's run came to; None if it had none and has just become ready."""
-        assert worker.process.stdout
         try:
-            answer: Outcome | None = pickle.load(worker.process.stdout)
+            answer: Outcome | None = pickle.load(worker.answers)
         except (EOFError, pickle.UnpicklingError):
             return self._replace(worker)
         worker.ready, worker.run = True, None
@@ -116,7 +117,7 @@ class Pool:
     def _replace(self, worker: _Worker) -> Outcome:
         """Start another process for one that has died, and return what that means for its run."""
         self._workers.remove(worker)
-        self._selector.unregister(worker.process.stdout)  # type: ignore[arg-type]
+        self._selector.unregister(worker.answers)
         worker.process.communicate()
         code = worker.process.returncode
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -140,9 +141,10 @@ class Pool:
             pass_fds=() if self._lock is None else (self._lock,),
             process_group=0,  # ctrl-C is for this process, which then ends them
         )
-        worker = _Worker(process)
+        assert process.stdout
+        worker = _Worker(process, process.stdout)
         self._workers.append(worker)
-        self._selector.register(process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+        self._selector.register(worker.answers, selectors.EVENT_READ, worker)
 
 
 def _give(worker: _Worker, run: Run) -> None:

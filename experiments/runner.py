@@ -18,11 +18,10 @@ from experiments.spec import Experiment, Run
 from experiments.tuning import Choice, choose
 from experiments.worker import Outcome, run_quietly
 from live.observers import Observers
+from records.outcomes import EXIT_DIVERGED, EXIT_FAILED, EXIT_INTERRUPTED
 from records.s3 import Uploads
 from terminal.cli import UsageError
 from terminal.interruptions import Interruptions
-
-EXIT_FAILED, EXIT_DIVERGED, EXIT_INTERRUPTED = 1, 3, 130
 
 
 def run_experiment(

@@ -6,7 +6,6 @@ with which its loss is lowest at the end of the same budget, on seeds that the c
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from statistics import median
 from typing import Any
 
 from experiments.spec import Experiment, Run, Tuning, Variant, described
+from records.reader import read_summary
 from terminal.cli import UsageError
 
 
@@ -91,6 +91,6 @@ def _at_the_edge(value: Any, values: Sequence[Any]) -> bool:
 
 
 def _loss(run: Run) -> float:
-    summary = json.loads((run.path / "summary.json").read_text())
-    loss = summary["eval"]["loss"]
-    return math.inf if summary["stopped_by"] == "diverged" or loss is None else float(loss)
+    summary = read_summary(run.path)
+    diverged = summary.stopped_by == "diverged" or summary.eval_loss is None
+    return math.inf if diverged else summary.eval_loss

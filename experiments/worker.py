@@ -20,6 +20,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, NamedTuple
 
 from config import TrainConfig
+from records.outcomes import EXIT_FAILED, EXIT_USAGE
 from terminal.cli import UsageError
 from terminal.interruptions import Interruptions
 
@@ -47,10 +48,10 @@ def run_quietly(
 ) -> Outcome:
     """Run one configuration in this process, and return what it would have printed."""
     from cluster import ClusterError
-    from main import EXIT_CODES, EXIT_USAGE, run
+    from main import run
 
     began_s, began_cpu_s = time.time(), time.process_time()
-    said, code = io.StringIO(), EXIT_CODES["failed"]
+    said, code = io.StringIO(), EXIT_FAILED
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
         try:
             code = run(cfg, began_s, interruptions, observers)

@@ -243,6 +243,11 @@ def is_record(path: Path) -> bool:
     return any((path / name).is_file() for name in ("config.yaml", "meta.json", "summary.json"))
 
 
+def read_summary(path: Path) -> Summary:
+    """Read the summary.json of a record alone; raises RecordError, in one line, as `read_record` does."""
+    return _summary(_read_json(path / "summary.json"))
+
+
 def read_record(path: Path) -> Record:
     """Read the record of a run that has ended.
 
@@ -260,7 +265,7 @@ def read_record(path: Path) -> Record:
     for option in ("mode", "engine", "num_workers", "steps", "seed"):
         if option not in config:
             raise _older(path / "config.yaml", option)
-    summary = _summary(_read_json(path / "summary.json"))
+    summary = read_summary(path)
     if not (path / "updates.jsonl").is_file():
         raise RecordError(f"{path}: is not whole (no updates.jsonl)")
     return Record(

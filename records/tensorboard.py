@@ -30,8 +30,8 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path, budget: int) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
-        from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         folder.mkdir()
         self._began_s = time.time()
@@ -85,7 +85,7 @@ class TensorBoard:
 
     def _write(self, scalars: dict[str, float], gradients: int, t_s: float) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+        from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=tag, simple_value=x) for tag, x in scalars.items() if math.isfinite(x)]
         event = Event(wall_time=self._began_s + t_s, step=gradients, summary=Summary(value=values))

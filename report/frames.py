@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from config import DataConfig, LiveConfig, OutputConfig, TimingConfig, option_fields
+from records.outcomes import is_result
 from records.reader import Record, RecordError, is_record, read_record, read_yaml
 from report.words import number, plural
 
@@ -275,7 +276,7 @@ def _read_result(path: Path) -> Record:
     """
     record = read_record(path)
     summary = record.summary
-    if summary.stopped_by not in ("failed", "interrupted"):
+    if is_result(summary.stopped_by):
         return record
     ended = "failed" if summary.stopped_by == "failed" else "was interrupted"
     error = f": {_printable(summary.error)}" if summary.error else ""

@@ -21,7 +21,7 @@ from typing import Literal
 from cluster import Cluster, Update, run_all
 from config import ExchangeConfig, require
 from optim import SGD, DelayedNesterov, Weights, mean, spread
-from tasks import LocalAdamW, LocalMomentum, portions
+from tasks import LocalAdamW, LocalSGD, portions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class Config(ExchangeConfig):
         rule = "is of --inner sgd; leave it out, for AdamW has moments of its own"
         require(self.inner == "sgd" or not self.momentum, "momentum", self.momentum, rule)
 
-    def task(self, h: int) -> LocalAdamW | LocalMomentum:
-        sgd = LocalMomentum(batches=h, lr=self.lr, momentum=self.momentum)
+    def task(self, h: int) -> LocalAdamW | LocalSGD:
+        sgd = LocalSGD(batches=h, lr=self.lr, momentum=self.momentum, keeps_velocity=True)
         return sgd if self.inner == "sgd" else LocalAdamW(batches=h, lr=self.lr)
 
 

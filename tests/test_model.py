@@ -12,7 +12,7 @@ from data import make_workload
 from lab import config
 from model import Objective
 from optim import SGD, Weights, mean
-from tasks import Elastic, LocalAdamW, LocalMomentum, LocalSGD, Task, gradient
+from tasks import Elastic, LocalAdamW, LocalSGD, Task, gradient
 
 OBJECTIVES: list[dict[str, Any]] = [
     {},
@@ -77,7 +77,7 @@ def test_many_workers_at_once_equal_one_after_the_other(options: dict[str, Any])
     tasks: list[Task] = [
         gradient,
         LocalSGD(batches=3, lr=0.1, momentum=0.5),
-        LocalMomentum(batches=3, lr=0.1, momentum=0.5),
+        LocalSGD(batches=3, lr=0.1, momentum=0.5, keeps_velocity=True),
         LocalAdamW(batches=3, lr=0.01),
         Elastic(batches=3, lr=0.1, rate=0.2, momentum=0.5),
     ]

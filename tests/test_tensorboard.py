@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT, CommandLine
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from cluster import Cluster, Update
 from lab import run

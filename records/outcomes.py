@@ -1,0 +1,22 @@
+"""How a run ends: what its summary says, and what the process answers (docs/record.md)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+StoppedBy = Literal["budget", "seconds", "target-loss", "diverged", "interrupted", "failed"]
+
+EXIT_CODES: dict[StoppedBy, int] = {
+    "budget": 0,
+    "seconds": 0,
+    "target-loss": 0,
+    "failed": 1,
+    "diverged": 3,
+    "interrupted": 130,
+}
+EXIT_FAILED, EXIT_USAGE, EXIT_DIVERGED, EXIT_INTERRUPTED = 1, 2, 3, 130
+
+
+def is_result(stopped_by: str) -> bool:
+    """Whether a run that ended so says something of its options; divergence does, being cut off does not."""
+    return stopped_by not in ("failed", "interrupted")

@@ -1,0 +1,153 @@
+"""The runs whose weights are kept in golden/weights.json: every mode and variant, on every kind of workload."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import platform
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lab import Outcome, run
+
+# Two variants of a mode that run different code. Options are named as on the command line.
+VARIANTS: Mapping[str, list[dict[str, Any]]] = {
+    "adacomm": [{"interval_s": 6.0}, {"interval_s": 6.0, "momentum": 0.5}],
+    "asgd": [
+        {},
+        {"momentum": 0.9, "lr_scaling": "workers"},
+        {"staleness_lr": "inverse"},
+        {"staleness_lr": "threshold:3", "momentum": 0.5},
+    ],
+    "dcasgd": [{}, {"adaptive": True}, {"adaptive": True, "momentum": 0.5, "staleness_lr": "inverse"}],
+    "diloco": [
+        {"local_steps": 5},
+        {"local_steps": 5, "inner": "sgd", "momentum": 0.5},
+        {"local_steps": 5, "exchange": "async"},
+        {"local_steps": 5, "exchange": "async", "inner": "sgd"},
+    ],
+    "dssp": [
+        {"slack_low": 1, "slack_high": 6},
+        {"slack_low": 0, "slack_high": 3, "momentum": 0.5, "staleness_lr": "inverse"},
+    ],
+    "easgd": [
+        {"local_steps": 5},
+        {"local_steps": 5, "momentum": 0.5},
+        {"local_steps": 5, "exchange": "async", "momentum": 0.5},
+        {"local_steps": 5, "exchange": "async", "moving_rate": 0.4},
+    ],
+    "kasync": [{}, {"k": 2, "count": "gradients", "momentum": 0.5}, {"k": 4, "staleness_lr": "inverse"}],
+    "ksync": [
+        {"k": 3},
+        {"backup": 2, "rest": "ignore", "momentum": 0.5},
+        {"k": 4, "count": "gradients"},
+        {"k": 4, "count": "gradients", "rest": "ignore"},
+    ],
+    "localsgd": [{"local_steps": 5}, {"local_steps": 7, "momentum": 0.5}],
+    "rennala": [{}, {"batches": 3, "momentum": 0.5}],
+    "ringmaster": [
+        {"delay_bound": 4.0},
+        {"delay_bound": 3.0, "rest": "ignore", "momentum": 0.5},
+        {"delay_bound": 3.0, "staleness_lr": "inverse"},
+    ],
+    "ssgd": [{}, {"momentum": 0.9}],
+    "ssp": [{"slack": 2.0}, {"slack": 0.0, "momentum": 0.5}, {"slack": math.inf, "staleness_lr": "inverse"}],
+}
+
+WORKLOADS: Mapping[str, dict[str, Any]] = {
+    "xor mlp": {"dataset": "xor", "lr": 0.05},
+    "digits logistic": {"dataset": "digits", "model": "logistic", "lr": 0.02},
+    "quadratic": {"dataset": "quadratic", "dim": 3, "grad_noise": 0.5, "lr": 0.02},
+}
+
+SCENARIOS: Mapping[str, dict[str, Any]] = {
+    "exponential": {"compute_time": "exponential:1", "slowdown": "0=3"},
+    # Every station of a task takes time, and equal times meet: the order of ties is held too.
+    "network": {
+        "compute_time": "constant:1",
+        "slowdown": "2=2",
+        "latency_s": 0.125,
+        "server_bytes_per_s": 4000.0,
+        "server_time": "exponential:.05",
+    },
+}
+
+# Modes in which the weights do not depend on who is faster, with the options that make it so.
+ON_RAY: list[tuple[str, dict[str, Any], str]] = [
+    ("ssgd", {}, "xor mlp"),
+    ("ssgd", {}, "quadratic"),
+    ("ssgd", {"momentum": 0.9}, "digits logistic"),
+    ("ksync", {"k": 3}, "digits logistic"),
+    ("localsgd", {"local_steps": 5}, "xor mlp"),
+    ("adacomm", {"interval_s": math.inf, "first_local_steps": 4}, "digits logistic"),
+    ("diloco", {"local_steps": 5}, "digits logistic"),
+    ("diloco", {"local_steps": 5, "inner": "sgd", "momentum": 0.5}, "quadratic"),
+    ("easgd", {"local_steps": 5, "momentum": 0.5}, "xor mlp"),
+]
+
+
+class Golden(NamedTuple):
+    """What is kept of a run."""
+
+    weights: str
+    """sha256 of the last version's weights."""
+    events: str
+    """sha256 of the order of updates and tasks; with their times where those are virtual."""
+    loss: float
+    """Of the last weights, on held-out samples."""
+
+
+def golden(outcome: Outcome) -> Golden:
+    """Return what is kept of a run."""
+    events = hashlib.sha256()
+    virtual = outcome.cfg.engine == "sim"
+    for update in outcome.updates:
+        for done in (*update.dones, *update.ignored) if virtual else sorted(update.dones):
+            times = (done.started_s, done.finished_s) if virtual else ()
+            events.update(repr((update.weights.version, done.worker, done.step, done.read, *times)).encode())
+    weights = hashlib.sha256(np.ascontiguousarray(outcome.w).tobytes()).hexdigest()
+    return Golden(weights, events.hexdigest(), outcome.eval_loss)
+
+
+def name(*parts: str | Mapping[str, Any]) -> str:
+    """Return the name of a run in the file."""
+    return " | ".join(p if isinstance(p, str) else " ".join(f"{k}={v}" for k, v in p.items()) for p in parts)
+
+
+def simulated(mode: str) -> dict[str, Golden]:
+    """Run all variants of a mode in the simulator."""
+    found = {}
+    for variant in VARIANTS[mode]:
+        for workload, learned in WORKLOADS.items():
+            for scenario, times in SCENARIOS.items():
+                if scenario == "network" and workload != "xor mlp":
+                    continue
+                options = {"num_workers": 5, "steps": 24} | learned | times | variant
+                found[name(mode, variant, workload, scenario)] = golden(run(mode, **options))
+    return found
+
+
+def real() -> dict[str, Golden]:
+    """Run the synchronous modes on Ray."""
+    options: dict[str, Any] = {"engine": "ray", "num_workers": 3, "steps": 12, "device": "cpu"}
+    return {
+        name("ray", mode, variant, workload): golden(run(mode, **options | WORKLOADS[workload] | variant))
+        for mode, variant, workload in ON_RAY
+    }
+
+
+def made_on() -> dict[str, str]:
+    """Return all that the bits of a result depend on: processor features and versions."""
+    import torch
+    from numpy._core._multiarray_umath import __cpu_features__  # type: ignore[attr-defined]
+
+    features = " ".join(sorted(name for name, there in __cpu_features__.items() if there))
+    return {
+        "machine": platform.machine(),
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "features": hashlib.sha256(features.encode()).hexdigest()[:16],
+        "torch": torch.__version__.partition("+")[0],
+        "numpy": np.__version__,
+    }
