@@ -13,9 +13,13 @@ ENV UV_LINK_MODE=copy \
     UV_PYTHON_DOWNLOADS=never \
     UV_PYTHON=3.13 \
     UV_PROJECT_ENVIRONMENT=/opt/venv
-WORKDIR /build
+WORKDIR /app
 COPY pyproject.toml ./
 # Whoever installs from another registry hands its settings in as the secret `uv`: no layer keeps them.
+RUN --mount=type=cache,target=/root/.cache/uv \
+    --mount=type=secret,id=uv,target=/etc/uv/uv.toml \
+    uv sync --no-dev --no-install-project
+COPY . ./
 RUN --mount=type=cache,target=/root/.cache/uv \
     --mount=type=secret,id=uv,target=/etc/uv/uv.toml \
     uv sync --no-dev
@@ -36,7 +40,6 @@ RUN apt-get update \
 COPY --from=packages /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH \
     HOME=/home/ray \
-    PYTHONPATH=/app \
     PYTHONUNBUFFERED=1 \
     RAY_ENABLE_UV_RUN_RUNTIME_ENV=0 \
     RAY_USAGE_STATS_ENABLED=0

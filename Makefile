@@ -52,7 +52,7 @@ picture: setup  ## draw the figure of the README
 		$(PYTHON) main.py --mode $$mode $(SCENARIO) --out runs/picture --run-name $$mode; done
 	for mode in ssp asgd; do \
 		$(PYTHON) main.py --mode $$mode $(SCENARIO) --lr-scaling workers --out runs/picture --run-name $$mode; done
-	$(PYTHON) -m report.curves docs/images/compare-modes.svg runs/picture/ssgd runs/picture/localsgd \
+	$(PYTHON) -m dsgd.report.curves docs/images/compare-modes.svg runs/picture/ssgd runs/picture/localsgd \
 		runs/picture/ssp runs/picture/asgd
 
 all-strategies: setup  ## compare all strategies under a heavy tail, and draw the figures of docs/all-strategies.md
@@ -61,15 +61,15 @@ all-strategies: setup  ## compare all strategies under a heavy tail, and draw th
 		cp runs/all-strategies/figures/$$figure.svg docs/images/all-strategies-$$figure.svg; done
 
 theory: setup  ## print theory against measurement, and draw up docs/theory.md
-	$(PYTHON) -m report.theory_table --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md
+	$(PYTHON) -m dsgd.theory.gate --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md
 	@cat docs/theory.md
 
 docs: setup  ## run the examples of the documents again, and put their output beside them
-	$(PYTHON) -m report.examples README.md docs/strategies/*.md
+	$(PYTHON) -m dsgd.report.examples README.md docs/strategies/*.md
 
 labs: setup  ## run the labs' examples and experiments again, and draw their figures
-	$(PYTHON) -m report.examples docs/labs/*.md
-	$(PYTHON) -m labs.figures docs/labs/*.md
+	$(PYTHON) -m dsgd.report.examples docs/labs/*.md
+	$(PYTHON) -m dsgd.labs.figures docs/labs/*.md
 
 dashboards: setup  ## write the Grafana dashboards' JSON from Python
 	$(PYTHON) -m deploy.observability.dashboards

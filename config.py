@@ -14,8 +14,8 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from cluster.laws import Law, Trace, parse_law
-from records.s3 import is_s3, local_folder
+from dsgd.cluster.laws import Law, Trace, parse_law
+from dsgd.records.s3 import is_s3, local_folder
 
 MEGABYTE = 1_000_000
 MOST_EXPORTED = 256  # workers: some 60 series each, that a scrape must not take long to write

@@ -9,39 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model import Classifier, Evaluation, Nothing, Objective, Quadratic
-from optim import Vector
-from rng import Purpose, at, generator
+from dsgd.work.model import Classifier, Evaluation, Nothing, Objective, Quadratic
+from dsgd.work.optim import Vector
+from dsgd.work.rng import Purpose, at, generator
+from dsgd.work.shard import Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from config import TrainConfig
+    from dsgd.config import TrainConfig
 
 Indices = NDArray[np.int64]
-
-
-class Shard(Protocol):
-    """What one worker holds: a pure function from its step to a mini-batch."""
-
-    @staticmethod
-    def batches(shards: Sequence[Any], steps: Sequence[int]) -> tuple[Any, ...]:
-        """Return the mini-batches of several workers, stacked along a first dimension of length P.
-
-        shards[p] is at its mini-batch number steps[p], counted from 0.
-        """
-
-    def alone(self) -> Shard:
-        """Return this shard without what belongs to other workers, to be sent to its own."""
-
-    @staticmethod
-    def on_device(shards: Sequence[Any], device: str) -> Sequence[Any]:
-        """Return the shards on a torch device; arrays that they share are copied there once."""
 
 
 class DatasetShard:

@@ -6,34 +6,20 @@ updates; everything else (what to record, when to evaluate, when to stop) is dec
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from contextlib import suppress
 
-import numpy as np
-from rich.console import Console
-
-from cluster import Cluster, ClusterError, TimeUp, Update
-from config import TrainConfig
-from data import Workload, make_workload
-from evaluation import Evaluator
-from live.observers import Observers
-from metrics import RunMetrics, Tally, finite
-from optim import Weights
-from predictions import compare
-from records.outcomes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, StoppedBy
-from records.s3 import is_s3
-from records.upload import Upload
-from records.writer import RunRecord, default_name, free_path
-from strategies import load
-from terminal.cli import UsageError, is_given, parse
-from terminal.console import ProgressLine, print_comparison, print_summary
-from terminal.interruptions import Interruptions
+from dsgd.cluster import ClusterError
+from dsgd.config import TrainConfig
+from dsgd.live.observers import Observers
+from dsgd.records.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from dsgd.records.s3 import is_s3
+from dsgd.records.upload import Upload
+from dsgd.run.run import report_error, run, run_both
+from dsgd.terminal.cli import UsageError, is_given, parse
+from dsgd.terminal.interruptions import Interruptions
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,15 +28,15 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with Interruptions() as interruptions:
             if is_given(arguments, "--experiment"):
-                from experiments.command import experiment
+                from dsgd.experiments.command import experiment
 
                 return experiment(arguments, interruptions)
             if is_given(arguments, "--report"):
-                from experiments.command import report
+                from dsgd.experiments.command import report
 
                 return report(arguments)
             if is_given(arguments, "--check"):
-                from labs.check import check
+                from dsgd.labs.check import check
 
                 return check(arguments)
             cfg = parse(arguments)
@@ -60,14 +46,14 @@ def main(arguments: Sequence[str]) -> int:
                 observers.linger(interruptions)
             return code
     except UsageError as error:
-        return _report(error, EXIT_USAGE)
+        return report_error(error, EXIT_USAGE)
     except (ClusterError, OSError) as error:
-        return _report(error, EXIT_FAILED)
+        return report_error(error, EXIT_FAILED)
     except MemoryError:
         sizes = "lower --samples, --hidden, --dim, --num-workers or --padding-mb"
-        return _report(f"there is not enough memory on this machine; {sizes}", EXIT_FAILED)
+        return report_error(f"there is not enough memory on this machine; {sizes}", EXIT_FAILED)
     except KeyboardInterrupt:
-        return _report("interrupted before the first update; nothing was written", EXIT_INTERRUPTED)
+        return report_error("interrupted before the first update; nothing was written", EXIT_INTERRUPTED)
 
 
 def watched(cfg: TrainConfig) -> Observers:
@@ -119,280 +105,17 @@ def _finish(upload: Upload, code: int) -> None:
     except OSError as error:
         if not code:
             raise
-        _report(error, code)
+        report_error(error, code)
         return
     if url and not upload.cfg.output.quiet:
         with suppress(BrokenPipeError, UnicodeEncodeError):
             print(f"upload  {url}", flush=True)
 
 
-def run(
-    cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers | None = None
-) -> int:
-    """Run one configuration; `started` is the epoch time (s) at which the program did.
-
-    Raises UsageError for what can be seen to be impossible, before anything is written.
-    """
-    console = Console(highlight=False)
-    strategy = load(cfg.mode)
-    with ExitStack() as stack:
-        try:
-            workload = make_workload(cfg)
-            record = RunRecord(cfg)
-            line = stack.enter_context(ProgressLine(cfg, console))
-            cluster = stack.enter_context(open_cluster(cfg, workload, interruptions))
-            run = Run(cfg, workload, cluster, record, observers)
-            interruptions.hold()  # a record that is begun will be completed
-            record.open(started=started, cluster=cluster)
-            if observers:
-                observers.show(record.path)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        startup_s, began_s = time.time() - started, time.perf_counter()
-        updates = strategy.train(cluster, run.weights, cfg)
-        run.follow(interruptions.between(updates), line)
-        wall_s = time.perf_counter() - began_s
-        run.draw_trace()
-        summary = record.close(run.weights.vector, run.summary() | {"wall_s": wall_s, "startup_s": startup_s})
-    with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
-        if cfg.output.quiet:
-            print(record.path, flush=True)
-        else:
-            print_summary(summary, record.path, console)
-    return _report(run.error, EXIT_CODES[run.stopped_by]) if run.error else EXIT_CODES[run.stopped_by]
-
-
-def run_both(
-    cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers | None = None
-) -> int:
-    """Run on Ray, then in the simulator with this machine's overhead, and report where the two differ.
-
-    The records are `ray` and `sim` in the run's folder, beside comparison.json.
-    """
-    try:
-        folder = free_path(cfg.output, default_name(cfg))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if observers:
-        observers.show(folder)
-    from comparison import measured_timing, write_comparison
-
-    codes = []
-    for engine in ("ray", "sim"):
-        output = replace(cfg.output, out=str(folder), run_name=engine)
-        one = replace(cfg, engine=engine, output=output)
-        if engine == "sim":
-            try:
-                one = replace(one, timing=measured_timing(cfg.timing, folder / "ray"))
-            except ValueError as error:
-                raise UsageError(f"{error}; give the run more --steps") from None
-        codes.append(run(one, started, interruptions, observers))
-        if codes[-1]:
-            return codes[-1]
-        started = time.time()
-    if not cfg.output.quiet:
-        print_comparison(write_comparison(folder), Console(highlight=False))
-    else:
-        write_comparison(folder)
-    return max(codes)
-
-
-class Run:
-    """Follows a strategy's updates, has them recorded and evaluated, and knows when and why to stop."""
-
-    def __init__(
-        self,
-        cfg: TrainConfig,
-        workload: Workload,
-        cluster: Cluster,
-        record: RunRecord,
-        observers: Observers | None = None,
-    ) -> None:
-        self.weights = Weights(workload.objective.initial_weights(cfg.seed))
-        self.weights.vector.setflags(write=False)
-        self.stopped_by: StoppedBy = "budget"
-        self.error: str | None = None
-        self._cfg, self._cluster, self._record = cfg, cluster, record
-        self._tally = Tally(cfg.num_workers, workload.samples_per_batch)
-        self._evaluator = Evaluator(workload, background=cfg.engine == "ray")
-        self._evaluation: dict[str, float | None] = {"loss": None, "accuracy": None}
-        self._evaluated_version = -1
-        self._last_evaluation_is_finite = True
-        self._observers = observers
-        self._metrics: RunMetrics | None = None
-
-    def follow(self, updates: Iterator[Update], line: ProgressLine) -> None:
-        """Take updates until the run is over; afterwards `stopped_by` and `error` say how it ended."""
-        if self._observers and self._observers.exporter:
-            exporter, path = self._observers.exporter, self._record.path
-            self._metrics = exporter.run(self._cfg, path, self._cluster, self._tally)
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):  # divergence is looked for, and named
-                self.stopped_by = self._follow(updates, line)
-        except TimeUp:
-            self.stopped_by = "seconds"
-        except KeyboardInterrupt:
-            self.stopped_by = "interrupted"
-        except (ClusterError, OSError, MemoryError) as error:
-            self.stopped_by, self.error = "failed", _one_line(error)
-        except Exception as error:  # a mistake in a strategy: its author needs to see where
-            traceback.print_exc()
-            self.stopped_by, self.error = "failed", _one_line(error)
-        try:
-            self._complete()
-        except (OSError, MemoryError) as error:
-            self.stopped_by, self.error = "failed", _one_line(error)
-        except Exception as error:  # the summary is written all the same
-            traceback.print_exc()
-            self.stopped_by, self.error = "failed", _one_line(error)
-        if self._metrics:
-            self._metrics.finish()
-
-    def _complete(self) -> None:
-        """Evaluate the last weights, and write all that is known of the run but its summary."""
-        try:
-            if self._evaluated_version < self.weights.version:
-                self._evaluate(last=True)
-            self._collect_evaluations(wait=True)
-        finally:
-            self._record.close_streams()
-        if self.stopped_by in ("budget", "seconds") and not self._last_evaluation_is_finite:
-            self.stopped_by = "diverged"
-            self.error = (
-                f"the loss after the last update, {self.weights.version}, is not finite; "
-                f"lower --lr (it is {self._cfg.lr:g})"
-            )
-
-    def draw_trace(self) -> None:
-        """Have the record's trace drawn; without room for it the run has failed."""
-        try:
-            self._record.draw_trace()
-        except (OSError, MemoryError) as error:
-            if not self.error:
-                self.stopped_by, self.error = "failed", _one_line(error)
-
-    def _follow(self, updates: Iterator[Update], line: ProgressLine) -> StoppedBy:
-        cfg, tally, cluster, metrics = self._cfg, self._tally, self._cluster, self._metrics
-        budget, evaluate_each = cfg.budget, cfg.stop.eval_every * cfg.num_workers or math.inf
-        evaluate_at: float = evaluate_each
-        self._evaluate()
-        for update in updates:
-            self.weights = update.weights
-            tally.add(update)
-            if metrics:
-                metrics.add(update)
-            self._record.update(update)
-            if tally.last_loss is not None and not math.isfinite(tally.last_loss):
-                return self._diverged(update)
-            if tally.gradients >= evaluate_at:
-                self._evaluate()
-                evaluate_at += evaluate_each * ((tally.gradients - evaluate_at) // evaluate_each + 1)
-            if self._evaluator.waiting and self._collect_evaluations():
-                return "target-loss"
-            line.show(tally, cluster.in_flight)
-            if tally.gradients >= budget:
-                return "budget"
-        return "budget"  # the strategy spent it and ended by itself
-
-    def _diverged(self, update: Update) -> StoppedBy:
-        worker, loss = next(
-            (d.worker, d.loss) for d in update.dones if d.loss is not None and not math.isfinite(d.loss)
-        )
-        self.error = (
-            f"the loss of worker {worker} at update {update.weights.version} is {loss}; "
-            f"lower --lr (it is {self._cfg.lr:g})"
-        )
-        return "diverged"
-
-    def _evaluate(self, *, last: bool = False) -> None:
-        tally = self._tally
-        if self._evaluator.submit(self.weights, tally.last_update_s, tally.gradients, tally.bytes, last=last):
-            self._evaluated_version = self.weights.version
-
-    def _collect_evaluations(self, *, wait: bool = False) -> bool:
-        """Record the evaluations that are ready; return whether one has reached the target loss."""
-        target = self._cfg.stop.target_loss
-        reached = False
-        for evaluated in self._evaluator.finished(wait=wait):
-            self._record.evaluation(evaluated)
-            found = evaluated.found
-            if self._metrics:
-                self._metrics.evaluated(found.loss, found.accuracy)
-            self._last_evaluation_is_finite = math.isfinite(found.loss)
-            self._evaluation = {"loss": finite(found.loss), "accuracy": found.accuracy}
-            reached |= target is not None and found.loss <= target
-        return reached
-
-    def summary(self) -> dict[str, Any]:
-        """Return what summary.json says of this run, but for its wall times."""
-        cfg = self._cfg
-        counted = self._tally.summary(self._cluster)
-        return {
-            "mode": cfg.mode,
-            "engine": cfg.engine,
-            "num_workers": cfg.num_workers,
-            "steps": cfg.steps,
-            "seed": cfg.seed,
-            "stopped_by": self.stopped_by,
-            "error": self.error,
-            "eval": self._evaluation,
-            **counted,
-            "theory": compare(cfg, counted),
-        }
-
-
-def open_cluster(
-    cfg: TrainConfig, workload: Workload, interruptions: Interruptions | None = None
-) -> AbstractContextManager[Cluster]:
-    """Start the engine that the configuration names; only Ray's imports ray.
-
-    Raises ValueError for a device that is not there, ClusterError if the workers cannot be started.
-    """
-    if cfg.engine == "ray":
-        from cluster.ray import RayCluster, connect
-
-        if interruptions is None:
-            return RayCluster(cfg, workload)
-        # Interrupted while it starts, Ray would leave processes behind.
-        connection = None
-        try:
-            with interruptions.held():
-                connection = connect(cfg.ray.start_timeout_s)
-        except KeyboardInterrupt:
-            if connection:
-                connection.close()
-            raise
-        return RayCluster(cfg, workload, connection)
-    from cluster.sim import Network, SimCluster
-    from cluster.timing import ComputeTimes
-    from rng import Purpose
-
-    service = cfg.timing.server_law
-    network = Network(
-        cfg.timing.latency_s,
-        cfg.timing.server_bytes_per_s,
-        ComputeTimes(service, cfg.seed, {}, Purpose.SERVER_TIME) if service else None,
-        cfg.timing.padding_bytes,
-    )
-    times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
-    device = "cuda" if cfg.ray.device == "cuda" else "cpu"
-    if device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ValueError("--device cuda: this machine has no GPU that torch can use; use --device cpu")
-    return nullcontext(SimCluster(workload, times, network, deadline_s=cfg.stop.max_seconds, device=device))
-
-
-def _one_line(error: object) -> str:
-    text = " ".join(str(error).split())
-    return text or type(error).__name__
-
-
-def _report(error: object, exit_code: int) -> int:
-    print(f"main.py: {_one_line(error)}", file=sys.stderr)
-    return exit_code
+def command() -> None:
+    """Run as the console script `dsgd`."""
+    sys.exit(main(sys.argv[1:]))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    command()

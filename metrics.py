@@ -13,8 +13,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from cluster import Cluster, Update
-from cluster.clocks import Clocks
+from dsgd.cluster import Cluster, Update
+from dsgd.cluster.clocks import Clocks
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster import Cluster, Update
-from config import AsynchronousConfig
-from optim import SGD, Weights
-from tasks import gradient
+from dsgd.cluster import Cluster, Update
+from dsgd.config import AsynchronousConfig
+from dsgd.work.optim import SGD, Weights
+from dsgd.work.tasks import gradient
 
 
 @dataclass(frozen=True, kw_only=True)

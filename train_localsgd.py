@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster import Cluster, Update, run_all
-from config import LocalConfig
-from optim import Weights, mean, spread
-from tasks import LocalSGD, portions
+from dsgd.cluster import Cluster, Update, run_all
+from dsgd.config import LocalConfig
+from dsgd.work.optim import Weights, mean, spread
+from dsgd.work.tasks import LocalSGD, portions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster import Cluster, Update, run_all
-from config import TrainConfig
-from optim import SGD, Weights, mean
-from tasks import gradient
+from dsgd.cluster import Cluster, Update, run_all
+from dsgd.config import TrainConfig
+from dsgd.work.optim import SGD, Weights, mean
+from dsgd.work.tasks import gradient
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,11 +24,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster import Cluster, Update
-from cluster.clocks import Clocks
-from config import AsynchronousConfig, require
-from optim import SGD, Weights
-from tasks import gradient
+from dsgd.cluster import Cluster, Update
+from dsgd.cluster.clocks import Clocks
+from dsgd.config import AsynchronousConfig, require
+from dsgd.work.optim import SGD, Weights
+from dsgd.work.tasks import gradient
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,22 +11,18 @@ the exporter. The time to write out a scrape is given beside it.
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ray
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cluster import Cluster, Update
-from cluster.ray import RayCluster, connect
-from config import DataConfig
-from data import make_workload
-from metrics import RunMetrics, RunsCollector, Tally
-from optim import Weights
-from strategies import load
+from dsgd.cluster import Cluster, Update
+from dsgd.cluster.ray import RayCluster, connect
+from dsgd.config import DataConfig
+from dsgd.data import make_workload
+from dsgd.metrics import RunMetrics, RunsCollector, Tally
+from dsgd.strategies import load
+from dsgd.work.optim import Weights
 
 WORKERS, UPDATES, TURNS = 4, 1500, 7
 

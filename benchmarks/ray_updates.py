@@ -11,21 +11,17 @@ the suite's own cost; logistic regression on mini-batches of 32 adds that of a r
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import ray
 
-from cluster.ray import RayCluster, connect
-from config import DataConfig
-from data import make_workload
-from metrics import Tally
-from optim import Weights
-from strategies import load
+from dsgd.cluster.ray import RayCluster, connect
+from dsgd.config import DataConfig
+from dsgd.data import make_workload
+from dsgd.metrics import Tally
+from dsgd.strategies import load
+from dsgd.work.optim import Weights
 
 WORKERS, CALLS, TURNS = 2, 1500, 7
 

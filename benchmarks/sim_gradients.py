@@ -11,23 +11,19 @@ simulator's time includes everything: schedule, mini-batches, gradients, updates
 from __future__ import annotations
 
 import resource
-import sys
 import time
 from itertools import pairwise
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
-from cluster.sim import SimCluster
-from cluster.timing import ComputeTimes
-from config import DataConfig, TimingConfig
-from data import make_workload
-from metrics import Tally
-from model import Objective
-from optim import Weights
-from strategies import load
+from dsgd.cluster.sim import SimCluster
+from dsgd.cluster.timing import ComputeTimes
+from dsgd.config import DataConfig, TimingConfig
+from dsgd.data import make_workload
+from dsgd.metrics import Tally
+from dsgd.strategies import load
+from dsgd.work.model import Objective
+from dsgd.work.optim import Weights
 
 WORKERS = 1024
 

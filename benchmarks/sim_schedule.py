@@ -9,13 +9,10 @@ and prints gradients a second, and the cost of one relative to 64 workers.
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from main import main
+from dsgd.__main__ import main
 
 GRADIENTS = 1 << 20
 

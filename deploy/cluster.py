@@ -27,7 +27,7 @@ from deploy.job import Job, read_job
 from deploy.kubectl import Kubectl, KubectlError, SetupError
 from deploy.validation import check_framework, check_setup, hand_edit
 from deploy.watch import look, read_logs, watch
-from terminal.interruptions import Interruptions
+from dsgd.terminal.interruptions import Interruptions
 
 NAMESPACE = "ray-jobs"
 EXIT_FAILED, EXIT_SETUP, EXIT_INTERRUPTED = 1, 2, 130

@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from config import TrainConfig
 from deploy.kubectl import SetupError
+from dsgd.config import TrainConfig
 
 ROOT = Path(__file__).parents[1]
 GPU = "nvidia.com/gpu"
@@ -117,8 +117,8 @@ class Job:
 
         Raises SetupError in one line for an entrypoint that main.py would refuse.
         """
-        from experiments.spec import load
-        from terminal.cli import UsageError, parse
+        from dsgd.experiments.spec import load
+        from dsgd.terminal.cli import UsageError, parse
 
         words = shlex.split(self.entrypoint.replace(_UNNAMED_BUCKET, "s3://unnamed/"))
         if words[:2] != ["python", "main.py"]:

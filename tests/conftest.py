@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[1]
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 # The workers' first import of torch may be slow on a loaded machine; nothing here tests that it is fast.
 os.environ.pop("RAY_ADDRESS", None)
 
@@ -72,7 +71,7 @@ def ray_cluster() -> Iterator[str]:
     """Start a private Ray cluster for this session; yield its address."""
     import ray
 
-    import cluster.ray  # noqa: F401 - sets what Ray reads at its import
+    import dsgd.cluster.ray  # noqa: F401 - sets what Ray reads at its import
 
     folder = tempfile.mkdtemp(prefix="dsgd-ray-", dir="/tmp")
     ray.init(

@@ -1,4 +1,4 @@
-"""The runs whose weights are kept in golden/weights.json: every mode and variant, on every kind of workload."""
+"""The runs whose weights are kept in golden/weights.json: every mode and variant on every workload."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lab import Outcome, run
+from dsgd.run.lab import Outcome, run
 
 # Two variants of a mode that run different code. Options are named as on the command line.
 VARIANTS: Mapping[str, list[dict[str, Any]]] = {
@@ -140,10 +140,12 @@ def real() -> dict[str, Golden]:
 
 def made_on() -> dict[str, str]:
     """Return all that the bits of a result depend on: processor features and versions."""
-    import torch
-    from numpy._core._multiarray_umath import __cpu_features__  # type: ignore[attr-defined]
+    import importlib
 
-    features = " ".join(sorted(name for name, there in __cpu_features__.items() if there))
+    import torch
+
+    supported = importlib.import_module("numpy._core._multiarray_umath").__cpu_features__
+    features = " ".join(sorted(name for name, there in supported.items() if there))
     return {
         "machine": platform.machine(),
         "processor": torch.backends.cpu.get_cpu_capability(),

@@ -22,23 +22,18 @@ import yaml
 from conftest import ROOT, CommandLine
 from kubectl_standin.play import based, objects, prepare, scenario
 
-from config import options
 from deploy.cluster import COMMANDS, main, read_thresholds
 from deploy.job import Job, read_job
 from deploy.kubectl import Kubectl, Unreachable, explain
 from deploy.objects import snapshot
 from deploy.progress import READ_EVALUATIONS, losses_in_records, nccl_errors, runs_in_metrics, uploads_in_log
+from dsgd.config import options
 
 STANDIN = ROOT / "tests/kubectl_standin"
 PARTS = (
     "deploy",
+    "dsgd",
     "experiments",
-    "cluster",
-    "records",
-    "report",
-    "strategies",
-    "terminal",
-    "live",
     "Dockerfile",
 )
 CHECKS = ["pods", "updates", "restarts", "job", "loss", "staleness", "nccl", "record"]

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import make_workload
-from lab import assert_close, config, run, same_bytes
-from strategies import load, modes
+from dsgd.data import make_workload
+from dsgd.run.lab import assert_close, config, run, same_bytes
+from dsgd.strategies import load, modes
 
 ROOT = Path(__file__).parents[1]
 each_mode = pytest.mark.parametrize("mode", modes())

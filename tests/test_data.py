@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data import DatasetShard, make_workload, partition
-from lab import config
-from model import Classifier, Quadratic
+from dsgd.data import DatasetShard, make_workload, partition
+from dsgd.run.lab import config
+from dsgd.work.model import Classifier, Quadratic
 
 
 @settings(deadline=None)

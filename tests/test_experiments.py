@@ -23,14 +23,14 @@ from conftest import ROOT, python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from config import options
-from experiments import kept
-from experiments.pool import Pool
-from experiments.runner import check_data
-from experiments.spec import load
-from experiments.tuning import choose
-from lab import config, run
-from terminal.cli import UsageError
+from dsgd.config import options
+from dsgd.experiments import kept
+from dsgd.experiments.pool import Pool
+from dsgd.experiments.runner import check_data
+from dsgd.experiments.spec import load
+from dsgd.experiments.tuning import choose
+from dsgd.run.lab import config, run
+from dsgd.terminal.cli import UsageError
 
 SHIPPED = sorted((ROOT / "experiments").glob("*.yaml"))
 BASE: dict[str, Any] = {"engine": "sim", "num_workers": 2, "steps": 20, "dataset": "quadratic", "dim": 3}

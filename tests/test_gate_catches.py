@@ -17,12 +17,11 @@ import test_conformance
 import test_record
 from conftest import CommandLine
 
-import lab
-import metrics
-import strategies
-from cluster import Update
-from report.theory_table import rows
-from tasks import LocalSGD
+from dsgd import metrics, strategies
+from dsgd.cluster import Update
+from dsgd.run import lab
+from dsgd.theory.gate import rows
+from dsgd.work.tasks import LocalSGD
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -162,7 +161,7 @@ def test_a_planted_mistake_turns_the_gate_red(
 
 def test_a_budget_in_updates_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where --steps means updates in one mode and rounds in another, budgets differ: the law fails."""
-    monkeypatch.setattr("config.TrainConfig.budget", property(lambda cfg: cfg.steps))
+    monkeypatch.setattr("dsgd.config.TrainConfig.budget", property(lambda cfg: cfg.steps))
     with pytest.raises(AssertionError):
         test_conformance.test_spends_the_budget("asgd")
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from golden_runs import VARIANTS, Golden, made_on, real, simulated
 
-from strategies import modes
+from dsgd.strategies import modes
 
 FILE = Path(__file__).parent / "golden" / "weights.json"
 REWRITE = bool(os.environ.get("DSGD_REWRITE_GOLDEN"))

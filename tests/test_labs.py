@@ -11,20 +11,20 @@ import pytest
 import yaml
 from conftest import ROOT, CommandLine
 
-import theory
-from cluster.laws import Pareto
-from experiments.spec import load
-from labs import goals, laws, quantities
-from labs.figures import COMMAND, IMAGE
-from labs.spec import Finding, function, read_answers, read_lab
-from labs.student import Work
+from dsgd.cluster.laws import Pareto
+from dsgd.experiments.spec import load
+from dsgd.labs import goals, laws, quantities
+from dsgd.labs.figures import COMMAND, IMAGE
+from dsgd.labs.spec import Finding, function, read_answers, read_lab
+from dsgd.labs.student import Work
+from dsgd.report.examples import EXAMPLE
+from dsgd.report.figures import draw_sections
+from dsgd.report.frames import read_folder
+from dsgd.run.run import run as run_to_record
+from dsgd.terminal.cli import UsageError
+from dsgd.terminal.interruptions import Interruptions
+from dsgd.theory import formulas as theory
 from main import main
-from main import run as run_to_record
-from report.examples import EXAMPLE
-from report.figures import draw_sections
-from report.frames import read_folder
-from terminal.cli import UsageError
-from terminal.interruptions import Interruptions
 
 LABS = ROOT / "docs" / "labs"
 SAMPLES = Path(__file__).parent / "labs"
@@ -441,16 +441,16 @@ MISTAKES = {
         "did not come back",
     ),
     "it looks at the clock": (
-        "from tasks",
-        "import time\nfrom tasks",
+        "from dsgd.work.tasks",
+        "import time\nfrom dsgd.work.tasks",
         "is_only_its_algorithm",
         "imports time",
     ),
     "it takes the suite's own": (
-        "from tasks",
-        "from train_ssp import train as theirs\nfrom tasks",
+        "from dsgd.work.tasks",
+        "from dsgd.strategies.train_ssp import train as theirs\nfrom dsgd.work.tasks",
         "is_only_its_algorithm",
-        "imports train_ssp",
+        "imports dsgd.strategies.train_ssp",
     ),
     "it takes the suite's own by another way": (
         "    sgd =",
@@ -583,7 +583,7 @@ def test_a_strategy_that_catches_errors_is_broken_off_too(
     endless: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A strategy cannot swallow its time limit with `except`."""
-    monkeypatch.setattr("labs.student._AGAIN_S", 0.1)
+    monkeypatch.setattr("dsgd.labs.student._AGAIN_S", 0.1)
     found = worked(tmp_path, RIGHT.replace(STEP, STEP + endless), 0.2)
     assert "train did not come back within 0.2 s" in found["ends"].seen
 
@@ -626,7 +626,7 @@ def test_asgd_fails_as_an_answer(tmp_path: Path) -> None:
 NO_STRATEGY = {
     # text of the right answer, text instead, what the message must name
     "no Python": ("while True:", "while True", ["line 35", "not Python"]),
-    "a missing name": ("from optim import SGD", "from optim import SDG", ["line 14", "ImportError", "SDG"]),
+    "a missing name": ("from dsgd.work.optim import SGD", "from dsgd.work.optim import SDG", ["line 14", "ImportError", "SDG"]),
     "no train": ("def train", "def trains", ["needs a Config and a function train"]),
     "no option": ("    slack: float", "    gap: float", ["Config"]),
     "other workers": (

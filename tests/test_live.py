@@ -29,9 +29,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_metrics import Scrape, free_port, scrape, wait_for, watched
 
-from live import page, server
-from live.follow import MOST_POINTS, MOST_WORKERS, Curve, FollowedFolder, FollowedRun
-from live.server import Response, Routes
+from dsgd.live import page, server
+from dsgd.live.follow import MOST_POINTS, MOST_WORKERS, Curve, FollowedFolder, FollowedRun
+from dsgd.live.server import Response, Routes
 
 SIM = "--engine sim --compute-time exponential:1"
 HERE = "Host: localhost\r\n"
@@ -521,8 +521,8 @@ def test_a_killed_driver_leaves_no_page_behind(tmp_path: Path) -> None:
 
 
 def test_a_folder_can_be_watched_from_elsewhere(asgd: Path, tmp_path: Path) -> None:
-    """`python -m live.page FOLDER` shows records that are there; a mistake is one line, exit 2."""
-    with python("-m", "live.page", str(asgd.parent), "--port", "0") as process:
+    """`python -m dsgd.live.page FOLDER` shows records that are there; a mistake is one line, exit 2."""
+    with python("-m", "dsgd.live.page", str(asgd.parent), "--port", "0") as process:
         assert process.stdout
         url = re.search(r"http://\S+", process.stdout.readline())
         assert url
@@ -542,7 +542,7 @@ def test_a_folder_can_be_watched_from_elsewhere(asgd: Path, tmp_path: Path) -> N
             ([str(tmp_path), "--port", port], f"--port {port}"),
         ):
             ran = subprocess.run(
-                [sys.executable, "-m", "live.page", *arguments], cwd=ROOT, capture_output=True, text=True
+                [sys.executable, "-m", "dsgd.live.page", *arguments], cwd=ROOT, capture_output=True, text=True
             )
             assert ran.returncode == 2
             assert said in ran.stderr

@@ -23,12 +23,12 @@ import pytest
 import yaml
 from conftest import ROOT, CommandLine
 
-from config import TrainConfig
 from deploy import manifests
 from deploy.manifests import GPU, JOBS, Device, Job, Settings, manifest
-from experiments.spec import load
+from dsgd.config import TrainConfig
+from dsgd.experiments.spec import load
+from dsgd.terminal.cli import parse
 from main import main
-from terminal.cli import parse
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 KUBERNETES = ROOT / "deploy/kubernetes"

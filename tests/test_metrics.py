@@ -24,14 +24,14 @@ import pytest
 from conftest import ROOT, CommandLine, Ran
 from prometheus_client.parser import text_string_to_metric_families
 
-from config import LiveConfig
-from lab import config, run
-from live import exporter
-from live.observers import Observers
+from dsgd.config import LiveConfig
+from dsgd.live import exporter
+from dsgd.live.observers import Observers
+from dsgd.metrics import FAMILIES, STALENESS_BUCKETS, RunMetrics, RunsCollector, Tally
+from dsgd.run.lab import config, run
+from dsgd.run.run import run as run_once
+from dsgd.terminal.interruptions import Interruptions
 from main import main
-from main import run as run_once
-from metrics import FAMILIES, STALENESS_BUCKETS, RunMetrics, RunsCollector, Tally
-from terminal.interruptions import Interruptions
 
 SIM = "--engine sim --compute-time exponential:1"
 LINGER_S = 100

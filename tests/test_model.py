@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from data import make_workload
-from lab import config
-from model import Objective
-from optim import SGD, Weights, mean
-from tasks import Elastic, LocalAdamW, LocalSGD, Task, gradient
+from dsgd.data import make_workload
+from dsgd.run.lab import config
+from dsgd.work.model import Objective
+from dsgd.work.optim import SGD, Weights, mean
+from dsgd.work.tasks import Elastic, LocalAdamW, LocalSGD, Task, gradient
 
 OBJECTIVES: list[dict[str, Any]] = [
     {},

@@ -12,15 +12,15 @@ from conftest import CommandLine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.laws import parse_law
-from cluster.sim import SimCluster
-from cluster.timing import ComputeTimes
-from config import AsynchronousConfig
-from data import make_workload
-from lab import Outcome, assert_close, config, run, same_bytes
-from optim import SGD, DelayedNesterov, Vector, Weights, mean
-from strategies.train_dssp import extra_steps
-from tasks import LocalAdamW, Task, gradient
+from dsgd.cluster.laws import parse_law
+from dsgd.cluster.sim import SimCluster
+from dsgd.cluster.timing import ComputeTimes
+from dsgd.config import AsynchronousConfig
+from dsgd.data import make_workload
+from dsgd.run.lab import Outcome, assert_close, config, run, same_bytes
+from dsgd.strategies.train_dssp import extra_steps
+from dsgd.work.optim import SGD, DelayedNesterov, Vector, Weights, mean
+from dsgd.work.tasks import LocalAdamW, Task, gradient
 
 EXPONENTIAL: dict[str, Any] = {"dataset": "none", "num_workers": 8, "compute_time": "exponential:1"}
 
@@ -314,7 +314,7 @@ def test_dcasgd_with_the_exact_hessian_undoes_the_delay(
     momentum: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a quadratic the correction is exact: six workers make the steps of one, up to rounding."""
-    monkeypatch.setattr("strategies.train_dcasgd.hessian", lambda g: np.full_like(g, 0.5))
+    monkeypatch.setattr("dsgd.strategies.train_dcasgd.hessian", lambda g: np.full_like(g, 0.5))
     options: dict[str, Any] = {
         "dataset": "quadratic",
         "dim": 3,

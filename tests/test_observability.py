@@ -40,11 +40,11 @@ from deploy.observability.local import (
     receiver,
 )
 from deploy.observability.observe import describe
-from lab import config
-from lab import run as simulate
-from metrics import FAMILIES
-from predictions import staleness_bound
-from strategies import modes
+from dsgd.metrics import FAMILIES
+from dsgd.run.lab import config
+from dsgd.run.lab import run as simulate
+from dsgd.strategies import modes
+from dsgd.theory.predictions import staleness_bound
 
 RULES = sorted((FOLDER / "rules").glob("*.yaml"))
 RULE_TESTS = sorted((FOLDER / "rules" / "tests").glob("*.yaml"))

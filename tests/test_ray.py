@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from conftest import ROOT, CommandLine, python
 
-from cluster import Cluster, ClusterError, Update
-from lab import assert_close, config, run, same_bytes
-from strategies import modes
+from dsgd.cluster import Cluster, ClusterError, Update
+from dsgd.run.lab import assert_close, config, run, same_bytes
+from dsgd.strategies import modes
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -153,9 +153,9 @@ def test_a_killed_worker_does_not_stop_the_others() -> None:
 
 def test_a_worker_that_keeps_dying_fails_the_run(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """After --max-restarts the run fails in one line that names the worker; the record is kept."""
-    import main
+    from dsgd.run.run import Run
 
-    whole = main.Run._follow
+    whole = Run._follow
 
     def follow(self: Any, updates: Any, line: Any) -> Any:
         def killing() -> Any:
@@ -165,7 +165,7 @@ def test_a_worker_that_keeps_dying_fails_the_run(cli: CommandLine, monkeypatch: 
 
         return whole(self, killing(), line)
 
-    monkeypatch.setattr(main.Run, "_follow", follow)
+    monkeypatch.setattr(Run, "_follow", follow)
     ran = cli("--mode ssgd --num-workers 2 --steps 50 --max-restarts 0 --quiet")
     assert ran.code == 1
     assert "worker 1 died" in ran.err
@@ -186,7 +186,7 @@ def test_missing_resources_are_an_error_after_a_bounded_wait(cli: CommandLine) -
 
 def test_max_seconds_ends_a_run_that_waits() -> None:
     """A worker that takes too long does not hold a run beyond --max-seconds."""
-    from cluster import TimeUp
+    from dsgd.cluster import TimeUp
 
     began_s = time.monotonic()
     with pytest.raises(TimeUp):
@@ -232,10 +232,10 @@ def test_both_engines_side_by_side(cli: CommandLine) -> None:
 
 def test_an_error_in_a_task_names_the_worker() -> None:
     """What a task raises on a worker fails the run with the worker's number."""
-    from data import make_workload
-    from main import open_cluster
-    from optim import Weights
-    from tasks import gradient
+    from dsgd.cluster.open import open_cluster
+    from dsgd.data import make_workload
+    from dsgd.work.optim import Weights
+    from dsgd.work.tasks import gradient
 
     cfg = config("ssgd", engine="ray", num_workers=2)
     with open_cluster(cfg, make_workload(cfg)) as cluster:

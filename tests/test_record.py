@@ -16,10 +16,10 @@ import pytest
 import yaml
 from conftest import ROOT, CommandLine, python
 
-from data import Workload, make_workload
-from lab import config
-from main import open_cluster
-from records.writer import RunRecord
+from dsgd.cluster.open import open_cluster
+from dsgd.data import Workload, make_workload
+from dsgd.records.writer import RunRecord
+from dsgd.run.lab import config
 
 SIM = "--engine sim --compute-time exponential:1"
 
@@ -231,7 +231,7 @@ def test_a_mistake_in_a_strategy_is_shown_where_it_is(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error in train(): its traceback, exit 1, and a record that says failed."""
-    import train_ssgd
+    from dsgd.strategies import train_ssgd
 
     def broken(*_: object) -> object:
         raise ZeroDivisionError("a student's mistake")
@@ -331,7 +331,7 @@ def test_an_evaluation_that_fails_leaves_a_summary(cli: CommandLine, monkeypatch
 
 def test_a_log_gets_a_line_now_and_then(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no terminal is, a long run says at intervals how far it is; a quiet one does not."""
-    monkeypatch.setattr("terminal.console._LOG_LINE_S", 0.0)
+    monkeypatch.setattr("dsgd.terminal.console._LOG_LINE_S", 0.0)
     told, quiet = (cli(f"{SIM} --mode asgd --num-workers 2 --steps 4 {more}") for more in ("", "--quiet"))
     lines = [line for line in told.out.splitlines() if "updates · loss" in line]
     assert len(lines) == 8

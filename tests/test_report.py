@@ -20,19 +20,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from dsgd.records.reader import RecordError, read_record
+from dsgd.report import curves, tables
+from dsgd.report.answer import answer
+from dsgd.report.figures import chosen, draw_sections
+from dsgd.report.frames import FIGURES, read_folder
+from dsgd.report.page import build_report
+from dsgd.report.panels import timeline
+from dsgd.report.questions import differs, questions
+from dsgd.report.statistics import compare, holm, median_bands, median_interval, paired_t, rank_test
+from dsgd.report.style import DARK, LIGHT, MODES, OTHER_MODE, contrast, styles
+from dsgd.report.words import number
+from dsgd.strategies import modes
+from dsgd.theory import distributions
 from main import main
-from records.reader import RecordError, read_record
-from report import curves, expected, tables
-from report.answer import answer
-from report.figures import chosen, draw_sections
-from report.frames import FIGURES, read_folder
-from report.page import build_report
-from report.panels import timeline
-from report.questions import differs, questions
-from report.statistics import compare, holm, median_bands, median_interval, paired_t, rank_test
-from report.style import DARK, LIGHT, MODES, OTHER_MODE, contrast, styles
-from report.words import number
-from strategies import modes
 
 BASE: dict[str, Any] = {
     "engine": "sim",
@@ -808,15 +809,15 @@ def test_the_last_loss_of_a_diverged_variant_is_said_to_be(tmp_path: Path) -> No
 def test_theory_stands_beside_measurement(tmp_path: Path) -> None:
     """A histogram's theory line is the geometric law; means by worker are those of the slow and the fast."""
     record = read_record(run(tmp_path, "even", **ASGD, slowdown="", dataset="none", steps=500))
-    pmf = expected.staleness_pmf(record, 200)
+    pmf = distributions.staleness_pmf(record, 200)
     assert pmf is not None
     counts = record.summary.staleness.counts
     assert pmf == pytest.approx([0.25 * 0.75**tau for tau in range(201)])
     assert counts[0] / record.summary.gradients == pytest.approx(pmf[0], abs=0.05)
     slow = read_record(run(tmp_path, "slow", **ASGD, dataset="none", steps=500))
-    means = expected.staleness_by_worker(slow)
+    means = distributions.staleness_by_worker(slow)
     assert means is not None
-    assert expected.staleness_pmf(slow, 5) is None
+    assert distributions.staleness_pmf(slow, 5) is None
     for worker, mean in slow.summary.staleness.by_worker.items():
         assert mean == pytest.approx(means[worker], rel=0.25)
 
@@ -845,7 +846,7 @@ def test_a_timeline_needs_a_whole_record_of_the_run_it_shows(tmp_path: Path) -> 
 
 def test_curves_are_steps_and_end_with_their_first_seed(race: Path) -> None:
     """Between evaluations a run keeps its last loss; a diverged one is infinite from there on."""
-    from report.panels import curves as panel_curves
+    from dsgd.report.panels import curves as panel_curves
 
     record = read_record(race / "v0-s0")
     x, y = panel_curves.steps(record, lambda e: e.t_s)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 from test_report import ASGD, LOCAL, SSGD, experiment
 
-from report.page import build_report
+from dsgd.report.page import build_report
 
 CHROMIUM = Path("/usr/bin/chromium")
 pytestmark = pytest.mark.skipif(

@@ -21,8 +21,8 @@ import pytest
 from conftest import ROOT
 from moto.server import ThreadedMotoServer
 
+from dsgd.records.s3 import Destination, TakenError, fetch
 from main import main
-from records.s3 import Destination, TakenError, fetch
 
 SIM = "--engine sim --compute-time exponential:1"
 URL = "s3://lab/runs/may"
@@ -230,7 +230,7 @@ def test_the_first_to_claim_a_name_has_it(aws: Any) -> None:
 
 def test_unnamed_runs_find_a_name_that_is_free(aws: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two unnamed runs in the same second, from two machines, get two records."""
-    monkeypatch.setattr("records.upload.default_name", lambda cfg: "noon")
+    monkeypatch.setattr("dsgd.records.upload.default_name", lambda cfg: "noon")
     for machine in ("one", "two"):
         os.mkdir(machine)
         monkeypatch.chdir(machine)

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.laws import parse_law
-from cluster.sim import Network, SimCluster
-from cluster.timing import ComputeTimes
-from data import make_workload
-from lab import config, run, same_bytes
-from optim import Weights
-from strategies import load
-from tasks import gradient
+from dsgd.cluster.laws import parse_law
+from dsgd.cluster.sim import Network, SimCluster
+from dsgd.cluster.timing import ComputeTimes
+from dsgd.data import make_workload
+from dsgd.run.lab import config, run, same_bytes
+from dsgd.strategies import load
+from dsgd.work.optim import Weights
+from dsgd.work.tasks import gradient
 
 
 def test_a_step_without_a_law_lasts_one_virtual_second() -> None:
@@ -103,8 +103,8 @@ def test_ten_thousand_workers() -> None:
 
 def test_time_up_comes_at_the_deadline() -> None:
     """A task that would finish after the deadline raises TimeUp, with the clock at the deadline."""
-    from cluster import TimeUp
-    from tasks import gradient
+    from dsgd.cluster import TimeUp
+    from dsgd.work.tasks import gradient
 
     workload = make_workload(config("ssgd", num_workers=1, dataset="none"))
     cluster = SimCluster(workload, ComputeTimes(parse_law("constant:2"), 0), deadline_s=3)
@@ -119,7 +119,7 @@ def test_time_up_comes_at_the_deadline() -> None:
 
 def test_a_worker_takes_one_task_at_a_time() -> None:
     """Starting a busy worker, or waiting for nobody, is a mistake of the strategy and says so."""
-    from tasks import gradient
+    from dsgd.work.tasks import gradient
 
     workload = make_workload(config("ssgd", num_workers=1, dataset="none"))
     cluster = SimCluster(workload, ComputeTimes(parse_law("none"), 0), Network())

@@ -13,9 +13,9 @@ import pytest
 from conftest import ROOT, CommandLine
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from cluster import Cluster, Update
-from lab import run
-from records.tensorboard import TensorBoard
+from dsgd.cluster import Cluster, Update
+from dsgd.records.tensorboard import TensorBoard
+from dsgd.run.lab import run
 
 SIM = "--engine sim --compute-time exponential:1 --tensorboard --quiet"
 

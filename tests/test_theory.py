@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from report.theory_table import Row, main, rows
+from dsgd.theory.gate import Row, main, rows
 
 
 @pytest.mark.parametrize("row", rows(), ids=lambda row: row.what)
@@ -20,7 +20,7 @@ def test_the_table_says_what_fails(
     """A row that fails is called so, and the command's exit code says it too."""
     wrong = Row(group="Time", what="two and two", formula="4", value=5, measure=lambda seed: 4.0, seeds=1)
     right = Row(group="Time", what="two and one", formula="3", value=3, measure=lambda seed: 3.0, seeds=1)
-    monkeypatch.setattr("report.theory_table.rows", lambda: [right, wrong])
+    monkeypatch.setattr("dsgd.theory.gate.rows", lambda: [right, wrong])
     assert main(markdown=False) == 1
     lines = capsys.readouterr().out.splitlines()
     assert ["holds" in lines[1], "FAILS" in lines[2]] == [True, True]

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import theory as th
-from cluster.laws import (
+from dsgd.cluster.laws import (
     Constant,
     Exponential,
     Floats,
@@ -30,7 +29,8 @@ from cluster.laws import (
     Trace,
     Uniform,
 )
-from theory import NoClosedForm
+from dsgd.theory import formulas as th
+from dsgd.theory.formulas import NoClosedForm
 
 EXPONENTIAL = Exponential(1.0)
 TRACE = Trace("times.csv", ((1.0, 2.0),), per_worker=False)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.laws import Exponential, Markov, parse_law
-from cluster.timing import ComputeTimes, sleep_heterogeneity
+from dsgd.cluster.laws import Exponential, Markov, parse_law
+from dsgd.cluster.timing import ComputeTimes, sleep_heterogeneity
 
 LAWS = [
     "none",

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from conftest import CommandLine, python
 
-from records.trace import write_trace
+from dsgd.records.trace import write_trace
 
 SIM = "--engine sim --quiet --compute-time exponential:1"
 NETWORK = "--latency-s .25 --server-time exponential:.05"
@@ -259,7 +259,7 @@ def test_a_long_run_has_a_small_trace(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_has_its_trace(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Failed, diverged or interrupted: trace.json shows what was recorded."""
-    import train_asgd
+    from dsgd.strategies import train_asgd
 
     real = train_asgd.train
 

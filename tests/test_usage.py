@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, CommandLine
 
-from strategies import modes
+from dsgd.strategies import modes
 
 SIM = "--engine sim"
 
@@ -193,8 +193,8 @@ def test_a_bad_config_file_is_refused(
 @pytest.mark.parametrize("mode", modes())
 def test_help_documents_every_option(mode: str, cli: CommandLine) -> None:
     """`--mode M --help` shows the options of that mode, each with a text and a default."""
-    from config import option_fields
-    from strategies import load
+    from dsgd.config import option_fields
+    from dsgd.strategies import load
 
     ran = cli(f"--mode {mode} --help")
     assert ran.code == 0

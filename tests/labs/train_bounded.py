@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster import Cluster, Update
-from cluster.clocks import Clocks
-from config import AsynchronousConfig, require
-from optim import SGD, Weights
-from tasks import gradient
+from dsgd.cluster import Cluster, Update
+from dsgd.cluster.clocks import Clocks
+from dsgd.config import AsynchronousConfig, require
+from dsgd.work.optim import SGD, Weights
+from dsgd.work.tasks import gradient
 
 
 @dataclass(frozen=True, kw_only=True)

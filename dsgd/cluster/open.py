@@ -1,0 +1,53 @@
+"""Starts the engine that a run asks for."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from dsgd.cluster import Cluster
+from dsgd.config import TrainConfig
+from dsgd.data import Workload
+from dsgd.terminal.interruptions import Interruptions
+
+
+def open_cluster(
+    cfg: TrainConfig, workload: Workload, interruptions: Interruptions | None = None
+) -> AbstractContextManager[Cluster]:
+    """Start the engine that the configuration names; only Ray's imports ray.
+
+    Raises ValueError for a device that is not there, ClusterError if the workers cannot be started.
+    """
+    if cfg.engine == "ray":
+        from dsgd.cluster.ray import RayCluster, connect
+
+        if interruptions is None:
+            return RayCluster(cfg, workload)
+        # Interrupted while it starts, Ray would leave processes behind.
+        connection = None
+        try:
+            with interruptions.held():
+                connection = connect(cfg.ray.start_timeout_s)
+        except KeyboardInterrupt:
+            if connection:
+                connection.close()
+            raise
+        return RayCluster(cfg, workload, connection)
+    from dsgd.cluster.sim import Network, SimCluster
+    from dsgd.cluster.timing import ComputeTimes
+    from dsgd.work.rng import Purpose
+
+    service = cfg.timing.server_law
+    network = Network(
+        cfg.timing.latency_s,
+        cfg.timing.server_bytes_per_s,
+        ComputeTimes(service, cfg.seed, {}, Purpose.SERVER_TIME) if service else None,
+        cfg.timing.padding_bytes,
+    )
+    times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
+    device = "cuda" if cfg.ray.device == "cuda" else "cpu"
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ValueError("--device cuda: this machine has no GPU that torch can use; use --device cpu")
+    return nullcontext(SimCluster(workload, times, network, deadline_s=cfg.stop.max_seconds, device=device))

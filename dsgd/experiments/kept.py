@@ -1,0 +1,116 @@
+"""What of an experiment is there already: its folder, locked while it is written, and the runs in it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dsgd.config import option_fields, options
+from dsgd.experiments.spec import NOT_HERE, Run
+from dsgd.records.outcomes import is_result
+from dsgd.records.reader import RecordError, read_yaml
+from dsgd.terminal.cli import UsageError
+
+_PATIENCE_S = 3.0  # in which the processes of an experiment that was killed have ended
+_FILES = (
+    "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "weights.npy", "trace.json", "tensorboard"
+)  # fmt: skip
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[int]:
+    """Make the experiment's folder and keep other processes out of it; yield the lock's file descriptor.
+
+    The lock ends with the last process that has the descriptor, however that ends. Raises UsageError where
+    the folder cannot be made or another process has it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UsageError(
+            f"--out {folder.parent}: {folder} cannot be made or read ({error.strerror}); "
+            "choose another folder"
+        ) from None
+    try:
+        until_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    raise UsageError(
+                        f"{folder}: another process is running this experiment; "
+                        "wait for it, or choose another --out"
+                    ) from None
+                time.sleep(0.05)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+        with suppress(OSError):  # it stays unless it is empty: nothing came of it
+            folder.rmdir()
+
+
+def is_kept(run: Run) -> bool:
+    """Whether the run is there and need not be run again: its record is finished, and neither failed nor
+    interrupted.
+
+    Raises UsageError if something else is in its place, which would be overwritten.
+    """
+    path = run.path
+    if not os.path.lexists(path):
+        return False
+    remedy = f"choose another --out, or delete {path.parent}"
+    files = {file.name for file in path.iterdir()} if path.is_dir() and not path.is_symlink() else {""}
+    if "summary.json" not in files and not all(f.removesuffix(".partial") in _FILES for f in files):
+        raise UsageError(f"{path}: is not the record of a run; move it away, or choose another --out")
+    if "meta.json" not in files:  # killed before it began
+        return False
+    try:
+        was = read_yaml(path / "config.yaml")
+    except RecordError as error:
+        raise UsageError(f"{error}; {remedy}") from None
+    for option, (wanted, default) in _wanted(run).items():
+        had = was.get(option, default)
+        if had != wanted:
+            raise UsageError(
+                f"{path}: was run with {option} {had}, and this asks for {option} {wanted}; {remedy}"
+            )
+    if "summary.json" not in files:
+        return False
+    try:
+        summary = json.loads((path / "summary.json").read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path / 'summary.json'}: cannot be read ({error}); {remedy}") from None
+    return is_result(str(summary.get("stopped_by")))
+
+
+def clear(run: Run) -> None:
+    """Remove what `is_kept` found not worth keeping; a kill in the middle of it does no harm."""
+    if not run.path.exists():
+        return
+    removed = run.path.with_name(f".{run.name}.removed")
+    shutil.rmtree(removed, ignore_errors=True)
+    run.path.rename(removed)
+    shutil.rmtree(removed)
+
+
+def _wanted(run: Run) -> dict[str, tuple[Any, Any]]:
+    """Return the run's options and their defaults, which stand for what an older record does not have."""
+    fields = option_fields(type(run.cfg))
+    wanted = yaml.safe_load(yaml.safe_dump(options(run.cfg)))
+    return {
+        name: (value, fields[name].default)
+        for name, value in wanted.items()
+        if name == "seed" or name not in NOT_HERE
+    }

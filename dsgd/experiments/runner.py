@@ -1,0 +1,198 @@
+"""Runs an experiment: simulations in several processes at the same time, then Ray's one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from dsgd.data import make_workload
+from dsgd.experiments.display import Display, print_results
+from dsgd.experiments.kept import clear, is_kept, locked
+from dsgd.experiments.pool import Pool, cores
+from dsgd.experiments.spec import Experiment, Run
+from dsgd.experiments.tuning import Choice, choose
+from dsgd.experiments.worker import Outcome, run_quietly
+from dsgd.live.observers import Observers
+from dsgd.records.outcomes import EXIT_DIVERGED, EXIT_FAILED, EXIT_INTERRUPTED
+from dsgd.records.s3 import Uploads
+from dsgd.terminal.cli import UsageError
+from dsgd.terminal.interruptions import Interruptions
+
+
+def run_experiment(
+    experiment: Experiment,
+    interruptions: Interruptions,
+    console: Console,
+    processes: int | None = None,
+    uploads: Uploads | None = None,
+    observers: Observers | None = None,
+) -> int:
+    """Run what is not there yet, write the tables and the report, and return the exit code.
+
+    processes: how many simulate at the same time; as many as there are cores, unless said.
+    uploads: gets the records as they are finished. observers: see the runs on Ray, which are in this process.
+    Raises UsageError for runs that cannot be, and for what is in the way of their records, before any is run;
+    KeyboardInterrupt when interrupted: what had finished is kept.
+    """
+    with locked(experiment.folder) as lock:
+        return _run_locked(experiment, interruptions, console, processes, uploads, observers, lock)
+
+
+def _run_locked(
+    experiment: Experiment,
+    interruptions: Interruptions,
+    console: Console,
+    processes: int | None,
+    uploads: Uploads | None,
+    observers: Observers | None,
+    lock: int,
+) -> int:
+    with ExitStack() as stack:
+        engines = stack.enter_context(_Engines(interruptions, processes or cores(), lock, observers))
+        display = stack.enter_context(Display(experiment, console))
+        choices: Sequence[Choice] = ()
+        if experiment.tuning:
+            missing = _missing(experiment.tuning_runs(), engines, display, uploads)
+            if failed := _run(missing, engines, display, uploads):
+                display.say(f"{failed} of the runs that tune failed, so nothing was compared; run it again")
+                return EXIT_FAILED
+            choices = choose(experiment)
+            for choice in choices:
+                display.say(str(choice))
+            experiment = experiment.tuned({choice.variant: choice.best for choice in choices})
+        missing = _missing(experiment.runs(), engines, display, uploads)
+        _write_as_run(experiment, choices)
+        failed = _run(missing, engines, display, uploads)
+    with Interruptions():  # of its own: those above keep signals once the last run has ended
+        with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
+            print_results(experiment, console)
+        if failed < len(experiment.runs()):
+            report = _write_tables_and_report(experiment)
+            console.print(f"report  {report}", soft_wrap=True, highlight=False)
+    return EXIT_FAILED if failed else 0
+
+
+def check_data(runs: Sequence[Run]) -> None:
+    """Raise UsageError for runs whose data cannot be parted as asked: what options alone do not tell."""
+    seen = set()
+    for run in runs:
+        data = (run.cfg.data, run.cfg.num_workers, run.cfg.batch_size)
+        if data not in seen:
+            seen.add(data)
+            try:
+                make_workload(run.cfg)
+            except ValueError as error:
+                raise UsageError(f"variant {run.variant}: {error}") from None
+
+
+def _missing(runs: Sequence[Run], engines: _Engines, display: Display, uploads: Uploads | None) -> list[Run]:
+    """Return the runs that are not there yet, having seen that they can be run and nothing is in the way."""
+    kept = {run.path for run in runs if is_kept(run)}
+    missing = [run for run in runs if run.path not in kept]
+    display.kept([run for run in runs if run.path in kept])
+    if uploads:
+        for path in sorted(kept):
+            uploads.add(path)
+    engines.warm_up(missing)
+    check_data(missing)  # while the processes import what they need
+    return missing
+
+
+def _run(runs: Sequence[Run], engines: _Engines, display: Display, uploads: Uploads | None) -> int:
+    """Run all, and return how many failed."""
+    failed = 0
+    for run in runs:
+        clear(run)
+    for run, outcome in engines.outcomes(runs):
+        display.ended(run, outcome)
+        finished = outcome.code in (0, EXIT_DIVERGED)
+        failed += not finished
+        if uploads and finished:
+            uploads.add(run.path)
+    return failed
+
+
+class _Engines:
+    """The processes that simulate and the connection to Ray, each made when first needed and then kept."""
+
+    def __init__(
+        self, interruptions: Interruptions, processes: int, lock: int, observers: Observers | None
+    ) -> None:
+        self._interruptions, self._observers = interruptions, observers
+        self._stack = ExitStack()
+        self._pool = self._stack.enter_context(Pool(processes, lock))
+        self._connected = False
+
+    def __enter__(self) -> _Engines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def warm_up(self, runs: Sequence[Run]) -> None:
+        """Have as many processes begin to import as `runs` can use."""
+        self._pool.grow([run for run in runs if run.cfg.engine == "sim"])
+
+    def outcomes(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
+        simulated = [run for run in runs if run.cfg.engine == "sim"]
+        real = [run for run in runs if run.cfg.engine == "ray"]
+        yield from self._interruptions.between(self._pool.outcomes(simulated))
+        if real:
+            self._pool.end()
+        for run in self._interruptions.between(iter(real)):  # alone on the machine, for it is being timed
+            self._connect(run)
+            outcome = run_quietly(run.cfg, self._interruptions, self._observers)
+            if outcome.code == EXIT_INTERRUPTED:
+                clear(run)
+                raise KeyboardInterrupt
+            yield run, outcome
+
+    def _connect(self, run: Run) -> None:
+        """Connect to Ray, once: each run's own connection then leaves it open."""
+        if not self._connected:
+            from dsgd.cluster.ray import connect
+
+            with self._interruptions.held():
+                connection = connect(run.cfg.ray.start_timeout_s)
+                self._stack.callback(connection.close)
+            self._connected = True
+
+
+def _write_as_run(experiment: Experiment, choices: Sequence[Choice]) -> None:
+    as_run: dict[str, Any] = {
+        "title": experiment.title,
+        "question": experiment.question,
+        "base": dict(experiment.base),
+        "variants": [
+            {"name": v.name, "folder": v.folder, "options": dict(v.options)} for v in experiment.variants
+        ],
+        "seeds": list(experiment.seeds),
+        "target_loss": experiment.target_loss,
+        "show": None if experiment.show is None else list(experiment.show),
+    }
+    if experiment.tuning:
+        as_run["tuning"] = {
+            "seeds": list(experiment.tuning.seeds),
+            "choices": [choice.as_run() for choice in choices],
+        }
+    partial = experiment.folder / "experiment.yaml.partial"
+    partial.write_text(yaml.safe_dump(as_run, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    partial.rename(experiment.folder / "experiment.yaml")
+
+
+def _write_tables_and_report(experiment: Experiment) -> Path:
+    """Write results.parquet, curves.parquet and the report; return the report's path."""
+    from dsgd.report.frames import read_folder
+    from dsgd.report.page import build_report
+
+    frames = read_folder(experiment.folder)
+    for name, table in (("results", frames.runs), ("curves", frames.curves)):
+        partial = experiment.folder / f"{name}.parquet.partial"
+        table.write_parquet(partial)
+        partial.rename(experiment.folder / f"{name}.parquet")
+    return build_report(experiment.folder)

@@ -1,0 +1,417 @@
+"""An experiment's file: read, checked like the command line, and expanded into runs.
+
+Nothing is run or written here, and neither torch nor ray is imported.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dsgd.config import LiveConfig, TrainConfig, option_fields, options
+from dsgd.report.frames import FIGURES
+from dsgd.strategies import load as load_strategy
+from dsgd.strategies import modes
+from dsgd.terminal.cli import UsageError, configure
+
+KEYS = ("title", "question", "base", "variants", "grid", "tune", "seeds", "target_loss", "show")
+
+_LONGEST_NAME = 80
+NOT_HERE = {
+    "seed": "the runs' seeds are listed under seeds:",
+    "out": "give --out DIR on the command line",
+    "run_name": "each run is named after its variant and seed",
+    "quiet": "the experiment shows its runs itself",
+    **dict.fromkeys(option_fields(LiveConfig), "give --dashboard PORT on the command line to look on"),
+}
+"""Options of single runs that an experiment does not leave to its file, and what is there instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of a variant: its configuration says where its record goes."""
+
+    variant: str
+    cfg: TrainConfig
+
+    @property
+    def name(self) -> str:
+        return str(self.cfg.output.run_name)
+
+    @property
+    def path(self) -> Path:
+        return Path(self.cfg.output.out) / self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What is compared: a name, and the options that make it."""
+
+    name: str
+    options: Mapping[str, Any]
+    """As the file has them: the base's, the variant's and the grid point's."""
+    own: Mapping[str, Any]
+    """Those of them that are not the base's."""
+    cfg: TrainConfig
+
+    @property
+    def folder(self) -> str:
+        """The name of its records' folders, but for the seed."""
+        return re.sub(r"[^\w.=+-]", "-", self.name.replace(" ", "+"))
+
+    def run(self, seed: int, out: Path) -> Run:
+        """Return the variant's run with this seed, whose record goes into the folder `out`."""
+        output = replace(self.cfg.output, out=str(out), run_name=f"{self.folder}-s{seed}", quiet=True)
+        return Run(variant=self.name, cfg=replace(self.cfg, seed=seed, output=output))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What is tried for each variant before it is compared, on seeds of its own."""
+
+    values: Mapping[str, Sequence[Any]]
+    """The values tried, by option; every combination is."""
+    tried: Mapping[str, Sequence[Variant]]
+    """By the variant's name: what it becomes with each combination."""
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """An experiment, expanded: every variant is known to be valid."""
+
+    name: str
+    title: str
+    question: str
+    base: Mapping[str, Any]
+    variants: Sequence[Variant]
+    seeds: Sequence[int]
+    tuning: Tuning | None
+    target_loss: float | None
+    show: Sequence[str] | None
+    folder: Path
+
+    def runs(self) -> list[Run]:
+        """Return the runs, all variants with the first seed first: cut short, it is still a comparison."""
+        return [v.run(seed, self.folder) for seed in self.seeds for v in self.variants]
+
+    def tuning_runs(self) -> list[Run]:
+        """Return the runs that choose the tuned options; their records go into the folder `tuning`."""
+        if not self.tuning:
+            return []
+        tried = [v for variants in self.tuning.tried.values() for v in variants]
+        return [v.run(seed, self.folder / "tuning") for seed in self.tuning.seeds for v in tried]
+
+    def tuned(self, chosen: Mapping[str, Variant]) -> Experiment:
+        """Return the experiment with each variant as `chosen` for its name from those tried."""
+        return replace(self, variants=[replace(chosen[v.name], name=v.name) for v in self.variants])
+
+
+def load(path: str | Path, settings: Sequence[str] = (), out: str | Path = "runs") -> Experiment:
+    """Read an experiment's file; its records go into a folder of the file's name in `out`.
+
+    settings: `option=value` texts, which replace what the file's base says (`seeds=N`: its seeds).
+    Raises UsageError in one line for anything that is wrong with any of its runs, as far as options tell.
+    """
+    where = f"--experiment {path}"
+    content = _read(Path(path), where)
+    _known_keys(content, KEYS, where)
+    for key in ("title", "question"):
+        if not isinstance(content.get(key), str) or not content[key].strip():
+            raise UsageError(f"{where}: needs a {key}: in words")
+    base = _options(content.get("base"), f"{where}: base:")
+    variants = _named(content.get("variants"), f"{where}: variants:")
+    points = _points(content.get("grid"), f"{where}: grid:")
+    if variants is None and points is None:
+        raise UsageError(f"{where}: compares nothing; give variants: or a grid:")
+    tune = content.get("tune")
+    tuned_seeds, tried = _tune(tune, f"{where}: tune:") if tune is not None else ((), {})
+    _set_in_one_place(variants, points, tried, where)
+    for setting in settings:
+        key, value = _setting(setting)
+        if key == "seeds":
+            content["seeds"] = value
+            continue
+        for place, named in (("variants:", variants), ("grid:", points), ("tune:", {"": tried})):
+            if any(key in given for given in (named or {}).values()):
+                raise UsageError(f"--set {setting}: {where} sets {key} under {place}; change it there")
+        _known_option(key, f"--set {setting}")
+        base[key] = value
+    seeds = _seeds(content.get("seeds"), f"{where}: seeds:")
+    if common := set(seeds) & set(tuned_seeds):
+        raise UsageError(
+            f"{where}: tune: seeds: {min(common)} is a seed of the experiment too, which would reward the "
+            "choice twice; take others"
+        )
+    expanded = _expand(base, variants, points, where)
+    return Experiment(
+        name=Path(path).stem,
+        title=content["title"].strip(),
+        question=" ".join(content["question"].split()),
+        base=base,
+        variants=expanded,
+        seeds=seeds,
+        tuning=Tuning(
+            values=tried,
+            tried={v.name: [_with(v, point, base, where) for point in _product(tried)] for v in expanded},
+            seeds=tuned_seeds,
+        )
+        if tried
+        else None,
+        target_loss=_target_loss(content.get("target_loss"), f"{where}: target_loss:"),
+        show=_show(content.get("show"), f"{where}: show:"),
+        folder=Path(out) / Path(path).stem,
+    )
+
+
+def described(option: str, value: Any) -> str:
+    """Return an option and its value as the names of variants have it."""
+    return f"{option}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, of which YAML silently keeps the last."""
+
+
+def _unique(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    seen = set()
+    for key, _ in node.value:
+        if key.value in seen:
+            raise UsageError(
+                f"line {key.start_mark.line + 1}: '{key.value}' is there twice; give one of them another name"
+            )
+        if isinstance(key, yaml.ScalarNode):
+            seen.add(key.value)
+    return loader.construct_mapping(node, deep=True)
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique)
+
+
+def _read(path: Path, where: str) -> dict[str, Any]:
+    remedy = "give an experiment's file, like experiments/compare-modes.yaml"
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        raise UsageError(f"{where}: cannot be read ({error.strerror}); {remedy}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{where}: is not YAML ({' '.join(str(error).split())}); {remedy}") from None
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    return _mapping(content, f"{where}:")
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where} must be a mapping of names to values")
+    return {str(key): entry for key, entry in value.items()}
+
+
+def _options(value: Any, where: str) -> dict[str, Any]:
+    """Return a mapping of options, spelled with underscores."""
+    return {
+        key.replace("-", "_"): entry for key, entry in _mapping({} if value is None else value, where).items()
+    }
+
+
+def _known_keys(content: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in content:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
+            raise UsageError(f"{where}: there is no key {key}; {hint}")
+
+
+def _named(value: Any, where: str) -> dict[str, dict[str, Any]] | None:
+    if value is None:
+        return None
+    named = _mapping(value, where)
+    if not named:
+        raise UsageError(f"{where} is empty; name at least one")
+    return {name: _options(entry, f"{where} {name}:") for name, entry in named.items()}
+
+
+def _points(value: Any, where: str) -> dict[str, dict[str, Any]] | None:
+    """Return the points of a grid by name: all combinations of lists, or those that the file names."""
+    if value is None:
+        return None
+    grid = _mapping(value, where)
+    if grid and all(isinstance(entry, dict) for entry in grid.values()):
+        return _named(grid, where)
+    return {
+        " ".join(itertools.starmap(described, point.items())): point
+        for point in _product(_lists(_options(grid, where), where))
+    }
+
+
+def _lists(grid: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
+    if not grid:
+        raise UsageError(f"{where} is empty; give options and lists of values, like slack: [0, 4]")
+    for option, values in grid.items():
+        if not isinstance(values, list):
+            raise UsageError(f"{where} {option}: must be a list of values, like [1, 2]")
+        if not values:
+            raise UsageError(f"{where} {option}: is an empty list; give it a value or leave it out")
+        texts = [_text(value) for value in values]
+        if twice := [text for text in texts if texts.count(text) > 1]:
+            raise UsageError(f"{where} {option}: has {twice[0]} twice; give each value once")
+    return dict(grid)
+
+
+def _product(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+
+
+def _tune(value: Any, where: str) -> tuple[tuple[int, ...], dict[str, list[Any]]]:
+    grid = _options(value, where)
+    if not isinstance(grid.get("seeds"), list):
+        raise UsageError(f"{where} needs seeds: of its own, a list, like [100, 101]")
+    seeds = _seeds(grid.pop("seeds"), f"{where} seeds:")
+    return seeds, _lists(grid, where)
+
+
+def _set_in_one_place(
+    variants: Mapping[str, Mapping[str, Any]] | None,
+    points: Mapping[str, Mapping[str, Any]] | None,
+    tried: Mapping[str, Any],
+    where: str,
+) -> None:
+    places: dict[str, str] = {}
+    for place, given in (("variants:", variants), ("grid:", points), ("tune:", {"": tried})):
+        for option in dict.fromkeys(itertools.chain.from_iterable((given or {}).values())):
+            if other := places.get(option):
+                raise UsageError(f"{where}: {option} is set under {other} and {place}; keep one of them")
+            places[option] = place
+
+
+def _known_option(option: str, where: str) -> None:
+    """Raise UsageError for what is an option of no mode: it is the setting, not the file, that is wrong."""
+    known = {name for mode in modes() for name in option_fields(load_strategy(mode).Config)}
+    if option not in known:
+        near = difflib.get_close_matches(option, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "`main.py --mode MODE --help` lists them"
+        raise UsageError(f"{where}: there is no option {option}; {hint}")
+
+
+def _setting(setting: str) -> tuple[str, Any]:
+    key, sign, text = setting.partition("=")
+    if not (key and sign):
+        raise UsageError(f"--set {setting}: is written --set option=value, like --set steps=1000")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    return key.removeprefix("--").replace("-", "_"), value
+
+
+def _seeds(value: Any, where: str) -> tuple[int, ...]:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    seeds = list(range(value)) if whole else value
+    if (
+        not isinstance(seeds, list)
+        or not seeds
+        or not all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 2**63 for s in seeds)
+    ):
+        given = "there is none" if value is None else f"it is {value}"
+        raise UsageError(
+            f"{where} must be how many (5 means 0 to 4) or a list of whole numbers like [0, 1]; {given}"
+        )
+    if len(set(seeds)) < len(seeds):
+        raise UsageError(f"{where} has a seed twice; give each once")
+    return tuple(seeds)
+
+
+def _target_loss(value: Any, where: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(f"{where} must be a number, like 0.3; it is {value}")
+    return float(value)
+
+
+def _show(value: Any, where: str) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not value or len({str(figure) for figure in value}) < len(value):
+        raise UsageError(f"{where} must be a list of figures, each once: {', '.join(FIGURES)}")
+    for figure in map(str, value):
+        if figure not in FIGURES:
+            near = difflib.get_close_matches(figure, FIGURES, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(FIGURES)}"
+            raise UsageError(f"{where} there is no figure {figure}; {hint}")
+    return tuple(map(str, value))
+
+
+def _expand(
+    base: Mapping[str, Any],
+    variants: Mapping[str, Mapping[str, Any]] | None,
+    points: Mapping[str, Mapping[str, Any]] | None,
+    where: str,
+) -> list[Variant]:
+    """Return each variant with each point of the grid; raises UsageError for names or runs that are equal."""
+    expanded = [
+        _variant(" ".join(filter(None, (name, point))), base, {**own, **more}, where)
+        for name, own in (variants or {"": {}}).items()
+        for point, more in (points or {"": {}}).items()
+    ]
+    _distinct(expanded, where)
+    return expanded
+
+
+def _with(variant: Variant, point: Mapping[str, Any], base: Mapping[str, Any], where: str) -> Variant:
+    """Return a variant with the options of a point added."""
+    name = " ".join([variant.name, *itertools.starmap(described, point.items())])
+    return _variant(name, base, {**variant.own, **point}, where)
+
+
+def _variant(name: str, base: Mapping[str, Any], own: Mapping[str, Any], where: str) -> Variant:
+    merged = {**base, **own}
+    where = f"{where}: variant {name}"
+    if not re.match(r"\w", name) or len(name) > _LONGEST_NAME:
+        raise UsageError(
+            f"{where}: a name begins with a letter or digit and has at most {_LONGEST_NAME} characters; "
+            "give it such a one"
+        )
+    for option, remedy in NOT_HERE.items():
+        if option in merged:
+            raise UsageError(f"{where}: {option} is not set in an experiment: {remedy}")
+    try:
+        cfg = configure(merged, where)
+    except UsageError as error:
+        raise UsageError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
+    if cfg.engine == "both":
+        raise UsageError(
+            f"{where}: --engine both is for a single run; give variants with engine: ray and sim"
+        )
+    return Variant(name=name, options=merged, own=own, cfg=cfg)
+
+
+def _distinct(variants: Iterable[Variant], where: str) -> None:
+    folders: dict[str, str] = {}
+    configurations: dict[str, str] = {}
+    for variant in variants:
+        folder = variant.folder.casefold()  # some file systems do not tell A from a
+        if other := folders.get(folder):
+            raise UsageError(
+                f"{where}: variants {other} and {variant.name} would share the folder {variant.folder}; "
+                "rename one of them"
+            )
+        folders[folder] = variant.name
+        same = repr(options(variant.cfg))
+        if other := configurations.get(same):
+            raise UsageError(
+                f"{where}: variants {other} and {variant.name} are the same run; drop one of them"
+            )
+        configurations[same] = variant.name

@@ -1,0 +1,148 @@
+"""What a run measures, and what theory says of it: the numbers that labs ask for.
+
+Each function takes a run that has ended, and returns both; theory is None where no closed form is known.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from dsgd.cluster.laws import Constant
+from dsgd.data import make_workload
+from dsgd.run.lab import Outcome
+from dsgd.theory import formulas as theory
+from dsgd.theory.predictions import predict
+
+
+class Value(NamedTuple):
+    """A quantity of a run."""
+
+    measured: float
+    theory: float | None = None
+
+    @property
+    def known(self) -> list[float]:
+        """What is measured and, where there is one, what theory says."""
+        return [x for x in self if x is not None]
+
+
+def shown(value: Value) -> str:
+    """Return a quantity as a line of the check has it.
+
+    >>> shown(Value(0.12345, 0.125)), shown(Value(1234567.0))
+    ('measured 0.1235, theory 0.125', 'measured 1.235e+06')
+    """
+    said = "" if value.theory is None else f", theory {value.theory:.4g}"
+    return f"measured {value.measured:.4g}{said}"
+
+
+def seconds_an_update(run: Outcome) -> Value:
+    """Return the virtual seconds from one update to the next, on average."""
+    return Value(run.s_per_update, predict(run.cfg).get("s_per_update"))
+
+
+def gradients_per_s(run: Outcome) -> Value:
+    """Return the mini-batches that are applied in a virtual second."""
+    gradients = run.tally.gradients / run.tally.updates
+    s_per_update = predict(run.cfg).get("s_per_update")
+    return Value(
+        run.tally.gradients / run.tally.last_update_s, gradients / s_per_update if s_per_update else None
+    )
+
+
+def gradients_per_s_of_a_link(run: Outcome) -> Value:
+    """Return the same for LocalSGD with constant times on a link: P H / (H X + (P + 1) T).
+
+    X: seconds of a mini-batch, T: seconds of a message on the server's link. The messages leave one after
+    another, so the results come back one after another, and the round lasts for P + 1 messages.
+    """
+    cfg: Any = run.cfg
+    p, h, timing = cfg.num_workers, cfg.local_steps, cfg.timing
+    law = timing.compute_law
+    assert isinstance(law, Constant)
+    message_s = run.dones[0].bytes_to_worker / timing.server_bytes_per_s
+    said = p * h / (h * law.seconds + (p + 1) * message_s)
+    return Value(run.tally.gradients / run.tally.last_update_s, said)
+
+
+def busy_share(run: Outcome, *, worker: int) -> Value:
+    """Return the share of its time that a worker of SSGD computes, 0 to 1: its time over the slowest's."""
+    entry = run.tally.summary(run.cluster)["workers"][str(worker)]
+    mean_s = run.cfg.timing.compute_law.mean_s * run.cfg.timing.slowdowns.get(worker, 1)
+    s_per_update = predict(run.cfg).get("s_per_update")
+    return Value(entry["busy_s"] / run.tally.last_update_s, mean_s / s_per_update if s_per_update else None)
+
+
+def mean_staleness(run: Outcome) -> Value:
+    """Return the updates between reading and applying, on average over all gradients."""
+    return Value(run.tally.staleness_mean, predict(run.cfg).get("staleness_mean"))
+
+
+def share_fresh(run: Outcome) -> Value:
+    """Return the share of gradients with staleness 0, 0 to 1."""
+    counts = run.tally.staleness_counts
+    return Value(counts.get(0, 0) / sum(counts.values()), predict(run.cfg).get("staleness_p0"))
+
+
+def mean_staleness_of(run: Outcome, *, worker: int) -> Value:
+    """Return a worker's own mean staleness under ASGD."""
+    measured = run.tally.summary(run.cluster)["staleness"]["by_worker"][str(worker)]
+    said = theory.asgd_mean_staleness_by_worker(run.cfg.num_workers, run.cfg.timing.slowdowns)
+    return Value(measured, float(said[worker]))
+
+
+def largest_staleness(run: Outcome) -> Value:
+    """Return the largest staleness of a gradient; in theory, what none exceeds."""
+    return Value(float(max(run.tally.staleness_counts)), predict(run.cfg).get("staleness_max"))
+
+
+def largest_clock_gap(run: Outcome) -> Value:
+    """Return fastest minus slowest clock, at most; in theory, what it never exceeds."""
+    return Value(float(run.tally.clock_gap_max), predict(run.cfg).get("clock_gap_max"))
+
+
+def seconds(run: Outcome) -> Value:
+    """Return the virtual seconds of the whole run; in theory, of LocalSGD with constant times and latency."""
+    cfg: Any = run.cfg
+    law, latency_s = cfg.timing.compute_law, cfg.timing.latency_s
+    said = None
+    if cfg.mode == "localsgd" and isinstance(law, Constant):
+        said = cfg.steps * law.seconds + math.ceil(cfg.steps / cfg.local_steps) * 2 * latency_s
+    return Value(run.tally.last_update_s, said)
+
+
+def seconds_a_step(run: Outcome) -> Value:
+    """Return the same for each of a worker's steps."""
+    whole, steps = seconds(run), run.cfg.steps
+    return Value(whole.measured / steps, None if whole.theory is None else whole.theory / steps)
+
+
+def final_weight(run: Outcome) -> Value:
+    """Return the weight of a quadratic after the last update; in theory, LocalSGD's fixed point."""
+    cfg: Any = run.cfg
+    said = None
+    if cfg.mode == "localsgd":
+        p = cfg.num_workers
+        a, x = (
+            values * (p // len(values)) for values in (cfg.data.curvature_values, cfg.data.optimum_values)
+        )
+        said = theory.local_sgd_fixed_point(cfg.lr, a, x, cfg.local_steps)
+    return Value(float(run.w[0]), said)
+
+
+def distance(run: Outcome, *, to: float) -> Value:
+    """Return the distance of that weight to a point; in theory, of the fixed point."""
+    weight = final_weight(run)
+    return Value(abs(weight.measured - to), None if weight.theory is None else abs(weight.theory - to))
+
+
+def seconds_to_loss(run: Outcome, *, loss: float) -> Value:
+    """Return the virtual seconds until the loss on held-out data is so low; infinite if it never is."""
+    workload, step = make_workload(run.cfg), run.cfg.num_workers
+    for update in run.updates[step - 1 :: step]:
+        evaluation = workload.evaluate(update.weights.vector)
+        assert evaluation is not None
+        if evaluation.loss <= loss:
+            return Value(update.finished_s)
+    return Value(math.inf)

@@ -1,0 +1,304 @@
+"""A student's strategy: loaded from its file, run in the simulator, and watched."""
+
+from __future__ import annotations
+
+import ast
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import FrameType, MappingProxyType, ModuleType
+from typing import Any, NamedTuple, cast
+
+from dsgd.cluster import Cluster, Done, Update
+from dsgd.cluster.clocks import Clocks
+from dsgd.cluster.open import open_cluster
+from dsgd.config import TrainConfig, option_fields
+from dsgd.config import options as flat
+from dsgd.data import make_workload
+from dsgd.labs.trial import floats
+from dsgd.run.lab import GROUPS
+from dsgd.strategies import Strategy
+from dsgd.terminal.cli import UsageError
+from dsgd.work.optim import Weights
+from dsgd.work.tasks import Task
+
+_MOST_FOR_NOTHING = 4  # finished tasks, in budgets: who took so many without spending one never will
+_AGAIN_S = 1.0
+
+
+class Start(NamedTuple):
+    """A strategy gave a worker a task."""
+
+    worker: int
+    read: int
+    """The version of the weights that it was given."""
+    taken: int
+    """How many finished tasks the strategy had taken."""
+    ahead: int
+    """How many mini-batches the worker was ahead of the slowest."""
+
+
+@dataclass(kw_only=True)
+class Attempt:
+    """A run of a student's strategy, written down while it goes on."""
+
+    scenario: Mapping[str, Any]
+    """The options in which it differs from the other runs."""
+    options: Mapping[str, Any]
+    """All that the lab has set, those among them."""
+    cfg: TrainConfig
+    first: Weights
+    """The weights that it began with."""
+    starts: list[Start] = field(default_factory=list)
+    taken: list[Done] = field(default_factory=list)
+    """The finished tasks, as they came."""
+    updates: list[Update] = field(default_factory=list)
+    idle: list[dict[int, int]] = field(default_factory=list)
+    """After each update: the workers without a task, and how many mini-batches each was ahead."""
+    gradients: int = 0
+    """Mini-batches that the updates say they have applied."""
+    broke_off: str = ""
+    """Why, if the run did."""
+
+    def __str__(self) -> str:
+        return ", ".join(f"{option} {value}" for option, value in self.scenario.items()).replace("_", " ")
+
+
+class Work:
+    """A student's strategy and its runs: what the laws look at."""
+
+    def __init__(
+        self,
+        path: Path,
+        options: Mapping[str, Any],
+        scenarios: Sequence[Mapping[str, Any]],
+        time_limit_s: float = 60.0,
+    ) -> None:
+        """Load the file, and see that it takes the options of the lab in each scenario; nothing is run yet.
+
+        time_limit_s: wall seconds after which what does not come back is broken off: a run, or the import.
+        Raises UsageError, in one line, for a file that is no strategy.
+        """
+        self.path = path
+        self._options, self._time_limit_s = {"engine": "sim", **options}, time_limit_s
+        self._scenarios = scenarios
+        with self._must_come_back("the import"):
+            self.tree, self._strategy = _load(path)
+        for scenario in scenarios:
+            self._prepared(scenario)
+
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """Its run in each scenario."""
+        return [self.attempt(scenario) for scenario in self._scenarios]
+
+    def attempt(self, scenario: Mapping[str, Any]) -> Attempt:
+        """Run the strategy once, to the end of its budget or to where it breaks off."""
+        options, cfg = self._prepared(scenario)
+        workload = make_workload(cfg)
+        vector = workload.objective.initial_weights(cfg.seed)
+        vector.setflags(write=False)
+        attempt = Attempt(scenario=scenario, options=options, cfg=cfg, first=Weights(vector))
+        with open_cluster(cfg, workload) as cluster:
+            watched = Watched(cluster, attempt)
+            try:
+                with _time_limit(self._time_limit_s, "train"):
+                    self._follow(watched, attempt)
+            except _BreaksOff as error:
+                attempt.broke_off = str(error)
+            except (Exception, SystemExit) as error:  # the student's own, of whatever kind
+                attempt.broke_off = _where(error, self.path)
+        return attempt
+
+    def _prepared(self, scenario: Mapping[str, Any]) -> tuple[dict[str, Any], TrainConfig]:
+        """Return all options of a scenario, and the file's Config of them."""
+        options = floats({**self._options, **scenario}, self._strategy.Config)
+        with self._must_come_back("its Config"):
+            return options, self._configured(options)
+
+    def _follow(self, cluster: Watched, attempt: Attempt) -> None:
+        budget = attempt.cfg.budget
+        for update in self._strategy.train(cluster, attempt.first, attempt.cfg):
+            if not isinstance(update, Update) or not isinstance(update.weights, Weights):
+                raise _BreaksOff(
+                    f"train yielded a {type(update).__name__}; needed: Update(w, [done]) with the new weights"
+                )
+            attempt.updates.append(update)
+            attempt.gradients += sum(done.batches for done in update.dones)
+            attempt.idle.append(cluster.idle())
+            if attempt.gradients >= budget:
+                return
+            if len(attempt.updates) > budget:
+                raise _BreaksOff(
+                    f"{len(attempt.updates)} updates had {attempt.gradients} mini-batches in all"
+                )
+
+    @contextmanager
+    def _must_come_back(self, what: str) -> Iterator[None]:
+        """Refuse the file if a part of it that comes before a run never ends."""
+        try:
+            with _time_limit(self._time_limit_s, what):
+                yield
+        except _BreaksOff as error:
+            raise UsageError(f"strategy {self.path}: {error}") from None
+
+    def _configured(self, options: Mapping[str, Any]) -> TrainConfig:
+        where, config_type = f"strategy {self.path}", self._strategy.Config
+        known = option_fields(config_type)
+        for option in options:
+            if option not in known:
+                raise UsageError(f"{where}: its Config has no option {option}; add that field, see the page")
+        rest = dict(options)
+        groups = {
+            name: cls(**{key: rest.pop(key) for key in option_fields(cls) if key in rest})
+            for name, cls in GROUPS.items()
+        }
+        mode = self.path.stem.removeprefix("train_")
+        try:
+            cfg = config_type(**{"mode": mode, **groups, **rest})
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise UsageError(f"{where}: its Config refuses the lab's options: {reason}") from None
+        changed = [option for option, value in options.items() if flat(cfg)[option] != value]
+        if cfg.budget != cfg.num_workers * cfg.steps:
+            changed.append("budget")
+        if changed:
+            raise UsageError(
+                f"{where}: its Config changes {changed[0]}, which the lab has set; take that out"
+            )
+        return cfg
+
+
+class Watched:
+    """The workers as a strategy sees them; notes what it does with them."""
+
+    def __init__(self, cluster: Cluster, attempt: Attempt) -> None:
+        self._cluster, self._attempt = cluster, attempt
+        self._clocks = Clocks(len(cluster.workers))
+        self.workers, self.device, self.pids = cluster.workers, cluster.device, cluster.pids
+
+    @property
+    def now_s(self) -> float:
+        return self._cluster.now_s
+
+    @property
+    def in_flight(self) -> Mapping[int, float]:
+        return MappingProxyType(dict(self._cluster.in_flight))
+
+    @property
+    def restarts(self) -> Sequence[int]:
+        return tuple(self._cluster.restarts)
+
+    @property
+    def cancelled(self) -> Sequence[int]:
+        return tuple(self._cluster.cancelled)
+
+    @property
+    def cancelled_s(self) -> Sequence[float]:
+        return tuple(self._cluster.cancelled_s)
+
+    def start(self, worker: int, task: Task, w: Weights) -> None:
+        if worker not in self.workers:
+            raise _BreaksOff(f"worker {worker} was started; there are 0 to {len(self.workers) - 1}")
+        if worker in self._cluster.in_flight:
+            raise _BreaksOff(f"worker {worker} was started while it still had a task")
+        self._attempt.starts.append(Start(worker, w.version, len(self._attempt.taken), self._ahead(worker)))
+        self._cluster.start(worker, task, w)
+
+    def cancel(self, worker: int) -> None:
+        if worker not in self._cluster.in_flight:
+            raise _BreaksOff(f"worker {worker} was cancelled, but it had no task")
+        self._cluster.cancel(worker)
+
+    def next_done(self) -> Done:
+        if not self._cluster.in_flight:
+            clocks = ", ".join(str(self._clocks[worker]) for worker in self.workers)
+            raise _BreaksOff(
+                f"after update {len(self._attempt.updates)} no worker has a task, so nothing can finish "
+                f"(clocks of the workers: {clocks}); needed: at least one worker with a task"
+            )
+        if len(self._attempt.taken) > _MOST_FOR_NOTHING * self._attempt.cfg.budget:
+            raise _BreaksOff(
+                f"{len(self._attempt.taken)} tasks were taken and made {len(self._attempt.updates)} updates"
+            )
+        done = self._cluster.next_done()
+        self._attempt.taken.append(done)
+        self._clocks.tick(done.worker, done.batches)
+        return done
+
+    def idle(self) -> dict[int, int]:
+        """Return the workers without a task, and how many mini-batches each is ahead of the slowest."""
+        busy = self._cluster.in_flight
+        return {worker: self._ahead(worker) for worker in self.workers if worker not in busy}
+
+    def _ahead(self, worker: int) -> int:
+        return self._clocks[worker] - self._clocks.slowest
+
+
+class _BreaksOff(BaseException):
+    """A run cannot go on; the message says what was seen.
+
+    No Exception: a student's `except Exception` must not keep it.
+    """
+
+
+def _load(path: Path) -> tuple[ast.Module, Strategy]:
+    """Load a strategy's file without leaving compiled files beside it."""
+    where = f"strategy {path}"
+    module = ModuleType(f"labs.of_a_student.{path.stem}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text, str(path))
+        exec(compile(tree, str(path), "exec"), module.__dict__)
+    except OSError as error:
+        raise UsageError(
+            f"{where}: cannot be read ({error.strerror}); its path is relative to the answers file"
+        ) from None
+    except SyntaxError as error:
+        raise UsageError(f"{where}: line {error.lineno} is not Python ({error.msg}); mend it") from None
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{where}: cannot be imported: {_where(error, path)}") from None
+    config_type, train = getattr(module, "Config", None), getattr(module, "train", None)
+    if not (isinstance(config_type, type) and issubclass(config_type, TrainConfig) and callable(train)):
+        raise UsageError(f"{where}: needs a Config and a function train(cluster, w, cfg), like train_asgd.py")
+    return tree, cast(Strategy, module)
+
+
+def _where(error: BaseException, path: Path) -> str:
+    """Return an error of the student's code in one line, with the line of the file that it came from."""
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
+    ]
+    text = " ".join(str(error).split())
+    line = f"line {lines[-1]}: " if lines else ""
+    return f"{line}{type(error).__name__}{': ' if text else ''}{text}"
+
+
+@contextmanager
+def _time_limit(seconds: float, what: str) -> Iterator[None]:
+    """Break off what runs for so many wall seconds: a loop that never asks for a finished task.
+
+    Again every _AGAIN_S, for a bare `except` may have caught it.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signals go to the main thread only
+        yield
+        return
+
+    def break_off(number: int, frame: FrameType | None) -> None:
+        raise _BreaksOff(f"{what} did not come back within {seconds:g} s; look for a loop that never ends")
+
+    before = signal.signal(signal.SIGALRM, break_off)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

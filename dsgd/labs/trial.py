@@ -1,0 +1,54 @@
+"""The run of an exercise with the student's options, and the runs that it is held against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dsgd.config import TrainConfig, option_fields
+from dsgd.labs import quantities
+from dsgd.labs.quantities import Value
+from dsgd.labs.spec import function
+from dsgd.run.lab import Outcome, config, run
+from dsgd.strategies import load
+
+
+class Trial:
+    """Runs the options of a lab, changed as asked, each of them once.
+
+    All that runs raises ValueError, in one line, for options that do not go together.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self._runs: dict[str, Outcome] = {}
+
+    def run(self, **changes: Any) -> Outcome:
+        """Return the run with some options changed."""
+        options = self._with(changes)
+        key = repr(sorted(options.items()))
+        if key not in self._runs:
+            self._runs[key] = run(**options)
+        return self._runs[key]
+
+    def configured(self, **changes: Any) -> TrainConfig:
+        """Return the configuration of such a run."""
+        return config(**self._with(changes))
+
+    def value(self, quantity: str, of: Mapping[str, Any] | None = None, **changes: Any) -> Value:
+        """Return a quantity of such a run. of: what the quantity is told."""
+        found: Value = function(quantities, quantity)(self.run(**changes), **(of or {}))
+        return found
+
+    def _with(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        options = {**self.options, **changes}
+        return floats(options, load(options["mode"]).Config)
+
+
+def floats(options: Mapping[str, Any], config_type: type) -> dict[str, Any]:
+    """Return options with whole numbers as floats where the option is one, as the command line reads them."""
+    fields = option_fields(config_type)
+    return {
+        name: float(value) if name in fields and str(fields[name].type) == "float" else value
+        for name, value in options.items()
+    }

@@ -1,0 +1,60 @@
+"""All that looks on while this process trains: metrics, Pushgateway, live page."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsgd.config import LiveConfig
+from dsgd.terminal.interruptions import Interruptions
+
+if TYPE_CHECKING:
+    from dsgd.live.exporter import Exporter
+    from dsgd.live.page import Page
+
+
+class Observers:
+    """Made once a process, before anything else starts; its runs come and go. Use it as a context manager.
+
+    quiet: say nothing of the addresses. Raises ValueError, naming the option, if a port cannot be had.
+    """
+
+    def __init__(self, live: LiveConfig, *, quiet: bool = False) -> None:
+        self._live, self._quiet = live, quiet
+        self.exporter: Exporter | None = None
+        self._page: Page | None = None
+        with ExitStack() as stack:  # if the second port cannot be had, the first is given back
+            if live.metrics_port is not None or live.pushgateway:
+                from dsgd.live.exporter import Exporter
+
+                self.exporter = stack.enter_context(Exporter(live))
+                self._say("metrics", self.exporter.url)
+            if live.dashboard is not None:
+                from dsgd.live.page import Page
+
+                self._page = stack.enter_context(Page(live.dashboard))
+                self._say("live", self._page.url)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Observers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def show(self, folder: Path) -> None:
+        """Have the live page show a record, or a folder of records, which need not be there yet."""
+        if self._page:
+            self._page.show(folder)
+
+    def linger(self, interruptions: Interruptions) -> None:
+        """Keep what was shown for as long as was asked for, or until ctrl-C."""
+        if self._live.metrics_linger_s:
+            if not self._quiet:
+                print(f"shown for {self._live.metrics_linger_s:g} s more; ctrl-C ends that", flush=True)
+            interruptions.wait(self._live.metrics_linger_s)
+
+    def _say(self, what: str, url: str | None) -> None:
+        if url and not self._quiet:
+            print(f"{what:7} {url}", flush=True)

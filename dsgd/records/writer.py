@@ -1,0 +1,219 @@
+"""The record that a run leaves: main.py feeds it, docs/record.md describes its files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import yaml
+
+from dsgd.cluster import Cluster, Done, Update
+from dsgd.config import OutputConfig, TrainConfig, options
+from dsgd.metrics import finite
+from dsgd.records.tensorboard import TensorBoard, require_tensorboard
+from dsgd.records.trace import write_trace
+from dsgd.run.evaluation import Evaluated
+from dsgd.work.optim import Vector
+
+_FLUSH_S = 1.0  # a killed simulation loses at most the updates of this many seconds
+
+
+class RunRecord:
+    """The folder that a run leaves; see docs/record.md for its files."""
+
+    def __init__(self, cfg: TrainConfig) -> None:
+        """Find the record's folder, without making it.
+
+        Raises ValueError, naming the option, when the name is taken or nothing can be written there.
+        """
+        self._cfg = cfg
+        self.path = free_path(cfg.output, default_name(cfg))
+        self._every = cfg.output.record_every
+        if cfg.output.tensorboard:
+            require_tensorboard()
+        self._updates: IO[str] | None = None
+        self._evals: IO[str] | None = None
+        self._tensorboard: TensorBoard | None = None
+        self._flushed_s = time.monotonic()
+
+    def open(self, *, started: float, cluster: Cluster) -> None:
+        """Make the folder and write what is known before the first update."""
+        meta = _meta(started, cluster)
+        self._make_folder()
+        (self.path / "config.yaml").write_text(config_text(self._cfg))
+        write_json(self.path / "meta.json", meta)
+        # On Ray, where the next update may be long in coming, each line is written at once.
+        buffering = 1 if self._cfg.engine == "ray" else 1 << 16
+        self._updates = (self.path / "updates.jsonl").open("w", buffering=buffering)
+        self._evals = (self.path / "evals.jsonl").open("w", buffering=1)
+        if self._cfg.output.tensorboard:
+            self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget)
+
+    def _make_folder(self) -> None:
+        """Make the folder; where another run took a name that nobody chose, take the next."""
+        while True:
+            try:
+                return self.path.mkdir(parents=True)
+            except FileExistsError:
+                if self._cfg.output.run_name:
+                    raise ValueError(
+                        f"--run-name {self.path.name}: taken meanwhile in {self.path.parent}; choose another"
+                    ) from None
+                self.path = free_path(self._cfg.output, default_name(self._cfg))
+            except OSError as error:
+                raise ValueError(
+                    f"--out {self.path.parent}: cannot be written to ({error.strerror}); "
+                    "choose another folder"
+                ) from None
+
+    def update(self, update: Update) -> None:
+        """Append an update to updates.jsonl, if `--record` has it written."""
+        if self._tensorboard:
+            self._tensorboard.update(update)
+        if not self._every or (update.weights.version - 1) % self._every:
+            return
+        assert self._updates is not None
+        losses = [done.loss for done in update.dones if done.loss is not None]
+        line = {
+            "version": update.weights.version,
+            "t_s": update.finished_s,
+            "loss": finite(sum(losses) / len(losses)) if losses else None,
+            "drift": finite(update.drift),
+            "gradients": [_task(update, done) for done in update.dones],
+        }
+        if update.ignored:
+            line["ignored"] = [_task(update, done) for done in update.ignored]
+        self._updates.write(json.dumps(line) + "\n")
+        if time.monotonic() - self._flushed_s > _FLUSH_S:
+            self._updates.flush()
+            self._flushed_s = time.monotonic()
+
+    def evaluation(self, evaluated: Evaluated) -> None:
+        """Append an evaluation to evals.jsonl."""
+        assert self._evals is not None
+        if self._tensorboard:
+            self._tensorboard.evaluation(evaluated)
+        line = {
+            "version": evaluated.version,
+            "t_s": evaluated.t_s,
+            "gradients": evaluated.gradients,
+            "bytes": evaluated.bytes,
+            "loss": finite(evaluated.found.loss),
+            "accuracy": evaluated.found.accuracy,
+        }
+        self._evals.write(json.dumps(line) + "\n")
+
+    def close_streams(self) -> None:
+        """Write what is buffered; raises OSError if it cannot be."""
+        for file in (self._updates, self._evals, self._tensorboard):
+            if file:
+                file.close()
+
+    def draw_trace(self) -> None:
+        """Write trace.json, after `close_streams`; raises OSError if it cannot be written."""
+        last = self._cfg.output.trace_last
+        if last != 0 and self._every:
+            write_trace(self.path, last)
+
+    def close(self, weights: Vector, summary: dict[str, Any]) -> dict[str, Any]:
+        """Write the last weights and summary.json; return the summary as written."""
+        partial = self.path / "weights.npy.partial"
+        with partial.open("wb") as file:
+            np.save(file, weights)
+        partial.rename(self.path / "weights.npy")
+        summary = summary | {"weights_sha256": hashlib.sha256(weights.tobytes()).hexdigest()}
+        write_json(self.path / "summary.json", summary)
+        return summary
+
+
+def _task(update: Update, done: Done) -> dict[str, Any]:
+    return {
+        "worker": done.worker,
+        "step": done.step,
+        "batches": done.batches,
+        "staleness": update.staleness(done),
+        "started_s": done.started_s,
+        "finished_s": done.finished_s,
+        "compute_s": done.compute_s,
+        "loss": finite(done.loss),
+    }
+
+
+def free_path(output: OutputConfig, default_name: str) -> Path:
+    """Return the folder of a new record, which does not exist yet.
+
+    Raises ValueError, naming the option, when the name is taken or nothing can be written there.
+    """
+    out = output.folder
+    parent = next(p for p in (out, *out.absolute().parents) if p.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise ValueError(
+            f"--out {out}: {parent} is not a folder that can be written to; choose another folder"
+        )
+    if output.run_name:
+        path = out / output.run_name
+        if path.exists():
+            raise ValueError(
+                f"--run-name {output.run_name}: {path} is taken and is never overwritten; choose another name"
+            )
+        return path
+    names = (default_name + suffix for suffix in ("", *(f"-{n}" for n in range(2, 10_000))))
+    return next(out / name for name in names if not (out / name).exists())
+
+
+def config_text(cfg: TrainConfig) -> str:
+    """Return a run's config.yaml."""
+    return yaml.safe_dump(options(cfg), sort_keys=False)
+
+
+def default_name(cfg: TrainConfig) -> str:
+    """Return the name of a run that was given none."""
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{cfg.mode}-w{cfg.num_workers}-s{cfg.seed}"
+
+
+def _meta(started: float, cluster: Cluster) -> dict[str, Any]:
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(Path(__file__).parents[2]), *arguments]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            return None
+
+    return {
+        "started_epoch_s": started,
+        "started": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
+        "command": sys.argv,
+        "git_commit": os.environ.get("DSGD_GIT_COMMIT") or git("rev-parse", "HEAD"),  # an image has no .git
+        "git_dirty": None if (changes := git("status", "--porcelain")) is None else bool(changes),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("ray", "torch", "numpy")},
+        },
+        "host": socket.gethostname(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "device": cluster.device,
+        "worker_pids": list(cluster.pids),
+    }
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a whole file or none: readers never see half of it, even after a crash."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w") as file:
+        json.dump(value, file, indent=2, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)

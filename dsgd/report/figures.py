@@ -1,0 +1,65 @@
+"""Which figures a report has, drawn one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import matplotlib as mpl
+
+from dsgd.report.frames import Frames
+from dsgd.report.panels import Scene, Section, curves, rows, scaling, staleness, timeline
+from dsgd.report.style import RC, Style, styles
+
+
+def draw_sections(frames: Frames) -> Iterator[Section]:
+    """Draw the figures that the experiment asks for, in its order; by default, all that apply.
+
+    What cannot apply (drift without local steps, a loss without weights) is left out, asked for or not.
+    """
+    scene = _scene(frames)
+    with mpl.rc_context(RC):
+        for name in chosen(frames):
+            yield _DRAW[name](scene)
+
+
+def chosen(frames: Frames) -> list[str]:
+    """Return the names of the figures that are drawn, in order."""
+    scene = _scene(frames)
+    return [name for name in frames.show or _DRAW if _applies(name, scene)]
+
+
+def _scene(frames: Frames) -> Scene:
+    modes = {run.variant: run.record.summary.mode for run in frames.records}
+    looks: dict[str, Style] = {}
+    for variants in frames.scenarios.values():  # a strategy looks the same in all of them
+        looks |= styles({variant: modes[variant] for variant in variants})
+    return Scene(frames=frames, looks=looks)
+
+
+_DRAW = {
+    "loss": curves.loss,
+    "time_to_target": rows.time_to_target,
+    "scaling": scaling.scaling,
+    "throughput": rows.throughput,
+    "staleness": staleness.staleness,
+    "timeline": timeline.timeline,
+    "drift": curves.drift,
+}
+
+
+def _applies(name: str, scene: Scene) -> bool:
+    records = [run.record for run in scene.frames.records]
+    match name:
+        case "loss":
+            return any(record.evals for record in records)
+        case "time_to_target":
+            return scene.frames.target_loss is not None and any(record.evals for record in records)
+        case "staleness":
+            return any(record.summary.staleness.max for record in records)
+        case "throughput":
+            return any(record.summary.gradients_per_s for record in records)
+        case "timeline":
+            return any(timeline.is_complete(scene.representative(v)) for v in scene.variants)
+        case "drift":
+            return any(record.summary.drift is not None for record in records)
+    return bool(scaling.series(scene.frames))

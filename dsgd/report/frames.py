@@ -1,0 +1,430 @@
+"""Tables of many records: a row a run, a row an evaluation. What every report begins with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsgd.config import DataConfig, LiveConfig, OutputConfig, TimingConfig, option_fields
+from dsgd.records.outcomes import is_result
+from dsgd.records.reader import Record, RecordError, is_record, read_record, read_yaml
+from dsgd.report.words import number, plural
+
+if TYPE_CHECKING:
+    import polars as pl
+
+FIGURES = ("loss", "time_to_target", "staleness", "timeline", "throughput", "drift", "scaling")
+"""What `show:` of an experiment may name."""
+
+OWN_FOLDERS = ("figures", "tuning")
+"""Folders beside the records that hold none that are compared."""
+
+_ENVIRONMENT = {*option_fields(DataConfig), *option_fields(TimingConfig), "engine", "num_workers"}
+NOT_COMPARED = {
+    *option_fields(OutputConfig),
+    *option_fields(LiveConfig),
+    "seed",
+    "max_restarts",
+    "start_timeout_s",
+}
+"""Options that are no part of what a variant is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A record and the variant that it is a run of."""
+
+    variant: str
+    record: Record
+
+    @property
+    def seed(self) -> int:
+        return self.record.summary.seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frames:
+    """The runs of an experiment, of a folder of records, or one run."""
+
+    runs: pl.DataFrame
+    """A row a run, variants in the experiment's order, seeds ascending. Columns: variant, folder, mode,
+    engine, num_workers, seed, the options that differ between runs, stopped_by, updates, gradients, clock_s,
+    wall_s, eval_loss, eval_accuracy, best_eval_loss, time_to_target_s and gradients_to_target (null: never,
+    or no target), bytes, staleness_mean, staleness_p95, staleness_max, idle_share, updates_per_s,
+    gradients_per_s, drift, clock_gap_max, restarts, wasted (mini-batches)."""
+    curves: pl.DataFrame
+    """A row an evaluation: variant, seed, version, t_s, gradients, bytes, loss, accuracy."""
+    left_out: Sequence[tuple[str, str]]
+    """Folders that are not in the tables, and why."""
+    title: str
+    question: str
+    target_loss: float | None
+    show: Sequence[str] | None
+    """The figures that are asked for, in order; None: those that apply."""
+    records: Sequence[Run]
+    """The record behind each row of `runs`."""
+    varied: Sequence[str]
+    """The options that differ between runs."""
+    tuned: Sequence[tuple[str, str, str]] = ()
+    """Where options were tuned before the comparison: variant, what was chosen, and the median losses of all
+    that was tried."""
+
+    @property
+    def variants(self) -> list[str]:
+        """Names of the variants that have a run, in order."""
+        return list(dict.fromkeys(run.variant for run in self.records))
+
+    @cached_property
+    def scenarios(self) -> dict[str, list[str]]:
+        """The variants that meet the same data, machines and network, by the name of that scenario.
+
+        All of them, under no name, where there is one scenario, or one with nobody to compare with.
+        """
+        varied = [option for option in self.varied if option in _ENVIRONMENT]
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for variant in self.variants:
+            config = self.of(variant)[0].config
+            key = tuple(f"{option}={option_text(config.get(option))}" for option in varied)
+            groups.setdefault(key, []).append(variant)
+        if len(groups) < 2 or min(map(len, groups.values())) < 2:
+            return {"": self.variants}
+        names = [common_words(variants, last=True) for variants in groups.values()]
+        if not all(names) or len(set(names)) < len(names):
+            names = [" ".join(key) for key in groups]
+        return dict(zip(names, groups.values(), strict=True))
+
+    def of(self, variant: str) -> list[Record]:
+        """Return a variant's records, seeds ascending."""
+        return [run.record for run in self.records if run.variant == variant]
+
+
+def read_folder(folder: Path) -> Frames:
+    """Read an experiment's folder, a folder of records, or one record.
+
+    Records that cannot be read are left out, and so are runs that failed or were interrupted, unless the
+    folder is that one record; `left_out` says why. Raises RecordError, in one line, for a folder that is not
+    there, that holds nothing to report on, or whose experiment.yaml cannot be read.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise RecordError(f"{folder}: there is no such folder; give a run's, an experiment's or one of runs")
+    if is_record(folder):
+        record = read_record(folder)
+        summary = record.summary
+        workers = "1 worker" if summary.num_workers == 1 else f"{summary.num_workers:,} workers"
+        return _frames(
+            [Run(variant=summary.mode, record=record)],
+            title=f"{summary.mode} on {'Ray' if summary.engine == 'ray' else 'the simulator'}, {workers}",
+            target_loss=_own_target([record]),
+        )
+    if (folder / "experiment.yaml").is_file():
+        return _read_experiment(folder)
+    return _read_loose(folder)
+
+
+def _read_experiment(folder: Path) -> Frames:
+    file = folder / "experiment.yaml"
+    spec = read_yaml(file)
+    variants, seeds = _list(spec, "variants", file), _list(spec, "seeds", file)
+    show = spec.get("show")
+    if show is not None:
+        unknown = [name for name in show if name not in FIGURES] if isinstance(show, list) else [show]
+        if unknown:
+            raise RecordError(f"{file}: show: {unknown[0]} is no figure; choose among {', '.join(FIGURES)}")
+    target = spec.get("target_loss")
+    if target is not None and (isinstance(target, bool) or not isinstance(target, int | float)):
+        raise RecordError(f"{file}: target_loss must be a number, not {target}")
+    runs, left_out, expected = [], [], set()
+    for variant in variants:
+        known = isinstance(variant, dict) and all(isinstance(variant.get(k), str) for k in ("name", "folder"))
+        if not known or Path(variant["folder"]).name != variant["folder"]:
+            raise RecordError(f"{file}: each of variants needs a name and a folder; run the experiment again")
+        for seed in seeds:
+            name = f"{variant['folder']}-s{seed}"
+            expected.add(name)
+            if not (folder / name).is_dir():
+                left_out.append((name, "was not run, or not yet"))
+                continue
+            try:
+                record = _read_result(folder / name)
+                runs.append(Run(variant=_printable(variant["name"]), record=record))
+            except RecordError as error:
+                left_out.append((name, _reason(error, folder / name)))
+    for path in _folders(folder):
+        if path.name not in expected:
+            left_out.append((path.name, "is none of this experiment's runs"))
+    if not runs:
+        raise _none_readable(folder, left_out)
+    return _frames(
+        runs,
+        title=_printable(str(spec.get("title") or folder.name)),
+        question=_printable(str(spec.get("question") or "")),
+        target_loss=None if target is None else float(target),
+        show=None if show is None else tuple(dict.fromkeys(show)),
+        left_out=left_out,
+        tuned=_tuned(spec.get("tuning"), file),
+    )
+
+
+def _tuned(tuning: Any, file: Path) -> list[tuple[str, str, str]]:
+    """Return what experiment.yaml says of tuning."""
+
+    def text(options: Mapping[str, Any]) -> str:
+        return " ".join(f"{name}={option_text(value)}" for name, value in options.items())
+
+    def loss(value: float | None) -> str:
+        return "diverged" if value is None else number(value)
+
+    found = []
+    try:
+        for choice in tuning["choices"] if tuning else ():
+            tried = ", ".join(f"{text(one['options'])}: {loss(one['loss'])}" for one in choice["tried"])
+            edges = ", ".join(choice["at_the_edge"])
+            edge = f" ({edges} at the edge of what was tried: a better may lie beyond)" if edges else ""
+            found.append((str(choice["variant"]), text(choice["chosen"]) + edge, tried))
+    except (KeyError, TypeError, AttributeError):
+        raise RecordError(f"{file}: tuning cannot be read; run the experiment again") from None
+    return found
+
+
+def _list(spec: Mapping[str, Any], name: str, file: Path) -> list[Any]:
+    value = spec.get(name)
+    if name == "seeds" and isinstance(value, int):
+        value = list(range(value))
+    if not isinstance(value, list) or not value:
+        raise RecordError(f"{file}: {name} must be a list that is not empty; run the experiment again")
+    return value
+
+
+def _read_loose(folder: Path) -> Frames:
+    records, left_out = [], []
+    for path in _folders(folder):
+        try:
+            records.append(_read_result(path))
+        except RecordError as error:
+            left_out.append((path.name, _reason(error, path)))
+    if not records:
+        raise _none_readable(folder, left_out)
+    # The record of a run that was repeated with the same options is the last one.
+    latest: dict[tuple[str, int], Record] = {}
+    names = _names(records)
+    for record in sorted(records, key=lambda r: r.meta.started_epoch_s):
+        key = (names[record.path], record.summary.seed)
+        if key in latest:
+            repeated = f"was run again with the same options as {record.path.name}"
+            left_out.append((latest[key].path.name, repeated))
+        latest[key] = record
+    order = list(dict.fromkeys(names[record.path] for record in records))
+    runs = [
+        Run(variant=variant, record=latest[variant, seed])
+        for variant in order
+        for seed in sorted(seed for name, seed in latest if name == variant)
+    ]
+    kept = [run.record for run in runs]
+    title = folder.resolve().name
+    return _frames(runs, title=title, target_loss=_own_target(kept), left_out=sorted(left_out))
+
+
+def _names(records: Sequence[Record]) -> dict[Path, str]:
+    """Name each record's variant by its mode and the options in which runs of that mode differ."""
+    names = {}
+    for mode in dict.fromkeys(record.summary.mode for record in records):
+        same = [record for record in records if record.summary.mode == mode]
+        options = _differing(record.config for record in same)
+        for record in same:
+            values = [f"{option}={option_text(record.config.get(option))}" for option in options]
+            names[record.path] = _printable(" ".join([mode, *values]))
+    return names
+
+
+def _differing(configs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the options that have more than one value, in the order of config.yaml."""
+    values: dict[str, set[str]] = {}
+    for config in configs:
+        for option, value in config.items():
+            if option not in NOT_COMPARED:
+                values.setdefault(option, set()).add(option_text(value))
+    return [option for option, texts in values.items() if len(texts) > 1]
+
+
+def _own_target(records: Sequence[Record]) -> float | None:
+    """Return the `--target-loss` that all of the runs had."""
+    targets = {record.config.get("target_loss") for record in records}
+    target = targets.pop()
+    return float(target) if not targets and isinstance(target, int | float) else None
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_dir() and path.name not in OWN_FOLDERS and not path.name.startswith(".")
+    )
+
+
+def _reason(error: RecordError, path: Path) -> str:
+    return str(error).removeprefix(str(path)).lstrip(":/ ")
+
+
+def _read_result(path: Path) -> Record:
+    """Read the record of a run that was not cut off: how far one came that was says nothing of its mode.
+
+    Raises RecordError, in one line. A run that diverged is a result.
+    """
+    record = read_record(path)
+    summary = record.summary
+    if is_result(summary.stopped_by):
+        return record
+    ended = "failed" if summary.stopped_by == "failed" else "was interrupted"
+    error = f": {_printable(summary.error)}" if summary.error else ""
+    raise RecordError(f"{path}: {ended} after {plural(summary.updates, 'update')}{error}")
+
+
+def _none_readable(folder: Path, left_out: Sequence[tuple[str, str]]) -> RecordError:
+    if not any(is_record(folder / name) for name, _ in left_out):
+        return RecordError(f"{folder}: holds no run record; give a run's, an experiment's or one of runs")
+    name, reason = next((name, reason) for name, reason in left_out if is_record(folder / name))
+    return RecordError(f"{folder}: holds no record that can be reported on; of {name}: {reason}")
+
+
+def _frames(
+    runs: Sequence[Run],
+    *,
+    title: str,
+    target_loss: float | None,
+    question: str = "",
+    show: Sequence[str] | None = None,
+    left_out: Sequence[tuple[str, str]] = (),
+    tuned: Sequence[tuple[str, str, str]] = (),
+) -> Frames:
+    import polars as pl
+
+    own = {"mode", "engine", "num_workers"}
+    varied = _differing(run.record.config for run in runs)
+    rows = [_row(run, [option for option in varied if option not in own], target_loss) for run in runs]
+    whole = ("num_workers", "seed", "updates", "gradients", "gradients_to_target", "bytes", "staleness_p95")
+    text = ("variant", "folder", "mode", "engine", "stopped_by")
+    types: dict[str, Any] = dict.fromkeys((*whole, "staleness_max", "clock_gap_max", "restarts", "wasted"))
+    types = dict.fromkeys(types, pl.Int64) | dict.fromkeys(text, pl.String)
+    types |= {option: _type_of([row[option] for row in rows]) for option in varied if option not in own}
+    schema = {name: types.get(name, pl.Float64) for name in rows[0]}
+    evaluations = [(run.variant, run.seed, *evaluation) for run in runs for evaluation in run.record.evals]
+    return Frames(
+        runs=pl.DataFrame([_typed(row, schema) for row in rows], schema=schema, orient="row"),
+        curves=pl.DataFrame(
+            evaluations,
+            schema={
+                "variant": pl.String,
+                "seed": pl.Int64,
+                "version": pl.Int64,
+                "t_s": pl.Float64,
+                "gradients": pl.Int64,
+                "bytes": pl.Int64,
+                "loss": pl.Float64,
+                "accuracy": pl.Float64,
+            },
+            orient="row",
+        ),
+        left_out=tuple(left_out),
+        title=title,
+        question=question,
+        target_loss=target_loss,
+        show=show,
+        records=tuple(runs),
+        varied=tuple(varied),
+        tuned=tuple(tuned),
+    )
+
+
+def _row(run: Run, options: Sequence[str], target_loss: float | None) -> dict[str, Any]:
+    record, summary = run.record, run.record.summary
+    clock_s = summary.clock_s
+    losses = [evaluation.loss for evaluation in record.evals if evaluation.loss is not None]
+    reached = None if target_loss is None else record.reached(target_loss)
+    return {
+        "variant": run.variant,
+        "folder": record.path.name,
+        "mode": summary.mode,
+        "engine": summary.engine,
+        "num_workers": summary.num_workers,
+        "seed": summary.seed,
+        **{option: record.config.get(option) for option in options},
+        "stopped_by": summary.stopped_by,
+        "updates": summary.updates,
+        "gradients": summary.gradients,
+        "clock_s": clock_s,
+        "wall_s": summary.wall_s,
+        "eval_loss": summary.eval_loss,
+        "eval_accuracy": summary.eval_accuracy,
+        "best_eval_loss": min(losses, default=None),
+        "time_to_target_s": reached.t_s if reached else None,
+        "gradients_to_target": reached.gradients if reached else None,
+        "bytes": summary.bytes_to_workers + summary.bytes_to_server,
+        "staleness_mean": summary.staleness.mean,
+        "staleness_p95": summary.staleness.p95,
+        "staleness_max": summary.staleness.max,
+        "idle_share": round(summary.idle_share, 9) if clock_s else None,  # of rounding, nothing is left
+        "updates_per_s": summary.updates_per_s,
+        "gradients_per_s": summary.gradients_per_s,
+        "drift": summary.drift,
+        "clock_gap_max": summary.clock_gap_max,
+        "restarts": sum(worker.restarts for worker in summary.workers),
+        "wasted": summary.wasted_ignored + summary.wasted_cancelled,
+    }
+
+
+def _printable(text: str) -> str:
+    """Return text without control characters, which XML cannot hold."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def common_words(names: Sequence[str], *, last: bool) -> str:
+    """Return the words that all names end with (`last`) or begin with.
+
+    >>> common_words(["ssgd P=2", "2 backups P=2"], last=True)
+    'P=2'
+    """
+    split = [name.split(" ")[:: -1 if last else 1] for name in names]
+    words = []
+    for at_place in zip(*split, strict=False):
+        if len(set(at_place)) > 1:
+            break
+        words.append(at_place[0])
+    return " ".join(words[::-1] if last else words)
+
+
+def _type_of(values: Sequence[Any]) -> Any:
+    """Return the column type of an option: numbers stay numbers, mixtures become text."""
+    import polars as pl
+
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {bool}:
+        return pl.Boolean
+    if kinds == {int}:
+        return pl.Int64
+    return pl.Float64 if kinds and kinds <= {int, float} else pl.String
+
+
+def _typed(row: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    import polars as pl
+
+    def typed(value: Any, kind: Any) -> Any:
+        return option_text(value) if kind == pl.String and value is not None else value
+
+    return {name: typed(row[name], kind) for name, kind in schema.items()}
+
+
+def option_text(value: Any) -> str:
+    """Return an option's value as the command line has it.
+
+    >>> option_text(0.5), option_text(4.0), option_text(None), option_text(True)
+    ('0.5', '4', 'none', 'true')
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,247 @@
+"""The figures of a report. A panel is one pair of axes, as wide as a phone; a page sets them side by side."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path as Outline
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from dsgd.records.reader import Record
+from dsgd.report.frames import Frames
+from dsgd.report.style import INK, Style, inline_svg, png
+from dsgd.report.words import number
+
+T = TypeVar("T")
+
+WIDTH = 4.6  # inches: text of 9 points stays readable when a phone shows this at full width
+MOST_PANELS = 12  # of one kind, such as one a variant
+MOST_SCENARIOS = 4  # that have curves of their own
+_LEFT, _RIGHT, _TITLE, _AXIS, _LEGEND_ROW = 0.7, 0.14, 0.34, 0.46, 0.2
+_LETTER = 0.07  # inches, of 9 points
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """A drawn figure."""
+
+    name: str
+    """Of its files."""
+    title: str
+    svg: str = field(repr=False)
+    png: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Panels that belong together, and what to know when looking at them."""
+
+    name: str
+    """One of `FIGURES`."""
+    heading: str
+    caption: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What panels are drawn from."""
+
+    frames: Frames
+    looks: Mapping[str, Style]
+    """By variant."""
+
+    @property
+    def variants(self) -> list[str]:
+        return self.frames.variants
+
+    def of(self, variant: str) -> list[Record]:
+        return self.frames.of(variant)
+
+    def representative(self, variant: str) -> Record:
+        """Return the variant's run with the lowest seed that all variants have: all meet the same draws."""
+        records = self.of(variant)
+        by_variant = ({r.summary.seed for r in self.of(other)} for other in self.variants)
+        common = set.intersection(*by_variant)
+        return next((r for r in records if r.summary.seed in common), records[0])
+
+    def some_scenarios(self, among: Sequence[str] | None = None) -> tuple[dict[str, list[str]], str]:
+        """Return scenarios with their variants, few enough to be drawn, and a sentence about the others.
+
+        among: the variants that are looked at; None: all.
+        """
+        wanted = self.variants if among is None else among
+        found = {s: [v for v in variants if v in wanted] for s, variants in self.frames.scenarios.items()}
+        names = spread([scenario for scenario, variants in found.items() if variants], MOST_SCENARIOS)
+        rest = sum(map(bool, found.values())) - len(names)
+        sentence = f" Drawn are {len(names)} of {len(names) + rest} scenarios." if rest else ""
+        return {name: found[name] for name in names}, sentence
+
+    @property
+    def seconds(self) -> str:
+        """The unit of the engine's clock."""
+        return seconds(self.frames)
+
+    def most(self, variants: Sequence[str]) -> tuple[Sequence[str], str]:
+        """Return as many of the variants as get a panel each, and a sentence about the others.
+
+        Those of a scenario stay together, for they are to be compared.
+        """
+        if len(variants) <= MOST_PANELS:
+            return variants, ""
+        groups = [[v for v in group if v in variants] for group in self.frames.scenarios.values()]
+        groups = [group for group in groups if group]
+        drawn = spread(groups, max(1, MOST_PANELS // max(map(len, groups))))
+        shown = [variant for group in drawn for variant in group][:MOST_PANELS]
+        return shown, f" Drawn are {len(shown)} of {len(variants)} variants."
+
+
+def spread(values: Sequence[T], most: int) -> list[T]:
+    """Return at most so many of the values, the last among them, the others evenly between.
+
+    >>> spread("abcdefgh", 3), spread("abc", 1), spread("ab", 3)
+    (['a', 'e', 'h'], ['c'], ['a', 'b'])
+    """
+    if len(values) <= most:
+        return list(values)
+    if most == 1:
+        return [values[-1]]
+    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+
+
+def seconds(frames: Frames) -> str:
+    """Return the unit of the engine's clock: virtual s in the simulator, s on Ray, engine s for both."""
+    engines = {run.record.summary.engine for run in frames.records}
+    if len(engines) > 1:
+        return "engine s"
+    return "virtual s" if engines == {"sim"} else "s"
+
+
+@dataclass(kw_only=True)
+class Canvas:
+    """Axes of a panel before and while they are drawn on; sizes are inches."""
+
+    title: str
+    axes_height: float = 2.3
+    left: float = _LEFT
+    legend: list[tuple[str, Any]] = field(default_factory=list)
+    """Labels and handles, in order."""
+
+    def __post_init__(self) -> None:
+        self.figure = Figure(figsize=(WIDTH, self.axes_height))
+        self._placed: list[tuple[Axes, float, float]] = []
+
+    def axes(self, height: float | None = None, above: float = 0.0, **options: Any) -> Axes:
+        """Add axes of a height (None: all that is left), so far below the first ones' top."""
+        axes = self.figure.add_axes((0.1, 0.1, 0.8, 0.8), **options)
+        axes.set_axisbelow(True)
+        self._placed.append((axes, above, self.axes_height - above if height is None else height))
+        return axes
+
+    def done(self, name: str) -> Panel:
+        """Lay out the figure, with its legend below the axes, and render it."""
+        rows = self._legend_rows()
+        below = _AXIS + rows * _LEGEND_ROW + (0.06 if rows else 0)
+        total = _TITLE + self.axes_height + below
+        self.figure.set_size_inches(WIDTH, total)
+        for axes, above, height in self._placed:
+            bottom = below + self.axes_height - above - height
+            width = WIDTH - self.left - _RIGHT
+            axes.set_position((self.left / WIDTH, bottom / total, width / WIDTH, height / total))
+        title = shortened(self.title, 46)
+        self.figure.text(0.08 / WIDTH, 1 - 0.17 / total, title, va="center", weight="bold", size=10)
+        if rows:
+            self.figure.legend(
+                [handle for _, handle in self.legend],
+                [label for label, _ in self._entries()],
+                loc="lower left",
+                bbox_to_anchor=(0.04 / WIDTH, 0.0),
+                ncols=self._legend_columns(),
+                borderpad=0.2,
+                labelspacing=0.35,
+                columnspacing=1.2,
+                handlelength=2.4,
+                handletextpad=0.5,
+            )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph .* missing")  # names may be in any script
+            return Panel(
+                name=name, title=self.title, svg=inline_svg(self.figure, self.title), png=png(self.figure)
+            )
+
+    def _entries(self) -> list[tuple[str, Any]]:
+        """Return the legend with labels that fit the panel."""
+        return [(shortened(label, 54), handle) for label, handle in self.legend]
+
+    def _legend_columns(self) -> int:
+        widest = max(_LETTER * len(label) for label, _ in self._entries()) + 0.55
+        return max(1, min(len(self.legend), int((WIDTH - 0.1) / widest)))
+
+    def _legend_rows(self) -> int:
+        return math.ceil(len(self.legend) / self._legend_columns()) if self.legend else 0
+
+
+def boxes(axes: Axes, rectangles: Sequence[tuple[float, float, float, float]], **look: Any) -> PathPatch:
+    """Draw rectangles (x from, x to, y from, y to) as one path: a figure of thousands stays small."""
+    vertices, codes = [], []
+    for left, right, low, high in rectangles:
+        vertices += [(left, low), (right, low), (right, high), (left, high), (left, low)]
+        codes += [Outline.MOVETO, Outline.LINETO, Outline.LINETO, Outline.LINETO, Outline.CLOSEPOLY]
+    patch = PathPatch(Outline(vertices or [(0, 0)], codes or None), linewidth=0, **look)
+    axes.add_patch(patch)
+    return patch
+
+
+def readable_ticks(axes: Axes, which: str, *, log: bool = False, whole: bool = False) -> None:
+    """Write the ticks of an axis (x or y) as plain numbers, on a logarithmic axis at 1, 2 and 5 if few."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    if log:
+        low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
+        decades = math.log10(high / low) if low > 0 else 9
+        subs = (
+            (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 0.8 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8)
+        )
+        axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+        axis.set_minor_formatter(NullFormatter())
+    else:
+        axis.set_major_locator(MaxNLocator(5 if which == "x" else 6, integer=whole))
+    axis.set_major_formatter(FuncFormatter(_tick))
+
+
+def _tick(x: float, _place: object) -> str:
+    """Return a tick's label: short, for many stand in a row.
+
+    >>> _tick(1500.0, 0), _tick(2.5e6, 0), _tick(0.05, 0)
+    ('1,500', '2.5M', '0.05')
+    """
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(x) >= size:
+            return number(x / (1e3 if letter == "k" else size)) + letter
+    return number(x, 4)
+
+
+def shortened(name: str, most: int = 25) -> str:
+    """Return a name that fits beside an axis.
+
+    >>> shortened("a" * 30)[-3:], shortened("ssgd")
+    ('aa…', 'ssgd')
+    """
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+def left_margin(names: Sequence[str]) -> float:
+    """Return the inches that names beside a vertical axis take."""
+    return 0.3 + _LETTER * max(len(shortened(name)) for name in names)
+
+
+def rule(axes: Axes, value: float, which: str = "y", **look: Any) -> Any:
+    """Draw a dotted line across the axes at a value, in the ink of the text."""
+    draw: Callable[..., Any] = axes.axhline if which == "y" else axes.axvline
+    return draw(value, **({"color": INK, "linewidth": 1.0, "linestyle": (0, (1, 2))} | look))

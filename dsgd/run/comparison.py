@@ -1,0 +1,75 @@
+"""The simulator against reality: the same configuration on both engines, side by side."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+from dsgd.config import TimingConfig
+from dsgd.records.reader import read_record, read_summary
+from dsgd.records.writer import write_json
+
+Measured = dict[str, dict[str, float | None]]
+
+
+def measured_timing(timing: TimingConfig, ray_record: Path) -> TimingConfig:
+    """Return the scenario for the simulator: the law, plus the overhead that the run on Ray had here.
+
+    The overhead of a task, all of its time but computing, becomes latency, half of it each way. Where the
+    law is `none`, real compute times cannot be drawn: those of the run on Ray are replayed by worker.
+    """
+    tasks = [task for update in read_record(ray_record).updates() for task in update.gradients]
+    if not tasks:
+        raise ValueError("--engine both: the run on Ray has made no update")
+    overhead_s = fmean(task.finished_s - task.started_s - task.compute_s for task in tasks)
+    timing = replace(timing, latency_s=max(0.0, overhead_s / 2))
+    if timing.compute_time != "none":
+        return timing
+    trace = ray_record.parent / "compute-times.csv"
+    with trace.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["worker", "seconds"])
+        for task in tasks:
+            writer.writerows([[task.worker, task.compute_s / task.batches]] * task.batches)
+    # The slowdown is in the measured times already.
+    return replace(timing, compute_time=f"trace:{trace}", slowdown="")
+
+
+def write_comparison(folder: Path) -> Measured:
+    """Compare the records `ray` and `sim` in `folder`; write and return comparison.json.
+
+    By name: ray, sim, and the relative difference (sim - ray)/ray. For the staleness distributions there is
+    their distance in total variation, half the sum of absolute differences: 0 if equal, 1 if disjoint.
+    """
+    ray, sim = (read_summary(folder / engine) for engine in ("ray", "sim"))
+    found: Measured = {}
+    for name, measure in (
+        ("s_per_update", lambda s: s.clock_s / s.updates),
+        ("staleness_mean", lambda s: s.staleness.mean),
+        ("staleness_p95", lambda s: s.staleness.p95),
+        ("idle_share", lambda s: s.idle_share),
+        ("loss_at_the_end", lambda s: s.eval_loss),
+    ):
+        a, b = measure(ray), measure(sim)
+        found[name] = {
+            "ray": a,
+            "sim": b,
+            "relative_difference": (b - a) / a if a and b is not None else None,
+        }
+    distance = _total_variation(ray.staleness.counts, sim.staleness.counts)
+    found["staleness_distance"] = {"ray": None, "sim": None, "total_variation": distance}
+    write_json(folder / "comparison.json", found)
+    return found
+
+
+def _total_variation(a: Mapping[int, int], b: Mapping[int, int]) -> float:
+    """Return the distance of two distributions given as counts by value.
+
+    >>> _total_variation({0: 1, 1: 1}, {0: 2})
+    0.5
+    """
+    total_a, total_b = sum(a.values()), sum(b.values())
+    return sum(abs(a.get(k, 0) / total_a - b.get(k, 0) / total_b) for k in {*a, *b}) / 2

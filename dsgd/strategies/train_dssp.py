@@ -1,0 +1,79 @@
+"""Dynamic SSP: the slack is chosen at run time, within a range.
+
+Source: Zhao et al. 2019, "Dynamic stale synchronous parallel distributed training for deep learning" (arXiv
+1908.11848), algorithms 1 and 2.
+
+As SSP with the lower slack s_L; but when the fastest worker reaches it, the server predicts, from the last
+two pushes of that worker and of the slowest one, after how many more of its mini-batches (r, at most so
+many that the gap stays within s_U) it would wait the least for the slowest, and lets it run these r first:
+
+    r = argmin over r of min over k of | (A_fast + r I_fast) - (A_slow + k I_slow) |
+    A: time of the last push,  I: time between the last two
+
+Limits: s_L = s_U is SSP. The gap at a start never exceeds s_U.
+
+How this differs from the paper: r counts towards the gap there is, so s_U bounds it strictly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dsgd.cluster import Cluster, Update, start_all
+from dsgd.cluster.clocks import Clocks
+from dsgd.config import AsynchronousConfig, require
+from dsgd.work.optim import SGD, Weights
+from dsgd.work.tasks import gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(AsynchronousConfig):
+    mode: str = "dssp"
+
+    slack_low: int = 3
+    """s_L, mini-batches a worker may always be ahead of the slowest when it starts one."""
+
+    slack_high: int = 15
+    """s_U, mini-batches the fastest worker may be ahead where that shortens its waiting."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.slack_low >= 0, "slack-low", self.slack_low, "must be at least 0")
+        low, high = self.slack_low, self.slack_high
+        require(high >= low, "slack-high", high, "must be at least --slack-low; raise it")
+
+
+def extra_steps(fast: Sequence[float], slow: Sequence[float], most: int) -> int:
+    """Return r, 0 to `most`, after which the fastest waits least; fast, slow: last two pushes (s) each."""
+    pushes = [slow[1] + k * (slow[1] - slow[0]) for k in range(1, most + 2)]
+    waits = [min(abs(fast[1] + r * (fast[1] - fast[0]) - t) for t in pushes) for r in range(most + 1)]
+    return waits.index(min(waits))
+
+
+def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
+    sgd = SGD(lr=cfg.lr_for(1), momentum=cfg.momentum)
+    clocks = Clocks(len(cluster.workers))
+    pushes = {worker: (0.0, 0.0) for worker in cluster.workers}
+    extra = dict.fromkeys(cluster.workers, 0)
+    waiting: set[int] = set()
+    start_all(cluster, gradient, w)
+    while True:
+        done = cluster.next_done()
+        i = done.worker
+        w = sgd.step(w, done.value, cfg.weight(w.version - done.read))
+        clock, pushes[i] = clocks.tick(i), (pushes[i][1], done.finished_s)
+        gap = clock - clocks.slowest
+        if gap > cfg.slack_low and not extra[i] and clock == clocks.fastest:
+            slowest = min(cluster.workers, key=clocks.__getitem__)
+            extra[i] = extra_steps(pushes[i], pushes[slowest], most=cfg.slack_high + 1 - gap)
+        waiting.add(i)
+        ready = [j for j in sorted(waiting) if clocks[j] - clocks.slowest <= cfg.slack_low]
+        extra[i] = 0 if i in ready else extra[i]  # the slowest has caught up: what was left is void
+        if extra[i]:
+            extra[i] -= 1
+            ready.append(i)
+        for worker in ready:
+            cluster.start(worker, gradient, w)
+        waiting.difference_update(ready)
+        yield Update(w, [done])

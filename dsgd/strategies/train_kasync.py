@@ -1,0 +1,65 @@
+"""K-async SGD: average K gradients an update, whichever weights they were computed at.
+
+Source: Dutta et al. 2018 (arXiv 1803.01113), section 2.1 (K-async and K-batch-async); Zhang et al. 2015,
+"Staleness-aware async-SGD" (arXiv 1511.05950), section 3 (n-softsync). FedBuff's buffer (Nguyen et al. 2022,
+arXiv 2106.06639) is the same thing as K-batch-async, with local steps instead of gradients.
+
+    w_{v+1} = w_v - lr/K  sum over K arrivals of g_i(w_{v - tau_i})
+
+A worker that has pushed waits for the update (K-async, so the K gradients are from K workers); with `--count
+gradients` (K-batch-async) it goes on at once, at the weights there are.
+
+Limits: K = 1 is ASGD; K = P counting workers is SSGD. K-async: mean staleness (P - K)/K, and P(0) = K/P for
+exponential times. K-batch-async: mean staleness (P - 1)/K, and an update every K E[X]/P, whatever the law.
+
+How this differs from the papers: the K-th gradient's worker fetches the new weights, as all pushers do that
+wait: pushing and fetching is one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from dsgd.cluster import Cluster, Done, Update, start_all
+from dsgd.config import AsynchronousConfig, require
+from dsgd.work.optim import SGD, Weights, mean
+from dsgd.work.tasks import gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(AsynchronousConfig):
+    mode: str = "kasync"
+
+    k: int | None = None
+    """K, the gradients that are averaged in an update. None: half of the workers, rounded up."""
+
+    count: Literal["workers", "gradients"] = "workers"
+    """workers: who has pushed waits for the update. gradients: it goes on at once."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most = self.num_workers if self.count == "workers" else self.budget
+        rule = f"must lie between 1 and {most}; choose such a K, or add workers"
+        require(self.k is None or 1 <= self.k <= most, "k", self.k, rule)
+
+    @property
+    def gradients_per_update(self) -> int:
+        """K."""
+        return self.k or (self.num_workers + 1) // 2
+
+
+def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
+    k = cfg.gradients_per_update
+    sgd = SGD(lr=cfg.lr_for(k), momentum=cfg.momentum)
+    start_all(cluster, gradient, w)
+    while True:
+        dones: list[Done] = []
+        while len(dones) < k:
+            dones.append(cluster.next_done())
+            if len(dones) < k and cfg.count == "gradients":
+                cluster.start(dones[-1].worker, gradient, w)
+        w = sgd.step(w, mean(cfg.weight(w.version - d.read) * d.value for d in sorted(dones)))
+        start_all(cluster, gradient, w)
+        yield Update(w, dones)

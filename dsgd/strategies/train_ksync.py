@@ -1,0 +1,77 @@
+"""K-sync SGD: wait for the first K of P workers, not for the slowest.
+
+Source: Dutta et al. 2018, "Slow and stale gradients can win the race" (arXiv 1803.01113), section 2.1
+(K-sync and K-batch-sync); Chen et al. 2016, "Revisiting distributed synchronous SGD" (arXiv 1604.00981),
+section 3 (backup workers: K = P - b).
+
+All workers start at the same weights; the server averages the first K gradients and does not wait for
+the rest:
+
+    w_{v+1} = w_v - lr/K  sum over the first K of g_i(w_v)
+
+With `--count gradients` (K-batch-sync) a worker that has delivered starts another mini-batch at the same
+weights, and the first K gradients count, whoever they are from.
+
+Limits: K = P is SSGD. Staleness is always 0. An update takes the K-th smallest of P times; for
+exponential times H_P - H_{P-K}, and K/P when gradients are counted.
+
+How this differs from the papers: `--rest cancel` stops the slow workers as they do; `--rest ignore` lets
+them finish, throws their results away and starts them anew, as a cluster must where a task cannot be stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from dsgd.cluster import Cluster, Done, Update, start_all
+from dsgd.config import TrainConfig, require
+from dsgd.work.optim import SGD, Weights, mean
+from dsgd.work.tasks import gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainConfig):
+    mode: str = "ksync"
+
+    k: int | None = None
+    """K, the results that make an update. None: num_workers - backup."""
+
+    backup: int = 0
+    """b, the backup workers: K = num_workers - b."""
+
+    rest: Literal["cancel", "ignore"] = "cancel"
+    """What becomes of the other workers' tasks. cancel: they are stopped. ignore: they go on, for nothing."""
+
+    count: Literal["workers", "gradients"] = "workers"
+    """workers: K different workers. gradients: K mini-batches, a fast worker may give several."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = f"must lie between 0 and num_workers - 1 = {self.num_workers - 1}; lower it or add workers"
+        require(0 <= self.backup < self.num_workers, "backup", self.backup, rule)
+        require(self.k is None or not self.backup, "k", self.k, "and --backup say the same; give one of them")
+        most = self.num_workers if self.count == "workers" else self.budget
+        rule = f"must lie between 1 and {most}; choose such a K, or add workers"
+        require(self.k is None or 1 <= self.k <= most, "k", self.k, rule)
+
+
+def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
+    sgd = SGD(lr=cfg.lr, momentum=cfg.momentum)
+    k = cfg.k or cfg.num_workers - cfg.backup
+    while True:
+        start_all(cluster, gradient, w)
+        dones: list[Done] = []
+        late: list[Done] = []
+        while len(dones) < k:
+            done = cluster.next_done()
+            fresh = done.read == w.version
+            (dones if fresh else late).append(done)
+            if len(dones) < k and (not fresh or cfg.count == "gradients"):
+                cluster.start(done.worker, gradient, w)
+        if cfg.rest == "cancel":
+            for worker in list(cluster.in_flight):
+                cluster.cancel(worker)
+        w = sgd.step(w, mean(done.value for done in sorted(dones)))
+        yield Update(w, dones, ignored=late)

@@ -1,0 +1,56 @@
+"""Rennala SGD: asynchronous workers, but only gradients at the current weights count.
+
+Source: Tyurin and Richtarik 2023, "Optimal time complexities of parallel stochastic optimization methods
+under a fixed computation model" (arXiv 2305.12387), method 4.
+
+The server collects S gradients at w_v. A worker that delivers one starts the next at once, at the newest
+weights; a gradient at older weights is ignored:
+
+    w_{v+1} = w_v - lr/S  sum of the first S gradients at w_v
+
+Limits: it is K-batch-sync with K = S whose late results are ignored instead of cancelled; with P = S = 1
+it is plain SGD. Staleness is always 0, so neither slow nor crashed workers do harm; S trades waiting
+against the noise of a gradient. Its time is optimal, up to constants, where each worker's time is bounded.
+
+How this differs from the paper: the run's budget counts the gradients that were applied; those ignored are
+reported as `wasted`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dsgd.cluster import Cluster, Done, Update, start_all
+from dsgd.config import TrainConfig, require
+from dsgd.work.optim import SGD, Weights, mean
+from dsgd.work.tasks import gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainConfig):
+    mode: str = "rennala"
+
+    batches: int | None = None
+    """S, the gradients at the current weights that make an update. None: as many as workers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = f"must lie between 1 and the budget of {self.budget} mini-batches"
+        require(self.batches is None or 1 <= self.batches <= self.budget, "batches", self.batches, rule)
+
+
+def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
+    batches = cfg.batches or cfg.num_workers
+    sgd = SGD(lr=cfg.lr, momentum=cfg.momentum)
+    while True:
+        start_all(cluster, gradient, w)
+        dones: list[Done] = []
+        late: list[Done] = []
+        while len(dones) < batches:
+            done = cluster.next_done()
+            (dones if done.read == w.version else late).append(done)
+            if len(dones) < batches:
+                cluster.start(done.worker, gradient, w)
+        w = sgd.step(w, mean(done.value for done in sorted(dones)))
+        yield Update(w, dones, ignored=late)

@@ -1,0 +1,200 @@
+"""The command line: options of the chosen mode, each one a field of its configuration.
+
+Neither torch nor ray is imported here: `--help` and mistakes are answered at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tyro
+import yaml
+from tyro import _errors as tyro_errors  # private, but the pinned version's one way to a one-line message
+
+from dsgd.config import TrainConfig, option_fields
+from dsgd.strategies import load, modes
+
+_DEFAULT_MODE = "ssgd"
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be done; the message is one line."""
+
+
+def parse(arguments: Sequence[str]) -> TrainConfig:
+    """Return the configuration that the command line, and the file after `--config`, ask for.
+
+    Raises UsageError in one line for anything that is wrong. `--help` prints and raises SystemExit.
+    """
+    arguments = [with_dashes(argument) for argument in arguments]
+    arguments, config_file = _take_option(arguments, "--config")
+    file_options = _read_config(config_file) if config_file is not None else {}
+    file_options.pop("run_name", None)  # a repetition is another run, with a name of its own
+    return configure(file_options, f"--config {config_file}", arguments)
+
+
+def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[str] = ()) -> TrainConfig:
+    """Return the configuration that a file's options ask for; what `arguments` say goes before them.
+
+    source: what messages call the file. Raises UsageError in one line for anything that is wrong.
+    """
+    given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
+    mode = _value(arguments, "--mode") or file_options.get("mode") or _DEFAULT_MODE
+    try:
+        strategy = load(str(mode))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    known = option_fields(strategy.Config)
+    for key in file_options:
+        if key not in known:
+            raise UsageError(f"{source}: {_unknown(key, str(mode), known, spelled=key)}")
+    from_file = [
+        token
+        for key, value in file_options.items()
+        if not given & {f"--{_dashed(key)}", f"--no-{_dashed(key)}"}
+        for token in _tokens(key, value, str(known[key].type), source)
+    ]
+
+    def explain(event: tyro_errors.ParseErrorEvent) -> None:
+        raise UsageError(_explain(event, str(mode), known))
+
+    with tyro_errors.on_parse_error(explain):
+        cfg: TrainConfig = tyro.cli(
+            strategy.Config,
+            prog="main.py",
+            args=[*from_file, *arguments],
+            description=_description(str(mode), strategy.__doc__ or ""),
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
+        )
+    return cfg
+
+
+def _description(mode: str, doc: str) -> str:
+    title = doc.strip().splitlines()[0] if doc else mode
+    return (
+        f"Distributed SGD, one run. Mode {mode}: {title}\n\nModes: {', '.join(modes())}; each has options of "
+        "its own, which --mode MODE --help shows. --config FILE takes the options of an earlier run's "
+        "config.yaml; what the command line says wins. --experiment FILE runs a comparison, --report DIR "
+        "draws one again, and --check LAB ANSWERS checks answers to docs/labs; each has a --help of its own. "
+        "Exit codes: 0 done, 1 failed, 2 usage, 3 diverged, 130 interrupted."
+    )
+
+
+def _explain(event: tyro_errors.ParseErrorEvent, mode: str, known: dict[str, Any]) -> str:
+    match event:
+        case tyro_errors.UnrecognizedArgs(tokens=tokens):
+            if not tokens[0].startswith("-"):
+                return f"'{tokens[0]}' belongs to no option; options are written --name value, see --help"
+            return _unknown(_field(tokens[0]), mode, known, spelled=tokens[0])
+        case tyro_errors.InvalidChoice(argument=argument, value=value, choices=choices):
+            return f"{_name(argument)} {value}: must be one of {', '.join(choices)}"
+        case tyro_errors.BadValue(argument=argument):
+            return f"{_name(argument)}: needs a value; --help describes it"
+        case tyro_errors.InstantiationFailure(message=message, argument=None):
+            return message.strip()
+        case tyro_errors.InstantiationFailure(message=message, argument=argument):
+            option = _name(argument)
+            kind = {"int": "a whole number", "float": "a number"}
+            rule = kind.get(str(known[_field(option)].type).partition(" ")[0], "another value")
+            return f"{option}: must be {rule} ({' '.join(message.split())}); --help describes it"
+    return f"the command line cannot be read ({type(event).__name__}); see --help"
+
+
+def _name(argument: Any) -> str:
+    return str(argument.display_name())
+
+
+def _unknown(key: str, mode: str, known: dict[str, Any], *, spelled: str) -> str:
+    others = [m for m in modes() if m != mode and key in option_fields(load(m).Config)]
+    if others:
+        return (
+            f"{spelled} is an option of --mode {', '.join(others)}, not of --mode {mode}; "
+            "leave it out or choose that mode"
+        )
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {_like(spelled, near[0])}?" if near else "see --help"
+    return f"{spelled}: there is no such option in --mode {mode}; {hint}"
+
+
+def _like(spelled: str, key: str) -> str:
+    return f"--{_dashed(key)}" if spelled.startswith("-") else key
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise UsageError(
+            f"--config {path}: cannot be read ({error.strerror}); give a run's config.yaml"
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"--config {path}: is not YAML ({reason}); give a run's config.yaml") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"--config {path}: must be a mapping of options to values, like a run's config.yaml")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def _tokens(key: str, value: Any, kind: str, source: str) -> list[str]:
+    """Return an option of a file as it would stand on the command line."""
+    option = f"--{_dashed(key)}"
+    if isinstance(value, bool) != (kind == "bool"):
+        rule = "true or false" if kind == "bool" else f"a value, not {str(value).lower()}"
+        raise UsageError(f"{source}: '{key}' must be {rule}")
+    if isinstance(value, bool):
+        return [option if value else f"--no-{_dashed(key)}"]
+    if value is None:
+        return [option, "None"]
+    if isinstance(value, float) and math.isinf(value):
+        return [option, str(value)]
+    if isinstance(value, str | int | float):
+        return [f"{option}={value}"]
+    raise UsageError(f"{source}: '{key}' must be one value, not a {type(value).__name__}")
+
+
+def with_dashes(argument: str) -> str:
+    """Return an argument with dashes in its option's name, which may be written with underscores."""
+    name, sign, value = argument.partition("=")
+    return f"--{_dashed(name[2:])}{sign}{value}" if name.startswith("--") else argument
+
+
+def _take_option(arguments: list[str], option: str) -> tuple[list[str], str | None]:
+    """Return the arguments without `option` and its value, and the value."""
+    value = _value(arguments, option)
+    kept, skip = [], False
+    for argument in arguments:
+        if skip or argument == option or argument.startswith(f"{option}="):
+            skip = argument == option and not skip
+        else:
+            kept.append(argument)
+    return kept, value
+
+
+def _value(arguments: Sequence[str], option: str) -> str | None:
+    """Return the last value given for `option`."""
+    value = None
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        if argument.startswith(f"{option}="):
+            value = argument.partition("=")[2]
+        elif argument == option:
+            if not following or following.startswith("--"):
+                raise UsageError(f"{option}: needs a value; --help describes it")
+            value = following
+    return value
+
+
+def is_given(arguments: Sequence[str], option: str) -> bool:
+    """Return whether `option` is among the arguments."""
+    return any(argument == option or argument.startswith(f"{option}=") for argument in arguments)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _field(name: str) -> str:
+    return name.partition("=")[0].removeprefix("--").replace("-", "_")

@@ -1,0 +1,183 @@
+"""What people see of a run on the terminal: a progress line, then a short table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dsgd.config import TrainConfig
+from dsgd.metrics import Tally
+
+_REFRESH_S = 0.1
+_LOG_LINE_S = 10.0  # where nobody sees a line change: in a file, or a pod's log
+_BAR_WIDTH = 24
+_MOST_BARS = 8
+_WORKERS_PER_LINE = 6
+_MOST_WORKERS = 24  # beyond which the table sums up
+
+
+class ProgressLine:
+    """Shows updates, loss, staleness, time left and busy workers; costs nothing between refreshes.
+
+    On a terminal it is a line that changes; elsewhere a new line every ten seconds.
+    """
+
+    def __init__(self, cfg: TrainConfig, console: Console) -> None:
+        self._budget, self._num_workers = cfg.budget, cfg.num_workers
+        self._logged = not (cfg.output.quiet or console.is_terminal)
+        self._every_s = _LOG_LINE_S if self._logged else _REFRESH_S
+        self._next_s = time.monotonic() + self._every_s if self._logged else 0.0
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(compact=True),
+            console=console,
+            disable=cfg.output.quiet or not console.is_terminal,
+            transient=True,
+        )
+        self._task = self._progress.add_task(
+            cfg.mode, total=cfg.budget, status=f"starting {cfg.num_workers} workers"
+        )
+
+    def __enter__(self) -> ProgressLine:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def show(self, tally: Tally, in_flight: Mapping[int, float]) -> None:
+        """Refresh the line, if it is time."""
+        now_s = time.monotonic()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + self._every_s
+        loss = "–" if tally.last_loss is None else f"{tally.last_loss:.4g}"
+        status = (
+            f"{tally.updates} updates · loss {loss} · staleness {tally.staleness_mean:.2f} · "
+            f"{len(in_flight)}/{self._num_workers} busy"
+        )
+        done = min(tally.gradients, self._budget)
+        if self._logged:
+            with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
+                print(f"{done / self._budget:4.0%} · {status}", flush=True)
+        self._progress.update(self._task, completed=done, status=status)
+
+
+def print_summary(summary: Mapping[str, Any], path: object, console: Console) -> None:
+    """Print a finished run's summary as a table."""
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, text in _rows(summary):
+        table.add_row(name, text)
+    console.print(table)
+    console.print(f"record  {path}", soft_wrap=True, highlight=False)
+
+
+def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    unit = "virtual s" if summary["engine"] == "sim" else "s"
+    clock_s, updates = summary["clock_s"], summary["updates"]
+    per_update = f", {clock_s / updates:.4g} {unit} an update" if updates else ""
+    rows = [
+        ("run", f"{summary['mode']} on {summary['engine']}, {summary['num_workers']} workers"),
+        ("stopped by", summary["stopped_by"] + (f": {summary['error']}" if summary["error"] else "")),
+        ("updates", f"{updates}, from {summary['gradients']} mini-batches, {summary['samples']} samples"),
+        ("time", f"{clock_s:.4g} {unit}{per_update} (start {summary['startup_s']:.1f} s)"),
+        ("loss", f"{_number(summary['loss']['first'])} first, {_number(summary['loss']['last'])} last"),
+    ]
+    evaluation = summary["eval"]
+    if evaluation["loss"] is not None:
+        accuracy = evaluation["accuracy"]
+        percent = "" if accuracy is None else f", accuracy {accuracy:.1%}"
+        rows.append(("evaluation", f"loss {_number(evaluation['loss'])}{percent}"))
+    if summary["drift"] is not None:
+        rows.append(("drift", _number(summary["drift"])))
+    staleness = summary["staleness"]
+    if staleness["mean"] is not None:
+        head = f"mean {staleness['mean']:.2f}, p95 {staleness['p95']}, max {staleness['max']}"
+        bars = "\n".join(_bars({int(value): n for value, n in staleness["counts"].items()}))
+        rows.append(("staleness", f"{head}\n{bars}" if staleness["max"] else head))
+    rows.append(("busy", _busy(summary["workers"], clock_s)))
+    if summary["theory"]:
+        rows.append(("theory says", "\n".join(_theory(summary["theory"]))))
+    return rows
+
+
+def _theory(compared: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    names = {
+        "s_per_update": "s an update",
+        "staleness_mean": "mean staleness",
+        "staleness_p0": "of gradients are fresh",
+        "staleness_max": "staleness at most",
+        "clock_gap_max": "clock gap at most",
+    }
+    lines = []
+    for name, entry in compared.items():
+        off = entry["relative_difference"]
+        difference = "" if off is None else f" ({off:+.1%})".replace("-0.0%", "+0.0%")
+        lines.append(
+            f"{_number(entry['theory'])} {names[name]}, you measured {_number(entry['measured'])}{difference}"
+        )
+    return lines
+
+
+def _bars(counts: Mapping[int, int]) -> list[str]:
+    """Draw a histogram of staleness, in at most _MOST_BARS bins of equal width."""
+    width = max(counts) // _MOST_BARS + 1
+    bins = [0] * (max(counts) // width + 1)
+    for value, n in counts.items():
+        bins[value // width] += n
+    total, most = sum(bins), max(bins)
+    lines = []
+    for k, n in enumerate(bins):
+        label = str(k) if width == 1 else f"{k * width}–{(k + 1) * width - 1}"
+        lines.append(f"{label:>9} {'█' * round(_BAR_WIDTH * n / most):<{_BAR_WIDTH}} {n / total:6.1%}")
+    return lines
+
+
+def _busy(workers: Mapping[str, Mapping[str, Any]], clock_s: float) -> str:
+    if not clock_s:
+        return "–"
+    shares = {worker: entry["busy_s"] / clock_s for worker, entry in workers.items()}
+    restarts = sum(entry["restarts"] for entry in workers.values())
+    lost = f"; {restarts} restarts" if restarts else ""
+    if len(shares) > _MOST_WORKERS:
+        mean = sum(shares.values()) / len(shares)
+        return f"{mean:.0%} of the time on average, {min(shares.values()):.0%} the least{lost}"
+    cells = [f"{worker:>2}: {share:>4.0%}" for worker, share in shares.items()]
+    lines = [cells[i : i + _WORKERS_PER_LINE] for i in range(0, len(cells), _WORKERS_PER_LINE)]
+    return "\n".join("  ".join(line) for line in lines) + lost
+
+
+def _number(x: float | None) -> str:
+    return "–" if x is None else f"{x:.4g}"
+
+
+def print_comparison(comparison: Mapping[str, Mapping[str, float | None]], console: Console) -> None:
+    """Print what Ray and the simulator measured, side by side."""
+    table = Table("", "ray", "sim", "sim is off by", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    names = {
+        "s_per_update": "seconds an update",
+        "staleness_mean": "mean staleness",
+        "staleness_p95": "95 % of gradients are at most … stale",
+        "idle_share": "idle share",
+        "loss_at_the_end": "loss at the end",
+    }
+    for key, name in names.items():
+        entry = comparison[key]
+        off = entry["relative_difference"]
+        table.add_row(
+            name, _number(entry["ray"]), _number(entry["sim"]), "–" if off is None else f"{off:+.1%}"
+        )
+    distance = comparison["staleness_distance"]["total_variation"]
+    table.add_row("staleness distributions: total variation", "", "", _number(distance))
+    console.print(table)

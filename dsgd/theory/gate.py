@@ -1,0 +1,586 @@
+"""Theory against measurement: every closed form that the suite is held to, as one row.
+
+    python -m dsgd.theory.gate           # or make theory; --markdown prints docs/theory.md
+
+A row has a formula, its value, and a way to measure the same thing with the simulator. Where chance is in
+it, the measurement is repeated with independent seeds, and the verdict is Student's two-sided test at the
+level below: the value must lie in the interval around the mean. Where nothing is left to chance, the
+two must agree to rounding. Values that the literature has only as simulations carry their own tolerance.
+
+tests/test_theory.py runs the same rows.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dsgd.cluster.laws import parse_law
+from dsgd.run.lab import Outcome, run
+from dsgd.theory import formulas as theory
+
+LEVEL = 0.999  # of each row's interval; seeds are fixed, so a row that holds once holds always
+ROUNDING = 1e-5  # float32, over some thousand additions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One closed form, and how the simulator measures it."""
+
+    group: str
+    what: str
+    formula: str
+    value: float
+    measure: Callable[[int], float]
+    """Returns the measurement of one seed."""
+    seeds: int = 20
+    """Independent repetitions; 1 where nothing is left to chance."""
+    tolerance: float = 0.0
+    """Of `value` itself, where it is known to so many digits only."""
+
+    def check(self) -> Result:
+        """Measure, and compare with the value."""
+        measured = np.array([self.measure(seed) for seed in range(self.seeds)])
+        mean = float(measured.mean())
+        if self.seeds == 1:
+            half = ROUNDING * max(1.0, abs(self.value))
+        else:
+            from scipy.stats import t
+
+            deviation = float(measured.std(ddof=1)) / math.sqrt(self.seeds)
+            half = float(t.ppf((1 + LEVEL) / 2, self.seeds - 1)) * deviation
+        return Result(self, mean, half, abs(mean - self.value) <= half + self.tolerance)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row's measurement: mean, half the width of its interval, and whether theory holds."""
+
+    row: Row
+    measured: float
+    half_width: float
+    holds: bool
+
+
+def schedule(
+    mode: str, workers: int, steps: int, seed: int, law: str = "exponential:1", **options: Any
+) -> Outcome:
+    """Run a strategy without weights: all that is measured is time and staleness."""
+    return run(mode, dataset="none", num_workers=workers, steps=steps, seed=seed, compute_time=law, **options)
+
+
+def s_per_update(outcome: Outcome, skip: int = 0) -> float:
+    """Return seconds per update, after the first `skip` updates."""
+    last = [max(done.finished_s for done in update.dones) for update in outcome.updates]
+    return (last[-1] - (last[skip - 1] if skip else 0.0)) / (len(last) - skip)
+
+
+def late_staleness(outcome: Outcome, skip: int) -> list[int]:
+    """Return the staleness of all gradients after the first `skip` updates."""
+    return [update.staleness(done) for update in outcome.updates[skip:] for done in update.dones]
+
+
+def quadratic(mode: str, workers: int, steps: int, seed: int, **options: Any) -> Outcome:
+    """Run a strategy on the quadratic w^2/2 for each worker, with unit steps of time."""
+    return run(mode, dataset="quadratic", num_workers=workers, steps=steps, seed=seed, **options)
+
+
+def iterates(outcome: Outcome) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the weights after each update, shape (updates, D)."""
+    return np.array([update.weights.vector for update in outcome.updates], dtype=np.float64)
+
+
+def _row(
+    group: str,
+    what: str,
+    formula: str,
+    value: float,
+    measure: Callable[..., float],
+    *,
+    seeds: int = 20,
+    tolerance: float = 0.0,
+    **at: Any,
+) -> Row:
+    """Make a row whose measurement has the parameters `at` beside its seed."""
+    return Row(
+        group=group,
+        what=what,
+        formula=formula,
+        value=value,
+        measure=partial(measure, **at),
+        seeds=seeds,
+        tolerance=tolerance,
+    )
+
+
+def time_rows() -> Iterator[Row]:
+    """Time per update and per step."""
+    exponential, shifted = parse_law("exponential:1"), parse_law("shifted-exponential:1,1")
+
+    row = partial(_row, "Time")
+
+    for law, text in ((exponential, "exponential:1"), (shifted, "shifted-exponential:1,1")):
+        for k in (8, 4, 1):
+            yield row(
+                f"K-sync, {text}, P=8, K={k}: s an update",
+                "shift + H_P - H_{P-K}",
+                theory.k_sync_time(law, 8, k),
+                lambda seed, k, text: s_per_update(schedule("ksync", 8, 200 * k // 8 + 1, seed, text, k=k)),
+                k=k,
+                text=text,
+            )
+    for text in ("pareto:3,1", "lognormal:1,.5", "uniform:.5,1.5"):
+        yield row(
+            f"K-sync, {text}, P=8, K=4: s an update",
+            "mean of the K-th of P draws",
+            theory.k_sync_time(parse_law(text), 8, 4),
+            lambda seed, text: s_per_update(schedule("ksync", 8, 100, seed, text, k=4)),
+            text=text,
+        )
+    for k in (4, 8):
+        yield row(
+            f"K-batch-sync, exponential, P=8, K={k}: s an update",
+            "K/P",
+            theory.k_batch_sync_time(exponential, 8, k),
+            lambda seed, k: s_per_update(schedule("ksync", 8, 25 * k, seed, k=k, count="gradients")),
+            k=k,
+        )
+    for text in ("exponential:1", "pareto:3,1"):
+        yield row(
+            f"ASGD, {text}, P=8: s an update",
+            "E[X]/P",
+            theory.asgd_time(parse_law(text), 8),
+            lambda seed, text: s_per_update(schedule("asgd", 8, 400, seed, text), skip=800),
+            text=text,
+        )
+    yield row(
+        "K-batch-async, exponential, P=8, K=4: s an update",
+        "K E[X]/P",
+        theory.k_batch_async_time(exponential, 8, 4),
+        lambda seed: s_per_update(schedule("kasync", 8, 400, seed, k=4, count="gradients"), skip=200),
+    )
+    yield row(
+        "K-async, exponential, P=8, K=4: s an update",
+        "H_P - H_{P-K}",
+        theory.k_async_time(exponential, 8, 4),
+        lambda seed: s_per_update(schedule("kasync", 8, 200, seed, k=4), skip=100),
+    )
+    yield row(
+        "backup workers, exponential, 96 of 100: s an update",
+        "H_{N+b} - H_b",
+        theory.backup_workers_time(exponential, 96, 4),
+        lambda seed: s_per_update(schedule("ksync", 100, 50, seed, backup=4)),
+    )
+    yield row(
+        "SSGD, exponential, P=100: s an update",
+        "H_P",
+        theory.ssgd_time(exponential, 100),
+        lambda seed: s_per_update(schedule("ssgd", 100, 50, seed)),
+    )
+    for h in (1, 2, 4, 8, 16, 100):
+        yield row(
+            f"LocalSGD, exponential, P=8, H={h}: s a local step",
+            "E[max of P Erlang(H)]/H",
+            theory.local_sgd_time_per_step(exponential, 8, h),
+            lambda seed, h: s_per_update(schedule("localsgd", 8, 60 * h, seed, local_steps=h)) / h,
+            h=h,
+        )
+    for slack in (0, 3, 10, 100):
+        yield row(
+            f"SSP, one of 8 workers 4 times slower, slack {slack}: s a step",
+            "the slow worker's time",
+            4.0,
+            lambda seed, slack: (
+                8
+                * s_per_update(
+                    schedule("ssp", 8, 800, seed, "constant:1", slack=float(slack), slowdown="0=4"), skip=3200
+                )
+            ),
+            seeds=1,
+            slack=slack,
+        )
+    for slack in (0, 1, 2, 3, 5, 10):
+        yield row(
+            f"SSP, exponential, P=8, slack {slack}: steps a second of each worker",
+            "1/H_P" if slack == 0 else "Markov chain of the clocks",
+            theory.ssp_steps_per_s(exponential, 8, slack),
+            lambda seed, slack: (
+                1 / (8 * s_per_update(schedule("ssp", 8, 300, seed, slack=float(slack)), skip=800))
+            ),
+            slack=slack,
+        )
+    yield row(
+        "SSP, exponential, P=2, slack 3: steps a second of each worker",
+        "birth-death chain of the clocks' difference",
+        theory.ssp_steps_per_s(exponential, 2, 3),
+        lambda seed: 1 / (2 * s_per_update(schedule("ssp", 2, 600, seed, slack=3.0), skip=200)),
+    )
+    service = parse_law("exponential:.1")
+    for workers in (1, 8):
+        yield row(
+            f"a server of .1 s a push, exponential, P={workers}: updates a second",
+            "(1 - p_0)/S, machine repair",
+            theory.server_updates_per_s(exponential, service, workers),
+            lambda seed, workers: (
+                1
+                / s_per_update(
+                    schedule("asgd", workers, 3200 // workers, seed, server_time="exponential:.1"), skip=400
+                )
+            ),
+            workers=workers,
+        )
+
+
+def staleness_rows() -> Iterator[Row]:
+    """Staleness and clock gaps."""
+    exponential = parse_law("exponential:1")
+
+    row = partial(_row, "Staleness")
+
+    for text in ("exponential:1", "pareto:3,1"):
+        yield row(
+            f"ASGD, {text}, P=8: mean",
+            "P - 1",
+            theory.asgd_mean_staleness(8),
+            lambda seed, text: float(np.mean(late_staleness(schedule("asgd", 8, 400, seed, text), 400))),
+            text=text,
+        )
+    for tau in (0, 7):
+        yield row(
+            f"ASGD, exponential, P=8: P(staleness = {tau})",
+            "(1/P)(1 - 1/P)^k",
+            theory.asgd_staleness_pmf(exponential, 8, tau),
+            lambda seed, tau: late_staleness(schedule("asgd", 8, 400, seed), 400).count(tau) / 2800,
+            tau=tau,
+        )
+    expected = theory.asgd_mean_staleness_by_worker(3, {0: 4.0})
+    for worker in (0, 1):
+        yield row(
+            f"ASGD, exponential, worker 0 of 3 four times slower: mean of worker {worker}",
+            "R/r_i - 1",
+            float(expected[worker]),
+            lambda seed, worker: float(
+                np.mean(
+                    [
+                        update.staleness(update.dones[0])
+                        for update in schedule("asgd", 3, 1000, seed, slowdown="0=4").updates[200:]
+                        if update.dones[0].worker == worker
+                    ]
+                )
+            ),
+            worker=worker,
+        )
+    yield row(
+        "K-async, exponential, P=8, K=4: mean",
+        "(P - K)/K",
+        theory.k_async_mean_staleness(8, 4),
+        lambda seed: float(np.mean(late_staleness(schedule("kasync", 8, 300, seed, k=4), 100))),
+    )
+    yield row(
+        "K-async, exponential, P=8, K=4: P(staleness = 0)",
+        "K/P",
+        theory.k_async_staleness_pmf(exponential, 8, 4, 0),
+        lambda seed: late_staleness(schedule("kasync", 8, 300, seed, k=4), 100).count(0) / 2000,
+    )
+    yield row(
+        "K-batch-async, exponential, P=8, K=4: mean",
+        "(P - 1)/K",
+        theory.k_batch_async_mean_staleness(8, 4),
+        lambda seed: float(
+            np.mean(late_staleness(schedule("kasync", 8, 300, seed, k=4, count="gradients"), 100))
+        ),
+    )
+    synchronous: list[tuple[str, str, dict[str, Any]]] = [
+        ("SSGD", "ssgd", {}),
+        ("K-sync, K=4, rest cancelled", "ksync", {"k": 4}),
+        ("K-sync, K=4, rest ignored", "ksync", {"k": 4, "rest": "ignore"}),
+        ("Rennala", "rennala", {}),
+    ]
+    for name, mode, options in synchronous:
+        yield row(
+            f"{name}, exponential, P=8: greatest",
+            "0",
+            0.0,
+            lambda seed, mode, options: float(max(schedule(mode, 8, 50, seed, **options).staleness)),
+            seeds=1,
+            mode=mode,
+            options=options,
+        )
+    yield row(
+        "SSP, P=2, slack 2, times that attain it: greatest",
+        "(P - 1)(2s + 1)",
+        theory.ssp_staleness_bound(2, 2),
+        lambda seed: float(max(_ssp_at_its_bound(2).staleness)),
+        seeds=1,
+    )
+    yield row(
+        "SSP, P=2, slack 2, times that attain it: clock gap at completion",
+        "s + 1",
+        theory.ssp_clock_gap_bound(2, 2),
+        lambda seed: float(_ssp_at_its_bound(2).tally.clock_gap_max),
+        seeds=1,
+    )
+    for slack in (0, 1, 2, 3, 5, 10):
+        yield row(
+            f"SSP, exponential, P=8, slack {slack}: mean",
+            "(P - 1)/2" if slack == 0 else "E[m^2]/E[m] - 1, m workers not blocked",
+            theory.ssp_mean_staleness(exponential, 8, slack),
+            lambda seed, slack: float(
+                np.mean(late_staleness(schedule("ssp", 8, 600, seed, slack=float(slack)), 800))
+            ),
+            slack=slack,
+        )
+
+
+def _ssp_at_its_bound(slack: int) -> Outcome:
+    """Worker 0 runs `slack` ahead and then takes long; meanwhile worker 1 does all it may."""
+    with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
+        rows = [(0, 0.01)] * slack + [(0, 1000.0)] + [(1, 1.0)] + [(1, 0.01)] * (2 * slack)
+        file.write("worker,seconds\n" + "".join(f"{worker},{seconds}\n" for worker, seconds in rows))
+        file.flush()
+        return schedule("ssp", 2, (3 * slack + 2) // 2 + 1, 0, f"trace:{file.name}", slack=float(slack))
+
+
+def optimization_rows() -> Iterator[Row]:
+    """Effects of staleness, averaging and noise on the iterates, on quadratics."""
+    row = partial(_row, "Optimization")
+
+    for tau in (0, 1, 3, 7, 15):
+        yield row(
+            f"ASGD, constant times, P={tau + 1} (delay {tau}): largest stable step",
+            "2 sin(pi/(2(2 tau + 1)))",
+            theory.largest_stable_step(tau),
+            lambda seed, tau: _stability_limit(tau),
+            seeds=1,
+            tolerance=0.002,  # of the bisection, and of what 400 steps can tell
+            tau=tau,
+        )
+    for workers in (1, 16):
+        yield row(
+            f"SSGD, step .1, unit noise, P={workers}: mean square",
+            "lr s^2/(P a (2 - lr a))",
+            theory.noise_floor(0.1, 1.0, 1.0, num_workers=workers),
+            lambda seed, workers: float(
+                np.mean(
+                    iterates(quadratic("ssgd", workers, 400, seed, grad_noise=1.0, lr=0.1, dim=50))[100:] ** 2
+                )
+            ),
+            workers=workers,
+        )
+    for tau in (1, 3, 7):
+        yield row(
+            f"ASGD, constant times, P={tau + 1} (delay {tau}), step .1, unit noise: mean square",
+            "stationary variance of w - lr w_{-tau} - lr noise",
+            theory.noise_floor(0.1, 1.0, 1.0, delay=tau),
+            lambda seed, tau: float(
+                np.mean(
+                    iterates(
+                        quadratic("asgd", tau + 1, 1200 // (tau + 1), seed, grad_noise=1.0, lr=0.1, dim=50)
+                    )[400:]
+                    ** 2
+                )
+            ),
+            tau=tau,
+        )
+    yield row(
+        "ASGD, exponential, P=8: momentum of the mean iterate",
+        "1 - 1/M",
+        theory.momentum_from_asynchrony(8),
+        _implicit_momentum,
+        seeds=12,
+    )
+    yield row(
+        "LocalSGD, equal quadratics, noise: iterate after 64 steps, H=8 less H=1",
+        "0: independent of H",
+        0.0,
+        lambda seed: float(
+            np.abs(
+                quadratic("localsgd", 4, 64, seed, local_steps=8, grad_noise=1.0, dim=20).w
+                - quadratic("localsgd", 4, 64, seed, local_steps=1, grad_noise=1.0, dim=20).w
+            ).max()
+        ),
+        seeds=1,
+    )
+    for h in (1, 4, 200):
+        yield row(
+            f"LocalSGD, curvatures 1 and 5, optima 0 and 1, step .1, H={h}: fixed point",
+            "sum q_i x_i / sum q_i",
+            theory.local_sgd_fixed_point(0.1, [1.0, 5.0], [0.0, 1.0], h),
+            lambda seed, h: float(
+                quadratic(
+                    "localsgd",
+                    2,
+                    max(200, 5 * h),
+                    seed,
+                    local_steps=h,
+                    lr=0.1,
+                    curvatures="1,5",
+                    optima="0,1",
+                ).w[0]
+            ),
+            seeds=1,
+            h=h,
+        )
+    for eta in (0.5, 1.0, 1.5):
+        yield row(
+            f"EASGD, a worker and the centre, lr * curvature {eta:g}: largest stable alpha",
+            "(4 - 2 eta)/(4 - eta)",
+            theory.easgd_largest_stable_alpha(eta),
+            lambda seed, eta: _largest_stable_alpha(eta),
+            seeds=1,
+            tolerance=0.002,  # of the bisection, and of what 600 steps can tell
+            eta=eta,
+        )
+    yield row(
+        "EASGD in turn, P=4, lr * curvature 1, alpha .99 of the largest: centre after 400 exchanges each",
+        "0: stable",
+        0.0,
+        lambda seed: float(_easgd(4, 400, 1.0, 0.99 * theory.easgd_largest_stable_alpha(1.0)).w[0]),
+        seeds=1,
+    )
+    for workers in (1, 4, 16):
+        yield row(
+            f"EASGD at a barrier, P={workers}, lr * curvature .1, alpha .9/P: decay of the centre an update",
+            "spectral radius of the recursion",
+            theory.easgd_decay(0.1, 0.9 / workers, workers),
+            lambda seed, workers: _decay(iterates(_easgd(workers, 150, 0.1, None, "sync"))[:, 0]),
+            seeds=1,
+            workers=workers,
+        )
+    yield row(
+        "DiLoCo, outer lr 1, outer momentum 0, inner SGD, H=7: last iterate less that of LocalSGD",
+        "0: LocalSGD",
+        0.0,
+        lambda seed: float(
+            np.abs(
+                quadratic("diloco", 4, 63, 0, local_steps=7, lr=0.1, **_plain_outer, grad_noise=1.0, dim=20).w
+                - quadratic("localsgd", 4, 63, 0, local_steps=7, lr=0.1, grad_noise=1.0, dim=20).w
+            ).max()
+        ),
+        seeds=1,
+    )
+    yield row(
+        "DC-ASGD with the exact Hessian, delay 3: last iterate less that without delay",
+        "0: the zero-delay trajectory",
+        0.0,
+        lambda seed: _exact_compensation(),
+        seeds=1,
+    )
+
+
+_plain_outer: dict[str, Any] = {"inner": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0}
+
+
+def _stability_limit(tau: int) -> float:
+    """Return the step at which ASGD with P = tau + 1 equal workers stops converging."""
+    return _bisect(lambda lr: quadratic("asgd", tau + 1, 400, 0, lr=lr), 2.5)
+
+
+def _largest_stable_alpha(eta: float) -> float:
+    """Return the alpha at which one worker and its centre stop converging."""
+    return _bisect(lambda alpha: _easgd(1, 600, eta, alpha), 1.0)
+
+
+def _easgd(workers: int, exchanges: int, eta: float, alpha: float | None, exchange: str = "async") -> Outcome:
+    return quadratic(
+        "easgd", workers, exchanges, 0, lr=eta, moving_rate=alpha, exchange=exchange, local_steps=1
+    )
+
+
+def _bisect(outcome: Callable[[float], Outcome], high: float) -> float:
+    """Return the parameter, between 0 and `high`, at which a run stops converging."""
+
+    def grows(x: float) -> bool:
+        w = np.abs(iterates(outcome(x))[:, 0])
+        half = len(w) // 2
+        return bool(w[half:].max() > w[: half // 2].max() or not np.isfinite(w).all())
+
+    low = 0.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        while high - low > 1e-3:
+            middle = (low + high) / 2
+            low, high = (low, middle) if grows(middle) else (middle, high)
+    return (low + high) / 2
+
+
+def _decay(w: np.ndarray[Any, Any]) -> float:
+    """Return the factor by which the iterates (updates,) fall in an update, in the long run."""
+    return float((w[-1] / w[len(w) // 2]) ** (1 / (len(w) - 1 - len(w) // 2)))
+
+
+def _implicit_momentum(seed: int) -> float:
+    """Estimate the momentum mu from E w_{t+1} - E w_t = mu (E w_t - E w_{t-1}) - (1 - mu) lr E w_t.
+
+    Source: Mitliagkas et al. 2016 (arXiv 1605.09774), theorem 3; the means are over independent runs.
+    """
+    lr, runs = 0.05, 60
+    paths = [
+        iterates(quadratic("asgd", 8, 8, 1000 * seed + k, lr=lr, compute_time="exponential:1"))[:, 0]
+        for k in range(runs)
+    ]
+    w = np.concatenate([[1.0], np.mean(paths, axis=0)])
+    d = np.diff(w)
+    # d[t+1] + lr w[t+1] = mu (d[t] + lr w[t+1]): a ratio of sums, which noise in the means does not bias as
+    # it does least squares; over the first updates, where all terms have one sign.
+    x, y = d[:-1] + lr * w[1:-1], d[1:] + lr * w[1:-1]
+    return float(y[:20].sum() / x[:20].sum())
+
+
+def _exact_compensation() -> float:
+    from dsgd.strategies import train_dcasgd
+
+    outer_product = train_dcasgd.hessian
+    train_dcasgd.hessian = lambda g: np.full_like(g, 2.0)
+    try:
+        delayed = quadratic("dcasgd", 4, 20, 0, lr=0.1, compensation=1.0, curvatures="2")
+    finally:
+        train_dcasgd.hessian = outer_product
+    fresh = quadratic("asgd", 1, 80, 0, lr=0.1, curvatures="2")
+    return float(np.abs(iterates(delayed) - iterates(fresh)).max())
+
+
+def rows() -> list[Row]:
+    """Return every row of the table."""
+    return [*time_rows(), *staleness_rows(), *optimization_rows()]
+
+
+def main(markdown: bool) -> int:
+    """Print the table; return 1 if a row fails."""
+    results = [row.check() for row in rows()]
+    head = ("what", "formula", "value", "measured", f"± {LEVEL:.1%}", "verdict")
+    table = [
+        (
+            r.row.what,
+            r.row.formula,
+            f"{r.row.value:.5g}",
+            f"{r.measured:.5g}",
+            f"{r.half_width + r.row.tolerance:.2g}",
+            "holds" if r.holds else "FAILS",
+        )
+        for r in results
+    ]
+    if markdown:
+        print(
+            "# Theory against measurement\n\nMade by `make theory`; see report/theory_table.py for the runs."
+        )
+        for group in dict.fromkeys(r.row.group for r in results):
+            print(f"\n## {group}\n\n| " + " | ".join(head) + " |\n|" + "---|" * len(head))
+            for line, r in zip(table, results, strict=True):
+                if r.row.group == group:
+                    print("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |")
+    else:
+        widths = [max(map(len, column)) for column in zip(head, *table, strict=True)]
+        for line in (head, *table):
+            print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)))
+    return int(not all(r.holds for r in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main(markdown="--markdown" in sys.argv[1:]))

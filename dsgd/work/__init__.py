@@ -1,0 +1,1 @@
+"""What workers and server compute: objectives, tasks, rules, and every random number."""

@@ -1,0 +1,169 @@
+"""What a worker can be asked to do.
+
+A task is a value: its fields are its parameters, and calling it computes what it stands for, for
+several workers at once. On Ray each call has one worker (P = 1); the simulator hands over all the
+tasks in flight, so a thousand small gradients cost one large matrix product.
+
+The same task on the same shard, step, weights and state gives the same bytes. Most tasks have no state.
+One that does (the moments of an optimizer, a worker's own weights) declares how many vectors of it a
+worker keeps; the engine hands them to the worker's next task, also if the worker was lost in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dsgd.work.model import Objective
+    from dsgd.work.shard import Shard
+
+
+class Task(Protocol):
+    """A computation over one or more mini-batches; hashable and picklable."""
+
+    @property
+    def batches(self) -> int:
+        """How many mini-batches it takes, and so by how much it moves the worker's clock."""
+
+    @property
+    def state_rows(self) -> int:
+        """How many vectors (D,) the worker keeps between two such tasks."""
+
+    def __call__(
+        self, objective: Objective, shards: Sequence[Shard], steps: Sequence[int], w: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute for P workers, of which the p-th has shards[p], is at mini-batch steps[p] and read w[p].
+
+        w: float32, shape (P, D). state: what its tasks before returned, shape (P, state_rows, D); zeros in a
+        worker's first. Returns the mean mini-batch losses (P,), the values (P, D) and the new state.
+        """
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of one mini-batch's mean loss at the weights read."""
+
+    batches: ClassVar[int] = 1
+    state_rows: ClassVar[int] = 0
+
+    def __call__(
+        self, objective: Objective, shards: Sequence[Shard], steps: Sequence[int], w: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return *objective.loss_and_gradient(w, shards, steps), state
+
+
+gradient = Gradient()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD:
+    """Plain or heavy-ball SGD for `batches` mini-batches from the weights read; returns the local weights.
+
+    The velocity starts at 0 in every task or, with `keeps_velocity`, is the worker's: a task begins with what
+    the one before ended with.
+    """
+
+    batches: int
+    lr: float
+    momentum: float = 0.0
+    keeps_velocity: bool = False
+
+    @property
+    def state_rows(self) -> int:
+        return int(self.keeps_velocity)
+
+    def __call__(
+        self, objective: Objective, shards: Sequence[Shard], steps: Sequence[int], w: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        total_loss = w.new_zeros(len(shards))
+        velocity = state[:, 0] if self.keeps_velocity else w.new_zeros(w.shape)
+        for h in range(self.batches):
+            loss, g = objective.loss_and_gradient(w, shards, [step + h for step in steps])
+            velocity = self.momentum * velocity + g
+            w = w - self.lr * velocity
+            total_loss += loss
+        return total_loss / self.batches, w, velocity[:, None] if self.keeps_velocity else state
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalAdamW:
+    """AdamW for `batches` mini-batches from the weights read; both moments are the worker's.
+
+    Loshchilov and Hutter 2019 (arXiv 1711.05101), algorithm 2. The bias correction counts the worker's own
+    mini-batches, so all of them must be of such tasks.
+    """
+
+    batches: int
+    lr: float
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    state_rows: ClassVar[int] = 2
+
+    def __call__(
+        self, objective: Objective, shards: Sequence[Shard], steps: Sequence[int], w: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        import torch
+
+        total_loss = w.new_zeros(len(shards))
+        m, v = state.unbind(1)
+        for h in range(self.batches):
+            now = [step + h for step in steps]
+            loss, g = objective.loss_and_gradient(w, shards, now)
+            count = torch.tensor(now, dtype=torch.float64, device=w.device)[:, None] + 1
+            m = self.beta1 * m + (1 - self.beta1) * g
+            v = self.beta2 * v + (1 - self.beta2) * g * g
+            m_hat = m / (1 - self.beta1**count).to(w.dtype)
+            v_hat = v / (1 - self.beta2**count).to(w.dtype)
+            w = w - self.lr * (m_hat / (v_hat.sqrt() + self.epsilon) + self.weight_decay * w)
+            total_loss += loss
+        return total_loss / self.batches, w, torch.stack([m, v], dim=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elastic:
+    """SGD on the worker's own weights x, which an elastic force draws to the centre w that it reads.
+
+        x <- x - lr g(x) - rate (x - w),    then  x <- x - lr g(x)  for the rest of `batches`
+
+    with `momentum` m:  v <- m v - lr g(x + m v),  x <- x + v - ...; a worker's first x is the centre.
+    Returns x. Zhang, Choromanska and LeCun 2015 (arXiv 1412.6651), algorithms 1 and 2.
+    """
+
+    batches: int
+    lr: float
+    rate: float
+    momentum: float = 0.0
+    state_rows: ClassVar[int] = 2
+
+    def __call__(
+        self, objective: Objective, shards: Sequence[Shard], steps: Sequence[int], w: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        import torch
+
+        total_loss = w.new_zeros(len(shards))
+        x, v = state.unbind(1)
+        first = torch.tensor([step == 0 for step in steps], device=w.device)
+        x = torch.where(first[:, None], w, x)
+        pull = self.rate * (x - w)
+        for h in range(self.batches):
+            loss, g = objective.loss_and_gradient(x + self.momentum * v, shards, [step + h for step in steps])
+            v = self.momentum * v - self.lr * g
+            x = x + v - pull if h == 0 else x + v
+            total_loss += loss
+        return total_loss / self.batches, x, torch.stack([x, v], dim=1)
+
+
+def portions(total: int, most: int) -> Iterator[int]:
+    """Yield the sizes of tasks that make up `total` mini-batches: `most` each, the last what is left.
+
+    >>> list(portions(7, 3))
+    [3, 3, 1]
+    """
+    for begun in range(0, total, most):
+        yield min(most, total - begun)
