@@ -626,7 +626,7 @@ def test_asgd_fails_as_an_answer(tmp_path: Path) -> None:
 NO_STRATEGY = {
     # text of the right answer, text instead, what the message must name
     "no Python": ("while True:", "while True", ["line 35", "not Python"]),
-    "a missing name": ("from dsgd.work.optim import SGD", "from dsgd.work.optim import SDG", ["line 14", "ImportError", "SDG"]),
+    "a missing name": ("import SGD,", "import SDG,", ["line 14", "ImportError", "SDG"]),
     "no train": ("def train", "def trains", ["needs a Config and a function train"]),
     "no option": ("    slack: float", "    gap: float", ["Config"]),
     "other workers": (
