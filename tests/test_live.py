@@ -551,7 +551,7 @@ def test_a_folder_can_be_watched_from_elsewhere(asgd: Path, tmp_path: Path) -> N
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
     """No address in page.html leads anywhere but to itself, and its policy forbids it too."""
-    html = (ROOT / "live/page.html").read_text()
+    html = (ROOT / "dsgd/live/page.html").read_text()
     assert re.findall(r"https?://[^\"'\s)]+", html) == ["http://www.w3.org/2000/svg"]
     assert "innerHTML" not in html
     assert "default-src 'none'" in page._HEADERS[0]

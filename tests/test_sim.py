@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dsgd.cluster.laws import parse_law
-from dsgd.cluster.sim import Network, SimCluster
+from dsgd.cluster.sim import SimCluster
+from dsgd.cluster.star import Network
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.data import make_workload
 from dsgd.run.lab import config, run, same_bytes

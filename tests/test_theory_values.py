@@ -675,7 +675,7 @@ def test_arguments_outside_the_assumptions_are_refused(case: str) -> None:
 
 def test_theory_is_light() -> None:
     """Importing it loads neither SciPy nor an engine."""
-    code = "import sys, theory; print(*({'scipy', 'torch', 'ray'} & set(sys.modules)))"
+    code = "import sys, dsgd.theory.formulas; print(*({'scipy', 'torch', 'ray'} & set(sys.modules)))"
     root = Path(__file__).parents[1]
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
