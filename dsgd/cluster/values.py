@@ -80,6 +80,9 @@ class LazyValues:
         import torch
 
         task, workers = chunk
+        alone = len(workers) == 1
+        if alone:  # torch takes another kernel for one row: with two equal ones the bits do not depend on company
+            workers = workers * 2
         waiting = [self._waiting[worker] for worker in workers]
         w = torch.from_numpy(np.stack([vector for _, _, vector in waiting])).to(self._device)
         shards = [self._shards[worker] for worker in workers]
@@ -91,4 +94,6 @@ class LazyValues:
         losses, values, state = task(self._objective, shards, [step for _, step, _ in waiting], w, state)
         array: Vector = values.cpu().numpy()
         array.setflags(write=False)
-        return losses.tolist(), array, state.unbind() if task.state_rows else [None] * len(workers)
+        rows = 1 if alone else len(workers)
+        states = state.unbind() if task.state_rows else [None] * rows
+        return losses.tolist()[:rows], array[:rows], states[:rows]
