@@ -77,3 +77,38 @@ def test_train_begun_anew_at_any_update_goes_on_bit_for_bit(
         cluster, w = pickle.loads(cut)
         again = within(cfg, train(cluster, w, cfg), spent)
         assert [facts(update) for update in again] == seen[number:], f"cut after update {number}"
+
+
+def changing(cluster: SimCluster) -> None:
+    """Have members leave and come back, at times that fall between tasks and into them."""
+    for at_s, what, worker in (
+        (1.5, "leave", 2), (4.0, "leave", 0), (6.5, "join", 2), (7.0, "leave", 1), (9.0, "join", 0), (9.0, "join", 1),
+    ):  # fmt: skip
+        cluster.schedule(at_s, what, worker)
+
+
+@pytest.mark.parametrize(("mode", "options", "scenario"), EACH)
+def test_every_strategy_goes_on_as_members_leave_and_join(
+    mode: str, options: dict[str, Any], scenario: str
+) -> None:
+    """The budget is spent, no mini-batch twice; and `train` begun anew at a cut knows the members of then."""
+    common = {"num_workers": 4, "steps": 40, "dataset": "quadratic", "grad_noise": 0.5}
+    cfg, cluster, w = begin(mode, common | SCENARIOS[scenario] | options)
+    changing(cluster)
+    train = load(mode).train
+    seen, cuts, spent, finished = [], [], 0, []
+    for update in within(cfg, train(cluster, w, cfg)):
+        seen.append(facts(update))
+        spent += sum(done.batches for done in update.dones)
+        finished += [*update.dones, *update.ignored]
+        cuts.append((pickle.dumps((cluster, update.weights)), spent))
+    assert spent >= cfg.budget
+    taken = [(d.worker, d.step + k) for d in finished for k in range(d.batches)]
+    assert len(taken) == len(set(taken))
+    assert cluster.lost > 0
+    assert list(cluster.workers) == [0, 1, 2, 3]
+    for number in range(1, len(seen), max(1, len(seen) // 8)):
+        cut, spent = cuts[number - 1]
+        cluster, w = pickle.loads(cut)
+        again = within(cfg, train(cluster, w, cfg), spent)
+        assert [facts(update) for update in again] == seen[number:], f"cut after update {number}"
