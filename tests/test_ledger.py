@@ -43,7 +43,7 @@ def test_idle_members_come_in_order() -> None:
 
 
 def test_a_cancelled_task_is_skipped() -> None:
-    """It is neither given nor done, its worker is idle at once, and its mini-batches are never drawn again."""
+    """It is neither given nor done, its worker is idle at once, its mini-batches are never drawn again."""
     ledger = Ledger[Flight](2)
     ledger.start(0, flight(3))
     assert (ledger.given, ledger.steps[0]) == (3, 0)

@@ -109,7 +109,7 @@ def torch_path(
     """Return where torch's optimizer, clipping and schedulers lead with these gradients."""
     w = torch.nn.Parameter(torch.tensor(start))
     kind = torch.optim.SGD if optimizer == "sgd" else torch.optim.AdamW
-    descent = kind([w], lr=0.1, **options)  # type: ignore[operator]
+    descent = kind([w], lr=0.1, **options)
     lr_scheduler, n = torch.optim.lr_scheduler, schedule.warmup
     rest: dict[str, Any] = {
         "constant": lambda: lr_scheduler.ConstantLR(descent, 1.0),

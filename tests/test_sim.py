@@ -111,7 +111,9 @@ def test_time_up_comes_at_the_deadline() -> None:
     cluster = SimCluster(workload, ComputeTimes(parse_law("constant:2"), 0), deadline_s=3)
     w = Weights(np.zeros(0, np.float32))
     cluster.start(0, gradient, w)
-    assert cluster.next_done().finished_s == 2
+    done = cluster.next_done()
+    assert done
+    assert done.finished_s == 2
     cluster.start(0, gradient, w)
     with pytest.raises(TimeUp):
         cluster.next_done()

@@ -81,7 +81,9 @@ class LazyValues:
 
         task, workers = chunk
         alone = len(workers) == 1
-        if alone:  # torch takes another kernel for one row: with two equal ones the bits do not depend on company
+        if (
+            alone
+        ):  # torch takes another kernel for one row: with two equal ones the bits do not depend on company
             workers = workers * 2
         waiting = [self._waiting[worker] for worker in workers]
         w = torch.from_numpy(np.stack([vector for _, _, vector in waiting])).to(self._device)

@@ -40,7 +40,7 @@ def is_only_its_algorithm(work: Work, *, allowed: Sequence[str], forbidden: Sequ
                         return Finding(
                             False, f"line {node.lineno} imports {name}; needed: only {', '.join(allowed)}"
                         )
-            case ast.keyword(arg=name) | ast.Attribute(attr=name) if name in forbidden:
+            case ast.keyword(arg=str(name)) | ast.Attribute(attr=name) if name in forbidden:
                 return Finding(False, f"line {node.lineno} uses {name}; needed: do yourself what it does")
             case ast.Name(id=name) if name in _NOT_NEEDED:
                 return Finding(False, f"line {node.lineno} uses {name}; needed: nothing of the kind")

@@ -232,9 +232,10 @@ class DelayedNesterov:
     def __call__(self, u: Vector, w: Weights, results: Sequence[Result], slots: Slots) -> Vector:
         zero = np.zeros_like(u)
         m, s = slots.get("velocity", zero), slots.get("pending", zero) + u
-        u = u / self.every
+        share = np.float32(self.every)
+        u = u / share
         if (w.version + 1) % self.every == 0:
-            m, s = self.beta * m + s / self.every, zero
+            m, s = self.beta * m + s / share, zero
             u = u + self.beta * m
         slots["velocity"], slots["pending"] = m, s
         return u
