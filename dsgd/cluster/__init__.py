@@ -172,9 +172,8 @@ class ClusterError(Exception):
 
 def start_idle(cluster: Cluster, task: Task, w: Weights, ahead: float = math.inf) -> None:
     """Give the same task to every idle worker that is at most `ahead` mini-batches ahead of the slowest."""
-    if cluster.idle:
-        for worker in cluster.idle.within(ahead):
-            cluster.start(worker, task, w)
+    for worker in cluster.idle.within(ahead):
+        cluster.start(worker, task, w)
 
 
 def start_all(cluster: Cluster, task: Task, w: Weights, besides: Container[int] = ()) -> None:

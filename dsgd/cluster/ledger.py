@@ -84,6 +84,8 @@ class Idle:
     def within(self, ahead: float) -> Sequence[int]:
         """Return the idle members whose clock is at most `ahead` mini-batches above the slowest."""
         latest, clocks = self._latest, self._clocks
+        if latest is None and not self._since:
+            return ()
         limit = clocks.slowest + ahead
         found = [] if latest is None or clocks[latest] > limit else [latest]
         if self._since:

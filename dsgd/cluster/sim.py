@@ -13,19 +13,17 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from dsgd.cluster import ClusterError, Done, TimeUp
-from dsgd.cluster.clocks import Clocks
-from dsgd.cluster.ledger import Idle, Ledger
+from dsgd.cluster.ledger import Ledger
 from dsgd.cluster.star import Network, Star
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.cluster.values import LazyValues
 from dsgd.data import Workload
 from dsgd.work import rules
 from dsgd.work.optim import Weights
-from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
 
 
@@ -71,9 +69,13 @@ class SimCluster:
         self.device = device
         self.pids: Sequence[int] = ()
         self.restarts = [0] * len(workload.shards)
-        self._ledger = Ledger[_Flight](len(workload.shards))
+        self._ledger = ledger = Ledger[_Flight](len(workload.shards))
+        # The same objects as long as the cluster lives; plain attributes, for they are looked at in every
+        # task.
+        self.idle, self.clocks, self.in_flight = ledger.idle, ledger.clocks, ledger.in_flight
         self._times, self._deadline_s = times, deadline_s
         self._star = Star(network, 4 * workload.objective.num_weights + network.padding_bytes)
+        self._instant, self._message_bytes = self._star.instant, self._star.message_bytes
         # A task's serial number also tells it from one of its worker that was cancelled and is still in the
         # heap.
         self._computing: list[tuple[float, int, int]] = []
@@ -84,18 +86,6 @@ class SimCluster:
     @property
     def workers(self) -> Sequence[int]:
         return self._ledger.workers
-
-    @property
-    def idle(self) -> Idle:
-        return self._ledger.idle
-
-    @property
-    def in_flight(self) -> Mapping[int, float]:
-        return self._ledger.in_flight
-
-    @property
-    def clocks(self) -> Clocks:
-        return self._ledger.clocks
 
     @property
     def given(self) -> int:
@@ -120,8 +110,7 @@ class SimCluster:
     def came_in_s(self, worker: int) -> tuple[float, float]:
         return self._ledger.came_in_s[worker]
 
-    def combine(self, rule: Rule, w: Weights, dones: Sequence[Done]) -> Weights:
-        return rules.combine(rule, w, dones)
+    combine = staticmethod(rules.combine)
 
     def schedule(self, at_s: float, what: Literal["join", "leave"], worker: int) -> None:
         """Have `worker` join or leave at a virtual time; what is not possible then does not happen.
@@ -138,7 +127,7 @@ class SimCluster:
             compute_s = self._times.seconds(worker, step)
         else:
             compute_s = self._times.total(worker, step, task.batches)
-        arrived_s = now_s if self._star.instant else self._star.send(now_s)
+        arrived_s = now_s if self._instant else self._star.send(now_s)
         self._serial = serial = self._serial + 1
         ledger.start(worker, _Flight(serial, task, w, now_s, arrived_s, compute_s))
         heapq.heappush(self._computing, (arrived_s + compute_s, serial, worker))
@@ -152,20 +141,20 @@ class SimCluster:
             self._values.drop(worker)
 
     def next_done(self) -> Done | None:
-        flights, computing = self._ledger.flights, self._computing
-        while computing:
-            computed_s, serial, worker = computing[0]
-            if worker in flights and flights[worker].serial == serial:
-                break
-            heapq.heappop(computing)  # it was cancelled, or lost
         if self._events and self._changes():
             return None
-        if not computing and self._events:  # nothing comes before the deadline
-            self.now_s = self._deadline_s
-            raise TimeUp
-        assert computing, "no worker has a task: nothing can finish"
-        heapq.heappop(computing)
-        finished_s = computed_s if self._star.instant else self._star.collect(computed_s)
+        ledger, computing = self._ledger, self._computing
+        flights = ledger.flights
+        while True:
+            if not computing:
+                if self._events:  # none comes before the deadline
+                    self.now_s = self._deadline_s
+                    raise TimeUp
+                raise AssertionError("no worker has a task: nothing can finish")
+            computed_s, serial, worker = heapq.heappop(computing)
+            if worker in flights and flights[worker][0] == serial:  # neither cancelled nor lost
+                break
+        finished_s = computed_s if self._instant else self._star.collect(computed_s)
         if not finished_s < math.inf:
             raise ClusterError(
                 f"the virtual clock overflowed at worker {worker}; choose smaller times (--compute-time, "
@@ -175,30 +164,25 @@ class SimCluster:
             self.now_s = self._deadline_s
             raise TimeUp
         self.now_s = finished_s
-        _, task, w, started_s, _, compute_s = self._ledger.finish(worker, finished_s)
-        batches = task.batches
+        step = ledger.steps[worker]
+        _, task, w, started_s, _, compute_s = ledger.finish(worker, finished_s)
         loss, value = self._values.take(worker) if self._values else (None, w.vector)
-        message_bytes = self._star.message_bytes
+        sent = self._message_bytes
+        version = w.version
         return Done(
-            worker,
-            self._ledger.steps[worker] - batches,
-            batches,
-            w.version,
-            loss,
-            value,
-            started_s,
-            finished_s,
-            compute_s,
-            message_bytes,
-            message_bytes,
-            w,
+            worker, step, task.batches, version, loss, value, started_s, finished_s, compute_s, sent, sent, w
         )
 
     def _changes(self) -> bool:
         """Let the events happen that come before the next result; return after the first that
         changes the members.
         """
-        arrival_s = self._star.arrival_s(self._computing[0][0]) if self._computing else math.inf
+        flights, computing = self._ledger.flights, self._computing
+        while computing and (
+            computing[0][2] not in flights or flights[computing[0][2]][0] != computing[0][1]
+        ):
+            heapq.heappop(computing)  # it was cancelled, or lost
+        arrival_s = self._star.arrival_s(computing[0][0]) if computing else math.inf
         while self._events and self._events[0][0] <= min(arrival_s, self._deadline_s):
             at_s, _, (what, worker) = heapq.heappop(self._events)
             self.now_s = max(self.now_s, at_s)
