@@ -458,16 +458,12 @@ class AsynchronousConfig(TrainConfig):
         known = bool(re.fullmatch(r"none|inverse|threshold:\d+", self.staleness_lr))
         require(known, "staleness-lr", self.staleness_lr, rule)
 
-    def lr_for(self, gradients: int) -> float:
-        """Step size of an update that averages `gradients` of them."""
-        return self.lr * gradients / self.num_workers if self.lr_scaling == "workers" else self.lr
-
-    def weight(self, staleness: int) -> float:
-        """How much a gradient of this staleness counts, after `--staleness-lr`."""
+    @property
+    def staleness_bound(self) -> int | None:
+        """The staleness up to which a gradient counts fully; None where all do."""
         if self.staleness_lr == "none":
-            return 1.0
-        bound = max(1, int(self.staleness_lr.partition(":")[2] or 1))
-        return min(1.0, bound / max(1, staleness))
+            return None
+        return max(1, int(self.staleness_lr.partition(":")[2] or 1))
 
 
 def option_fields(config_type: type) -> dict[str, Field[Any]]:

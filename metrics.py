@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from dsgd.cluster import Cluster, Update
+from dsgd.cluster import Engine, Update
 from dsgd.cluster.clocks import Clocks
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Tally:
         self.clock_gap_max = 0
         self.bytes_to_workers = self.bytes_to_server = 0
         self._samples_per_batch = samples_per_batch
-        self._clocks = Clocks(num_workers)
+        self._clocks = Clocks(range(num_workers))
         self._tasks = [0] * num_workers
         self._staleness_sums = [0] * num_workers
         self._busy_s = [0.0] * num_workers
@@ -98,7 +98,7 @@ class Tally:
         """Mean over all gradients, in updates; 0 before the first."""
         return sum(self._staleness_sums) / max(1, sum(self._tasks))
 
-    def summary(self, cluster: Cluster) -> dict[str, Any]:
+    def summary(self, cluster: Engine) -> dict[str, Any]:
         """Return the counted part of summary.json; `cluster` adds what no update tells."""
         clock_s = self.last_update_s
         # A worker that still computes, or whose task was cancelled, was not idle meanwhile.
@@ -273,7 +273,7 @@ class RunMetrics:
         mode: str,
         run_id: str,
         info: Mapping[str, str],
-        cluster: Cluster,
+        cluster: Engine,
         tally: Tally,
         staleness_bound: float | None = None,
     ) -> None:

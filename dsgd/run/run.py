@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from dsgd.cluster import Cluster, ClusterError, TimeUp, Update
+from dsgd.cluster import ClusterError, Engine, TimeUp, Update
 from dsgd.cluster.open import open_cluster
 from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
@@ -109,7 +109,7 @@ class Run:
         self,
         cfg: TrainConfig,
         workload: Workload,
-        cluster: Cluster,
+        cluster: Engine,
         record: RunRecord,
         observers: Observers | None = None,
     ) -> None:

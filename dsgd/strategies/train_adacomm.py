@@ -22,9 +22,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsgd.cluster import Cluster, Update, run_all
+from dsgd.cluster import Cluster, Update, next_round, run_all
 from dsgd.config import TrainConfig, require
-from dsgd.work.optim import Weights, mean, spread
+from dsgd.work.optim import Weights, spread
+from dsgd.work.rules import Average, chain
 from dsgd.work.tasks import LocalSGD
 
 
@@ -50,17 +51,18 @@ class Config(TrainConfig):
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    left, tau, first_loss = cfg.steps, cfg.first_local_steps, 0.0
-    choose_s = cluster.now_s + cfg.interval_s
-    while left:
-        h = min(tau, left)
+    rule = chain(Average())
+    while True:
+        tau, first_loss, choose_s = w.kept or (cfg.first_local_steps, 0.0, cluster.now_s + cfg.interval_s)
+        h = next_round(cluster, cfg.budget, tau)
+        if not h:
+            return
         dones = run_all(cluster, LocalSGD(batches=h, lr=cfg.lr, momentum=cfg.momentum), w)
-        w = w.replaced(mean(done.value for done in dones))
-        left -= h
         loss = float(np.mean([done.loss or 0.0 for done in dones]))
         first_loss = first_loss or loss
         if cluster.now_s >= choose_s and math.isfinite(loss):
             choose_s = cluster.now_s + cfg.interval_s
             wanted = math.ceil(math.sqrt(loss / first_loss) * cfg.first_local_steps) if first_loss else tau
             tau = max(1, wanted if wanted < tau else math.ceil(cfg.decay * tau))
-        yield Update(w, dones, drift=spread((done.value for done in dones), w.vector))
+        w = cluster.combine(rule, w, dones).keeping((tau, first_loss, choose_s))
+        yield Update(w, dones, drift=spread([done.value for done in dones], w.vector))

@@ -23,11 +23,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
-from dsgd.cluster import Cluster, Update
+from dsgd.cluster import Cluster, Update, start_idle
 from dsgd.config import AsynchronousConfig, require
-from dsgd.work.optim import SGD, Vector, Weights
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
+from dsgd.work.rules import Compensate
 from dsgd.work.tasks import gradient
 
 
@@ -47,25 +47,11 @@ class Config(AsynchronousConfig):
         require(known, "compensation", self.compensation, "must be finite and at least 0")
 
 
-def hessian(g: Vector) -> Vector:
-    """Return what stands for the Hessian: the diagonal (D,) of the gradient's outer product."""
-    return g * g
-
-
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sgd = SGD(lr=cfg.lr_for(1), momentum=cfg.momentum)
-    mean_square = np.zeros_like(w.vector)
-    read = dict.fromkeys(cluster.workers, w)  # the weights that each worker computes at
-    for worker in cluster.workers:
-        cluster.start(worker, gradient, w)
+    rule = server_rule(cfg, 1, Compensate(cfg.compensation, cfg.adaptive))
     while True:
-        done = cluster.next_done()
-        g, scale = done.value, cfg.compensation
-        if cfg.adaptive:
-            mean_square = 0.95 * mean_square + 0.05 * g * g
-            scale = cfg.compensation / np.sqrt(mean_square + 1e-7)
-        g = g + scale * hessian(g) * (w.vector - read[done.worker].vector)
-        w = sgd.step(w, g, cfg.weight(w.version - done.read))
-        read[done.worker] = w
-        cluster.start(done.worker, gradient, w)
-        yield Update(w, [done])
+        start_idle(cluster, gradient, w)
+        if done := cluster.next_done():
+            w = cluster.combine(rule, w, [done])
+            start_idle(cluster, gradient, w)
+            yield Update(w, [done])

@@ -25,9 +25,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dsgd.cluster import Cluster, Done, Update, start_all
+from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
 from dsgd.config import TrainConfig, require
-from dsgd.work.optim import SGD, Weights, mean
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 
 
@@ -58,14 +59,17 @@ class Config(TrainConfig):
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sgd = SGD(lr=cfg.lr, momentum=cfg.momentum)
     k = cfg.k or cfg.num_workers - cfg.backup
+    rule = server_rule(cfg, gradients=k)
     while True:
         start_all(cluster, gradient, w)
         dones: list[Done] = []
         late: list[Done] = []
-        while len(dones) < k:
+        while len(dones) < k and (cluster.in_flight or not dones):  # fewer if so many members are not here
             done = cluster.next_done()
+            if not done:  # who has joined takes part at once; who has delivered waits
+                start_all(cluster, gradient, w, besides={done.worker for done in dones})
+                continue
             fresh = done.read == w.version
             (dones if fresh else late).append(done)
             if len(dones) < k and (not fresh or cfg.count == "gradients"):
@@ -73,5 +77,5 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         if cfg.rest == "cancel":
             for worker in list(cluster.in_flight):
                 cluster.cancel(worker)
-        w = sgd.step(w, mean(done.value for done in sorted(dones)))
+        w = cluster.combine(rule, w, in_worker_order(dones))
         yield Update(w, dones, ignored=late)

@@ -23,7 +23,8 @@ from typing import Literal
 
 from dsgd.cluster import Cluster, Done, Update, start_all
 from dsgd.config import AsynchronousConfig, require
-from dsgd.work.optim import SGD, Weights
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 
 
@@ -45,26 +46,27 @@ class Config(AsynchronousConfig):
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sgd = SGD(lr=cfg.lr_for(1), momentum=cfg.momentum)
-    read = dict.fromkeys(cluster.workers, w.version)  # which version each worker's task has read
+    rule = server_rule(cfg, gradients=1)
     late: list[Done] = []
-    start_all(cluster, gradient, w)
     while True:
-        done = cluster.next_done()
-        staleness = w.version - done.read
-        fresh = staleness < cfg.delay_bound
-        if fresh:
-            w = sgd.step(w, done.value, cfg.weight(staleness))
-        else:
-            late.append(done)
-        if fresh and cfg.rest == "cancel":
-            for worker in list(cluster.in_flight):
-                if w.version - read[worker] >= cfg.delay_bound:
-                    cluster.cancel(worker)
-        for worker in cluster.workers:
-            if worker not in cluster.in_flight:
-                read[worker] = w.version
         start_all(cluster, gradient, w)
-        if fresh:
-            yield Update(w, [done], ignored=late)
-            late = []
+        done = cluster.next_done()
+        if not done:
+            continue
+        if w.version - done.read >= cfg.delay_bound:
+            late.append(done)
+            continue
+        w = cluster.combine(rule, w, [done])
+        if cfg.rest == "cancel":
+            cancel_older(cluster, w.version - cfg.delay_bound)
+        start_all(cluster, gradient, w)
+        yield Update(w, [done], ignored=late)
+        late = []
+
+
+def cancel_older(cluster: Cluster, version: float) -> None:
+    """Cancel the tasks that have read this version or an older one; those started first have read the
+    oldest.
+    """
+    while cluster.in_flight and cluster.reading(worker := next(iter(cluster.in_flight))).version <= version:
+        cluster.cancel(worker)
