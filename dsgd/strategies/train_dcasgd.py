@@ -19,14 +19,16 @@ instead of copying them when the worker pulls.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 
 from dsgd.cluster import Cluster, Update
-from dsgd.config import AsynchronousConfig, require
+from dsgd.config import AsynchronousConfig
+from dsgd.options.rules import FINITE
 from dsgd.work.optim import SGD, Vector, Weights
 from dsgd.work.tasks import gradient
 
@@ -35,16 +37,11 @@ from dsgd.work.tasks import gradient
 class Config(AsynchronousConfig):
     mode: str = "dcasgd"
 
-    compensation: float = 0.04
+    compensation: Annotated[float, FINITE, Ge(0)] = 0.04
     """lambda, how much of the correction is applied; 0 is ASGD."""
 
     adaptive: bool = False
     """Divide lambda by the root of the gradients' mean square, coordinate by coordinate."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        known = 0 <= self.compensation < math.inf
-        require(known, "compensation", self.compensation, "must be finite and at least 0")
 
 
 def hessian(g: Vector) -> Vector:
