@@ -26,22 +26,33 @@ from dsgd.options.rules import (
     option_fields,
     options,
     require,
+    whole_or_inf,
 )
 
 __all__ = [
+    "FINITE",
     "AsynchronousConfig",
     "DataConfig",
     "ExchangeConfig",
+    "Ge",
+    "Gt",
+    "Le",
     "LiveConfig",
     "LocalConfig",
+    "Lt",
+    "Must",
+    "OnlyWith",
     "OutputConfig",
+    "Parsed",
     "RayConfig",
     "StopConfig",
     "TimingConfig",
     "TrainConfig",
+    "matches",
     "option_fields",
     "options",
     "require",
+    "whole_or_inf",
 ]
 
 MEGABYTE = 1_000_000

@@ -26,8 +26,7 @@ from typing import Annotated
 
 from dsgd.cluster import Cluster, Update
 from dsgd.cluster.clocks import Clocks
-from dsgd.config import AsynchronousConfig
-from dsgd.options.rules import whole_or_inf
+from dsgd.config import AsynchronousConfig, whole_or_inf
 from dsgd.work.optim import SGD, Weights
 from dsgd.work.tasks import gradient
 

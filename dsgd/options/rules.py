@@ -32,6 +32,7 @@ from typing import (
     Literal,
     TypeVar,
     Union,
+    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -41,6 +42,7 @@ from typing import (
 from annotated_types import Ge, Gt, Le, Lt
 
 T = TypeVar("T")
+Kind = Literal["int", "float", "str", "bool", "choice"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ class Option:
     """One option: a field of a configuration or of one of its groups."""
 
     name: str
-    kind: Literal["int", "float", "str", "bool", "choice"]
+    kind: Kind
     choices: tuple[str, ...]
     """Of kind `choice`."""
     optional: bool
@@ -127,9 +129,8 @@ class Option:
         kind = kinds.get(self.kind) or f"one of {', '.join(self.choices)}"
         return f"must be {kind}{' or None' * self.optional}"
 
-    @property
     def help(self) -> str:
-        """The text below its field, in one line."""
+        """Return the text below its field, in one line."""
         return next(
             (docs[self.name] for c in self.config_type.__mro__ if self.name in (docs := _docs(c))), ""
         )
@@ -228,13 +229,13 @@ def members(config_type: type) -> Mapping[str, Option | type]:
         types, rules = _taken_apart(hints[f.name])
         choices = tuple(choice for t in types if get_origin(t) is Literal for choice in get_args(t))
         kind = "choice" if choices else next(t.__name__ for t in types if t is not NoneType)
-        if kind not in ("int", "float", "str", "bool", "choice"):
+        if kind not in get_args(Kind):
             raise TypeError(
                 f"{config_type.__name__}.{f.name}: an option is an int, float, str, bool or Literal"
             )
         members[f.name] = Option(
             name=f.name,
-            kind=kind,
+            kind=cast(Kind, kind),
             choices=choices,
             optional=NoneType in types,
             default=f.default,

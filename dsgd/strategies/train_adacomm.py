@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge, Gt, Lt
 
 from dsgd.cluster import Cluster, Update, run_all
-from dsgd.config import TrainConfig
+from dsgd.config import Ge, Gt, Lt, TrainConfig
 from dsgd.work.optim import Weights, mean, spread
 from dsgd.work.tasks import LocalSGD
 

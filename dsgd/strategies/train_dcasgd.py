@@ -24,11 +24,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
-from annotated_types import Ge
 
 from dsgd.cluster import Cluster, Update
-from dsgd.config import AsynchronousConfig
-from dsgd.options.rules import FINITE
+from dsgd.config import FINITE, AsynchronousConfig, Ge
 from dsgd.work.optim import SGD, Vector, Weights
 from dsgd.work.tasks import gradient
 

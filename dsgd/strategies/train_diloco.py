@@ -18,11 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Lt
-
 from dsgd.cluster import Cluster, Update, run_all
-from dsgd.config import ExchangeConfig
-from dsgd.options.rules import FINITE, OnlyWith
+from dsgd.config import FINITE, ExchangeConfig, Ge, Gt, Lt, OnlyWith
 from dsgd.work.optim import SGD, DelayedNesterov, Weights, mean, spread
 from dsgd.work.tasks import LocalAdamW, LocalSGD, portions
 

@@ -21,11 +21,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge
-
 from dsgd.cluster import Cluster, Update, start_all
 from dsgd.cluster.clocks import Clocks
-from dsgd.config import AsynchronousConfig, require
+from dsgd.config import AsynchronousConfig, Ge, require
 from dsgd.work.optim import SGD, Weights
 from dsgd.work.tasks import gradient
 

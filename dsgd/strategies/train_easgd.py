@@ -22,10 +22,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Gt, Le
-
 from dsgd.cluster import Cluster, Update, run_all
-from dsgd.config import ExchangeConfig
+from dsgd.config import ExchangeConfig, Gt, Le
 from dsgd.work.optim import Weights, mean, spread
 from dsgd.work.tasks import Elastic, portions
 

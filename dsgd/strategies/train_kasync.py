@@ -20,9 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from annotated_types import Ge
+from typing import Literal
 
 from dsgd.cluster import Cluster, Done, Update, start_all
 from dsgd.config import AsynchronousConfig, require
@@ -34,7 +32,7 @@ from dsgd.work.tasks import gradient
 class Config(AsynchronousConfig):
     mode: str = "kasync"
 
-    k: Annotated[int | None, Ge(1)] = None
+    k: int | None = None
     """K, the gradients that are averaged in an update. None: half of the workers, rounded up."""
 
     count: Literal["workers", "gradients"] = "workers"
@@ -43,8 +41,8 @@ class Config(AsynchronousConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         most = self.num_workers if self.count == "workers" else self.budget
-        rule = f"must lie between 1 and {most}; lower it or add workers"
-        require(self.gradients_per_update <= most, "k", self.k, rule)
+        rule = f"must lie between 1 and {most}; choose such a K, or add workers"
+        require(self.k is None or 1 <= self.k <= most, "k", self.k, rule)
 
     @property
     def gradients_per_update(self) -> int:

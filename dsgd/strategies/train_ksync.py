@@ -23,9 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Literal
-
-from annotated_types import Ge
+from typing import Literal
 
 from dsgd.cluster import Cluster, Done, Update, start_all
 from dsgd.config import TrainConfig, require
@@ -37,10 +35,10 @@ from dsgd.work.tasks import gradient
 class Config(TrainConfig):
     mode: str = "ksync"
 
-    k: Annotated[int | None, Ge(1)] = None
+    k: int | None = None
     """K, the results that make an update. None: num_workers - backup."""
 
-    backup: Annotated[int, Ge(0)] = 0
+    backup: int = 0
     """b, the backup workers: K = num_workers - b."""
 
     rest: Literal["cancel", "ignore"] = "cancel"
@@ -52,12 +50,12 @@ class Config(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         rule = f"must lie between 0 and num_workers - 1 = {self.num_workers - 1}; lower it or add workers"
-        require(self.backup < self.num_workers, "backup", self.backup, rule)
-        rule = "--k and --backup are alternatives; give only one"
+        require(0 <= self.backup < self.num_workers, "backup", self.backup, rule)
+        rule = "is an alternative to --backup; give one of them"
         require(self.k is None or not self.backup, "k", self.k, rule)
         most = self.num_workers if self.count == "workers" else self.budget
-        rule = f"must lie between 1 and {most}; lower it or add workers"
-        require(self.k is None or self.k <= most, "k", self.k, rule)
+        rule = f"must lie between 1 and {most}; choose such a K, or add workers"
+        require(self.k is None or 1 <= self.k <= most, "k", self.k, rule)
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:

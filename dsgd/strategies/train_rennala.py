@@ -20,9 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
-
-from annotated_types import Ge
 
 from dsgd.cluster import Cluster, Done, Update, start_all
 from dsgd.config import TrainConfig, require
@@ -34,13 +31,13 @@ from dsgd.work.tasks import gradient
 class Config(TrainConfig):
     mode: str = "rennala"
 
-    batches: Annotated[int | None, Ge(1)] = None
+    batches: int | None = None
     """S, the gradients at the current weights that make an update. None: as many as workers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         rule = f"must lie between 1 and the budget of {self.budget} mini-batches"
-        require(self.batches is None or self.batches <= self.budget, "batches", self.batches, rule)
+        require(self.batches is None or 1 <= self.batches <= self.budget, "batches", self.batches, rule)
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:

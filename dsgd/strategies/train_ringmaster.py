@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from dsgd.cluster import Cluster, Done, Update, start_all
-from dsgd.config import AsynchronousConfig
-from dsgd.options.rules import whole_or_inf
+from dsgd.config import AsynchronousConfig, whole_or_inf
 from dsgd.work.optim import SGD, Weights
 from dsgd.work.tasks import gradient
 

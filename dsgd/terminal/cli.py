@@ -133,15 +133,16 @@ _REGISTRY = ConstructorRegistry()
 @_REGISTRY.struct_rule
 def _config_type(info: StructTypeInfo) -> StructConstructorSpec | None:
     """Tell tyro of a configuration's options: their texts are flowed, its own reading keeps line breaks."""
-    if not (isinstance(info.type, type) and issubclass(info.type, Checked)):
+    config_type: Any = info.type
+    if not (isinstance(config_type, type) and issubclass(config_type, Checked)):
         return None
     return StructConstructorSpec(
-        instantiate=info.type,
+        instantiate=config_type,
         fields=tuple(
-            StructFieldSpec(name, member.type, member.default, lambda member=member: member.help)
+            StructFieldSpec(name, member.type, member.default, member.help)
             if isinstance(member, Option)
             else StructFieldSpec(name, member, MISSING)
-            for name, member in members(info.type).items()
+            for name, member in members(config_type).items()
         ),
     )
 
