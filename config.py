@@ -59,6 +59,7 @@ MEGABYTE = 1_000_000
 MOST_EXPORTED = 256  # workers: some 60 series each, that a scrape must not take long to write
 
 SAMPLED = OnlyWith(dataset=("xor", "digits"))
+LEARNED = OnlyWith(dataset=("xor", "digits", "quadratic"))
 QUADRATIC = OnlyWith(dataset="quadratic")
 ON_RAY = OnlyWith(engine=("ray", "both"))
 SIMULATED = OnlyWith(engine="sim")
@@ -163,7 +164,7 @@ class StopConfig(Checked):
     max_seconds: Annotated[float, Gt(0)] = math.inf
     """Seconds on the engine's clock (wall seconds on Ray, virtual ones in the sim) before the run stops."""
 
-    target_loss: Annotated[float | None, FINITE] = None
+    target_loss: Annotated[float | None, FINITE, LEARNED] = None
     """Stop once an evaluation's loss is at or below this; None: no early stop."""
 
     eval_every: Annotated[int, Ge(0)] = 10
@@ -338,9 +339,6 @@ class TrainConfig(Checked):
             ("optima", self.data.optimum_values),
         ):
             require(len(values) in (1, self.num_workers), option, getattr(self.data, option), rule)
-        rule = "cannot be reached without weights; choose another --dataset than none"
-        target = self.stop.target_loss
-        require(target is None or self.data.dataset != "none", "target-loss", target, rule)
         self.live.require_few(self.num_workers)
         rule = "--engine both compares updates, so they must be recorded; use --record all"
         require(self.engine != "both" or self.output.record != "none", "record", "none", rule)

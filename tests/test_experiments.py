@@ -449,9 +449,7 @@ def test_tuning_picks_the_best_value_and_compares_on_other_seeds(tmp_path: Path,
 
 def test_the_edge_of_what_was_tried_is_pointed_out(tmp_path: Path) -> None:
     """A best value that is the smallest or largest tried is said to be; names have no order."""
-    asked = load(
-        write(tmp_path, tune={"momentum": [0.5, 0, 0.9], "record": ["all", "none"], "seeds": [7]})
-    )
+    asked = load(write(tmp_path, tune={"momentum": [0.5, 0, 0.9], "record": ["all", "none"], "seeds": [7]}))
     for r in asked.tuning_runs():
         loss = abs(r.cfg.momentum - 0.9) + (r.cfg.output.record == "all")
         path = asked.folder / "tuning" / r.name

@@ -79,15 +79,15 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
         file_options.pop("run_name", None)  # a repetition is another run, with a name of its own
         return configure(file_options, f"--config {config_file}", arguments)
     except (SystemExit, BrokenPipeError):
-        _flush_what_is_read()
+        _flush()
         raise SystemExit(0) from None
 
 
-def _flush_what_is_read() -> None:
-    """Write out what is printed; a reader that has seen enough, as in `--help | head`, is no error."""
+def _flush() -> None:
+    """Write out what was printed; a reader that has left, as in `--help | head`, is no error."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except BrokenPipeError:  # Python flushes once more when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -132,17 +132,16 @@ _REGISTRY = ConstructorRegistry()
 
 @_REGISTRY.struct_rule
 def _config_type(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """Tell tyro of a configuration's options: their texts are flowed, its own reading keeps line breaks."""
-    config_type: Any = info.type
-    if not (isinstance(config_type, type) and issubclass(config_type, Checked)):
+    """Describe a configuration to tyro: by its own reading of the texts, it would keep their line breaks."""
+    if Checked not in getattr(info.type, "__mro__", ()):
         return None
     return StructConstructorSpec(
-        instantiate=config_type,
+        instantiate=info.type,
         fields=tuple(
             StructFieldSpec(name, member.type, member.default, member.help)
             if isinstance(member, Option)
             else StructFieldSpec(name, member, MISSING)
-            for name, member in members(config_type).items()
+            for name, member in members(info.type).items()
         ),
     )
 
