@@ -268,7 +268,7 @@ def test_the_version_is_printed(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("mode", modes())
 def test_a_rule_of_effect_names_options_and_values_that_exist(mode: str) -> None:
-    """Each value is a choice of a known option: `OnlyWith(dataset="digit")` would always refuse its option."""
+    """Each value is a choice of a known option: `OnlyWith(dataset="digit")` would refuse it always."""
     known = option_fields(load(mode).Config)
     for option in known.values():
         for rule in option.rules:

@@ -133,15 +133,16 @@ _REGISTRY = ConstructorRegistry()
 @_REGISTRY.struct_rule
 def _config_type(info: StructTypeInfo) -> StructConstructorSpec | None:
     """Describe a configuration to tyro: by its own reading of the texts, it would keep their line breaks."""
-    if Checked not in getattr(info.type, "__mro__", ()):
+    config_type: Any = info.type
+    if Checked not in getattr(config_type, "__mro__", ()):
         return None
     return StructConstructorSpec(
-        instantiate=info.type,
+        instantiate=config_type,
         fields=tuple(
             StructFieldSpec(name, member.type, member.default, member.help)
             if isinstance(member, Option)
             else StructFieldSpec(name, member, MISSING)
-            for name, member in members(info.type).items()
+            for name, member in members(config_type).items()
         ),
     )
 
