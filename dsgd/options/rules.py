@@ -157,10 +157,10 @@ class Option:
                 return isinstance(value, bool)
             case "str":
                 return isinstance(value, str)
-            case _:
-                return isinstance(value, Integral if self.kind == "int" else Real) and not isinstance(
-                    value, bool
-                )
+            case "int":
+                return isinstance(value, Integral) and not isinstance(value, bool)
+            case "float":
+                return isinstance(value, Real) and not isinstance(value, bool)
 
 
 class Checked:
@@ -170,21 +170,19 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        own = _own_options(type(self))
-        for name, option in own.items():
-            rule = option.broken_rule(getattr(self, name))
-            require(rule is None, name, getattr(self, name), str(rule))
-        for name, parsed in inspect.getmembers_static(type(self), lambda member: isinstance(member, Parsed)):
+        for name, member in members(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(member, Option) and (rule := member.broken_rule(value)):
+                require(False, name, value, rule)
+        for name, parsed in _parsed(type(self)):
             try:
                 getattr(self, name)
             except ValueError as error:
                 require(False, parsed.option, getattr(self, parsed.option), str(error))
         values = options(self)
         for name, option in option_fields(type(self)).items():
-            if values[name] == option.default:
-                continue
             for rule in option.rules:
-                if isinstance(rule, OnlyWith):
+                if isinstance(rule, OnlyWith) and values[name] != option.default:
                     _require_effect(name, values, rule)
 
 
@@ -195,12 +193,13 @@ def require(condition: bool, option: str, got: object, rule: str) -> None:
         raise ValueError(f"--{option.replace('_', '-')} {shown}: {rule}")
 
 
+@cache
 def option_fields(config_type: type) -> Mapping[str, Option]:
     """Return the options of a configuration by name, those of its groups among them."""
     found: dict[str, Option] = {}
     for name, member in members(config_type).items():
         found |= {name: member} if isinstance(member, Option) else option_fields(member)
-    return found
+    return MappingProxyType(found)
 
 
 def options(cfg: Any) -> dict[str, Any]:
@@ -212,19 +211,15 @@ def options(cfg: Any) -> dict[str, Any]:
     return flat
 
 
-def _own_options(config_type: type) -> dict[str, Option]:
-    return {name: m for name, m in members(config_type).items() if isinstance(m, Option)}
-
-
 @cache
 def members(config_type: type) -> Mapping[str, Option | type]:
     """Return the fields of a configuration: options, and the types of its groups."""
     hints = get_type_hints(config_type, include_extras=True)
-    members: dict[str, Option | type] = {}
+    found: dict[str, Option | type] = {}
     for f in dataclasses.fields(config_type):
         group = f.default_factory
         if isinstance(group, type) and is_dataclass(group):
-            members[f.name] = group
+            found[f.name] = group
             continue
         types, rules = _taken_apart(hints[f.name])
         choices = tuple(choice for t in types if get_origin(t) is Literal for choice in get_args(t))
@@ -233,7 +228,7 @@ def members(config_type: type) -> Mapping[str, Option | type]:
             raise TypeError(
                 f"{config_type.__name__}.{f.name}: an option is an int, float, str, bool or Literal"
             )
-        members[f.name] = Option(
+        found[f.name] = Option(
             name=f.name,
             kind=cast(Kind, kind),
             choices=choices,
@@ -243,7 +238,12 @@ def members(config_type: type) -> Mapping[str, Option | type]:
             type=hints[f.name],
             config_type=config_type,
         )
-    return MappingProxyType(members)
+    return MappingProxyType(found)
+
+
+@cache
+def _parsed(config_type: type) -> Sequence[tuple[str, Parsed[Any]]]:
+    return inspect.getmembers_static(config_type, lambda member: isinstance(member, Parsed))
 
 
 def _taken_apart(hint: Any) -> tuple[list[Any], tuple[Any, ...]]:
