@@ -449,9 +449,9 @@ def test_tuning_picks_the_best_value_and_compares_on_other_seeds(tmp_path: Path,
 
 def test_the_edge_of_what_was_tried_is_pointed_out(tmp_path: Path) -> None:
     """A best value that is the smallest or largest tried is said to be; names have no order."""
-    asked = load(write(tmp_path, tune={"momentum": [0.5, 0, 0.9], "record": ["all", "none"], "seeds": [7]}))
+    asked = load(write(tmp_path, tune={"momentum": [0.5, 0, 0.9], "slowdown": ["", "0=2"], "seeds": [7]}))
     for r in asked.tuning_runs():
-        loss = abs(r.cfg.momentum - 0.9) + (r.cfg.output.record == "all")
+        loss = abs(r.cfg.momentum - 0.9) + (not r.cfg.timing.slowdown)
         path = asked.folder / "tuning" / r.name
         where = tmp_path / path
         where.mkdir(parents=True)
@@ -459,7 +459,7 @@ def test_the_edge_of_what_was_tried_is_pointed_out(tmp_path: Path) -> None:
         (where / "summary.json").write_text(json.dumps(summary))
     with contextlib.chdir(tmp_path):
         choice, _ = choose(asked)
-    assert choice.chosen == {"momentum": 0.9, "record": "none"}
+    assert choice.chosen == {"momentum": 0.9, "slowdown": "0=2"}
     assert choice.edges == ["momentum"]
     assert "momentum 0.9 is at the edge" in str(choice)
 
