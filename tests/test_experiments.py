@@ -173,6 +173,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"base": {**BASE, "stepz": 3}}, ["variant ssgd", "stepz", "did you mean steps"]),
     ({"base": {**BASE, "steps": "many"}}, ["variant ssgd", "--steps", "whole number"]),
     ({"base": {**BASE, "steps": [1, 2]}}, ["variant ssgd", "'steps'", "one value"]),
+    ({"base": {**BASE, "batch_size": 8}}, ["variant ssgd", "--batch-size 8", "no effect", "quadratic"]),
     ({"base": {**BASE, "seed": 3}}, ["seed", "listed under seeds:"]),
     ({"base": {**BASE, "run_name": "x"}}, ["run_name", "named after its variant"]),
     ({"base": {**BASE, "out": "x"}}, ["out", "--out DIR"]),
