@@ -221,7 +221,7 @@ class OutputConfig(Checked):
         str | None,
         matches(
             r"[\w][\w.+=-]{0,199}",
-            "must name a folder: letters like a-z, digits and . _ + = -, 200 at most, a letter or digit first",
+            "must name a folder: letters (a-z), digits and . _ + = -, 200 at most, a letter or digit first",
         ),
     ] = None
     """Name of the record's folder; must be new. None: time, mode, workers and seed."""
