@@ -45,6 +45,11 @@ T = TypeVar("T")
 Kind = Literal["int", "float", "str", "bool", "choice"]
 
 
+def _once(function: Callable[[type], T]) -> Callable[[type], T]:
+    """Return a function of classes that computes once for each; mypy takes classes for unhashable here."""
+    return cache(function)
+
+
 @dataclass(frozen=True)
 class Must:
     """A rule in words: `holds(value)`, or the message is `words`."""
@@ -193,7 +198,7 @@ def require(condition: bool, option: str, got: object, rule: str) -> None:
         raise ValueError(f"--{option.replace('_', '-')} {shown}: {rule}")
 
 
-@cache
+@_once
 def option_fields(config_type: type) -> Mapping[str, Option]:
     """Return the options of a configuration by name, those of its groups among them."""
     found: dict[str, Option] = {}
@@ -211,7 +216,7 @@ def options(cfg: Any) -> dict[str, Any]:
     return flat
 
 
-@cache
+@_once
 def members(config_type: type) -> Mapping[str, Option | type]:
     """Return the fields of a configuration: options, and the types of its groups."""
     hints = get_type_hints(config_type, include_extras=True)
@@ -241,7 +246,7 @@ def members(config_type: type) -> Mapping[str, Option | type]:
     return MappingProxyType(found)
 
 
-@cache
+@_once
 def _parsed(config_type: type) -> Sequence[tuple[str, Parsed[Any]]]:
     return inspect.getmembers_static(config_type, lambda member: isinstance(member, Parsed))
 
@@ -313,7 +318,7 @@ def _require_effect(name: str, values: Mapping[str, Any], rule: OnlyWith) -> Non
             )
 
 
-@cache
+@_once
 def _docs(config_type: type) -> Mapping[str, str]:
     """Return the text below each field of a class, those of its bases left out."""
     try:
