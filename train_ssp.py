@@ -19,12 +19,12 @@ still allow.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 from dsgd.cluster import Cluster, Update, start_idle
-from dsgd.config import AsynchronousConfig, require
+from dsgd.config import AsynchronousConfig, whole_or_inf
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
@@ -34,13 +34,8 @@ from dsgd.work.tasks import gradient
 class Config(AsynchronousConfig):
     mode: str = "ssp"
 
-    slack: float = 3.0
+    slack: Annotated[float, whole_or_inf(0)] = 3.0
     """Mini-batches a worker may be ahead of the slowest when it starts one; 0 is a barrier, inf is ASGD."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole = self.slack >= 0 and (self.slack == math.inf or float(self.slack).is_integer())
-        require(whole, "slack", self.slack, "must be a whole number of at least 0, or inf")
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:

@@ -478,7 +478,7 @@ MISTAKES = {
     "the arithmetic is its own": (
         "cluster.combine(rule, w, [done])",
         "w.replaced(w.vector - cfg.lr * done.value / cfg.num_workers"
-        " / (max(1, w.version - done.read) if cfg.staleness_bound else 1))",
+        " / max(1, (w.version - done.read) / cfg.full_weight_until))",
         "equals",
         "",
     ),

@@ -237,7 +237,7 @@ def _steps(work: Work, *, weighed: bool) -> Finding:
 
 def _needed_step(cfg: AsynchronousConfig, staleness: int) -> float:
     """Return the step that a gradient of this staleness has to take."""
-    weight = ByStaleness(cfg.staleness_bound).weight(staleness) if cfg.staleness_bound else 1.0
+    weight = ByStaleness(cfg.full_weight_until).weight(staleness)
     return weight * (cfg.lr / cfg.num_workers if cfg.lr_scaling == "workers" else cfg.lr)
 
 

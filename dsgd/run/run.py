@@ -85,7 +85,7 @@ def run_both(
     codes = []
     for engine in ("ray", "sim"):
         output = replace(cfg.output, out=str(folder), run_name=engine)
-        one = replace(cfg, engine=engine, output=output)
+        one = replace(cfg, engine=engine, output=output, ray=cfg.ray.on(engine))
         if engine == "sim":
             try:
                 one = replace(one, timing=measured_timing(cfg.timing, folder / "ray"))

@@ -19,11 +19,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from dsgd.cluster import Cluster, Update, next_round, run_all
-from dsgd.config import TrainConfig, require
+from dsgd.config import Ge, Gt, Lt, TrainConfig
 from dsgd.work.optim import Weights, spread
 from dsgd.work.rules import Average, chain
 from dsgd.work.tasks import LocalSGD
@@ -33,21 +34,14 @@ from dsgd.work.tasks import LocalSGD
 class Config(TrainConfig):
     mode: str = "adacomm"
 
-    first_local_steps: int = 16
+    first_local_steps: Annotated[int, Ge(1)] = 16
     """tau_0, the mini-batches between two averagings at the start."""
 
-    interval_s: float = 60.0
+    interval_s: Annotated[float, Gt(0)] = 60.0
     """T_0, seconds on the engine's clock between two choices of the number of local steps."""
 
-    decay: float = 0.5
+    decay: Annotated[float, Gt(0), Lt(1)] = 0.5
     """gamma, the factor on the number of local steps where the loss alone would not lower it."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        first = self.first_local_steps
-        require(first >= 1, "first-local-steps", first, "must be at least 1")
-        require(self.interval_s > 0, "interval-s", self.interval_s, "must be above 0")
-        require(0 < self.decay < 1, "decay", self.decay, "must lie between 0 and 1, both excluded")
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:

@@ -19,12 +19,12 @@ instead of copying them when the worker pulls.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 from dsgd.cluster import Cluster, Update, start_idle
-from dsgd.config import AsynchronousConfig, require
+from dsgd.config import FINITE, AsynchronousConfig, Ge
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.rules import Compensate
@@ -35,16 +35,11 @@ from dsgd.work.tasks import gradient
 class Config(AsynchronousConfig):
     mode: str = "dcasgd"
 
-    compensation: float = 0.04
+    compensation: Annotated[float, FINITE, Ge(0)] = 0.04
     """lambda, how much of the correction is applied; 0 is ASGD."""
 
     adaptive: bool = False
     """Divide lambda by the root of the gradients' mean square, coordinate by coordinate."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        known = 0 <= self.compensation < math.inf
-        require(known, "compensation", self.compensation, "must be finite and at least 0")
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from dsgd.cluster import Cluster, Update, next_round, run_all, start_portions
-from dsgd.config import ExchangeConfig, require
+from dsgd.config import FINITE, ExchangeConfig, Ge, Gt, Lt, OnlyWith
 from dsgd.work.optim import Weights, spread
 from dsgd.work.rules import DelayedNesterov, Descend, Momentum, Moved, chain
 from dsgd.work.tasks import LocalAdamW, LocalSGD
@@ -29,24 +29,20 @@ from dsgd.work.tasks import LocalAdamW, LocalSGD
 class Config(ExchangeConfig):
     mode: str = "diloco"
 
-    lr: float = 0.01
+    lr: Annotated[float, FINITE, Gt(0)] = 0.01
     """Step size of the workers' own steps."""
+
+    momentum: Annotated[float, Ge(0), Lt(1), OnlyWith(inner="sgd")] = 0.0
+    """Heavy-ball momentum of the workers' own steps, 0 to below 1."""
 
     inner: Literal["adamw", "sgd"] = "adamw"
     """The workers' optimizer; --momentum is that of sgd. adamw: betas .9 and .999, weight decay .01."""
 
-    outer_lr: float = 0.7
+    outer_lr: Annotated[float, FINITE, Gt(0)] = 0.7
     """Step size of the server."""
 
-    outer_momentum: float = 0.9
+    outer_momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     """b, of the server's Nesterov momentum."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.outer_lr < float("inf"), "outer-lr", self.outer_lr, "must be finite and above 0")
-        require(0 <= self.outer_momentum < 1, "outer-momentum", self.outer_momentum, "must lie in [0, 1)")
-        rule = "is of --inner sgd; leave it out, for AdamW has moments of its own"
-        require(self.inner == "sgd" or not self.momentum, "momentum", self.momentum, rule)
 
     def task(self, h: int) -> LocalAdamW | LocalSGD:
         sgd = LocalSGD(batches=h, lr=self.lr, momentum=self.momentum, keeps_velocity=True)

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from dsgd.cluster import Cluster, Update, start_idle
-from dsgd.config import AsynchronousConfig, require
+from dsgd.config import AsynchronousConfig, Ge, require
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
@@ -31,7 +32,7 @@ from dsgd.work.tasks import gradient
 class Config(AsynchronousConfig):
     mode: str = "dssp"
 
-    slack_low: int = 3
+    slack_low: Annotated[int, Ge(0)] = 3
     """s_L, mini-batches a worker may always be ahead of the slowest when it starts one."""
 
     slack_high: int = 15
@@ -39,9 +40,8 @@ class Config(AsynchronousConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.slack_low >= 0, "slack-low", self.slack_low, "must be at least 0")
-        low, high = self.slack_low, self.slack_high
-        require(high >= low, "slack-high", high, "must be at least --slack-low; raise it")
+        rule = "must be at least --slack-low; raise it"
+        require(self.slack_high >= self.slack_low, "slack-high", self.slack_high, rule)
 
 
 def extra_steps(fast: Sequence[float], slow: Sequence[float], most: int) -> int:

@@ -20,9 +20,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 from dsgd.cluster import Cluster, Update, next_round, run_all, start_portions
-from dsgd.config import ExchangeConfig, require
+from dsgd.config import ExchangeConfig, Gt, Le
 from dsgd.work.optim import Weights, spread
 from dsgd.work.rules import Pull, chain
 from dsgd.work.tasks import Elastic
@@ -32,14 +33,8 @@ from dsgd.work.tasks import Elastic
 class Config(ExchangeConfig):
     mode: str = "easgd"
 
-    moving_rate: float | None = None
+    moving_rate: Annotated[float | None, Gt(0), Le(1)] = None
     """alpha, the share of the distance that worker and centre move. None: 0.9 / num_workers, as the paper."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        rate = self.moving_rate
-        rule = "must lie in (0, 1], like 0.9 / num_workers"
-        require(rate is None or 0 < rate <= 1, "moving-rate", rate, rule)
 
     @property
     def alpha(self) -> float:

@@ -52,7 +52,8 @@ class Config(TrainConfig):
         super().__post_init__()
         rule = f"must lie between 0 and num_workers - 1 = {self.num_workers - 1}; lower it or add workers"
         require(0 <= self.backup < self.num_workers, "backup", self.backup, rule)
-        require(self.k is None or not self.backup, "k", self.k, "and --backup say the same; give one of them")
+        rule = "is an alternative to --backup; give one of them"
+        require(self.k is None or not self.backup, "k", self.k, rule)
         most = self.num_workers if self.count == "workers" else self.budget
         rule = f"must lie between 1 and {most}; choose such a K, or add workers"
         require(self.k is None or 1 <= self.k <= most, "k", self.k, rule)

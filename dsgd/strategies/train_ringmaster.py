@@ -16,13 +16,12 @@ reported as `wasted`. R is given, not derived from the noise and the target accu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from dsgd.cluster import Cluster, Done, Update, start_all
-from dsgd.config import AsynchronousConfig, require
+from dsgd.config import AsynchronousConfig, whole_or_inf
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
@@ -32,17 +31,11 @@ from dsgd.work.tasks import gradient
 class Config(AsynchronousConfig):
     mode: str = "ringmaster"
 
-    delay_bound: float = 8.0
+    delay_bound: Annotated[float, whole_or_inf(1)] = 8.0
     """R: a gradient counts only if fewer than R updates came since its weights were read; inf is ASGD."""
 
     rest: Literal["cancel", "ignore"] = "cancel"
     """What becomes of a task that is too old. cancel: stopped at once. ignore: thrown away when it ends."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        bound = float(self.delay_bound)
-        whole = bound >= 1 and (bound == math.inf or bound.is_integer())
-        require(whole, "delay-bound", self.delay_bound, "must be a whole number of at least 1, or inf")
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from dsgd.work.rules import ByStaleness, Chain, Descend, EachPart, Momentum, Part, chain
@@ -16,7 +17,8 @@ def server_rule(cfg: TrainConfig, gradients: int, *corrections: EachPart) -> Cha
     corrections: parts of the strategy's own, for each gradient.
     """
     each = [*corrections]
-    if bound := getattr(cfg, "staleness_bound", None):
+    bound = getattr(cfg, "full_weight_until", math.inf)
+    if bound < math.inf:
         each.append(ByStaleness(bound))
     parts: list[Part] = [Momentum(cfg.momentum)] if cfg.momentum else []
     lr = cfg.lr * gradients / cfg.num_workers if getattr(cfg, "lr_scaling", "none") == "workers" else cfg.lr

@@ -88,7 +88,7 @@ class ByStaleness:
     [1.0, 1.0, 0.5]
     """
 
-    bound: int
+    bound: float
     slots: ClassVar[tuple[str, ...]] = ()
 
     def weight(self, staleness: int) -> float:
