@@ -12,7 +12,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Files whose prose is held to the law: Markdown, the labs' texts, and of Python docstrings and comments.
-GLOBS = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md", "docs/labs/**/*.yaml"]
+GLOBS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "docs/**/*.md",
+    "docs/labs/**/*.yaml",
+    "experiments/*.yaml",
+]
 BANNED = {
     "tells": r"tells",
     "is told": r"(?:is|are|was|were|be|been) told",
