@@ -161,7 +161,7 @@ def test_links_of_the_pages_lead_somewhere() -> None:
 def test_the_numbers_in_the_text_are_right() -> None:
     """Values that a page gives away agree with theory."""
     assert theory.k_sync_time(Pareto(1.5, 1 / 3), 8, 8) == pytest.approx(3.62, abs=0.005)
-    assert "All 8 take 3.62 s" in page("05")
+    assert "all 8 takes 3.62 s" in page("05")
     lowest = ((5 / 6) ** 2 + 5 * (1 / 6) ** 2) / 4  # mean of a/2 (w - x)^2 over two workers
     assert lowest == pytest.approx(5 / 24)
     assert "5/24 = 0.2083" in page("04")
@@ -232,7 +232,7 @@ def test_a_mistake_in_a_lab_gets_one_line(
 WRONG_OPTIONS = [
     # lab, exercise, the one law that fails
     ("01", {"num_workers": 15}, "At least 4.6"),
-    ("01", {"num_workers": 17}, "One worker less"),
+    ("01", {"num_workers": 17}, "One worker fewer"),
     ("01", {"num_workers": 1}, "At least 4.6"),
     ("02", {"lr": 0.22}, "With your step size"),
     ("02", {"lr": 0.15}, "1.1 times"),
@@ -245,7 +245,7 @@ WRONG_OPTIONS = [
     ("05", {"k": 8}, "No other K"),
     ("05", {"k": 11}, "No other K"),
     ("06", {"local_steps": 5}, "at least 217.6"),
-    ("06", {"local_steps": 7}, "One local step less"),
+    ("06", {"local_steps": 7}, "One local step fewer"),
 ]
 
 
