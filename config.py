@@ -35,6 +35,7 @@ __all__ = [
     "DataConfig",
     "ExchangeConfig",
     "Ge",
+    "GradientConfig",
     "Gt",
     "Le",
     "LiveConfig",
@@ -314,6 +315,20 @@ class TrainConfig(Checked):
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Heavy-ball momentum, 0 to below 1; on the server or, in local modes, in each worker."""
 
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the step size falls: not at all, or linearly or along half a cosine to 0 at the end of the run. The
+    server counts applied mini-batches; in local modes each worker counts its own."""
+
+    warmup: Annotated[int, Ge(0)] = 0
+    """Steps over which the step size first rises, linearly, to --lr."""
+
+    clip_norm: Annotated[float | None, FINITE, Gt(0)] = None
+    """Largest norm of an update's mean gradient or, in local modes, of each worker's gradient; a longer one
+    is shortened. None: no limit."""
+
+    weight_decay: Annotated[float | None, FINITE, Ge(0)] = None
+    """Share of the weights added to the gradient; decoupled from it with AdamW. None: 0, with AdamW 0.01."""
+
     seed: Annotated[int, Ge(0), Lt(2**63)] = 0
     """Seed of all random draws; the same seed gives the same data, delays and initial weights in every
     mode."""
@@ -339,6 +354,7 @@ class TrainConfig(Checked):
             ("optima", self.data.optimum_values),
         ):
             require(len(values) in (1, self.num_workers), option, getattr(self.data, option), rule)
+        require(self.warmup <= self.steps, "warmup", self.warmup, f"must be at most --steps {self.steps}")
         self.live.require_few(self.num_workers)
         rule = "--engine both compares updates, so they must be recorded; use --record all"
         require(self.engine != "both" or self.output.record != "none", "record", "none", rule)
@@ -347,6 +363,17 @@ class TrainConfig(Checked):
     def budget(self) -> int:
         """Mini-batches of the run, all workers together."""
         return self.num_workers * self.steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientConfig(TrainConfig):
+    """The options of strategies whose server applies gradients."""
+
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """The server's optimizer. adamw: betas .9 and .999, epsilon 1e-8."""
+
+    momentum: Annotated[float, Ge(0), Lt(1), OnlyWith(optimizer="sgd")] = 0.0
+    """Heavy-ball momentum of the server, 0 to below 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +393,7 @@ class ExchangeConfig(LocalConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AsynchronousConfig(TrainConfig):
+class AsynchronousConfig(GradientConfig):
     """The options of strategies that apply each gradient as it comes."""
 
     lr_scaling: Literal["none", "workers"] = "none"

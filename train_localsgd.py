@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from dsgd.cluster import Cluster, Update, next_round, run_all
 from dsgd.config import LocalConfig
 from dsgd.work.optim import Weights, spread
+from dsgd.work.optimizers import local_sgd
 from dsgd.work.rules import Average, chain
-from dsgd.work.tasks import LocalSGD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,6 @@ class Config(LocalConfig):
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
     rule = chain(Average())
     while h := next_round(cluster, cfg.budget, cfg.local_steps):
-        dones = run_all(cluster, LocalSGD(batches=h, lr=cfg.lr, momentum=cfg.momentum), w)
+        dones = run_all(cluster, local_sgd(cfg, h), w)
         w = cluster.combine(rule, w, dones)
         yield Update(w, dones, drift=spread([done.value for done in dones], w.vector))

@@ -20,14 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsgd.cluster import Cluster, Update, run_all
-from dsgd.config import TrainConfig
+from dsgd.config import GradientConfig
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig):
+class Config(GradientConfig):
     mode: str = "ssgd"
 
 

@@ -26,8 +26,8 @@ import numpy as np
 from dsgd.cluster import Cluster, Update, next_round, run_all
 from dsgd.config import Ge, Gt, Lt, TrainConfig
 from dsgd.work.optim import Weights, spread
+from dsgd.work.optimizers import local_sgd
 from dsgd.work.rules import Average, chain
-from dsgd.work.tasks import LocalSGD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         h = next_round(cluster, cfg.budget, tau)
         if not h:
             return
-        dones = run_all(cluster, LocalSGD(batches=h, lr=cfg.lr, momentum=cfg.momentum), w)
+        dones = run_all(cluster, local_sgd(cfg, h), w)
         loss = float(np.mean([done.loss or 0.0 for done in dones]))
         first_loss = first_loss or loss
         if cluster.now_s >= choose_s and math.isfinite(loss):

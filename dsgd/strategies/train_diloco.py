@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 from dsgd.cluster import Cluster, Update, next_round, run_all, start_portions
 from dsgd.config import FINITE, ExchangeConfig, Ge, Gt, Lt, OnlyWith
 from dsgd.work.optim import Weights, spread
+from dsgd.work.optimizers import ADAMW_DECAY, local_sgd, schedule
 from dsgd.work.rules import DelayedNesterov, Descend, Momentum, Moved, chain
 from dsgd.work.tasks import LocalAdamW, LocalSGD
 
@@ -45,8 +46,15 @@ class Config(ExchangeConfig):
     """b, of the server's Nesterov momentum."""
 
     def task(self, h: int) -> LocalAdamW | LocalSGD:
-        sgd = LocalSGD(batches=h, lr=self.lr, momentum=self.momentum, keeps_velocity=True)
-        return sgd if self.inner == "sgd" else LocalAdamW(batches=h, lr=self.lr)
+        if self.inner == "sgd":
+            return local_sgd(self, h, keeps_velocity=True)
+        return LocalAdamW(
+            batches=h,
+            lr=self.lr,
+            schedule=schedule(self),
+            clip_norm=self.clip_norm,
+            weight_decay=ADAMW_DECAY if self.weight_decay is None else self.weight_decay,
+        )
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:

@@ -25,6 +25,7 @@ from typing import Annotated
 from dsgd.cluster import Cluster, Update, next_round, run_all, start_portions
 from dsgd.config import ExchangeConfig, Gt, Le
 from dsgd.work.optim import Weights, spread
+from dsgd.work.optimizers import schedule
 from dsgd.work.rules import Pull, chain
 from dsgd.work.tasks import Elastic
 
@@ -41,7 +42,15 @@ class Config(ExchangeConfig):
         return 0.9 / self.num_workers if self.moving_rate is None else self.moving_rate
 
     def task(self, h: int) -> Elastic:
-        return Elastic(batches=h, lr=self.lr, rate=self.alpha, momentum=self.momentum)
+        return Elastic(
+            batches=h,
+            lr=self.lr,
+            schedule=schedule(self),
+            clip_norm=self.clip_norm,
+            weight_decay=self.weight_decay or 0.0,
+            rate=self.alpha,
+            momentum=self.momentum,
+        )
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:

@@ -26,14 +26,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
-from dsgd.config import TrainConfig, require
+from dsgd.config import GradientConfig, require
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig):
+class Config(GradientConfig):
     mode: str = "ksync"
 
     k: int | None = None

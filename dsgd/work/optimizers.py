@@ -1,25 +1,70 @@
-"""The server's rule that the options of a run ask for."""
+"""The rules and local steps that the options of a run ask for."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
-from dsgd.work.rules import ByStaleness, Chain, Descend, EachPart, Momentum, Part, chain
+from dsgd.work.rules import (
+    Adam,
+    ByStaleness,
+    Chain,
+    Clip,
+    Decay,
+    Descend,
+    EachPart,
+    Momentum,
+    Part,
+    Schedule,
+    chain,
+)
+from dsgd.work.tasks import LocalSGD
 
 if TYPE_CHECKING:
-    from dsgd.config import TrainConfig
+    from dsgd.config import GradientConfig, TrainConfig
+
+ADAMW_DECAY = 0.01
+"""Weight decay of AdamW where no other is asked for, as in torch."""
 
 
-def server_rule(cfg: TrainConfig, gradients: int, *corrections: EachPart) -> Chain:
+def server_rule(cfg: GradientConfig, gradients: float, *corrections: EachPart) -> Chain:
     """Return the rule by which a server applies `gradients` mini-batches an update.
 
     corrections: parts of the strategy's own, for each gradient.
     """
-    each = [*corrections]
+    each, lr = [*corrections], cfg.lr
     bound = getattr(cfg, "full_weight_until", math.inf)
     if bound < math.inf:
         each.append(ByStaleness(bound))
-    parts: list[Part] = [Momentum(cfg.momentum)] if cfg.momentum else []
-    lr = cfg.lr * gradients / cfg.num_workers if getattr(cfg, "lr_scaling", "none") == "workers" else cfg.lr
-    return chain(*each, *parts, Descend(lr))
+    if getattr(cfg, "lr_scaling", "none") == "workers":
+        lr = lr * gradients / cfg.num_workers
+    clip = [Clip(cfg.clip_norm)] if cfg.clip_norm else []
+    descend = Descend(lr, schedule(cfg, gradients / cfg.num_workers))
+    return chain(*each, *clip, *_optimizer(cfg), descend)
+
+
+def _optimizer(cfg: GradientConfig) -> list[Part]:
+    if cfg.optimizer == "adamw":
+        return [Adam(), Decay(ADAMW_DECAY if cfg.weight_decay is None else cfg.weight_decay)]
+    decay: list[Part] = [Decay(cfg.weight_decay)] if cfg.weight_decay else []
+    return [*decay, Momentum(cfg.momentum)] if cfg.momentum else decay
+
+
+def schedule(cfg: TrainConfig, share: float = 1.0) -> Schedule | None:
+    """Return how the step size changes, None if it does not; `share` is how many steps one count is."""
+    if cfg.schedule == "constant" and not cfg.warmup:
+        return None
+    return Schedule(shape=cfg.schedule, warmup=cfg.warmup, steps=cfg.steps, share=share)
+
+
+def local_sgd(cfg: TrainConfig, batches: int, *, keeps_velocity: bool = False) -> LocalSGD:
+    """Return the task of a worker that takes `batches` steps of SGD by itself."""
+    return LocalSGD(
+        batches=batches,
+        lr=cfg.lr,
+        schedule=schedule(cfg),
+        clip_norm=cfg.clip_norm,
+        weight_decay=cfg.weight_decay or 0.0,
+        momentum=cfg.momentum,
+        keeps_velocity=keeps_velocity,
+    )
