@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 from dsgd.cluster import Cluster, Update
 from dsgd.config import AsynchronousConfig
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms, asynchronous
 from dsgd.work.optim import SGD, Weights
 from dsgd.work.tasks import gradient
 
@@ -39,3 +41,15 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         w = sgd.step(w, done.value, cfg.weight(w.version - done.read))
         cluster.start(done.worker, gradient, w)  # before the yield: recording never idles a worker
         yield Update(w, [done])
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return asynchronous(cfg)
+
+
+LAWS = Laws(
+    limits=[
+        Limit({"staleness_lr": "threshold:0"}, "asgd", {"staleness_lr": "inverse"}),
+        Limit({"staleness_lr": "threshold:1"}, "asgd", {"staleness_lr": "inverse"}),
+    ]
+)

@@ -17,10 +17,16 @@ nothing between tasks; and the last round is shorter where H does not divide the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import LocalConfig
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.assumptions import need
+from dsgd.theory.closed_forms import ClosedForms, rounds
+from dsgd.theory.quadratics import local_sgd_fixed_point
 from dsgd.work.optim import Weights, mean, spread
 from dsgd.work.tasks import LocalSGD, portions
 
@@ -35,3 +41,20 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         dones = run_all(cluster, LocalSGD(batches=h, lr=cfg.lr, momentum=cfg.momentum), w)
         w = w.replaced(mean(done.value for done in dones))
         yield Update(w, dones, drift=spread((done.value for done in dones), w.vector))
+
+
+def theory(cfg: Config) -> ClosedForms:
+    def final_weight() -> float:
+        need(cfg.data.dataset == "quadratic", "the fixed point is known for quadratics")
+        a, x = np.broadcast_arrays(
+            cfg.data.curvature_values, cfg.data.optimum_values, np.empty(cfg.num_workers)
+        )[:2]
+        return local_sgd_fixed_point(cfg.lr, a.tolist(), x.tolist(), cfg.local_steps)
+
+    return replace(rounds(cfg), final_weight=final_weight)
+
+
+LAWS = Laws(
+    plain_sgd={"momentum": 0.0},
+    limits=[Limit({"local_steps": 1, "momentum": 0.0}, "ssgd", {"momentum": 0.0}, exactly=False)],
+)

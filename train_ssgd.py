@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import TrainConfig
+from dsgd.theory.closed_forms import ClosedForms, timed, workers
+from dsgd.theory.times import ssgd_time
 from dsgd.work.optim import SGD, Weights, mean
 from dsgd.work.tasks import gradient
 
@@ -36,3 +38,10 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         dones = run_all(cluster, gradient, w)
         w = sgd.step(w, mean(done.value for done in dones))
         yield Update(w, dones)
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return ClosedForms(
+        staleness_mean=lambda: 0.0,
+        s_per_update=lambda: ssgd_time(*workers(timed(cfg))),
+    )

@@ -27,6 +27,14 @@ from dataclasses import dataclass
 from dsgd.cluster import Cluster, Update
 from dsgd.cluster.clocks import Clocks
 from dsgd.config import AsynchronousConfig, require
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.bounded_staleness import (
+    ssp_clock_gap_bound,
+    ssp_mean_staleness,
+    ssp_staleness_bound,
+    ssp_steps_per_s,
+)
+from dsgd.theory.closed_forms import ClosedForms, equal_workers, timed, workers
 from dsgd.work.optim import SGD, Weights
 from dsgd.work.tasks import gradient
 
@@ -61,3 +69,24 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
             for worker in [done.worker, *waiting.pop(limit, [])]:
                 cluster.start(worker, gradient, w)
         yield Update(w, [done])
+
+
+def theory(cfg: Config) -> ClosedForms:
+    def s_per_update() -> float:
+        law, p, slowdown = workers(timed(cfg))
+        return 1 / (p * ssp_steps_per_s(law, p, cfg.slack, slowdown))
+
+    return ClosedForms(
+        staleness_mean=lambda: ssp_mean_staleness(*equal_workers(cfg), cfg.slack),
+        staleness_max=lambda: ssp_staleness_bound(cfg.num_workers, cfg.slack),
+        clock_gap_max=lambda: ssp_clock_gap_bound(cfg.num_workers, cfg.slack),
+        s_per_update=s_per_update,
+    )
+
+
+LAWS = Laws(
+    limits=[
+        Limit({"slack": math.inf}, "asgd"),
+        Limit({"staleness_lr": "threshold:0"}, "ssp", {"staleness_lr": "inverse"}),
+    ]
+)

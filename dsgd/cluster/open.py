@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import AbstractContextManager, nullcontext
 
 from dsgd.cluster import Cluster
@@ -20,6 +21,10 @@ def open_cluster(
     if cfg.engine == "ray":
         from dsgd.cluster.ray import RayCluster, connect
 
+        if cfg.strategy_file:  # workers do not have the file: the tasks it defines take their code with them
+            from ray.cloudpickle import register_pickle_by_value
+
+            register_pickle_by_value(sys.modules[type(cfg).__module__])
         if interruptions is None:
             return RayCluster(cfg, workload)
         # Interrupted while it starts, Ray would leave processes behind.

@@ -24,6 +24,8 @@ import numpy as np
 
 from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import TrainConfig, require
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms
 from dsgd.work.optim import Weights, mean, spread
 from dsgd.work.tasks import LocalSGD
 
@@ -64,3 +66,22 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
             wanted = math.ceil(math.sqrt(loss / first_loss) * cfg.first_local_steps) if first_loss else tau
             tau = max(1, wanted if wanted < tau else math.ceil(cfg.decay * tau))
         yield Update(w, dones, drift=spread((done.value for done in dones), w.vector))
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return ClosedForms(staleness_mean=lambda: 0.0)
+
+
+LAWS = Laws(
+    plain_sgd={"momentum": 0.0},
+    limits=[
+        Limit({"interval_s": math.inf, "first_local_steps": 16}, "localsgd", {"local_steps": 16}),
+        Limit({"interval_s": math.inf, "first_local_steps": 7}, "localsgd", {"local_steps": 7}),
+        Limit(
+            {"first_local_steps": 1, "interval_s": 2.0, "momentum": 0.0},
+            "ssgd",
+            {"momentum": 0.0},
+            exactly=False,
+        ),
+    ],
+)

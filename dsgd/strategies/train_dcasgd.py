@@ -27,6 +27,8 @@ import numpy as np
 
 from dsgd.cluster import Cluster, Update
 from dsgd.config import AsynchronousConfig, require
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms, asynchronous
 from dsgd.work.optim import SGD, Vector, Weights
 from dsgd.work.tasks import gradient
 
@@ -69,3 +71,15 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         read[done.worker] = w
         cluster.start(done.worker, gradient, w)
         yield Update(w, [done])
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return asynchronous(cfg)
+
+
+LAWS = Laws(
+    limits=[
+        Limit({"compensation": 0.0}, "asgd"),
+        Limit({"compensation": 0.0, "adaptive": True}, "asgd"),
+    ]
+)

@@ -20,6 +20,8 @@ from typing import Literal
 
 from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import ExchangeConfig, require
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms, exchanges
 from dsgd.work.optim import SGD, DelayedNesterov, Weights, mean, spread
 from dsgd.work.tasks import LocalAdamW, LocalSGD, portions
 
@@ -76,3 +78,16 @@ def asynchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
             cluster.start(done.worker, cfg.task(h), w)
         read[done.worker] = w
         yield Update(w, [done])
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return exchanges(cfg)
+
+
+PLAIN = {"inner": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0, "momentum": 0.0}
+LAWS = Laws(
+    plain_sgd=PLAIN,
+    limits=[
+        Limit({**PLAIN, "local_steps": 7}, "localsgd", {"momentum": 0.0, "local_steps": 7}, exactly=False)
+    ],
+)

@@ -23,6 +23,9 @@ from dataclasses import dataclass
 from dsgd.cluster import Cluster, Update, start_all
 from dsgd.cluster.clocks import Clocks
 from dsgd.config import AsynchronousConfig, require
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.bounded_staleness import ssp_clock_gap_bound, ssp_staleness_bound
+from dsgd.theory.closed_forms import ClosedForms
 from dsgd.work.optim import SGD, Weights
 from dsgd.work.tasks import gradient
 
@@ -77,3 +80,18 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
             cluster.start(worker, gradient, w)
         waiting.difference_update(ready)
         yield Update(w, [done])
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return ClosedForms(
+        staleness_max=lambda: ssp_staleness_bound(cfg.num_workers, cfg.slack_high),
+        clock_gap_max=lambda: ssp_clock_gap_bound(cfg.num_workers, cfg.slack_high),
+    )
+
+
+LAWS = Laws(
+    limits=[
+        Limit({"slack_low": 0, "slack_high": 0}, "ssp", {"slack": 0.0}),
+        Limit({"slack_low": 2, "slack_high": 2}, "ssp", {"slack": 2.0}),
+    ]
+)

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 
 from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import ExchangeConfig, require
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms, exchanges
 from dsgd.work.optim import Weights, mean, spread
 from dsgd.work.tasks import Elastic, portions
 
@@ -71,3 +73,15 @@ def asynchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         if h := next(sizes, 0):
             cluster.start(done.worker, cfg.task(h), Weights(centre.vector, w.version))
         yield Update(w, [done])
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return exchanges(cfg)
+
+
+LAWS = Laws(
+    plain_sgd=None,  # one worker's centre follows the worker at a distance
+    # The centre has a worker's mass but no gradient: only P/(P + 1) of the step size is felt.
+    convex={"lr": 0.0625},
+    limits=[Limit({"moving_rate": 0.18}, "easgd")],
+)

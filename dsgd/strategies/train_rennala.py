@@ -23,6 +23,8 @@ from dataclasses import dataclass
 
 from dsgd.cluster import Cluster, Done, Update, start_all
 from dsgd.config import TrainConfig, require
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms
 from dsgd.work.optim import SGD, Weights, mean
 from dsgd.work.tasks import gradient
 
@@ -54,3 +56,17 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
                 cluster.start(done.worker, gradient, w)
         w = sgd.step(w, mean(done.value for done in sorted(dones)))
         yield Update(w, dones, ignored=late)
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return ClosedForms(staleness_mean=lambda: 0.0)
+
+
+LATE_IGNORED = {"count": "gradients", "rest": "ignore"}
+LAWS = Laws(
+    limits=[
+        Limit({}, "ksync", LATE_IGNORED),
+        Limit({"batches": 1}, "ksync", {"k": 1, **LATE_IGNORED}),
+        Limit({"batches": 12}, "ksync", {"k": 12, **LATE_IGNORED}),
+    ]
+)

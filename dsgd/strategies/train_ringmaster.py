@@ -23,6 +23,8 @@ from typing import Literal
 
 from dsgd.cluster import Cluster, Done, Update, start_all
 from dsgd.config import AsynchronousConfig, require
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms
 from dsgd.work.optim import SGD, Weights
 from dsgd.work.tasks import gradient
 
@@ -68,3 +70,17 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         if fresh:
             yield Update(w, [done], ignored=late)
             late = []
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return ClosedForms(staleness_max=lambda: cfg.delay_bound - 1)
+
+
+LAWS = Laws(
+    limits=[
+        Limit({"delay_bound": math.inf}, "asgd"),
+        Limit({"delay_bound": math.inf, "rest": "ignore"}, "asgd"),
+        Limit({"delay_bound": 1.0, "rest": "ignore"}, "rennala", {"batches": 1}),
+        Limit({"delay_bound": 1.0}, "ksync", {"k": 1}),
+    ]
+)

@@ -16,7 +16,8 @@ import yaml
 from tyro import _errors as tyro_errors  # private, but the pinned version's one way to a one-line message
 
 from dsgd.config import TrainConfig, option_fields
-from dsgd.strategies import load, modes
+from dsgd.strategies import load, mode_of, modes
+from dsgd.strategies.files import located
 
 _DEFAULT_MODE = "ssgd"
 
@@ -42,16 +43,17 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
 
     source: what messages call the file. Raises UsageError in one line for anything that is wrong.
     """
+    file_options, arguments = dict(file_options), list(arguments)
+    mode, strategy_file = _chosen(file_options, arguments)
     given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
-    mode = _value(arguments, "--mode") or file_options.get("mode") or _DEFAULT_MODE
     try:
-        strategy = load(str(mode))
+        strategy = load(mode, strategy_file)
     except ValueError as error:
         raise UsageError(str(error)) from None
     known = option_fields(strategy.Config)
     for key in file_options:
         if key not in known:
-            raise UsageError(f"{source}: {_unknown(key, str(mode), known, spelled=key)}")
+            raise UsageError(f"{source}: {_unknown(key, mode, known, spelled=key)}")
     from_file = [
         token
         for key, value in file_options.items()
@@ -60,17 +62,46 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
     ]
 
     def explain(event: tyro_errors.ParseErrorEvent) -> None:
-        raise UsageError(_explain(event, str(mode), known))
+        raise UsageError(_explain(event, mode, known))
 
-    with tyro_errors.on_parse_error(explain):
-        cfg: TrainConfig = tyro.cli(
-            strategy.Config,
-            prog="main.py",
-            args=[*from_file, *arguments],
-            description=_description(str(mode), strategy.__doc__ or ""),
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
-        )
+    try:
+        with tyro_errors.on_parse_error(explain):
+            cfg: TrainConfig = tyro.cli(
+                strategy.Config,
+                prog="main.py",
+                args=[*from_file, *arguments],
+                description=_description(mode, strategy.__doc__ or ""),
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
+            )
+    except UsageError:
+        raise
+    except Exception as error:
+        if strategy_file is None:
+            raise
+        raise UsageError(f"--strategy-file {strategy_file}: {located(error, Path(strategy_file))}") from None
     return cfg
+
+
+def _chosen(file_options: dict[str, Any], arguments: list[str]) -> tuple[str, str | None]:
+    """Return the mode and, where it is the user's own, its file; put both into the arguments, if so.
+
+    What the command line says of either goes before what the file says of both.
+    """
+    mode, file = _value(arguments, "--mode"), _value(arguments, "--strategy-file")
+    if mode is None and file is None:
+        mode, file = file_options.get("mode"), file_options.get("strategy_file")
+    file_options.pop("strategy_file", None)
+    if file in (None, "None"):
+        return str(mode or _DEFAULT_MODE), None
+    try:
+        own = mode_of(str(file))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if mode not in (None, own):
+        raise UsageError(f"--mode {mode}: --strategy-file {file} is mode {own}; leave --mode out")
+    arguments[:] = _take_option(_take_option(arguments, "--mode")[0], "--strategy-file")[0]
+    arguments += [f"--mode={own}", f"--strategy-file={Path(str(file)).resolve()}"]
+    return own, str(file)
 
 
 def _description(mode: str, doc: str) -> str:
@@ -78,7 +109,8 @@ def _description(mode: str, doc: str) -> str:
     return (
         f"Distributed SGD, one run. Mode {mode}: {title}\n\nModes: {', '.join(modes())}; each has options of "
         "its own, which --mode MODE --help shows. --config FILE takes the options of an earlier run's "
-        "config.yaml; what the command line says wins. --experiment FILE runs a comparison, --report DIR "
+        "config.yaml; what the command line says wins. --strategy-file FILE runs "
+        "a strategy of your own (CONTRIBUTING.md). --experiment FILE runs a comparison, --report DIR "
         "draws one again, and --check LAB ANSWERS checks answers to docs/labs; each has a --help of its own. "
         "Exit codes: 0 done, 1 failed, 2 usage, 3 diverged, 130 interrupted."
     )
