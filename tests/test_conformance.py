@@ -21,10 +21,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsgd.config import TrainConfig
+from dsgd.config import TrainConfig, options
 from dsgd.data import make_workload
 from dsgd.run.lab import Outcome, assert_close, config, run, same_bytes
-from dsgd.strategies import Strategy, load, mode_of, modes
+from dsgd.strategies import Strategy, configured, load, mode_of, modes
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.predictions import predict
 
@@ -258,6 +258,14 @@ def test_a_strategy_says_where_it_comes_from(subject: Subject) -> None:
         assert part in doc
     pages = Path(subject.file).parent if subject.file else ROOT / "docs" / "strategies"
     assert (pages / f"{subject.mode}.md").exists()
+
+
+def test_its_options_make_the_same_configuration(subject: Subject) -> None:
+    """The flat options of a configuration, as config.yaml has them, make that configuration again."""
+    cfg = subject.config(num_workers=5, lr=0.3, slowdown="0=4", target_loss=0.1, run_name="a")
+    assert configured(options(cfg)) == cfg
+    with pytest.raises(ValueError, match="no_such: there is no such option in --mode"):
+        configured(options(cfg) | {"no_such": 1})
 
 
 def test_options_have_unique_names(subject: Subject) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import AbstractContextManager, nullcontext
 
 from dsgd.cluster import Cluster
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
+from dsgd.strategies import strategy_of
 from dsgd.terminal.interruptions import Interruptions
 
 
@@ -24,7 +24,7 @@ def open_cluster(
         if cfg.strategy_file:  # workers do not have the file: the tasks it defines take their code with them
             from ray.cloudpickle import register_pickle_by_value
 
-            register_pickle_by_value(sys.modules[type(cfg).__module__])
+            register_pickle_by_value(strategy_of(cfg))
         if interruptions is None:
             return RayCluster(cfg, workload)
         # Interrupted while it starts, Ray would leave processes behind.

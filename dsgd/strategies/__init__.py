@@ -7,6 +7,7 @@ one as well with `--strategy-file`: its mode is in no list, and known only to th
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -61,7 +62,10 @@ def load(mode: str, strategy_file: str | Path | None = None) -> Strategy:
         except StrategyFileError as error:
             raise ValueError(f"--strategy-file {strategy_file}: {error}") from None
     if mode not in modes():
-        raise ValueError(f"--mode {mode}: there is no such strategy; choose one of {', '.join(modes())}")
+        raise ValueError(
+            f"--mode {mode}: there is no such strategy; choose one of {', '.join(modes())}, or give your own "
+            "with --strategy-file"
+        )
     return cast(Strategy, importlib.import_module(_modules()[mode]))
 
 
@@ -75,13 +79,13 @@ def mode_of(strategy_file: str | Path) -> str:
 
     Raises ValueError for another name, and for the name of a mode in this folder.
     """
-    path = Path(strategy_file)
-    mode = path.stem.removeprefix("train_")
-    if path.suffix != ".py" or not path.stem.startswith("train_") or not mode:
+    name = re.fullmatch(r"train_(\w+)\.py", Path(strategy_file).name)
+    if not name:
         raise ValueError(
-            f"--strategy-file {strategy_file}: the file's name makes the mode; call it train_<mode>.py, like "
-            "train_mine.py"
+            f"--strategy-file {strategy_file}: the file's name makes the mode; call it train_<mode>.py with "
+            "letters, digits and _, like train_mine.py"
         )
+    mode = name[1]
     if mode in modes():
         raise ValueError(
             f"--strategy-file {strategy_file}: there is a mode {mode} already; rename the file, like "

@@ -75,14 +75,16 @@ def only_computing(cfg: _Config) -> _Config:
     return cfg
 
 
-def timed(cfg: _Config) -> _Config:
-    """Return `cfg`; raise NoClosedForm unless nothing but computing takes time, and its law is known.
-
-    On Ray, what real computing takes is not known.
-    """
+def known_times(cfg: _Config) -> _Config:
+    """Return `cfg`; raise NoClosedForm on Ray unless compute times are drawn."""
     if cfg.engine != "sim" and cfg.timing.compute_time == "none":
         raise NoClosedForm("the law of real compute times is not known")
-    return only_computing(cfg)
+    return cfg
+
+
+def timed(cfg: _Config) -> _Config:
+    """Return `cfg`; raise NoClosedForm unless nothing but computing takes time, and its law is known."""
+    return known_times(only_computing(cfg))
 
 
 def instant_links(cfg: TrainConfig) -> bool:
@@ -125,7 +127,7 @@ def rounds(cfg: LocalConfig) -> ClosedForms:
     def run_s() -> float:
         if cfg.timing.server_law or not instant_links(cfg):
             raise NoClosedForm("the formula is for messages that take the latency only")
-        law, _ = equal_workers(cfg)
+        law, _ = equal_workers(known_times(cfg))
         return local_sgd_run_time(law, cfg.steps, h, cfg.timing.latency_s)
 
     return ClosedForms(staleness_mean=lambda: 0.0, s_per_update=s_per_update, run_s=run_s)
