@@ -660,7 +660,7 @@ def test_an_interval_that_ends_with_never_leaves_the_rest_readable(tmp_path: Pat
 
 
 def test_every_mode_has_a_look_of_its_own() -> None:
-    """Each mode has a colour and a marker that no other has, as far as looks go, visible on light and dark."""
+    """Each mode has a colour and a marker that no other has, visible on light and dark ground."""
     looks = styles({mode: mode for mode in modes()}).values()
     distinct = min(len(modes()), len(LOOKS))
     assert len({look.colour for look in looks}) == len({look.marker for look in looks}) == distinct

@@ -8,8 +8,10 @@ outside its assumptions, and NoClosedForm, which is one, where no formula is kno
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
+from itertools import chain, pairwise
 
 from dsgd.cluster.laws import Constant, Law, ShiftedExponential
 from dsgd.theory.assumptions import NoClosedForm, factors_of, need, need_k, need_whole
@@ -52,9 +54,17 @@ def best_k_sync(law: Law, num_workers: int) -> int:
     need_whole("num_workers", num_workers)
     need(plain_law(law).mean_s > 0, "where computing takes no time, every K gives infinitely many gradients")
 
-    rates = [k * per_s(order_statistic_mean(law, k, num_workers)) for k in range(1, num_workers + 1)]
-    most = max(rates) * (1 - 1e-12)
-    return max(k for k, rate in enumerate(rates, start=1) if rate >= most)
+    @functools.cache
+    def updates_per_s(k: int) -> float:
+        return per_s(order_statistic_mean(law, k, num_workers))
+
+    # E[X_(K)] rises with K, so no K from low to high gives more than high/E[X_(low)]: few blocks are left.
+    marks = [*range(1, num_workers, math.isqrt(num_workers)), num_workers]
+    most = max(k * updates_per_s(k) for k in marks)
+    blocks = [range(low, high) for low, high in pairwise(marks) if high * updates_per_s(low) >= most]
+    rates = {k: k * updates_per_s(k) for k in (*chain.from_iterable(blocks), *marks)}
+    most = max(rates.values()) * (1 - 1e-12)
+    return max(k for k, rate in rates.items() if rate >= most)
 
 
 def backup_workers_time(law: Law, num_workers: int, backups: int) -> float:
