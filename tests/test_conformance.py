@@ -1,6 +1,6 @@
 """Laws that every strategy keeps: each `train_<mode>.py` is found and held to them.
 
-    pytest tests/test_conformance.py --strategy-file my/train_mine.py     # of one's own strategy
+    pytest tests/test_conformance.py --strategy-file my/train_mine.py     # your own strategy
 
 What concerns one strategy only, its limiting cases and the options with which a law holds, its file declares
 in `LAWS` (dsgd.strategies.conformance).
@@ -43,7 +43,7 @@ CONVEX: dict[str, Any] = {
 
 
 class Subject(NamedTuple):
-    """A strategy that is held to the laws: one of the repository, or a file of the user's own."""
+    """A strategy that is held to the laws: a mode of the repository, or a user's file."""
 
     mode: str
     file: str | None = None

@@ -21,7 +21,7 @@ def open_cluster(
     if cfg.engine == "ray":
         from dsgd.cluster.ray import RayCluster, connect
 
-        if cfg.strategy_file:  # workers do not have the file: the tasks it defines take their code with them
+        if cfg.strategy_file:  # workers do not have the file, so its tasks are sent with their code
             from ray.cloudpickle import register_pickle_by_value
 
             register_pickle_by_value(strategy_of(cfg))

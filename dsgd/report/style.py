@@ -107,7 +107,7 @@ def styles(modes: Mapping[str, str]) -> dict[str, Style]:
     >>> styles({"ssgd": "ssgd"})["ssgd"]
     Style(colour='#0072B2', dashes='-', marker='o')
     """
-    # The repository's modes first: a strategy of the user's own does not change how they look.
+    # The repository's modes come first, so that a user's own strategy does not change how they look.
     own = _looks_of_modes(sorted(dict.fromkeys(modes.values()), key=lambda mode: mode not in shipped()))
     looks = {}
     for variant, mode in modes.items():

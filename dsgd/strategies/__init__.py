@@ -1,7 +1,7 @@
 """Finds the strategies: each file `train_<mode>.py` in this folder is a mode of `--mode`.
 
-The first four are links to the files at the top of the repository, its public face. A file anywhere else is
-one as well with `--strategy-file`: its mode is in no list, and known only to the runs that name the file.
+The first four are links to the files at the top of the repository, its public face. `--strategy-file` runs a
+file from any other folder; its mode is known only to the runs that name the file.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def strategy_of(cfg: TrainConfig) -> Strategy:
 
 
 def mode_of(strategy_file: str | Path) -> str:
-    """Return the mode of a user's own strategy: what its file's name has after train_.
+    """Return the mode of the strategy in a user's file: what its name has after train_.
 
     Raises ValueError for another name, and for the name of a mode in this folder.
     """

@@ -1,4 +1,4 @@
-"""Loads a strategy from a file of the user's own, without leaving compiled files beside it."""
+"""Loads a strategy from a user's file, without leaving compiled files beside it."""
 
 from __future__ import annotations
 

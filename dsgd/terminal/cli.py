@@ -83,9 +83,9 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
 
 
 def _chosen(file_options: dict[str, Any], arguments: list[str]) -> tuple[str, str | None]:
-    """Return the mode and, where it is the user's own, its file; put both into the arguments, if so.
+    """Return the mode and the file of `--strategy-file`, if any; then both are put into the arguments.
 
-    What the command line says of either goes before what the file says of both.
+    If the command line gives one of them, those of the file are ignored.
     """
     mode, file = _value(arguments, "--mode"), _value(arguments, "--strategy-file")
     if mode is None and file is None:
