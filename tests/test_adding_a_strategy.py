@@ -8,12 +8,11 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from conftest import CommandLine, python
+from conftest import CommandLine, Ran, python
 
 from dsgd.report.page import build_report
 from dsgd.strategies import modes
@@ -30,7 +29,7 @@ def my(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return shutil.copytree(OWN, tmp_path / "my")
 
 
-def weights(ran: Any) -> bytes:
+def weights(ran: Ran) -> bytes:
     return (ran.record / "weights.npy").read_bytes()
 
 

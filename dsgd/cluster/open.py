@@ -24,7 +24,7 @@ def open_cluster(
         if cfg.strategy_file:  # workers do not have the file, so its tasks are sent with their code
             from ray.cloudpickle import register_pickle_by_value
 
-            register_pickle_by_value(strategy_of(cfg))
+            register_pickle_by_value(strategy_of(cfg))  # type: ignore[no-untyped-call]
         if interruptions is None:
             return RayCluster(cfg, workload)
         # Interrupted while it starts, Ray would leave processes behind.

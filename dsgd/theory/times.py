@@ -64,7 +64,7 @@ def best_k_sync(law: Law, num_workers: int) -> int:
     marks = [*range(1, num_workers, math.isqrt(num_workers)), num_workers]
     most = max(k * updates_per_s(k) for k in marks)
     blocks = [range(low, high) for low, high in pairwise(marks) if high * updates_per_s(low) >= most]
-    rates = {k: k * updates_per_s(k) for k in (*chain.from_iterable(blocks), *marks)}
+    rates: dict[int, float] = {k: k * updates_per_s(k) for k in (*chain.from_iterable(blocks), *marks)}
     most = max(rates.values()) * (1 - 1e-12)
     return max(k for k, rate in rates.items() if rate >= most)
 
