@@ -64,6 +64,23 @@ def test_a_run_is_recorded_with_the_file_and_repeated_from_its_record(
     assert weights(again) == weights(first)
 
 
+def test_a_strategy_may_say_nothing_of_theory_and_laws(cli: CommandLine, my: Path) -> None:
+    """Without `theory` and `LAWS` a strategy makes the same run; only the theory beside it is missing."""
+    file = my / "train_signvote.py"
+    whole = cli(SIM)
+    file.write_text(file.read_text().partition("def theory(")[0])
+    bare = cli(SIM)
+    assert (bare.code, bare.summary["theory"]) == (0, {})
+    assert weights(bare) == weights(whole)
+
+
+def test_a_record_outlives_the_file(cli: CommandLine, my: Path) -> None:
+    """A run is reported after its strategy's file has gone."""
+    ran = cli(SIM)
+    (my / "train_signvote.py").unlink()
+    assert "signvote" in build_report(ran.record).read_text()
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_real_workers_compute_the_tasks_it_defines(cli: CommandLine) -> None:
