@@ -295,6 +295,10 @@ class TrainConfig(Checked):
     mode: str
     """The strategy; the modes are listed above."""
 
+    strategy_file: str | None = None
+    """A strategy of your own, like my/train_mine.py, whose mode is then `mine`. None: --mode is one of those
+    listed above."""
+
     engine: Literal["ray", "sim", "both"] = "ray"
     """ray: real workers in wall time. sim: the same strategy in virtual time, real gradients. both: one
     after the other, and a table of where the simulator is off."""

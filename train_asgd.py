@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 from dsgd.cluster import Cluster, Update, start_idle
 from dsgd.config import AsynchronousConfig
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms, asynchronous
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
@@ -39,3 +41,15 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
             w = cluster.combine(rule, w, [done])
             start_idle(cluster, gradient, w)  # before the yield: recording never idles a worker
             yield Update(w, [done])
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return asynchronous(cfg)
+
+
+LAWS = Laws(
+    limits=[
+        Limit({"staleness_lr": "threshold:0"}, "asgd", {"staleness_lr": "inverse"}),
+        Limit({"staleness_lr": "threshold:1"}, "asgd", {"staleness_lr": "inverse"}),
+    ]
+)

@@ -17,10 +17,16 @@ nothing between tasks; and the last round is shorter where H does not divide the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from dsgd.cluster import Cluster, Update, next_round, run_all
 from dsgd.config import LocalConfig
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.assumptions import need
+from dsgd.theory.closed_forms import ClosedForms, rounds
+from dsgd.theory.quadratics import local_sgd_fixed_point
 from dsgd.work.optim import Weights, spread
 from dsgd.work.optimizers import local_sgd
 from dsgd.work.rules import Average, chain
@@ -37,3 +43,24 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         dones = run_all(cluster, local_sgd(cfg, h), w)
         w = cluster.combine(rule, w, dones)
         yield Update(w, dones, drift=spread([done.value for done in dones], w.vector))
+
+
+def theory(cfg: Config) -> ClosedForms:
+    def final_weight() -> float:
+        plain = cfg.schedule == "constant" and not (
+            cfg.warmup or cfg.momentum or cfg.clip_norm or cfg.weight_decay
+        )
+        known = cfg.data.dataset == "quadratic" and plain
+        need(known, "the fixed point is known for plain steps on quadratics")
+        a, x = np.broadcast_arrays(
+            cfg.data.curvature_values, cfg.data.optimum_values, np.empty(cfg.num_workers)
+        )[:2]
+        return local_sgd_fixed_point(cfg.lr, a.tolist(), x.tolist(), cfg.local_steps)
+
+    return replace(rounds(cfg), final_weight=final_weight)
+
+
+LAWS = Laws(
+    plain_sgd={"momentum": 0.0},
+    limits=[Limit({"local_steps": 1, "momentum": 0.0}, "ssgd", {"momentum": 0.0}, exactly=False)],
+)

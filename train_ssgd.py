@@ -21,6 +21,8 @@ from dataclasses import dataclass
 
 from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import GradientConfig
+from dsgd.theory.closed_forms import ClosedForms, timed, workers
+from dsgd.theory.times import ssgd_time
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
@@ -37,3 +39,10 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         dones = run_all(cluster, gradient, w)
         w = cluster.combine(rule, w, dones)
         yield Update(w, dones)
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return ClosedForms(
+        staleness_mean=lambda: 0.0,
+        s_per_update=lambda: ssgd_time(*workers(timed(cfg))),
+    )

@@ -19,12 +19,21 @@ still allow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 from dsgd.cluster import Cluster, Update, start_idle
 from dsgd.config import AsynchronousConfig, whole_or_inf
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.bounded_staleness import (
+    ssp_clock_gap_bound,
+    ssp_mean_staleness,
+    ssp_staleness_bound,
+    ssp_steps_per_s,
+)
+from dsgd.theory.closed_forms import ClosedForms, equal_workers, timed, workers
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
@@ -46,3 +55,24 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
             w = cluster.combine(rule, w, [done])
             start_idle(cluster, gradient, w, ahead=cfg.slack)
             yield Update(w, [done])
+
+
+def theory(cfg: Config) -> ClosedForms:
+    def s_per_update() -> float:
+        law, p, slowdown = workers(timed(cfg))
+        return 1 / (p * ssp_steps_per_s(law, p, cfg.slack, slowdown))
+
+    return ClosedForms(
+        staleness_mean=lambda: ssp_mean_staleness(*equal_workers(cfg), cfg.slack),
+        staleness_max=lambda: ssp_staleness_bound(cfg.num_workers, cfg.slack),
+        clock_gap_max=lambda: ssp_clock_gap_bound(cfg.num_workers, cfg.slack),
+        s_per_update=s_per_update,
+    )
+
+
+LAWS = Laws(
+    limits=[
+        Limit({"slack": math.inf}, "asgd"),
+        Limit({"staleness_lr": "threshold:0"}, "ssp", {"staleness_lr": "inverse"}),
+    ]
+)

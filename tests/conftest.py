@@ -61,6 +61,11 @@ class CommandLine:
         return Ran(code, captured.out, captured.err, self.out / name)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what tests/test_conformance.py can be asked."""
+    parser.addoption("--strategy-file", help="hold this strategy, and no other, to the laws of strategies")
+
+
 @pytest.fixture
 def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     return CommandLine(tmp_path / "runs", capsys)

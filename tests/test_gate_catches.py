@@ -7,6 +7,7 @@ beside it must then fail. Without the mistake they hold: tests/test_theory.py.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,6 @@ from conftest import CommandLine
 
 from dsgd import metrics, strategies
 from dsgd.cluster import Update
-from dsgd.run import lab
 from dsgd.theory.gate import rows
 from dsgd.work.tasks import LocalSGD
 
@@ -34,13 +34,8 @@ def in_strategy(mode: str, right: str, wrong: str) -> Plant:
         source = Path(str(original.__file__)).read_text()
         assert source.count(right) == 1, f"train_{mode}.py no longer has: {right}"
         mutant = types.ModuleType(str(original.__name__))  # type: ignore[attr-defined]
-        monkeypatch.setitem(__import__("sys").modules, mutant.__name__, mutant)
         exec(compile(source.replace(right, wrong), f"mutant of {mode}", "exec"), mutant.__dict__)
-
-        def load(wanted: str) -> Any:
-            return mutant if wanted == mode else strategies.load(wanted)
-
-        monkeypatch.setattr(lab, "load", load)
+        monkeypatch.setitem(sys.modules, mutant.__name__, mutant)
 
     return plant
 
@@ -165,7 +160,7 @@ def test_a_budget_in_updates_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where --steps means updates in one mode and rounds in another, budgets differ: the law fails."""
     monkeypatch.setattr("dsgd.config.TrainConfig.budget", property(lambda cfg: cfg.steps))
     with pytest.raises(AssertionError):
-        test_conformance.test_spends_the_budget("asgd")
+        test_conformance.test_spends_the_budget(test_conformance.Subject("asgd"))
 
 
 def test_the_first_loss_reported_as_the_last_is_caught(

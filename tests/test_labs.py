@@ -23,7 +23,7 @@ from dsgd.report.frames import read_folder
 from dsgd.run.run import run as run_to_record
 from dsgd.terminal.cli import UsageError
 from dsgd.terminal.interruptions import Interruptions
-from dsgd.theory import formulas as theory
+from dsgd.theory import order_statistics, times
 from main import main
 
 LABS = ROOT / "docs" / "labs"
@@ -160,12 +160,12 @@ def test_links_of_the_pages_lead_somewhere() -> None:
 
 def test_the_numbers_in_the_text_are_right() -> None:
     """Values that a page gives away agree with theory."""
-    assert theory.k_sync_time(Pareto(1.5, 1 / 3), 8, 8) == pytest.approx(3.62, abs=0.005)
+    assert times.k_sync_time(Pareto(1.5, 1 / 3), 8, 8) == pytest.approx(3.62, abs=0.005)
     assert "all 8 takes 3.62 s" in page("05")
     lowest = ((5 / 6) ** 2 + 5 * (1 / 6) ** 2) / 4  # mean of a/2 (w - x)^2 over two workers
     assert lowest == pytest.approx(5 / 24)
     assert "5/24 = 0.2083" in page("04")
-    assert theory.harmonic(1024) == pytest.approx(0.58 + 6.93, abs=0.01)
+    assert order_statistics.harmonic(1024) == pytest.approx(0.58 + 6.93, abs=0.01)
     assert "`0.58 + ln P`" in page("01")
 
 

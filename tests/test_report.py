@@ -29,7 +29,7 @@ from dsgd.report.page import build_report
 from dsgd.report.panels import timeline
 from dsgd.report.questions import differs, questions
 from dsgd.report.statistics import compare, holm, median_bands, median_interval, paired_t, rank_test
-from dsgd.report.style import DARK, LIGHT, MODES, OTHER_MODE, contrast, styles
+from dsgd.report.style import DARK, LIGHT, LOOKS, contrast, styles
 from dsgd.report.words import number
 from dsgd.strategies import modes
 from dsgd.theory import distributions
@@ -661,20 +661,37 @@ def test_an_interval_that_ends_with_never_leaves_the_rest_readable(tmp_path: Pat
 
 def test_every_mode_has_a_look_of_its_own() -> None:
     """Each mode has a colour and a marker that no other has, visible on light and dark ground."""
-    assert set(modes()) <= MODES.keys()
-    assert (
-        len({colour for colour, _ in MODES.values()}) == len({marker for _, marker in MODES.values()}) == 13
-    )
-    for colour, _ in (*MODES.values(), OTHER_MODE):
+    looks = styles({mode: mode for mode in modes()}).values()
+    distinct = min(len(modes()), len(LOOKS))
+    assert len({look.colour for look in looks}) == len({look.marker for look in looks}) == distinct
+    for colour, _ in LOOKS:
         assert min(contrast(colour, LIGHT), contrast(colour, DARK)) >= 3
+
+
+def test_a_mode_looks_the_same_in_every_figure() -> None:
+    """A mode of the repository has the same look alone and beside any other; a stranger takes a free one."""
+    every = styles({mode: mode for mode in modes()})
+    assert all(styles({mode: mode})[mode] == every[mode] for mode in modes())
+    for stranger in {"signvote", "mine", "a", "b", "c", "d"} - set(modes()):
+        looks = styles({mode: mode for mode in (stranger, *modes())})
+        assert {mode: looks[mode] for mode in modes()} == every
+        markers = {look.marker for look in every.values()}
+        assert looks[stranger].marker not in markers or len(markers) == len(LOOKS)
+
+
+def test_more_modes_than_looks_are_drawn_all_the_same() -> None:
+    """A figure of more modes than there are looks uses some of them twice."""
+    modes = [f"mode{i}" for i in range(2 * len(LOOKS))]
+    looks = styles({mode: mode for mode in modes})
+    assert len({look.marker for look in looks.values()}) == len(LOOKS)
 
 
 def test_variants_of_a_mode_are_told_apart() -> None:
     """Variants of one mode share its marker, differ in lightness, neighbours in dashes, and stay visible."""
-    for mode in MODES:
-        looks = styles({f"{mode} {i}": mode for i in range(6)} | {"other": "ssp"})
+    for mode in modes():
+        looks = styles({f"{mode} {i}": mode for i in range(6)} | {"other": "another"})
         own = [look for variant, look in looks.items() if variant != "other"]
-        assert {look.marker for look in own} == {MODES[mode][1]}
+        assert {look.marker for look in own} == {styles({mode: mode})[mode].marker}
         assert len({look.colour for look in own}) == 6
         assert all(a.dashes != b.dashes for a, b in pairwise(own))
         for look in own:

@@ -11,20 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsgd.run.lab import assert_close, run, same_bytes
+from dsgd.run.lab import assert_close, run
 
 EXPONENTIAL: dict[str, Any] = {"dataset": "none", "num_workers": 8, "compute_time": "exponential:1"}
-
-
-def test_ssp_without_bound_is_asgd() -> None:
-    """SSP(inf) is ASGD, bit for bit."""
-    options: dict[str, Any] = {
-        "num_workers": 5,
-        "steps": 40,
-        "compute_time": "exponential:1",
-        "momentum": 0.9,
-    }
-    assert same_bytes(run("ssp", slack=math.inf, **options), run("asgd", **options))
 
 
 def test_ssp_with_slack_0_is_ssgd_with_summed_gradients() -> None:
@@ -40,12 +29,6 @@ def test_lr_scaling_makes_ssp_with_slack_0_ssgd() -> None:
     """With --lr-scaling workers, SSP(0) and SSGD move equally far at the same --lr."""
     options: dict[str, Any] = {"num_workers": 4, "steps": 30, "compute_time": "exponential:1", "lr": 0.1}
     assert_close(run("ssp", slack=0.0, lr_scaling="workers", **options).w, run("ssgd", **options).w)
-
-
-def test_local_sgd_with_one_local_step_is_ssgd() -> None:
-    """LocalSGD(H=1) is SSGD: averaging the weights after one step is averaging the gradients."""
-    options: dict[str, Any] = {"num_workers": 4, "steps": 30, "compute_time": "exponential:1"}
-    assert_close(run("localsgd", local_steps=1, **options).w, run("ssgd", **options).w)
 
 
 def test_ssgd_on_p_workers_is_one_worker_on_the_p_fold_batch() -> None:

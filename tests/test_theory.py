@@ -1,4 +1,4 @@
-"""The theory gate: every closed form of report/theory_table.py, measured by the simulator."""
+"""The theory gate: every closed form of dsgd/theory/gate.py, measured by the simulator."""
 
 from __future__ import annotations
 

@@ -29,8 +29,42 @@ from dsgd.cluster.laws import (
     Trace,
     Uniform,
 )
-from dsgd.theory import formulas as th
-from dsgd.theory.formulas import NoClosedForm
+from dsgd.theory.assumptions import NoClosedForm
+from dsgd.theory.bounded_staleness import (
+    ssp_clock_gap_bound,
+    ssp_mean_staleness,
+    ssp_staleness_bound,
+    ssp_steps_per_s,
+)
+from dsgd.theory.laws_of_times import quantile, survival
+from dsgd.theory.order_statistics import harmonic, order_statistic_mean, order_statistic_mean_by_quadrature
+from dsgd.theory.quadratics import (
+    easgd_largest_stable_alpha,
+    largest_stable_step,
+    local_sgd_fixed_point,
+    momentum_from_asynchrony,
+    noise_floor,
+)
+from dsgd.theory.queueing import server_updates_per_s, server_updates_per_s_bound, workers_to_fill_server
+from dsgd.theory.stale_gradients import (
+    asgd_mean_staleness,
+    asgd_mean_staleness_by_worker,
+    asgd_staleness_pmf,
+    k_async_mean_staleness,
+    k_async_staleness_pmf,
+    k_batch_async_mean_staleness,
+)
+from dsgd.theory.times import (
+    asgd_time,
+    backup_workers_time,
+    best_k_sync,
+    k_async_time,
+    k_batch_async_time,
+    k_batch_sync_time,
+    k_sync_time,
+    local_sgd_time_per_step,
+    ssgd_time,
+)
 
 EXPONENTIAL = Exponential(1.0)
 TRACE = Trace("times.csv", ((1.0, 2.0),), per_worker=False)
@@ -81,31 +115,31 @@ def rounds_to(value: float, text: str) -> bool:
 )
 def test_the_time_of_k_sync(k: int, exponential: str, shifted: str) -> None:
     """P = 8: an update waits H_8 - H_{8-K} means of the exponential part, and the shift."""
-    assert rounds_to(th.k_sync_time(EXPONENTIAL, 8, k), exponential)
-    assert rounds_to(th.k_sync_time(ShiftedExponential(1.0, 1.0), 8, k), shifted)
-    assert th.k_async_time(EXPONENTIAL, 8, k) == pytest.approx(th.k_sync_time(EXPONENTIAL, 8, k), rel=1e-12)
+    assert rounds_to(k_sync_time(EXPONENTIAL, 8, k), exponential)
+    assert rounds_to(k_sync_time(ShiftedExponential(1.0, 1.0), 8, k), shifted)
+    assert k_async_time(EXPONENTIAL, 8, k) == pytest.approx(k_sync_time(EXPONENTIAL, 8, k), rel=1e-12)
 
 
 def test_the_time_of_ssgd_is_that_of_8_sync() -> None:
     """SSGD is K-sync with K = P, for any law."""
-    assert rounds_to(th.ssgd_time(EXPONENTIAL, 8), "2.7179")
+    assert rounds_to(ssgd_time(EXPONENTIAL, 8), "2.7179")
     for law in LAWS:
-        assert th.ssgd_time(law, 8) == pytest.approx(th.k_sync_time(law, 8, 8), rel=1e-12)
+        assert ssgd_time(law, 8) == pytest.approx(k_sync_time(law, 8, 8), rel=1e-12)
 
 
 def test_the_time_of_batch_modes() -> None:
     """K-batch-sync takes K/P means of exponential times; ASGD and K-batch-async K/P means of any law's."""
-    assert [th.k_batch_sync_time(EXPONENTIAL, 8, k) for k in (4, 8)] == [0.5, 1.0]
-    assert th.asgd_time(EXPONENTIAL, 8) == 0.125
+    assert [k_batch_sync_time(EXPONENTIAL, 8, k) for k in (4, 8)] == [0.5, 1.0]
+    assert asgd_time(EXPONENTIAL, 8) == 0.125
     for law in LAWS:
-        assert th.asgd_time(law, 8) == pytest.approx(law.mean_s / 8, rel=1e-14)
-        assert th.k_batch_async_time(law, 8, 5) == pytest.approx(5 * law.mean_s / 8, rel=1e-14)
+        assert asgd_time(law, 8) == pytest.approx(law.mean_s / 8, rel=1e-14)
+        assert k_batch_async_time(law, 8, 5) == pytest.approx(5 * law.mean_s / 8, rel=1e-14)
 
 
 def test_the_time_with_backup_workers() -> None:
     """96 of 100 take H_100 - H_4, against H_100 for all."""
-    assert rounds_to(th.backup_workers_time(EXPONENTIAL, 96, 4), "3.1040")
-    assert rounds_to(th.backup_workers_time(EXPONENTIAL, 100, 0), "5.1874")
+    assert rounds_to(backup_workers_time(EXPONENTIAL, 96, 4), "3.1040")
+    assert rounds_to(backup_workers_time(EXPONENTIAL, 100, 0), "5.1874")
 
 
 @pytest.mark.parametrize(
@@ -114,16 +148,16 @@ def test_the_time_with_backup_workers() -> None:
 )
 def test_the_time_of_a_local_step(steps: int, expected: str) -> None:
     """P = 8, exponential times: E[max of 8 Erlang(H)]/H; a shift adds itself."""
-    value = th.local_sgd_time_per_step(EXPONENTIAL, 8, steps)
+    value = local_sgd_time_per_step(EXPONENTIAL, 8, steps)
     assert rounds_to(value, expected)
-    shifted = th.local_sgd_time_per_step(ShiftedExponential(0.5, 1.0), 8, steps)
+    shifted = local_sgd_time_per_step(ShiftedExponential(0.5, 1.0), 8, steps)
     assert shifted == pytest.approx(value + 0.5, rel=1e-9)
 
 
 @pytest.mark.parametrize("slack", [0, 3, 10, 100])
 def test_a_permanently_slow_worker_sets_the_pace_of_ssp(slack: int) -> None:
     """One worker 4 times slower: one step per 4 s for every worker, whatever the slack."""
-    assert th.ssp_steps_per_s(Constant(1.0), 8, slack, {0: 4.0}) == 0.25
+    assert ssp_steps_per_s(Constant(1.0), 8, slack, {0: 4.0}) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -139,35 +173,35 @@ def test_a_permanently_slow_worker_sets_the_pace_of_ssp(slack: int) -> None:
 )
 def test_ssp_with_exponential_times(slack: int, steps_per_s: float, staleness: float) -> None:
     """P = 8: rate and mean staleness are what was simulated (within 0.003 and 0.01)."""
-    assert th.ssp_steps_per_s(EXPONENTIAL, 8, slack) == pytest.approx(steps_per_s, abs=0.003)
-    assert th.ssp_mean_staleness(EXPONENTIAL, 8, slack) == pytest.approx(staleness, abs=0.01)
+    assert ssp_steps_per_s(EXPONENTIAL, 8, slack) == pytest.approx(steps_per_s, abs=0.003)
+    assert ssp_mean_staleness(EXPONENTIAL, 8, slack) == pytest.approx(staleness, abs=0.01)
 
 
 def test_a_server_is_a_machine_repair_queue() -> None:
     """S = .1, Z = 1: .909 updates per second with one worker, 6.617 with 8, never 10."""
     service = Exponential(0.1)
-    assert rounds_to(th.server_updates_per_s(EXPONENTIAL, service, 1), ".909")
-    assert rounds_to(th.server_updates_per_s(EXPONENTIAL, service, 8), "6.617")
-    assert 9.99 < th.server_updates_per_s(EXPONENTIAL, service, 10_000) <= 10
-    assert th.server_updates_per_s_bound(EXPONENTIAL, service, 10_000) == pytest.approx(10)
+    assert rounds_to(server_updates_per_s(EXPONENTIAL, service, 1), ".909")
+    assert rounds_to(server_updates_per_s(EXPONENTIAL, service, 8), "6.617")
+    assert 9.99 < server_updates_per_s(EXPONENTIAL, service, 10_000) <= 10
+    assert server_updates_per_s_bound(EXPONENTIAL, service, 10_000) == pytest.approx(10)
 
 
 def test_the_mean_staleness_of_asynchronous_modes() -> None:
     """P - 1 under ASGD, (P - K)/K under K-async, (P - 1)/K under K-batch-async, (P - 1)/2 under SSP(0)."""
-    assert th.asgd_mean_staleness(8) == 7
-    assert [th.k_async_mean_staleness(8, k) for k in (1, 2, 8)] == [7, 3, 0]
-    assert [th.k_batch_async_mean_staleness(8, k) for k in (1, 2, 7)] == [7, 3.5, 1]
+    assert asgd_mean_staleness(8) == 7
+    assert [k_async_mean_staleness(8, k) for k in (1, 2, 8)] == [7, 3, 0]
+    assert [k_batch_async_mean_staleness(8, k) for k in (1, 2, 7)] == [7, 3.5, 1]
     for law in [*LAWS, TRACE]:
-        assert th.ssp_mean_staleness(law, 8, 0) == 3.5
-        assert th.ssp_mean_staleness(law, 8, math.inf) == 7
-        assert th.ssp_mean_staleness(law, 1, 3) == 0
+        assert ssp_mean_staleness(law, 8, 0) == 3.5
+        assert ssp_mean_staleness(law, 8, math.inf) == 7
+        assert ssp_mean_staleness(law, 1, 3) == 0
 
 
 def test_the_bounds_of_ssp() -> None:
     """Staleness never passes (P - 1)(2s + 1), nor the clock gap s + 1; one worker has neither."""
-    assert [th.ssp_staleness_bound(8, s) for s in (0, 3, math.inf)] == [7, 49, math.inf]
-    assert [th.ssp_clock_gap_bound(8, s) for s in (0, 3, math.inf)] == [1, 4, math.inf]
-    assert th.ssp_staleness_bound(1, math.inf) == th.ssp_clock_gap_bound(1, 3) == 0
+    assert [ssp_staleness_bound(8, s) for s in (0, 3, math.inf)] == [7, 49, math.inf]
+    assert [ssp_clock_gap_bound(8, s) for s in (0, 3, math.inf)] == [1, 4, math.inf]
+    assert ssp_staleness_bound(1, math.inf) == ssp_clock_gap_bound(1, 3) == 0
 
 
 @pytest.mark.parametrize(
@@ -175,25 +209,25 @@ def test_the_bounds_of_ssp() -> None:
 )
 def test_the_largest_stable_step(delay: int, expected: str) -> None:
     """2 sin(pi/(2(2 tau + 1)))."""
-    assert rounds_to(th.largest_stable_step(delay), expected)
+    assert rounds_to(largest_stable_step(delay), expected)
 
 
 def test_the_noise_floor_of_ssgd() -> None:
     """It is lr sigma^2/(P curvature (2 - lr curvature)): at lr = .1 .05263 for P = 1, .00329 for P = 16."""
-    assert rounds_to(th.noise_floor(0.1, 1.0, 1.0), ".05263")
-    assert rounds_to(th.noise_floor(0.1, 1.0, 1.0, num_workers=16), ".00329")
+    assert rounds_to(noise_floor(0.1, 1.0, 1.0), ".05263")
+    assert rounds_to(noise_floor(0.1, 1.0, 1.0, num_workers=16), ".00329")
 
 
 @pytest.mark.parametrize(("delay", "expected"), [(1, ".05820"), (3, ".07158"), (7, ".11511")])
 def test_the_noise_floor_under_constant_delay(delay: int, expected: str) -> None:
     """At lr = .1, P = 1, unit curvature and noise."""
-    assert rounds_to(th.noise_floor(0.1, 1.0, 1.0, delay=delay), expected)
+    assert rounds_to(noise_floor(0.1, 1.0, 1.0, delay=delay), expected)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(1, ".8333"), (math.inf, ".5000"), (4, ".7316")])
 def test_the_fixed_point_of_local_sgd(steps: float, expected: str) -> None:
     """Curvatures 1, 5 and optima 0, 1 at lr = .1: 5/6 for H = 1, 1/2 for H = inf, q_2/(q_1 + q_2) between."""
-    assert rounds_to(th.local_sgd_fixed_point(0.1, [1.0, 5.0], [0.0, 1.0], steps), expected)
+    assert rounds_to(local_sgd_fixed_point(0.1, [1.0, 5.0], [0.0, 1.0], steps), expected)
 
 
 # --- Laws of times and their order statistics ---------------------------------------------------------------
@@ -205,24 +239,24 @@ def test_the_distribution_function_is_that_of_the_draws(law: Law) -> None:
     # One draw a generator: the draws of one Markov chain are not independent.
     draws = np.sort([law.sample(np.random.default_rng(s), 1)[0] for s in range(20_000)])
     empirical = 1 - np.searchsorted(draws, draws, side="right") / len(draws)
-    assert np.abs(empirical - th.survival(law, draws)).max() < 2 / math.sqrt(len(draws))
+    assert np.abs(empirical - survival(law, draws)).max() < 2 / math.sqrt(len(draws))
 
 
 @in_time
 @given(law=laws, u=st.floats(1e-9, 1 - 1e-9))
 def test_the_quantile_is_the_earliest_time_that_reaches_its_probability(law: Law, u: float) -> None:
     """P(X <= q(u)) >= u, and P(X <= t) < u for all t before q(u), up to rounding."""
-    q = float(th.quantile(law, u))
-    assert 1 - float(th.survival(law, q * (1 + 1e-9))) >= u * (1 - 1e-6) - 1e-12
-    assert q == 0 or 1 - float(th.survival(law, q * (1 - 1e-9))) <= u * (1 + 1e-6) + 1e-12
+    q = float(quantile(law, u))
+    assert 1 - float(survival(law, q * (1 + 1e-9))) >= u * (1 - 1e-6) - 1e-12
+    assert q == 0 or 1 - float(survival(law, q * (1 - 1e-9))) <= u * (1 + 1e-6) + 1e-12
 
 
 def test_the_quantiles_at_0_and_1_are_the_ends_of_the_support() -> None:
     """The quantile function is defined on all of [0, 1]."""
-    assert th.quantile(Uniform(1.0, 3.0), [0, 1]) == pytest.approx([1, 3])
-    assert th.quantile(EXPONENTIAL, [0, 1]).tolist() == [0, math.inf]
-    assert th.quantile(Markov(1.0, 5.0, 0.5, 0.5), [0, 0.4, 0.6, 1]) == pytest.approx([1, 1, 5, 5])
-    assert th.quantile(Normal(0.0, 1.0), [0, 0.4]).tolist() == [0, 0]
+    assert quantile(Uniform(1.0, 3.0), [0, 1]) == pytest.approx([1, 3])
+    assert quantile(EXPONENTIAL, [0, 1]).tolist() == [0, math.inf]
+    assert quantile(Markov(1.0, 5.0, 0.5, 0.5), [0, 0.4, 0.6, 1]) == pytest.approx([1, 1, 5, 5])
+    assert quantile(Normal(0.0, 1.0), [0, 0.4]).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("n", [1, 2, 8, 100, 10_000])
@@ -230,15 +264,15 @@ def test_the_quantiles_at_0_and_1_are_the_ends_of_the_support() -> None:
 def test_quadrature_equals_the_closed_forms(law: Law, n: int) -> None:
     """The mean of an order statistic is the same by quadrature as by formula, to 1e-8."""
     for k in sorted({1, (n + 1) // 2, max(1, n - 1), n}):
-        expected = th.order_statistic_mean(law, k, n)
-        assert th.order_statistic_mean_by_quadrature(law, k, n) == pytest.approx(expected, rel=1e-8)
+        expected = order_statistic_mean(law, k, n)
+        assert order_statistic_mean_by_quadrature(law, k, n) == pytest.approx(expected, rel=1e-8)
 
 
 @in_time
 @given(law=laws, n=workers)
 def test_order_statistics_rise_and_sum_to_all_draws(law: Law, n: int) -> None:
     """E[X_(1)] <= ... <= E[X_(n)], and their sum is n E[X]."""
-    means = [th.order_statistic_mean(law, k, n) for k in range(1, n + 1)]
+    means = [order_statistic_mean(law, k, n) for k in range(1, n + 1)]
     assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(means))
     assert sum(means) == pytest.approx(n * law.mean_s, rel=1e-8)
 
@@ -248,30 +282,30 @@ def test_order_statistics_rise_and_sum_to_all_draws(law: Law, n: int) -> None:
 def test_one_more_draw_mixes_two_order_statistics(law: Law, n: int, k: int) -> None:
     """(n+1-k) E[X_(k:n+1)] + k E[X_(k+1:n+1)] = (n+1) E[X_(k:n)]."""
     k = min(k, n)
-    mixed = (n + 1 - k) * th.order_statistic_mean(law, k, n + 1)
-    mixed += k * th.order_statistic_mean(law, k + 1, n + 1)
-    assert mixed == pytest.approx((n + 1) * th.order_statistic_mean(law, k, n), rel=1e-8)
+    mixed = (n + 1 - k) * order_statistic_mean(law, k, n + 1)
+    mixed += k * order_statistic_mean(law, k + 1, n + 1)
+    assert mixed == pytest.approx((n + 1) * order_statistic_mean(law, k, n), rel=1e-8)
 
 
 def test_a_heavy_tail_has_no_mean_for_its_last_order_statistics() -> None:
     """Pareto: E[X_(k)] is infinite iff alpha (n - k + 1) <= 1, and so are the times that wait for it."""
     law = Pareto(0.5, 1.0)
-    finite = [math.isfinite(th.order_statistic_mean(law, k, 4)) for k in (1, 2, 3, 4)]
+    finite = [math.isfinite(order_statistic_mean(law, k, 4)) for k in (1, 2, 3, 4)]
     assert finite == [True, True, False, False]
-    assert th.order_statistic_mean_by_quadrature(law, 3, 4) == math.inf
-    assert th.ssgd_time(law, 4) == th.ssgd_time(law, 4, {0: 2.0}) == th.asgd_time(law, 4) == math.inf
-    assert th.local_sgd_time_per_step(law, 4, 3) == math.inf
-    assert th.ssp_steps_per_s(law, 4, 0) == th.server_updates_per_s(law, EXPONENTIAL, 4) == 0
+    assert order_statistic_mean_by_quadrature(law, 3, 4) == math.inf
+    assert ssgd_time(law, 4) == ssgd_time(law, 4, {0: 2.0}) == asgd_time(law, 4) == math.inf
+    assert local_sgd_time_per_step(law, 4, 3) == math.inf
+    assert ssp_steps_per_s(law, 4, 0) == server_updates_per_s(law, EXPONENTIAL, 4) == 0
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_ten_thousand_workers_are_not_too_many(law: Law) -> None:
     """Times of 10,000 workers are finite and in order."""
     n = 10_000
-    one, half, all_but_one, last = (th.k_sync_time(law, n, k) for k in (1, n // 2, n - 1, n))
+    one, half, all_but_one, last = (k_sync_time(law, n, k) for k in (1, n // 2, n - 1, n))
     assert 0 <= one <= half <= all_but_one <= last < math.inf
-    assert last <= th.ssgd_time(law, n, {0: 2.0, 1: 3.0}) < math.inf
-    assert 1 <= th.best_k_sync(law, n) <= n
+    assert last <= ssgd_time(law, n, {0: 2.0, 1: 3.0}) < math.inf
+    assert 1 <= best_k_sync(law, n) <= n
 
 
 # --- Waiting for unequal workers ----------------------------------------------------------------------------
@@ -280,8 +314,8 @@ def test_ten_thousand_workers_are_not_too_many(law: Law) -> None:
 @pytest.mark.parametrize("law", LAWS, ids=str)
 def test_nearly_equal_workers_take_as_long_as_equal_ones(law: Law) -> None:
     """The integral for independent, unequal workers has the closed form for equal ones as its limit."""
-    nearly = th.ssgd_time(law, 8, {0: 1 + 1e-11})
-    assert nearly == pytest.approx(th.k_sync_time(law, 8, 8), rel=1e-9)
+    nearly = ssgd_time(law, 8, {0: 1 + 1e-11})
+    assert nearly == pytest.approx(k_sync_time(law, 8, 8), rel=1e-9)
 
 
 @in_time
@@ -291,7 +325,7 @@ def test_the_slowest_of_unequal_exponentials(f: list[float], mean: float) -> Non
     rates = [1 / (mean * x) for x in f]
     subsets = (a for size in range(1, len(f) + 1) for a in itertools.combinations(rates, size))
     expected = sum(-((-1) ** len(a)) / sum(a) for a in subsets)
-    assert th.ssgd_time(Exponential(mean), len(f), dict(enumerate(f))) == pytest.approx(expected, rel=1e-8)
+    assert ssgd_time(Exponential(mean), len(f), dict(enumerate(f))) == pytest.approx(expected, rel=1e-8)
 
 
 @in_time
@@ -303,7 +337,7 @@ def test_the_slowest_of_unequal_markov_workers(f: list[float], p: float, q: floa
     for pattern in itertools.product([False, True], repeat=len(f)):
         probability = math.prod(law.p_slow if is_slow else 1 - law.p_slow for is_slow in pattern)
         expected += probability * max(x * (slow if s else 1) for x, s in zip(f, pattern, strict=True))
-    assert th.ssgd_time(law, len(f), dict(enumerate(f))) == pytest.approx(expected, rel=1e-10)
+    assert ssgd_time(law, len(f), dict(enumerate(f))) == pytest.approx(expected, rel=1e-10)
 
 
 @in_time
@@ -312,9 +346,9 @@ def test_waiting_for_all_takes_longer_than_for_any_and_scales_with_time(
     law: Law, f: list[float], scale: float
 ) -> None:
     """max_i f_i E[X] <= E[max] <= sum_i f_i E[X], and c times slower workers take c times as long."""
-    time_s = th.ssgd_time(law, len(f), dict(enumerate(f)))
+    time_s = ssgd_time(law, len(f), dict(enumerate(f)))
     assert max(f) * law.mean_s * (1 - 1e-9) <= time_s <= sum(f) * law.mean_s * (1 + 1e-9)
-    scaled = th.ssgd_time(law, len(f), {i: scale * x for i, x in enumerate(f)})
+    scaled = ssgd_time(law, len(f), {i: scale * x for i, x in enumerate(f)})
     assert scaled == pytest.approx(scale * time_s, rel=1e-8)
 
 
@@ -323,7 +357,7 @@ def test_waiting_for_all_takes_longer_than_for_any_and_scales_with_time(
 def test_rates_of_asynchronous_workers_add_up(law: Law, f: list[float]) -> None:
     """ASGD's updates per second are the sum of the workers' 1/(f_i E[X])."""
     rate = sum(1 / (x * law.mean_s) for x in f)
-    assert 1 / th.asgd_time(law, len(f), dict(enumerate(f))) == pytest.approx(rate, rel=1e-12)
+    assert 1 / asgd_time(law, len(f), dict(enumerate(f))) == pytest.approx(rate, rel=1e-12)
 
 
 # --- LocalSGD -----------------------------------------------------------------------------------------------
@@ -336,19 +370,19 @@ def test_the_slower_of_two_local_workers(steps: int) -> None:
     pairs = itertools.product(range(steps), repeat=2)
     minimum = sum(math.comb(i + j, i) / 2 ** (i + j + 1) for i, j in pairs)
     expected = (2 * steps - minimum) / steps
-    assert th.local_sgd_time_per_step(EXPONENTIAL, 2, steps) == pytest.approx(expected, rel=1e-9)
+    assert local_sgd_time_per_step(EXPONENTIAL, 2, steps) == pytest.approx(expected, rel=1e-9)
 
 
 def test_averaging_less_often_waits_less() -> None:
     """The time per local step falls with H, from SSGD's to the mean; unequal workers end at the slowest's."""
     for slowdown, limit in (({}, 1.0), ({0: 3.0}, 3.0)):
         steps = (1, 2, 5, 20, 100, 1000, 100_000)
-        times = [th.local_sgd_time_per_step(EXPONENTIAL, 8, h, slowdown) for h in steps]
-        assert times[0] == pytest.approx(th.ssgd_time(EXPONENTIAL, 8, slowdown))
+        times = [local_sgd_time_per_step(EXPONENTIAL, 8, h, slowdown) for h in steps]
+        assert times[0] == pytest.approx(ssgd_time(EXPONENTIAL, 8, slowdown))
         assert times == sorted(times, reverse=True)
         assert times[-1] == pytest.approx(limit, rel=0.01)
-    assert th.local_sgd_time_per_step(Constant(2.0), 8, 5, {0: 3.0}) == 6
-    assert th.local_sgd_time_per_step(Uniform(0.0, 2.0), 1, 5, {0: 3.0}) == 3
+    assert local_sgd_time_per_step(Constant(2.0), 8, 5, {0: 3.0}) == 6
+    assert local_sgd_time_per_step(Uniform(0.0, 2.0), 1, 5, {0: 3.0}) == 3
 
 
 # --- SSP ----------------------------------------------------------------------------------------------------
@@ -386,8 +420,8 @@ def ssp_by_labelled_chain(rates: Sequence[float], slack: int) -> tuple[float, fl
 def test_ssp_of_equal_workers_is_its_chain_of_clocks(n: int, slack: int) -> None:
     """Counting workers by offset gives what following each worker gives; two workers: (2s+2)/(2s+3)."""
     rate, staleness = ssp_by_labelled_chain([0.5] * n, slack)
-    assert th.ssp_steps_per_s(Exponential(2.0), n, slack) == pytest.approx(rate, rel=1e-8)
-    assert th.ssp_mean_staleness(Exponential(2.0), n, slack) == pytest.approx(staleness, rel=1e-8)
+    assert ssp_steps_per_s(Exponential(2.0), n, slack) == pytest.approx(rate, rel=1e-8)
+    assert ssp_mean_staleness(Exponential(2.0), n, slack) == pytest.approx(staleness, rel=1e-8)
     if n == 2:
         assert rate == pytest.approx(0.5 * (2 * slack + 2) / (2 * slack + 3))
         assert staleness == pytest.approx((2 * slack + 1) / (2 * slack + 2))
@@ -399,27 +433,27 @@ def test_ssp_of_two_unequal_workers_is_its_chain_of_clocks(f: tuple[float, float
     """The clocks' difference is a birth-death chain, and both workers have one rate, in any order."""
     expected, _ = ssp_by_labelled_chain([1 / f[0], 1 / f[1]], slack)
     for pair in (f, f[::-1]):
-        assert th.ssp_steps_per_s(EXPONENTIAL, 2, slack, dict(enumerate(pair))) == pytest.approx(expected)
+        assert ssp_steps_per_s(EXPONENTIAL, 2, slack, dict(enumerate(pair))) == pytest.approx(expected)
 
 
 def test_ssp_lies_between_ssgd_and_asgd() -> None:
     """Rate and staleness rise with the slack, from those of a barrier to those of no bound."""
     slacks = [0, 1, 2, 3, 5, 8, math.inf]
-    rates = [th.ssp_steps_per_s(EXPONENTIAL, 6, s) for s in slacks]
-    stale = [th.ssp_mean_staleness(EXPONENTIAL, 6, s) for s in slacks]
+    rates = [ssp_steps_per_s(EXPONENTIAL, 6, s) for s in slacks]
+    stale = [ssp_mean_staleness(EXPONENTIAL, 6, s) for s in slacks]
     assert rates == sorted(rates)
     assert stale == sorted(stale)
-    assert rates[0] == pytest.approx(1 / th.ssgd_time(EXPONENTIAL, 6))
-    assert rates[-1] == pytest.approx(1 / (6 * th.asgd_time(EXPONENTIAL, 6)))
-    assert stale[-1] == th.asgd_mean_staleness(6)
+    assert rates[0] == pytest.approx(1 / ssgd_time(EXPONENTIAL, 6))
+    assert rates[-1] == pytest.approx(1 / (6 * asgd_time(EXPONENTIAL, 6)))
+    assert stale[-1] == asgd_mean_staleness(6)
 
 
 @in_time
 @given(law=laws, f=factors)
 def test_ssp_without_slack_is_a_barrier(law: Law, f: list[float]) -> None:
     """At slack 0 a step takes as long as the slowest worker's, for any law and speeds."""
-    rate = th.ssp_steps_per_s(law, len(f), 0, dict(enumerate(f)))
-    assert rate == pytest.approx(1 / th.ssgd_time(law, len(f), dict(enumerate(f))), rel=1e-12)
+    rate = ssp_steps_per_s(law, len(f), 0, dict(enumerate(f)))
+    assert rate == pytest.approx(1 / ssgd_time(law, len(f), dict(enumerate(f))), rel=1e-12)
 
 
 # --- A server -----------------------------------------------------------------------------------------------
@@ -432,18 +466,18 @@ def test_the_servers_rate_is_its_sum_of_states(n: int, service_s: float, latency
     ratio = service_s / (1 + 2 * latency_s)
     p0 = 1 / sum(math.perm(n, k) * ratio**k for k in range(n + 1))
     for law in (EXPONENTIAL, Constant(1.0), Uniform(0.0, 2.0)):
-        rate = th.server_updates_per_s(law, Exponential(service_s), n, latency_s)
+        rate = server_updates_per_s(law, Exponential(service_s), n, latency_s)
         assert rate == pytest.approx((1 - p0) / service_s, rel=1e-9)
-        assert rate <= th.server_updates_per_s_bound(law, Exponential(service_s), n, latency_s) * (1 + 1e-12)
+        assert rate <= server_updates_per_s_bound(law, Exponential(service_s), n, latency_s) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 0.9, 0.999])
 def test_the_fewest_workers_that_fill_a_server(share: float) -> None:
     """With that many workers the server reaches the share of 1/S, with one less it does not."""
     service = Exponential(0.1)
-    n = th.workers_to_fill_server(EXPONENTIAL, service, share)
-    assert th.server_updates_per_s(EXPONENTIAL, service, n) * 0.1 >= share
-    assert n == 1 or th.server_updates_per_s(EXPONENTIAL, service, n - 1) * 0.1 < share
+    n = workers_to_fill_server(EXPONENTIAL, service, share)
+    assert server_updates_per_s(EXPONENTIAL, service, n) * 0.1 >= share
+    assert n == 1 or server_updates_per_s(EXPONENTIAL, service, n - 1) * 0.1 < share
 
 
 # --- Staleness ----------------------------------------------------------------------------------------------
@@ -454,12 +488,12 @@ def test_the_fewest_workers_that_fill_a_server(share: float) -> None:
 def test_the_distribution_of_staleness_has_the_mean_it_must(n: int, k: int) -> None:
     """K-async, exponential: probabilities add up to 1, their mean is (P - K)/K, and P(0) is K/P."""
     k = min(k, n)
-    pmf = [th.k_async_staleness_pmf(EXPONENTIAL, n, k, tau) for tau in range(1000)]
+    pmf = [k_async_staleness_pmf(EXPONENTIAL, n, k, tau) for tau in range(1000)]
     assert sum(pmf) == pytest.approx(1)
-    assert sum(tau * p for tau, p in enumerate(pmf)) == pytest.approx(th.k_async_mean_staleness(n, k))
+    assert sum(tau * p for tau, p in enumerate(pmf)) == pytest.approx(k_async_mean_staleness(n, k))
     assert pmf[0] == pytest.approx(k / n)
     if k == 1:
-        assert th.asgd_staleness_pmf(EXPONENTIAL, n, 3) == pytest.approx((1 - 1 / n) ** 3 / n)
+        assert asgd_staleness_pmf(EXPONENTIAL, n, 3) == pytest.approx((1 - 1 / n) ** 3 / n)
 
 
 @in_time
@@ -467,8 +501,8 @@ def test_the_distribution_of_staleness_has_the_mean_it_must(n: int, k: int) -> N
 def test_staleness_by_worker_averages_to_p_minus_1(f: list[float]) -> None:
     """Weighted by the workers' shares of all gradients, their mean staleness is P - 1 at any speeds."""
     shares = 1 / np.array(f)
-    own = th.asgd_mean_staleness_by_worker(len(f), dict(enumerate(f)))
-    assert np.average(own, weights=shares) == pytest.approx(th.asgd_mean_staleness(len(f)), abs=1e-9)
+    own = asgd_mean_staleness_by_worker(len(f), dict(enumerate(f)))
+    assert np.average(own, weights=shares) == pytest.approx(asgd_mean_staleness(len(f)), abs=1e-9)
 
 
 # --- Quadratics ---------------------------------------------------------------------------------------------
@@ -486,10 +520,10 @@ def responses(step: float, delay: int) -> Iterator[float]:
 @given(delay=st.integers(0, 8), share=st.floats(0.1, 0.9), curvature=st.floats(0.1, 10), n=st.integers(1, 9))
 def test_the_noise_floor_sums_all_past_noise(delay: int, share: float, curvature: float, n: int) -> None:
     """The stationary second moment is (lr sigma)^2 / P times the sum of the squared impulse response."""
-    step = share * th.largest_stable_step(delay)
+    step = share * largest_stable_step(delay)
     lr = step / curvature
     energy = sum(w * w for w in itertools.islice(responses(step, delay), 4000))
-    floor = th.noise_floor(lr, curvature, 3.0, num_workers=n, delay=delay)
+    floor = noise_floor(lr, curvature, 3.0, num_workers=n, delay=delay)
     assert floor == pytest.approx(lr**2 * 3.0 / n * energy, rel=1e-6)
     if delay == 0:
         assert floor == pytest.approx(lr * 3.0 / (n * curvature * (2 - step)), rel=1e-12)
@@ -506,7 +540,7 @@ def test_a_step_is_stable_below_the_limit_and_not_above(delay: int) -> None:
         polynomial[-1] += step
         return float(np.abs(np.roots(polynomial)).max())
 
-    limit = th.largest_stable_step(delay)
+    limit = largest_stable_step(delay)
     assert radius(0.999 * limit) < 1 < radius(1.001 * limit)
     assert radius(limit) == pytest.approx(1, abs=1e-9)
 
@@ -514,8 +548,8 @@ def test_a_step_is_stable_below_the_limit_and_not_above(delay: int) -> None:
 @pytest.mark.parametrize("n", [1, 2, 8])
 def test_geometric_staleness_is_momentum(n: int) -> None:
     """Mean steps under geometric staleness are those of heavy-ball momentum 1 - 1/M and step lr/M."""
-    lr, momentum = 0.3, th.momentum_from_asynchrony(n)
-    pmf = [th.asgd_staleness_pmf(EXPONENTIAL, n, tau) for tau in range(50)]
+    lr, momentum = 0.3, momentum_from_asynchrony(n)
+    pmf = [asgd_staleness_pmf(EXPONENTIAL, n, tau) for tau in range(50)]
     w, v, x = [1.0], 0.0, 1.0
     for _ in range(50):  # gradients of w^2/2, zero before the start
         w.append(w[-1] - lr * sum(p * past for p, past in zip(pmf, reversed(w), strict=False)))
@@ -532,7 +566,7 @@ def test_geometric_staleness_is_momentum(n: int) -> None:
 def test_local_sgd_stays_at_its_fixed_point(workers: list[tuple[float, float]], steps: int) -> None:
     """H local steps on each worker from the fixed point, averaged, lead back to it."""
     curvatures, optima = zip(*workers, strict=True)
-    fixed = th.local_sgd_fixed_point(0.15, curvatures, optima, steps)
+    fixed = local_sgd_fixed_point(0.15, curvatures, optima, steps)
     ends = []
     for a, x in workers:
         w = fixed
@@ -546,7 +580,7 @@ def test_local_sgd_stays_at_its_fixed_point(workers: list[tuple[float, float]], 
 @given(eta=st.floats(0.05, 1.95), share=st.floats(0, 2), n=st.integers(1, 5))
 def test_easgd_is_stable_up_to_its_largest_alpha(eta: float, share: float, n: int) -> None:
     """The map of one round has a spectral radius of at most 1 if alpha is at most that; for n = 1, iff."""
-    limit = th.easgd_largest_stable_alpha(eta)
+    limit = easgd_largest_stable_alpha(eta)
     alpha = share * limit
     round_map: Floats = np.eye(n + 1)
     for i in range(n):  # worker i meets the centre, the last coordinate
@@ -567,8 +601,8 @@ def test_easgd_is_stable_up_to_its_largest_alpha(eta: float, share: float, n: in
 @given(law=laws, n=st.integers(1, 40))
 def test_the_best_k_is_the_best_of_all(law: Law, n: int) -> None:
     """No other K gives more gradients per second, and no larger one as many."""
-    rates = [k / th.k_sync_time(law, n, k) for k in range(1, n + 1)]
-    best = th.best_k_sync(law, n)
+    rates = [k / k_sync_time(law, n, k) for k in range(1, n + 1)]
+    best = best_k_sync(law, n)
     assert rates[best - 1] >= max(rates) * (1 - 1e-9)
     assert all(rate < max(rates) for rate in rates[best:])
 
@@ -579,80 +613,80 @@ def test_the_best_k_is_the_best_of_all(law: Law, n: int) -> None:
 )
 def test_how_many_to_wait_for(law: Law, best: int) -> None:
     """P = 8: for the first where times have no memory, for all where they are even, else for some."""
-    assert th.best_k_sync(law, 8) == best
+    assert best_k_sync(law, 8) == best
 
 
 # --- Limits -------------------------------------------------------------------------------------------------
 
 NO_CLOSED_FORM: Mapping[str, Callable[[], Any]] = {
-    "K-batch-sync, uniform": lambda: th.k_batch_sync_time(Uniform(0.0, 1.0), 8, 2),
-    "K-async, uniform": lambda: th.k_async_time(Uniform(0.0, 1.0), 8, 2),
-    "K-async, shifted": lambda: th.k_async_time(ShiftedExponential(1.0, 1.0), 8, 2),
-    "LocalSGD, uniform": lambda: th.local_sgd_time_per_step(Uniform(0.0, 1.0), 8, 2),
-    "LocalSGD, markov": lambda: th.local_sgd_time_per_step(Markov(1.0, 2.0, 0.5, 0.5), 8, 2),
-    "SSP, uniform": lambda: th.ssp_steps_per_s(Uniform(0.0, 1.0), 8, 2),
-    "SSP, unequal": lambda: th.ssp_steps_per_s(EXPONENTIAL, 3, 2, {0: 2.0}),
-    "SSP, too many states": lambda: th.ssp_steps_per_s(EXPONENTIAL, 100, 10),
-    "SSP, staleness": lambda: th.ssp_mean_staleness(Constant(1.0), 8, 2),
-    "server, constant service": lambda: th.server_updates_per_s(EXPONENTIAL, Constant(0.1), 8),
-    "fill a server, constant": lambda: th.workers_to_fill_server(EXPONENTIAL, Constant(0.1), 0.9),
-    "staleness, uniform": lambda: th.asgd_staleness_pmf(Uniform(0.0, 1.0), 8, 0),
-    "K-async staleness, uniform": lambda: th.k_async_staleness_pmf(Uniform(0.0, 1.0), 8, 2, 0),
-    "trace, survival": lambda: th.survival(TRACE, 1.0),
-    "trace, quantile": lambda: th.quantile(TRACE, 0.5),
-    "trace, order statistic": lambda: th.order_statistic_mean(TRACE, 1, 2),
-    "trace, quadrature": lambda: th.order_statistic_mean_by_quadrature(TRACE, 1, 2),
-    "trace, SSGD": lambda: th.ssgd_time(TRACE, 2),
-    "trace, ASGD": lambda: th.asgd_time(TRACE, 2),
-    "trace, LocalSGD": lambda: th.local_sgd_time_per_step(TRACE, 2, 1),
-    "trace, SSP": lambda: th.ssp_steps_per_s(TRACE, 2, 0),
-    "trace, server": lambda: th.server_updates_per_s(TRACE, EXPONENTIAL, 2),
-    "trace, best K": lambda: th.best_k_sync(TRACE, 2),
+    "K-batch-sync, uniform": lambda: k_batch_sync_time(Uniform(0.0, 1.0), 8, 2),
+    "K-async, uniform": lambda: k_async_time(Uniform(0.0, 1.0), 8, 2),
+    "K-async, shifted": lambda: k_async_time(ShiftedExponential(1.0, 1.0), 8, 2),
+    "LocalSGD, uniform": lambda: local_sgd_time_per_step(Uniform(0.0, 1.0), 8, 2),
+    "LocalSGD, markov": lambda: local_sgd_time_per_step(Markov(1.0, 2.0, 0.5, 0.5), 8, 2),
+    "SSP, uniform": lambda: ssp_steps_per_s(Uniform(0.0, 1.0), 8, 2),
+    "SSP, unequal": lambda: ssp_steps_per_s(EXPONENTIAL, 3, 2, {0: 2.0}),
+    "SSP, too many states": lambda: ssp_steps_per_s(EXPONENTIAL, 100, 10),
+    "SSP, staleness": lambda: ssp_mean_staleness(Constant(1.0), 8, 2),
+    "server, constant service": lambda: server_updates_per_s(EXPONENTIAL, Constant(0.1), 8),
+    "fill a server, constant": lambda: workers_to_fill_server(EXPONENTIAL, Constant(0.1), 0.9),
+    "staleness, uniform": lambda: asgd_staleness_pmf(Uniform(0.0, 1.0), 8, 0),
+    "K-async staleness, uniform": lambda: k_async_staleness_pmf(Uniform(0.0, 1.0), 8, 2, 0),
+    "trace, survival": lambda: survival(TRACE, 1.0),
+    "trace, quantile": lambda: quantile(TRACE, 0.5),
+    "trace, order statistic": lambda: order_statistic_mean(TRACE, 1, 2),
+    "trace, quadrature": lambda: order_statistic_mean_by_quadrature(TRACE, 1, 2),
+    "trace, SSGD": lambda: ssgd_time(TRACE, 2),
+    "trace, ASGD": lambda: asgd_time(TRACE, 2),
+    "trace, LocalSGD": lambda: local_sgd_time_per_step(TRACE, 2, 1),
+    "trace, SSP": lambda: ssp_steps_per_s(TRACE, 2, 0),
+    "trace, server": lambda: server_updates_per_s(TRACE, EXPONENTIAL, 2),
+    "trace, best K": lambda: best_k_sync(TRACE, 2),
 }
 
 WRONG: Mapping[str, Callable[[], Any]] = {
-    "harmonic": lambda: th.harmonic(-1),
-    "u above 1": lambda: th.quantile(EXPONENTIAL, 1.5),
-    "no workers": lambda: th.ssgd_time(EXPONENTIAL, 0),
-    "half a worker": lambda: th.asgd_time(EXPONENTIAL, 2.5),  # type: ignore[arg-type]
-    "no K": lambda: th.k_sync_time(EXPONENTIAL, 8, 0),
-    "K above P": lambda: th.k_sync_time(EXPONENTIAL, 8, 9),
-    "K above P, quadrature": lambda: th.order_statistic_mean_by_quadrature(EXPONENTIAL, 9, 8),
-    "K above P, K-async": lambda: th.k_async_time(EXPONENTIAL, 8, 9),
-    "K above P, staleness": lambda: th.k_async_mean_staleness(8, 9),
-    "K above P, distribution": lambda: th.k_async_staleness_pmf(EXPONENTIAL, 8, 9, 0),
-    "no K, K-batch-sync": lambda: th.k_batch_sync_time(EXPONENTIAL, 8, 0),
-    "no K, K-batch-async": lambda: th.k_batch_async_time(EXPONENTIAL, 8, 0),
-    "no K, staleness": lambda: th.k_batch_async_mean_staleness(8, 0),
-    "backups": lambda: th.backup_workers_time(EXPONENTIAL, 8, -1),
-    "no steps": lambda: th.local_sgd_time_per_step(EXPONENTIAL, 8, 0),
-    "unknown worker": lambda: th.ssgd_time(EXPONENTIAL, 8, {8: 2.0}),
-    "no speed": lambda: th.ssgd_time(EXPONENTIAL, 8, {0: math.inf}),
-    "slowdown 0": lambda: th.asgd_mean_staleness_by_worker(8, {0: 0.0}),
-    "half a slack": lambda: th.ssp_steps_per_s(EXPONENTIAL, 8, 0.5),
-    "negative slack": lambda: th.ssp_staleness_bound(8, -1),
-    "slack of nothing": lambda: th.ssp_clock_gap_bound(8, math.nan),
-    "slack of staleness": lambda: th.ssp_mean_staleness(EXPONENTIAL, 8, -1),
-    "no bound, unequal": lambda: th.ssp_steps_per_s(EXPONENTIAL, 8, math.inf, {0: 2.0}),
-    "service 0": lambda: th.server_updates_per_s(EXPONENTIAL, Constant(0.0), 8),
-    "latency": lambda: th.server_updates_per_s(EXPONENTIAL, EXPONENTIAL, 8, -1.0),
-    "latency of the bound": lambda: th.server_updates_per_s_bound(EXPONENTIAL, EXPONENTIAL, 8, -1.0),
-    "negative staleness": lambda: th.asgd_staleness_pmf(EXPONENTIAL, 8, -1),
-    "no workers, staleness": lambda: th.asgd_mean_staleness(0),
-    "no workers, momentum": lambda: th.momentum_from_asynchrony(0),
-    "negative delay": lambda: th.largest_stable_step(-1),
-    "unstable": lambda: th.noise_floor(2.0, 1.0, 1.0),
-    "unstable with delay": lambda: th.noise_floor(0.5, 1.0, 1.0, delay=3),
-    "lr 0": lambda: th.noise_floor(0.0, 1.0, 1.0),
-    "negative noise": lambda: th.noise_floor(0.1, 1.0, -1.0),
-    "concave": lambda: th.local_sgd_fixed_point(0.1, [-1.0], [0.0], 1),
-    "unstable worker": lambda: th.local_sgd_fixed_point(0.1, [20.0], [0.0], 1),
-    "optima missing": lambda: th.local_sgd_fixed_point(0.1, [1.0, 5.0], [0.0], 1),
-    "half a local step": lambda: th.local_sgd_fixed_point(0.1, [1.0], [0.0], 1.5),
-    "EASGD": lambda: th.easgd_largest_stable_alpha(2.1),
-    "no time": lambda: th.best_k_sync(Constant(0.0), 8),
-    "the whole server": lambda: th.workers_to_fill_server(EXPONENTIAL, EXPONENTIAL, 1.0),
-    "never there": lambda: th.workers_to_fill_server(Pareto(0.5, 1.0), EXPONENTIAL, 0.5),
+    "harmonic": lambda: harmonic(-1),
+    "u above 1": lambda: quantile(EXPONENTIAL, 1.5),
+    "no workers": lambda: ssgd_time(EXPONENTIAL, 0),
+    "half a worker": lambda: asgd_time(EXPONENTIAL, 2.5),  # type: ignore[arg-type]
+    "no K": lambda: k_sync_time(EXPONENTIAL, 8, 0),
+    "K above P": lambda: k_sync_time(EXPONENTIAL, 8, 9),
+    "K above P, quadrature": lambda: order_statistic_mean_by_quadrature(EXPONENTIAL, 9, 8),
+    "K above P, K-async": lambda: k_async_time(EXPONENTIAL, 8, 9),
+    "K above P, staleness": lambda: k_async_mean_staleness(8, 9),
+    "K above P, distribution": lambda: k_async_staleness_pmf(EXPONENTIAL, 8, 9, 0),
+    "no K, K-batch-sync": lambda: k_batch_sync_time(EXPONENTIAL, 8, 0),
+    "no K, K-batch-async": lambda: k_batch_async_time(EXPONENTIAL, 8, 0),
+    "no K, staleness": lambda: k_batch_async_mean_staleness(8, 0),
+    "backups": lambda: backup_workers_time(EXPONENTIAL, 8, -1),
+    "no steps": lambda: local_sgd_time_per_step(EXPONENTIAL, 8, 0),
+    "unknown worker": lambda: ssgd_time(EXPONENTIAL, 8, {8: 2.0}),
+    "no speed": lambda: ssgd_time(EXPONENTIAL, 8, {0: math.inf}),
+    "slowdown 0": lambda: asgd_mean_staleness_by_worker(8, {0: 0.0}),
+    "half a slack": lambda: ssp_steps_per_s(EXPONENTIAL, 8, 0.5),
+    "negative slack": lambda: ssp_staleness_bound(8, -1),
+    "slack of nothing": lambda: ssp_clock_gap_bound(8, math.nan),
+    "slack of staleness": lambda: ssp_mean_staleness(EXPONENTIAL, 8, -1),
+    "no bound, unequal": lambda: ssp_steps_per_s(EXPONENTIAL, 8, math.inf, {0: 2.0}),
+    "service 0": lambda: server_updates_per_s(EXPONENTIAL, Constant(0.0), 8),
+    "latency": lambda: server_updates_per_s(EXPONENTIAL, EXPONENTIAL, 8, -1.0),
+    "latency of the bound": lambda: server_updates_per_s_bound(EXPONENTIAL, EXPONENTIAL, 8, -1.0),
+    "negative staleness": lambda: asgd_staleness_pmf(EXPONENTIAL, 8, -1),
+    "no workers, staleness": lambda: asgd_mean_staleness(0),
+    "no workers, momentum": lambda: momentum_from_asynchrony(0),
+    "negative delay": lambda: largest_stable_step(-1),
+    "unstable": lambda: noise_floor(2.0, 1.0, 1.0),
+    "unstable with delay": lambda: noise_floor(0.5, 1.0, 1.0, delay=3),
+    "lr 0": lambda: noise_floor(0.0, 1.0, 1.0),
+    "negative noise": lambda: noise_floor(0.1, 1.0, -1.0),
+    "concave": lambda: local_sgd_fixed_point(0.1, [-1.0], [0.0], 1),
+    "unstable worker": lambda: local_sgd_fixed_point(0.1, [20.0], [0.0], 1),
+    "optima missing": lambda: local_sgd_fixed_point(0.1, [1.0, 5.0], [0.0], 1),
+    "half a local step": lambda: local_sgd_fixed_point(0.1, [1.0], [0.0], 1.5),
+    "EASGD": lambda: easgd_largest_stable_alpha(2.1),
+    "no time": lambda: best_k_sync(Constant(0.0), 8),
+    "the whole server": lambda: workers_to_fill_server(EXPONENTIAL, EXPONENTIAL, 1.0),
+    "never there": lambda: workers_to_fill_server(Pareto(0.5, 1.0), EXPONENTIAL, 0.5),
 }
 
 
@@ -674,8 +708,11 @@ def test_arguments_outside_the_assumptions_are_refused(case: str) -> None:
 
 
 def test_theory_is_light() -> None:
-    """Importing it loads neither SciPy nor an engine."""
-    code = "import sys, dsgd.theory.formulas; print(*({'scipy', 'torch', 'ray'} & set(sys.modules)))"
+    """Importing it, and all strategies that use it, loads neither SciPy nor an engine: --help stays fast."""
+    code = (
+        "import sys, dsgd.strategies as s; [s.load(mode) for mode in s.modes()];"
+        "print(*({'scipy', 'torch', 'ray'} & set(sys.modules)))"
+    )
     root = Path(__file__).parents[1]
     loaded = subprocess.run(
         [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True

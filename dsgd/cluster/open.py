@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dsgd.cluster import Engine
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
+from dsgd.strategies import strategy_of
 from dsgd.terminal.interruptions import Interruptions
 
 
@@ -20,6 +21,10 @@ def open_cluster(
     if cfg.engine == "ray":
         from dsgd.cluster.ray import RayCluster, connect
 
+        if cfg.strategy_file:  # workers do not have the file, so its tasks are sent with their code
+            from ray.cloudpickle import register_pickle_by_value
+
+            register_pickle_by_value(strategy_of(cfg))  # type: ignore[no-untyped-call]
         if interruptions is None:
             return RayCluster(cfg, workload)
         # Interrupted while it starts, Ray would leave processes behind.

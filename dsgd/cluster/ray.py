@@ -238,7 +238,7 @@ class RayCluster:
             self._began_s = time.perf_counter()
         pickled = self._pickled.get(task)
         if pickled is None:
-            pickled = self._pickled[task] = pickle.dumps(task)
+            pickled = self._pickled[task] = ray.cloudpickle.dumps(task)  # type: ignore[no-untyped-call]
         if self._sent[0] is not w.vector:
             self._sent = (w.vector, *self._packed(w.vector))
         _, small, large = self._sent

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from dsgd.cluster import ClusterError
+from dsgd.config import options
 from dsgd.experiments.spec import Run
 from dsgd.experiments.worker import Outcome
 
@@ -148,7 +149,7 @@ def _give(worker: _Worker, run: Run) -> None:
     assert worker.process.stdin
     worker.run = run
     try:
-        pickle.dump(run.cfg, worker.process.stdin)
+        pickle.dump(options(run.cfg), worker.process.stdin)
         worker.process.stdin.flush()
     except BrokenPipeError:
         pass  # it has died: the end of its answers will tell

@@ -1,6 +1,6 @@
 """A process that runs simulations one after another; pool.py starts it and talks to it.
 
-Configurations come pickled on standard input, an `Outcome` for each goes to standard output. It ends with its
+The options of a run come pickled on standard input, an `Outcome` goes to standard output. It ends with its
 input, also in the middle of a run: nothing goes on after the process that asked for it.
 """
 
@@ -17,10 +17,11 @@ import time
 import traceback
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dsgd.config import TrainConfig
 from dsgd.records.outcomes import EXIT_FAILED, EXIT_USAGE
+from dsgd.strategies import configured
 from dsgd.terminal.cli import UsageError
 from dsgd.terminal.interruptions import Interruptions
 
@@ -71,7 +72,7 @@ def work(modules: Sequence[str]) -> None:
     """Answer until the input ends; the first answer, None, says that all modules are imported."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a strategy prints must not get between the answers
-    asked: SimpleQueue[TrainConfig] = SimpleQueue()
+    asked: SimpleQueue[dict[str, Any]] = SimpleQueue()
     threading.Thread(target=_listen, args=(asked,), daemon=True).start()
     for module in modules:
         importlib.import_module(module)
@@ -79,10 +80,15 @@ def work(modules: Sequence[str]) -> None:
     while True:
         pickle.dump(answer, answers)
         answers.flush()
-        answer = run_quietly(asked.get(), Interruptions())
+        try:
+            cfg = configured(asked.get())
+        except ValueError as error:  # a strategy's own file has changed since the experiment began
+            answer = Outcome(EXIT_USAGE, str(error), "", 0.0, 0.0)
+        else:
+            answer = run_quietly(cfg, Interruptions())
 
 
-def _listen(asked: SimpleQueue[TrainConfig]) -> None:
+def _listen(asked: SimpleQueue[dict[str, Any]]) -> None:
     while True:
         try:
             asked.put(pickle.load(sys.stdin.buffer))

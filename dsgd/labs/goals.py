@@ -12,8 +12,8 @@ from typing import Any
 from dsgd.labs.quantities import Value, shown
 from dsgd.labs.spec import Finding
 from dsgd.labs.trial import Trial
-from dsgd.theory.formulas import largest_stable_step
 from dsgd.theory.predictions import predict
+from dsgd.theory.quadratics import largest_stable_step
 
 
 def at_least(trial: Trial, *, quantity: str, value: float, of: Mapping[str, Any] | None = None) -> Finding:

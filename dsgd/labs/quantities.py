@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from dsgd.cluster.laws import Constant
 from dsgd.data import make_workload
 from dsgd.run.lab import Outcome
-from dsgd.theory import formulas as theory
-from dsgd.theory.predictions import predict
+from dsgd.theory.predictions import closed_forms, known, predict
 
 
 class Value(NamedTuple):
@@ -86,10 +85,10 @@ def share_fresh(run: Outcome) -> Value:
 
 
 def mean_staleness_of(run: Outcome, *, worker: int) -> Value:
-    """Return a worker's own mean staleness under ASGD."""
+    """Return a worker's own mean staleness."""
     measured = run.tally.summary(run.cluster)["staleness"]["by_worker"][str(worker)]
-    said = theory.asgd_mean_staleness_by_worker(run.cfg.num_workers, run.cfg.timing.slowdowns)
-    return Value(measured, float(said[worker]))
+    said = known(closed_forms(run.cfg).staleness_by_worker)
+    return Value(measured, None if said is None else float(said[worker]))
 
 
 def largest_staleness(run: Outcome) -> Value:
@@ -103,13 +102,8 @@ def largest_clock_gap(run: Outcome) -> Value:
 
 
 def seconds(run: Outcome) -> Value:
-    """Return the virtual seconds of the whole run; in theory, of LocalSGD with constant times and latency."""
-    cfg: Any = run.cfg
-    law, latency_s = cfg.timing.compute_law, cfg.timing.latency_s
-    said = None
-    if cfg.mode == "localsgd" and isinstance(law, Constant):
-        said = cfg.steps * law.seconds + math.ceil(cfg.steps / cfg.local_steps) * 2 * latency_s
-    return Value(run.tally.last_update_s, said)
+    """Return the virtual seconds of the whole run."""
+    return Value(run.tally.last_update_s, known(closed_forms(run.cfg).run_s))
 
 
 def seconds_a_step(run: Outcome) -> Value:
@@ -119,16 +113,8 @@ def seconds_a_step(run: Outcome) -> Value:
 
 
 def final_weight(run: Outcome) -> Value:
-    """Return the weight of a quadratic after the last update; in theory, LocalSGD's fixed point."""
-    cfg: Any = run.cfg
-    said = None
-    if cfg.mode == "localsgd":
-        p = cfg.num_workers
-        a, x = (
-            values * (p // len(values)) for values in (cfg.data.curvature_values, cfg.data.optimum_values)
-        )
-        said = theory.local_sgd_fixed_point(cfg.lr, a, x, cfg.local_steps)
-    return Value(float(run.w[0]), said)
+    """Return the weight of a quadratic after the last update; in theory, the fixed point."""
+    return Value(float(run.w[0]), known(closed_forms(run.cfg).final_weight))
 
 
 def distance(run: Outcome, *, to: float) -> Value:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ast
 import signal
-import sys
 import threading
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import FrameType, MappingProxyType, ModuleType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple, cast
 
 from dsgd.cluster import Cluster, Done, IdleMembers, Update
@@ -24,6 +22,7 @@ from dsgd.data import make_workload
 from dsgd.labs.trial import floats
 from dsgd.run.lab import GROUPS
 from dsgd.strategies import Strategy
+from dsgd.strategies.files import StrategyFileError, from_file, located
 from dsgd.terminal.cli import UsageError
 from dsgd.work.optim import Weights
 from dsgd.work.rules import Rule
@@ -114,7 +113,7 @@ class Work:
             except _BreaksOff as error:
                 attempt.broke_off = str(error)
             except (Exception, SystemExit) as error:  # the student's own, of whatever kind
-                attempt.broke_off = _where(error, self.path)
+                attempt.broke_off = located(error, self.path)
         return attempt
 
     def _prepared(self, scenario: Mapping[str, Any]) -> tuple[dict[str, Any], TrainConfig]:
@@ -260,37 +259,12 @@ class _BreaksOff(BaseException):
 
 
 def _load(path: Path) -> tuple[ast.Module, Strategy]:
-    """Load a strategy's file without leaving compiled files beside it."""
-    where = f"strategy {path}"
-    module = ModuleType(f"labs.of_a_student.{path.stem}")
-    module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses look their module up
     try:
-        text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text, str(path))
-        exec(compile(tree, str(path), "exec"), module.__dict__)
-    except OSError as error:
-        raise UsageError(
-            f"{where}: cannot be read ({error.strerror}); its path is relative to the answers file"
-        ) from None
-    except SyntaxError as error:
-        raise UsageError(f"{where}: line {error.lineno} is not Python ({error.msg}); mend it") from None
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"{where}: cannot be imported: {_where(error, path)}") from None
-    config_type, train = getattr(module, "Config", None), getattr(module, "train", None)
-    if not (isinstance(config_type, type) and issubclass(config_type, TrainConfig) and callable(train)):
-        raise UsageError(f"{where}: needs a Config and a function train(cluster, w, cfg), like train_asgd.py")
-    return tree, cast(Strategy, module)
-
-
-def _where(error: BaseException, path: Path) -> str:
-    """Return an error of the student's code in one line, with the line of the file that it came from."""
-    lines = [
-        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)
-    ]
-    text = " ".join(str(error).split())
-    line = f"line {lines[-1]}: " if lines else ""
-    return f"{line}{type(error).__name__}{': ' if text else ''}{text}"
+        strategy = cast(Strategy, from_file(path))
+    except StrategyFileError as error:
+        hint = "" if path.exists() else "; its path is relative to the answers file"
+        raise UsageError(f"strategy {path}: {error}{hint}") from None
+    return ast.parse(path.read_text(encoding="utf-8")), strategy
 
 
 @contextmanager

@@ -1,41 +1,46 @@
 """How figures look: one colour a mode, told apart without colour too, readable on light and on dark.
 
-Each mode has a colour and a marker of its own, everywhere. Thirteen colours cannot be told apart by
-everybody, so the marker says it again. Variants of one mode share both, and differ by lightness and by
-dashes. All colours have a contrast of 3 or more on white and on the pages' dark ground; text and axes have
-the colour of the text around them.
+A mode's name decides its colour and its marker, so both are the same in every figure. So many colours cannot
+be told apart by everybody; the marker says it again. Variants of one mode share both, and differ by lightness
+and by dashes. All colours have a contrast of 3 or more on white and on the pages' dark ground; text and axes
+have the colour of the text around them.
 """
 
 from __future__ import annotations
 
 import colorsys
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
+
+from dsgd.strategies import modes as shipped
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# The first four, and the idea, are from Okabe and Ito 2008, "Color universal design".
-MODES = {
-    "ssgd": ("#0072B2", "o"),
-    "asgd": ("#D55E00", "^"),
-    "ssp": ("#009E73", "s"),
-    "localsgd": ("#CC79A7", "D"),
-    "adacomm": ("#B0820A", "d"),
-    "dcasgd": ("#C8384E", "v"),
-    "diloco": ("#7560D0", "P"),
-    "dssp": ("#5C8A1E", "p"),
-    "easgd": ("#8F6C55", "X"),
-    "kasync": ("#A045AC", ">"),
-    "ksync": ("#4B8FE0", "<"),
-    "rennala": ("#1F8FA3", "h"),
-    "ringmaster": ("#D0459B", "*"),
-}
-OTHER_MODE = ("#7B8088", "8")
-"""Of a strategy that is not listed, such as one's own."""
+# Colours and markers of modes. The idea, and the colours of ssgd, asgd, ssp and localsgd, are from Okabe and
+# Ito 2008, "Color universal design".
+LOOKS = (
+    ("#5C8A1E", "p"),
+    ("#B0820A", "d"),
+    ("#A045AC", ">"),
+    ("#85862B", "H"),
+    ("#009E73", "s"),
+    ("#D0459B", "*"),
+    ("#4B8FE0", "<"),
+    ("#1F8FA3", "h"),
+    ("#8F6C55", "X"),
+    ("#CC79A7", "D"),
+    ("#7B8088", "8"),
+    ("#C8384E", "v"),
+    ("#D55E00", "^"),
+    ("#7560D0", "P"),
+    ("#0072B2", "o"),
+)
+_SEED = 8493  # of the checksum: with it the modes that were there first have different looks
 
 DASHES: Sequence[Any] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
 LIGHT, DARK = "#ffffff", "#12161b"
@@ -102,9 +107,11 @@ def styles(modes: Mapping[str, str]) -> dict[str, Style]:
     >>> styles({"ssgd": "ssgd"})["ssgd"]
     Style(colour='#0072B2', dashes='-', marker='o')
     """
+    # The repository's modes come first, so that a user's own strategy does not change how they look.
+    own = _looks_of_modes(sorted(dict.fromkeys(modes.values()), key=lambda mode: mode not in shipped()))
     looks = {}
     for variant, mode in modes.items():
-        colour, marker = MODES.get(mode, OTHER_MODE)
+        colour, marker = own[mode]
         same = [other for other in modes if modes[other] == mode]
         place = same.index(variant)
         if len(same) > 1:
@@ -112,6 +119,25 @@ def styles(modes: Mapping[str, str]) -> dict[str, Style]:
             colour = with_luminance(colour, _DARKEST * (_LIGHTEST / _DARKEST) ** share)
         looks[variant] = Style(colour, DASHES[place % len(DASHES)], marker)
     return looks
+
+
+def look(mode: str) -> int:
+    """Return which of the LOOKS is a mode's.
+
+    >>> LOOKS[look("ssgd")]
+    ('#0072B2', 'o')
+    """
+    return crc32(mode.encode(), _SEED) % len(LOOKS)
+
+
+def _looks_of_modes(modes: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the looks of a figure's modes; of two with the same look, the later takes the next free."""
+    taken: dict[int, str] = {}
+    for mode in modes:
+        first = look(mode)
+        free = (place % len(LOOKS) for place in range(first, first + len(LOOKS)))
+        taken[next((place for place in free if place not in taken), len(LOOKS) + len(taken))] = mode
+    return {mode: LOOKS[place % len(LOOKS)] for place, mode in taken.items()}
 
 
 def luminance(colour: str) -> float:

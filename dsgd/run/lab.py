@@ -26,7 +26,7 @@ from dsgd.config import (
 )
 from dsgd.data import make_workload
 from dsgd.metrics import Tally
-from dsgd.strategies import load
+from dsgd.strategies import load, strategy_of
 from dsgd.work.optim import Vector, Weights
 
 GROUPS: Mapping[str, type] = {
@@ -81,7 +81,8 @@ def config(mode: str, **options: Any) -> TrainConfig:
         group: cls(**{k: options.pop(k) for k in option_fields(cls) if k in options})
         for group, cls in GROUPS.items()
     }
-    return load(mode).Config(**{"engine": "sim", "mode": mode} | grouped | options)
+    strategy = load(mode, options.get("strategy_file"))
+    return strategy.Config(**{"engine": "sim", "mode": mode} | grouped | options)
 
 
 def run(
@@ -94,7 +95,7 @@ def run(
     with ExitStack() as stack:
         cluster = stack.enter_context(open_cluster(cfg, workload))
         w = Weights(workload.objective.initial_weights(cfg.seed))
-        for update in load(mode).train(cluster, w, cfg):
+        for update in strategy_of(cfg).train(cluster, w, cfg):
             updates.append(update)
             tally.add(update)
             on_update(cluster, update)

@@ -23,7 +23,7 @@ from dsgd.metrics import RunMetrics, Tally, finite
 from dsgd.records.outcomes import EXIT_CODES, StoppedBy
 from dsgd.records.writer import RunRecord, default_name, free_path
 from dsgd.run.evaluation import Evaluator
-from dsgd.strategies import load
+from dsgd.strategies import strategy_of
 from dsgd.terminal.cli import UsageError
 from dsgd.terminal.console import ProgressLine, print_comparison, print_summary
 from dsgd.terminal.interruptions import Interruptions
@@ -39,7 +39,7 @@ def run(
     Raises UsageError for what can be seen to be impossible, before anything is written.
     """
     console = Console(highlight=False)
-    strategy = load(cfg.mode)
+    strategy = strategy_of(cfg)
     with ExitStack() as stack:
         try:
             workload = make_workload(cfg)

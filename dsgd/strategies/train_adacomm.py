@@ -25,6 +25,8 @@ import numpy as np
 
 from dsgd.cluster import Cluster, Update, next_round, run_all
 from dsgd.config import Ge, Gt, Lt, TrainConfig
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms
 from dsgd.work.optim import Weights, spread
 from dsgd.work.optimizers import local_sgd
 from dsgd.work.rules import Average, chain
@@ -60,3 +62,22 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
             tau = max(1, wanted if wanted < tau else math.ceil(cfg.decay * tau))
         w = cluster.combine(rule, w, dones).keeping((tau, first_loss, choose_s))
         yield Update(w, dones, drift=spread([done.value for done in dones], w.vector))
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return ClosedForms(staleness_mean=lambda: 0.0)
+
+
+LAWS = Laws(
+    plain_sgd={"momentum": 0.0},
+    limits=[
+        Limit({"interval_s": math.inf, "first_local_steps": 16}, "localsgd", {"local_steps": 16}),
+        Limit({"interval_s": math.inf, "first_local_steps": 7}, "localsgd", {"local_steps": 7}),
+        Limit(
+            {"first_local_steps": 1, "interval_s": 2.0, "momentum": 0.0},
+            "ssgd",
+            {"momentum": 0.0},
+            exactly=False,
+        ),
+    ],
+)

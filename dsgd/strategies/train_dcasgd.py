@@ -25,6 +25,8 @@ from typing import Annotated
 
 from dsgd.cluster import Cluster, Update, start_idle
 from dsgd.config import FINITE, AsynchronousConfig, Ge
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms, asynchronous
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.rules import Compensate
@@ -50,3 +52,15 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
             w = cluster.combine(rule, w, [done])
             start_idle(cluster, gradient, w)
             yield Update(w, [done])
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return asynchronous(cfg)
+
+
+LAWS = Laws(
+    limits=[
+        Limit({"compensation": 0.0}, "asgd"),
+        Limit({"compensation": 0.0, "adaptive": True}, "asgd"),
+    ]
+)

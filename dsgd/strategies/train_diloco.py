@@ -20,6 +20,8 @@ from typing import Annotated, Literal
 
 from dsgd.cluster import Cluster, Update, next_round, run_all, start_portions
 from dsgd.config import FINITE, ExchangeConfig, Ge, Gt, Lt, OnlyWith
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms, exchanges
 from dsgd.work.optim import Weights, spread
 from dsgd.work.optimizers import ADAMW_DECAY, local_sgd, schedule
 from dsgd.work.rules import DelayedNesterov, Descend, Momentum, Moved, chain
@@ -76,3 +78,16 @@ def asynchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
             w = cluster.combine(rule, w, [done])
             start_portions(cluster, cfg.task, w, cfg.budget, cfg.local_steps)
             yield Update(w, [done])
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return exchanges(cfg)
+
+
+PLAIN = {"inner": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0, "momentum": 0.0}
+LAWS = Laws(
+    plain_sgd=PLAIN,
+    limits=[
+        Limit({**PLAIN, "local_steps": 7}, "localsgd", {"momentum": 0.0, "local_steps": 7}, exactly=False)
+    ],
+)

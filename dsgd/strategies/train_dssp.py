@@ -23,6 +23,9 @@ from typing import Annotated
 
 from dsgd.cluster import Cluster, Update, start_idle
 from dsgd.config import AsynchronousConfig, Ge, require
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.bounded_staleness import ssp_clock_gap_bound, ssp_staleness_bound
+from dsgd.theory.closed_forms import ClosedForms
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
@@ -69,3 +72,18 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         for worker in sorted(cluster.idle.within(cfg.slack_low)) + ([i] if left else []):
             cluster.start(worker, gradient, w)
         yield Update(w, [done])
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return ClosedForms(
+        staleness_max=lambda: ssp_staleness_bound(cfg.num_workers, cfg.slack_high),
+        clock_gap_max=lambda: ssp_clock_gap_bound(cfg.num_workers, cfg.slack_high),
+    )
+
+
+LAWS = Laws(
+    limits=[
+        Limit({"slack_low": 0, "slack_high": 0}, "ssp", {"slack": 0.0}),
+        Limit({"slack_low": 2, "slack_high": 2}, "ssp", {"slack": 2.0}),
+    ]
+)

@@ -24,6 +24,8 @@ from typing import Annotated
 
 from dsgd.cluster import Cluster, Update, next_round, run_all, start_portions
 from dsgd.config import ExchangeConfig, Gt, Le
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms, exchanges
 from dsgd.work.optim import Weights, spread
 from dsgd.work.optimizers import schedule
 from dsgd.work.rules import Pull, chain
@@ -77,3 +79,15 @@ def asynchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
 def before(w: Weights) -> Weights:
     """Return the centre as it was at the last exchange: what the workers are pulled to."""
     return Weights(w.slots.get("before", w.vector), w.version)
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return exchanges(cfg)
+
+
+LAWS = Laws(
+    plain_sgd=None,  # one worker's centre follows the worker at a distance
+    # The centre has a worker's mass but no gradient: only P/(P + 1) of the step size is felt.
+    convex={"lr": 0.0625},
+    limits=[Limit({"moving_rate": 0.18}, "easgd")],
+)

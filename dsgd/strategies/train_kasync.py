@@ -24,6 +24,14 @@ from typing import Literal
 
 from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
 from dsgd.config import AsynchronousConfig, require
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms, equal_workers, only_computing, timed, workers
+from dsgd.theory.stale_gradients import (
+    k_async_mean_staleness,
+    k_async_staleness_pmf,
+    k_batch_async_mean_staleness,
+)
+from dsgd.theory.times import k_async_time, k_batch_async_time
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
@@ -66,3 +74,33 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         w = cluster.combine(rule, w, in_worker_order(dones))
         start_all(cluster, gradient, w)
         yield Update(w, dones)
+
+
+def theory(cfg: Config) -> ClosedForms:
+    p, k = cfg.num_workers, cfg.gradients_per_update
+    if cfg.count == "gradients":
+
+        def s_per_update() -> float:
+            law, _, slowdown = workers(timed(cfg))
+            return k_batch_async_time(law, p, k, slowdown)
+
+        return ClosedForms(
+            staleness_mean=lambda: k_batch_async_mean_staleness(p, k),
+            s_per_update=s_per_update,
+        )
+    return ClosedForms(
+        staleness_mean=lambda: k_async_mean_staleness(p, k),
+        staleness_pmf=lambda tau: k_async_staleness_pmf(*equal_workers(only_computing(cfg)), k, tau),
+        s_per_update=lambda: k_async_time(*equal_workers(timed(cfg)), k),
+    )
+
+
+LAWS = Laws(
+    limits=[
+        Limit({"k": 1}, "asgd"),
+        Limit({"k": 1, "count": "gradients"}, "asgd"),
+        Limit({"k": 5}, "ssgd"),
+        Limit({}, "kasync", {"k": 3}),
+        Limit({"staleness_lr": "threshold:1"}, "kasync", {"staleness_lr": "inverse"}),
+    ]
+)

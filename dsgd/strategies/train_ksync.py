@@ -27,6 +27,10 @@ from typing import Literal
 
 from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
 from dsgd.config import GradientConfig, require
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.assumptions import need
+from dsgd.theory.closed_forms import ClosedForms, equal_workers, timed
+from dsgd.theory.times import k_batch_sync_time, k_sync_time
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
@@ -80,3 +84,26 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
                 cluster.cancel(worker)
         w = cluster.combine(rule, w, in_worker_order(dones))
         yield Update(w, dones, ignored=late)
+
+
+def theory(cfg: Config) -> ClosedForms:
+    k = cfg.k or cfg.num_workers - cfg.backup
+    known = k_sync_time if cfg.count == "workers" else k_batch_sync_time
+
+    def s_per_update() -> float:
+        afresh = cfg.rest == "cancel" or (k == cfg.num_workers and cfg.count == "workers")
+        need(afresh, "all workers must start afresh")
+        return known(*equal_workers(timed(cfg)), k)
+
+    return ClosedForms(staleness_mean=lambda: 0.0, s_per_update=s_per_update)
+
+
+LAWS = Laws(
+    limits=[
+        Limit({"k": 5}, "ssgd"),
+        Limit({"k": 5, "rest": "ignore"}, "ssgd"),
+        Limit({"backup": 0}, "ssgd"),
+        Limit({"backup": 2}, "ksync", {"k": 3}),
+        Limit({"backup": 2, "rest": "ignore"}, "ksync", {"k": 3, "rest": "ignore"}),
+    ]
+)

@@ -23,6 +23,8 @@ from dataclasses import dataclass
 
 from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
 from dsgd.config import GradientConfig, require
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
@@ -53,3 +55,17 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
                 (dones if done.read == w.version else late).append(done)
         w = cluster.combine(rule, w, in_worker_order(dones))
         yield Update(w, dones, ignored=late)
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return ClosedForms(staleness_mean=lambda: 0.0)
+
+
+LATE_IGNORED = {"count": "gradients", "rest": "ignore"}
+LAWS = Laws(
+    limits=[
+        Limit({}, "ksync", LATE_IGNORED),
+        Limit({"batches": 1}, "ksync", {"k": 1, **LATE_IGNORED}),
+        Limit({"batches": 12}, "ksync", {"k": 12, **LATE_IGNORED}),
+    ]
+)

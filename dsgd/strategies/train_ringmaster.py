@@ -16,12 +16,15 @@ reported as `wasted`. R is given, not derived from the noise and the target accu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from dsgd.cluster import Cluster, Done, Update, start_all
 from dsgd.config import AsynchronousConfig, whole_or_inf
+from dsgd.strategies.conformance import Laws, Limit
+from dsgd.theory.closed_forms import ClosedForms
 from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
@@ -63,3 +66,17 @@ def cancel_older(cluster: Cluster, version: float) -> None:
     """
     while cluster.in_flight and cluster.reading(worker := next(iter(cluster.in_flight))).version <= version:
         cluster.cancel(worker)
+
+
+def theory(cfg: Config) -> ClosedForms:
+    return ClosedForms(staleness_max=lambda: cfg.delay_bound - 1)
+
+
+LAWS = Laws(
+    limits=[
+        Limit({"delay_bound": math.inf}, "asgd"),
+        Limit({"delay_bound": math.inf, "rest": "ignore"}, "asgd"),
+        Limit({"delay_bound": 1.0, "rest": "ignore"}, "rennala", {"batches": 1}),
+        Limit({"delay_bound": 1.0}, "ksync", {"k": 1}),
+    ]
+)

@@ -28,7 +28,8 @@ from tyro.constructors import (
 
 from dsgd.config import TrainConfig
 from dsgd.options.rules import Checked, Option, members, option_fields
-from dsgd.strategies import load, modes
+from dsgd.strategies import load, mode_of, modes
+from dsgd.strategies.files import located
 
 _DEFAULT_MODE = "ssgd"
 
@@ -46,6 +47,7 @@ Modes; --mode MODE --help shows the options of each:
 
 Options from a file; those on the command line override them:
   --config FILE          the config.yaml of an earlier run
+  --strategy-file FILE   a strategy of your own, train_NAME.py (CONTRIBUTING.md)
 
 Other commands, each with its own --help:
   --experiment FILE      run what the file compares, and draw a report
@@ -96,35 +98,65 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
 
     source: what messages call the file. Raises UsageError in one line for anything that is wrong.
     """
+    file_options, arguments = dict(file_options), list(arguments)
+    mode, strategy_file = _chosen(file_options, arguments)
     given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
-    mode = _value(arguments, "--mode") or file_options.get("mode") or _DEFAULT_MODE
     try:
-        strategy = load(str(mode))
+        strategy = load(mode, strategy_file)
     except ValueError as error:
         raise UsageError(str(error)) from None
     known = option_fields(strategy.Config)
     for key in file_options:
         if key not in known:
-            raise UsageError(f"{source}: {_unknown(key, str(mode), known, spelled=key)}")
+            raise UsageError(f"{source}: {_unknown(key, mode, known, spelled=key)}")
     in_file = [key for key in file_options if not given & {f"--{_dashed(key)}", f"--no-{_dashed(key)}"}]
     from_file = [token for key in in_file for token in _tokens(known[key], file_options[key], source)]
     tokens = [*from_file, *arguments]
 
     def explain(event: tyro_errors.ParseErrorEvent) -> None:
-        message = _explain(event, str(mode), known, tokens)
+        message = _explain(event, mode, known, tokens)
         culprit = re.match(r"--([\w-]+)", message)
         raise UsageError(f"{source}: {message}" if culprit and _field(culprit[1]) in in_file else message)
 
-    with tyro_errors.on_parse_error(explain):
-        cfg: TrainConfig = tyro.cli(
-            strategy.Config,
-            prog="main.py",
-            args=tokens,
-            description=_description(str(mode), strategy.__doc__ or ""),
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
-            registry=_REGISTRY,
-        )
+    try:
+        with tyro_errors.on_parse_error(explain):
+            cfg: TrainConfig = tyro.cli(
+                strategy.Config,
+                prog="main.py",
+                args=tokens,
+                description=_description(mode, strategy.__doc__ or ""),
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
+                registry=_REGISTRY,
+            )
+    except UsageError:
+        raise
+    except Exception as error:
+        if strategy_file is None:
+            raise
+        raise UsageError(f"--strategy-file {strategy_file}: {located(error, Path(strategy_file))}") from None
     return cfg
+
+
+def _chosen(file_options: dict[str, Any], arguments: list[str]) -> tuple[str, str | None]:
+    """Return the mode and the file of `--strategy-file`, if any; then both are put into the arguments.
+
+    If the command line gives one of them, those of the file are ignored.
+    """
+    mode, file = _value(arguments, "--mode"), _value(arguments, "--strategy-file")
+    if mode is None and file is None:
+        mode, file = file_options.get("mode"), file_options.get("strategy_file")
+    file_options.pop("strategy_file", None)
+    if file in (None, "None"):
+        return str(mode or _DEFAULT_MODE), None
+    try:
+        own = mode_of(str(file))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if mode not in (None, own):
+        raise UsageError(f"--mode {mode}: --strategy-file {file} is mode {own}; leave --mode out")
+    arguments[:] = _take_option(_take_option(arguments, "--mode")[0], "--strategy-file")[0]
+    arguments += [f"--mode={own}", f"--strategy-file={Path(str(file)).resolve()}"]
+    return own, str(file)
 
 
 _REGISTRY = ConstructorRegistry()

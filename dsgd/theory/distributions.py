@@ -6,44 +6,24 @@ and values by worker.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from dsgd.cluster.laws import Law, parse_law
-from dsgd.config import TimingConfig
+from dsgd.cluster.laws import Floats
 from dsgd.records.reader import Record, Summary
-from dsgd.theory import formulas as theory
-
-Floats = NDArray[np.float64]
+from dsgd.strategies import configured
+from dsgd.theory.closed_forms import ClosedForms
+from dsgd.theory.predictions import closed_forms, known
 
 
 def staleness_pmf(record: Record, largest: int) -> Floats | None:
     """Return P(staleness = 0 ... `largest`) where a closed form is known, shape (largest + 1,)."""
-    config = record.config
-    k = _gradients_per_update(config)
-    if k is None or not _only_computing(config):
-        return None
-    try:
-        law = _law_of_equal_workers(config)
-        pmf = [theory.k_async_staleness_pmf(law, config["num_workers"], k, tau) for tau in range(largest + 1)]
-    except ValueError:  # outside the formula's assumptions, or no formula is known
-        return None
-    return np.array(pmf)
+    forms = _closed_forms(record)
+    return known(lambda: np.array([forms.staleness_pmf(tau) for tau in range(largest + 1)]))
 
 
 def staleness_by_worker(record: Record) -> Floats | None:
     """Return each worker's mean staleness, shape (P,), where a closed form is known."""
-    config = record.config
-    if config["mode"] not in ("asgd", "dcasgd") or not _only_computing(config):
-        return None
-    try:
-        slow = TimingConfig(slowdown=config.get("slowdown", "")).slowdowns
-        return theory.asgd_mean_staleness_by_worker(config["num_workers"], slow)
-    except ValueError:
-        return None
+    return known(_closed_forms(record).staleness_by_worker)
 
 
 def gradients_per_s(summary: Summary) -> float | None:
@@ -60,25 +40,7 @@ def value(summary: Summary, name: str) -> float | None:
     return entry.theory if entry else None
 
 
-def _gradients_per_update(config: Mapping[str, Any]) -> int | None:
-    """Return K where the workers whose gradients make an update wait for it, as K-async's formula wants."""
-    if config["mode"] in ("asgd", "dcasgd"):
-        return 1
-    if config["mode"] == "kasync" and config.get("count") == "workers":
-        return int(config.get("k") or (config["num_workers"] + 1) // 2)
-    return None
-
-
-def _only_computing(config: Mapping[str, Any]) -> bool:
-    """Whether nothing but computing takes time."""
-    return bool(
-        config.get("latency_s", 0) == 0
-        and config.get("server_bytes_per_s", float("inf")) == float("inf")
-        and config.get("server_time", "none") == "none"
-    )
-
-
-def _law_of_equal_workers(config: Mapping[str, Any]) -> Law:
-    if config.get("slowdown"):
-        raise theory.NoClosedForm("the formula is for equal workers")
-    return parse_law(str(config.get("compute_time", "none")))
+def _closed_forms(record: Record) -> ClosedForms:
+    """Return the run's closed forms: none where its strategy or the trace of its times is no longer there."""
+    cfg = known(lambda: configured(record.config))
+    return closed_forms(cfg) if cfg else ClosedForms()

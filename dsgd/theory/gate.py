@@ -24,7 +24,39 @@ import numpy as np
 
 from dsgd.cluster.laws import parse_law
 from dsgd.run.lab import Outcome, run
-from dsgd.theory import formulas as theory
+from dsgd.theory.bounded_staleness import (
+    ssp_clock_gap_bound,
+    ssp_mean_staleness,
+    ssp_staleness_bound,
+    ssp_steps_per_s,
+)
+from dsgd.theory.quadratics import (
+    easgd_decay,
+    easgd_largest_stable_alpha,
+    largest_stable_step,
+    local_sgd_fixed_point,
+    momentum_from_asynchrony,
+    noise_floor,
+)
+from dsgd.theory.queueing import server_updates_per_s
+from dsgd.theory.stale_gradients import (
+    asgd_mean_staleness,
+    asgd_mean_staleness_by_worker,
+    asgd_staleness_pmf,
+    k_async_mean_staleness,
+    k_async_staleness_pmf,
+    k_batch_async_mean_staleness,
+)
+from dsgd.theory.times import (
+    asgd_time,
+    backup_workers_time,
+    k_async_time,
+    k_batch_async_time,
+    k_batch_sync_time,
+    k_sync_time,
+    local_sgd_time_per_step,
+    ssgd_time,
+)
 from dsgd.work import rules as parts
 
 LEVEL = 0.999  # of each row's interval; seeds are fixed, so a row that holds once holds always
@@ -132,7 +164,7 @@ def time_rows() -> Iterator[Row]:
             yield row(
                 f"K-sync, {text}, P=8, K={k}: s an update",
                 "shift + H_P - H_{P-K}",
-                theory.k_sync_time(law, 8, k),
+                k_sync_time(law, 8, k),
                 lambda seed, k, text: s_per_update(schedule("ksync", 8, 200 * k // 8 + 1, seed, text, k=k)),
                 k=k,
                 text=text,
@@ -141,7 +173,7 @@ def time_rows() -> Iterator[Row]:
         yield row(
             f"K-sync, {text}, P=8, K=4: s an update",
             "mean of the K-th of P draws",
-            theory.k_sync_time(parse_law(text), 8, 4),
+            k_sync_time(parse_law(text), 8, 4),
             lambda seed, text: s_per_update(schedule("ksync", 8, 100, seed, text, k=4)),
             text=text,
         )
@@ -149,7 +181,7 @@ def time_rows() -> Iterator[Row]:
         yield row(
             f"K-batch-sync, exponential, P=8, K={k}: s an update",
             "K/P",
-            theory.k_batch_sync_time(exponential, 8, k),
+            k_batch_sync_time(exponential, 8, k),
             lambda seed, k: s_per_update(schedule("ksync", 8, 25 * k, seed, k=k, count="gradients")),
             k=k,
         )
@@ -157,39 +189,39 @@ def time_rows() -> Iterator[Row]:
         yield row(
             f"ASGD, {text}, P=8: s an update",
             "E[X]/P",
-            theory.asgd_time(parse_law(text), 8),
+            asgd_time(parse_law(text), 8),
             lambda seed, text: s_per_update(schedule("asgd", 8, 400, seed, text), skip=800),
             text=text,
         )
     yield row(
         "K-batch-async, exponential, P=8, K=4: s an update",
         "K E[X]/P",
-        theory.k_batch_async_time(exponential, 8, 4),
+        k_batch_async_time(exponential, 8, 4),
         lambda seed: s_per_update(schedule("kasync", 8, 400, seed, k=4, count="gradients"), skip=200),
     )
     yield row(
         "K-async, exponential, P=8, K=4: s an update",
         "H_P - H_{P-K}",
-        theory.k_async_time(exponential, 8, 4),
+        k_async_time(exponential, 8, 4),
         lambda seed: s_per_update(schedule("kasync", 8, 200, seed, k=4), skip=100),
     )
     yield row(
         "backup workers, exponential, 96 of 100: s an update",
         "H_{N+b} - H_b",
-        theory.backup_workers_time(exponential, 96, 4),
+        backup_workers_time(exponential, 96, 4),
         lambda seed: s_per_update(schedule("ksync", 100, 50, seed, backup=4)),
     )
     yield row(
         "SSGD, exponential, P=100: s an update",
         "H_P",
-        theory.ssgd_time(exponential, 100),
+        ssgd_time(exponential, 100),
         lambda seed: s_per_update(schedule("ssgd", 100, 50, seed)),
     )
     for h in (1, 2, 4, 8, 16, 100):
         yield row(
             f"LocalSGD, exponential, P=8, H={h}: s a local step",
             "E[max of P Erlang(H)]/H",
-            theory.local_sgd_time_per_step(exponential, 8, h),
+            local_sgd_time_per_step(exponential, 8, h),
             lambda seed, h: s_per_update(schedule("localsgd", 8, 60 * h, seed, local_steps=h)) / h,
             h=h,
         )
@@ -211,7 +243,7 @@ def time_rows() -> Iterator[Row]:
         yield row(
             f"SSP, exponential, P=8, slack {slack}: steps a second of each worker",
             "1/H_P" if slack == 0 else "Markov chain of the clocks",
-            theory.ssp_steps_per_s(exponential, 8, slack),
+            ssp_steps_per_s(exponential, 8, slack),
             lambda seed, slack: (
                 1 / (8 * s_per_update(schedule("ssp", 8, 300, seed, slack=float(slack)), skip=800))
             ),
@@ -220,7 +252,7 @@ def time_rows() -> Iterator[Row]:
     yield row(
         "SSP, exponential, P=2, slack 3: steps a second of each worker",
         "birth-death chain of the clocks' difference",
-        theory.ssp_steps_per_s(exponential, 2, 3),
+        ssp_steps_per_s(exponential, 2, 3),
         lambda seed: 1 / (2 * s_per_update(schedule("ssp", 2, 600, seed, slack=3.0), skip=200)),
     )
     service = parse_law("exponential:.1")
@@ -228,7 +260,7 @@ def time_rows() -> Iterator[Row]:
         yield row(
             f"a server of .1 s a push, exponential, P={workers}: updates a second",
             "(1 - p_0)/S, machine repair",
-            theory.server_updates_per_s(exponential, service, workers),
+            server_updates_per_s(exponential, service, workers),
             lambda seed, workers: (
                 1
                 / s_per_update(
@@ -249,7 +281,7 @@ def staleness_rows() -> Iterator[Row]:
         yield row(
             f"ASGD, {text}, P=8: mean",
             "P - 1",
-            theory.asgd_mean_staleness(8),
+            asgd_mean_staleness(8),
             lambda seed, text: float(np.mean(late_staleness(schedule("asgd", 8, 400, seed, text), 400))),
             text=text,
         )
@@ -257,11 +289,11 @@ def staleness_rows() -> Iterator[Row]:
         yield row(
             f"ASGD, exponential, P=8: P(staleness = {tau})",
             "(1/P)(1 - 1/P)^k",
-            theory.asgd_staleness_pmf(exponential, 8, tau),
+            asgd_staleness_pmf(exponential, 8, tau),
             lambda seed, tau: late_staleness(schedule("asgd", 8, 400, seed), 400).count(tau) / 2800,
             tau=tau,
         )
-    expected = theory.asgd_mean_staleness_by_worker(3, {0: 4.0})
+    expected = asgd_mean_staleness_by_worker(3, {0: 4.0})
     for worker in (0, 1):
         yield row(
             f"ASGD, exponential, worker 0 of 3 four times slower: mean of worker {worker}",
@@ -281,19 +313,19 @@ def staleness_rows() -> Iterator[Row]:
     yield row(
         "K-async, exponential, P=8, K=4: mean",
         "(P - K)/K",
-        theory.k_async_mean_staleness(8, 4),
+        k_async_mean_staleness(8, 4),
         lambda seed: float(np.mean(late_staleness(schedule("kasync", 8, 300, seed, k=4), 100))),
     )
     yield row(
         "K-async, exponential, P=8, K=4: P(staleness = 0)",
         "K/P",
-        theory.k_async_staleness_pmf(exponential, 8, 4, 0),
+        k_async_staleness_pmf(exponential, 8, 4, 0),
         lambda seed: late_staleness(schedule("kasync", 8, 300, seed, k=4), 100).count(0) / 2000,
     )
     yield row(
         "K-batch-async, exponential, P=8, K=4: mean",
         "(P - 1)/K",
-        theory.k_batch_async_mean_staleness(8, 4),
+        k_batch_async_mean_staleness(8, 4),
         lambda seed: float(
             np.mean(late_staleness(schedule("kasync", 8, 300, seed, k=4, count="gradients"), 100))
         ),
@@ -317,14 +349,14 @@ def staleness_rows() -> Iterator[Row]:
     yield row(
         "SSP, P=2, slack 2, times that attain it: greatest",
         "(P - 1)(2s + 1)",
-        theory.ssp_staleness_bound(2, 2),
+        ssp_staleness_bound(2, 2),
         lambda seed: float(max(_ssp_at_its_bound(2).staleness)),
         seeds=1,
     )
     yield row(
         "SSP, P=2, slack 2, times that attain it: clock gap at completion",
         "s + 1",
-        theory.ssp_clock_gap_bound(2, 2),
+        ssp_clock_gap_bound(2, 2),
         lambda seed: float(_ssp_at_its_bound(2).tally.clock_gap_max),
         seeds=1,
     )
@@ -332,7 +364,7 @@ def staleness_rows() -> Iterator[Row]:
         yield row(
             f"SSP, exponential, P=8, slack {slack}: mean",
             "(P - 1)/2" if slack == 0 else "E[m^2]/E[m] - 1, m workers not blocked",
-            theory.ssp_mean_staleness(exponential, 8, slack),
+            ssp_mean_staleness(exponential, 8, slack),
             lambda seed, slack: float(
                 np.mean(late_staleness(schedule("ssp", 8, 600, seed, slack=float(slack)), 800))
             ),
@@ -357,7 +389,7 @@ def optimization_rows() -> Iterator[Row]:
         yield row(
             f"ASGD, constant times, P={tau + 1} (delay {tau}): largest stable step",
             "2 sin(pi/(2(2 tau + 1)))",
-            theory.largest_stable_step(tau),
+            largest_stable_step(tau),
             lambda seed, tau: _stability_limit(tau),
             seeds=1,
             tolerance=0.002,  # of the bisection, and of what 400 steps can tell
@@ -367,7 +399,7 @@ def optimization_rows() -> Iterator[Row]:
         yield row(
             f"SSGD, step .1, unit noise, P={workers}: mean square",
             "lr s^2/(P a (2 - lr a))",
-            theory.noise_floor(0.1, 1.0, 1.0, num_workers=workers),
+            noise_floor(0.1, 1.0, 1.0, num_workers=workers),
             lambda seed, workers: float(
                 np.mean(
                     iterates(quadratic("ssgd", workers, 400, seed, grad_noise=1.0, lr=0.1, dim=50))[100:] ** 2
@@ -379,7 +411,7 @@ def optimization_rows() -> Iterator[Row]:
         yield row(
             f"ASGD, constant times, P={tau + 1} (delay {tau}), step .1, unit noise: mean square",
             "stationary variance of w - lr w_{-tau} - lr noise",
-            theory.noise_floor(0.1, 1.0, 1.0, delay=tau),
+            noise_floor(0.1, 1.0, 1.0, delay=tau),
             lambda seed, tau: float(
                 np.mean(
                     iterates(
@@ -393,7 +425,7 @@ def optimization_rows() -> Iterator[Row]:
     yield row(
         "ASGD, exponential, P=8: momentum of the mean iterate",
         "1 - 1/M",
-        theory.momentum_from_asynchrony(8),
+        momentum_from_asynchrony(8),
         _implicit_momentum,
         seeds=12,
     )
@@ -413,7 +445,7 @@ def optimization_rows() -> Iterator[Row]:
         yield row(
             f"LocalSGD, curvatures 1 and 5, optima 0 and 1, step .1, H={h}: fixed point",
             "sum q_i x_i / sum q_i",
-            theory.local_sgd_fixed_point(0.1, [1.0, 5.0], [0.0, 1.0], h),
+            local_sgd_fixed_point(0.1, [1.0, 5.0], [0.0, 1.0], h),
             lambda seed, h: float(
                 quadratic(
                     "localsgd",
@@ -433,7 +465,7 @@ def optimization_rows() -> Iterator[Row]:
         yield row(
             f"EASGD, a worker and the centre, lr * curvature {eta:g}: largest stable alpha",
             "(4 - 2 eta)/(4 - eta)",
-            theory.easgd_largest_stable_alpha(eta),
+            easgd_largest_stable_alpha(eta),
             lambda seed, eta: _largest_stable_alpha(eta),
             seeds=1,
             tolerance=0.002,  # of the bisection, and of what 600 steps can tell
@@ -443,14 +475,14 @@ def optimization_rows() -> Iterator[Row]:
         "EASGD in turn, P=4, lr * curvature 1, alpha .99 of the largest: centre after 400 exchanges each",
         "0: stable",
         0.0,
-        lambda seed: float(_easgd(4, 400, 1.0, 0.99 * theory.easgd_largest_stable_alpha(1.0)).w[0]),
+        lambda seed: float(_easgd(4, 400, 1.0, 0.99 * easgd_largest_stable_alpha(1.0)).w[0]),
         seeds=1,
     )
     for workers in (1, 4, 16):
         yield row(
             f"EASGD at a barrier, P={workers}, lr * curvature .1, alpha .9/P: decay of the centre an update",
             "spectral radius of the recursion",
-            theory.easgd_decay(0.1, 0.9 / workers, workers),
+            easgd_decay(0.1, 0.9 / workers, workers),
             lambda seed, workers: _decay(iterates(_easgd(workers, 150, 0.1, None, "sync"))[:, 0]),
             seeds=1,
             workers=workers,
@@ -567,9 +599,7 @@ def main(markdown: bool) -> int:
         for r in results
     ]
     if markdown:
-        print(
-            "# Theory against measurement\n\nMade by `make theory`; see report/theory_table.py for the runs."
-        )
+        print("# Theory against measurement\n\nMade by `make theory`; see dsgd/theory/gate.py for the runs.")
         for group in dict.fromkeys(r.row.group for r in results):
             print(f"\n## {group}\n\n| " + " | ".join(head) + " |\n|" + "---|" * len(head))
             for line, r in zip(table, results, strict=True):

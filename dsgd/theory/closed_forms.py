@@ -1,0 +1,146 @@
+"""What theory can know of a run: the quantities that a strategy's `theory(cfg)` gives closed forms of.
+
+    def theory(cfg: Config) -> ClosedForms:
+        return ClosedForms(
+            staleness_mean=lambda: 0.0,
+            s_per_update=lambda: ssgd_time(*workers(timed(cfg))),
+        )
+
+Each form is evaluated only when it is asked for, and raises ValueError where it does not apply: `timed`,
+`only_computing` and `equal_workers` check what most formulas assume. What a strategy leaves out is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NoReturn, TypeVar
+
+from dsgd.cluster.laws import Floats, Law
+from dsgd.config import ExchangeConfig, LocalConfig, TrainConfig
+from dsgd.theory.assumptions import NoClosedForm
+from dsgd.theory.queueing import server_updates_per_s
+from dsgd.theory.stale_gradients import asgd_mean_staleness, asgd_mean_staleness_by_worker, asgd_staleness_pmf
+from dsgd.theory.times import asgd_time, local_sgd_run_time, local_sgd_time_per_step
+
+_Config = TypeVar("_Config", bound=TrainConfig)
+
+
+def _unknown(*_: object) -> NoReturn:
+    raise NoClosedForm("no formula is known for this strategy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedForms:
+    """Functions that compute what a run must measure, in the long run unless said."""
+
+    s_per_update: Callable[[], float] = _unknown
+    """Seconds from one update to the next."""
+    staleness_mean: Callable[[], float] = _unknown
+    """Of all applied gradients, in updates."""
+    staleness_max: Callable[[], float] = _unknown
+    """What no gradient's staleness exceeds: a bound."""
+    staleness_pmf: Callable[[int], float] = _unknown
+    """The share of gradients with this staleness."""
+    staleness_by_worker: Callable[[], Floats] = _unknown
+    """The mean staleness of each worker's gradients (P,)."""
+    clock_gap_max: Callable[[], float] = _unknown
+    """What fastest less slowest clock, in mini-batches, does not exceed: a bound."""
+    run_s: Callable[[], float] = _unknown
+    """Seconds of the whole run."""
+    final_weight: Callable[[], float] = _unknown
+    """Where each coordinate of a quadratic without noise ends."""
+
+
+# --- What formulas assume -----------------------------------------------------------------------------------
+
+
+def workers(cfg: TrainConfig) -> tuple[Law, int, Mapping[int, float]]:
+    """Return the law of compute times, P, and the workers' factors: the arguments of most formulas."""
+    return cfg.timing.compute_law, cfg.num_workers, cfg.timing.slowdowns
+
+
+def equal_workers(cfg: TrainConfig) -> tuple[Law, int]:
+    """Return the law of compute times and P; raise NoClosedForm unless all workers share the law."""
+    law, num_workers, slowdown = workers(cfg)
+    if any(factor != 1 for factor in slowdown.values()):
+        raise NoClosedForm("the formula is for equal workers")
+    return law, num_workers
+
+
+def only_computing(cfg: _Config) -> _Config:
+    """Return `cfg`; raise NoClosedForm unless nothing but computing takes time."""
+    if cfg.timing.latency_s or cfg.timing.server_law or not instant_links(cfg):
+        raise NoClosedForm("the formula is for messages and a server that take no time")
+    return cfg
+
+
+def known_times(cfg: _Config) -> _Config:
+    """Return `cfg`; raise NoClosedForm on Ray unless compute times are drawn."""
+    if cfg.engine != "sim" and cfg.timing.compute_time == "none":
+        raise NoClosedForm("the law of real compute times is not known")
+    return cfg
+
+
+def timed(cfg: _Config) -> _Config:
+    """Return `cfg`; raise NoClosedForm unless nothing but computing takes time, and its law is known."""
+    return known_times(only_computing(cfg))
+
+
+def instant_links(cfg: TrainConfig) -> bool:
+    """Whether messages take no time except the latency."""
+    return cfg.timing.server_bytes_per_s == float("inf")
+
+
+# --- What several strategies share --------------------------------------------------------------------------
+
+
+def asynchronous(cfg: TrainConfig) -> ClosedForms:
+    """Return the closed forms of strategies that apply each gradient as it comes and have no waiting."""
+    p = cfg.num_workers
+
+    def s_per_update() -> float:
+        service = cfg.timing.server_law
+        if service and instant_links(cfg):
+            law, _ = equal_workers(cfg)
+            return 1 / server_updates_per_s(law, service, p, cfg.timing.latency_s)
+        return asgd_time(*workers(timed(cfg)))
+
+    return ClosedForms(
+        s_per_update=s_per_update,
+        staleness_mean=lambda: asgd_mean_staleness(p),
+        staleness_pmf=lambda tau: asgd_staleness_pmf(*equal_workers(only_computing(cfg)), tau),
+        staleness_by_worker=lambda: asgd_mean_staleness_by_worker(p, only_computing(cfg).timing.slowdowns),
+    )
+
+
+def rounds(cfg: LocalConfig) -> ClosedForms:
+    """Return the closed forms of strategies whose workers take H local steps and wait for each other."""
+    h = cfg.local_steps
+
+    def s_per_update() -> float:
+        if cfg.steps % h:
+            raise NoClosedForm("a shorter last round takes less time")
+        law, p, slowdown = workers(timed(cfg))
+        return h * local_sgd_time_per_step(law, p, h, slowdown)
+
+    def run_s() -> float:
+        if cfg.timing.server_law or not instant_links(cfg):
+            raise NoClosedForm("the formula is for messages that take the latency only")
+        law, _ = equal_workers(known_times(cfg))
+        return local_sgd_run_time(law, cfg.steps, h, cfg.timing.latency_s)
+
+    return ClosedForms(staleness_mean=lambda: 0.0, s_per_update=s_per_update, run_s=run_s)
+
+
+def exchanges(cfg: ExchangeConfig) -> ClosedForms:
+    """Return the closed forms of local strategies that exist with a barrier and without."""
+    if cfg.exchange == "sync":
+        return rounds(cfg)
+    h = cfg.local_steps
+    if cfg.budget % h:  # shorter last tasks have times of their own
+        return ClosedForms()
+    return ClosedForms(
+        s_per_update=lambda: h * asgd_time(*workers(timed(cfg))),
+        staleness_mean=lambda: asgd_mean_staleness(cfg.num_workers),
+    )
