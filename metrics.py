@@ -162,7 +162,7 @@ def _distribution(counts: Mapping[int, int]) -> dict[str, Any]:
 
 def finite(x: float | None) -> float | None:
     """JSON has no NaN and no infinity: a loss that is neither number becomes null."""
-    return x if x is not None and math.isfinite(x) else None
+    return float(x) if x is not None and math.isfinite(x) else None
 
 
 STALENESS_BUCKETS = (0.0, *(2.0**k for k in range(13)))

@@ -8,9 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import astuple
+
 from dsgd.config import DataConfig, LiveConfig, OutputConfig, TimingConfig, option_fields
 from dsgd.records.outcomes import is_result
-from dsgd.records.reader import Record, RecordError, is_record, read_record, read_yaml
+from dsgd.records.reader import Record, columns, is_record, read_record, read_yaml
+from dsgd.records.schema import RecordedEvaluation, RecordError
 from dsgd.report.words import number, plural
 
 if TYPE_CHECKING:
@@ -311,21 +314,14 @@ def _frames(
     types = dict.fromkeys(types, pl.Int64) | dict.fromkeys(text, pl.String)
     types |= {option: _type_of([row[option] for row in rows]) for option in varied if option not in own}
     schema = {name: types.get(name, pl.Float64) for name in rows[0]}
-    evaluations = [(run.variant, run.seed, *evaluation) for run in runs for evaluation in run.record.evals]
+    evaluations = [
+        (run.variant, run.seed, *astuple(evaluation)) for run in runs for evaluation in run.record.evals
+    ]
     return Frames(
         runs=pl.DataFrame([_typed(row, schema) for row in rows], schema=schema, orient="row"),
         curves=pl.DataFrame(
             evaluations,
-            schema={
-                "variant": pl.String,
-                "seed": pl.Int64,
-                "version": pl.Int64,
-                "t_s": pl.Float64,
-                "gradients": pl.Int64,
-                "bytes": pl.Int64,
-                "loss": pl.Float64,
-                "accuracy": pl.Float64,
-            },
+            schema={"variant": pl.String, "seed": pl.Int64, **columns(RecordedEvaluation)},
             orient="row",
         ),
         left_out=tuple(left_out),
@@ -357,12 +353,12 @@ def _row(run: Run, options: Sequence[str], target_loss: float | None) -> dict[st
         "gradients": summary.gradients,
         "clock_s": clock_s,
         "wall_s": summary.wall_s,
-        "eval_loss": summary.eval_loss,
-        "eval_accuracy": summary.eval_accuracy,
+        "eval_loss": summary.eval.loss,
+        "eval_accuracy": summary.eval.accuracy,
         "best_eval_loss": min(losses, default=None),
         "time_to_target_s": reached.t_s if reached else None,
         "gradients_to_target": reached.gradients if reached else None,
-        "bytes": summary.bytes_to_workers + summary.bytes_to_server,
+        "bytes": summary.bytes.to_workers + summary.bytes.to_server,
         "staleness_mean": summary.staleness.mean,
         "staleness_p95": summary.staleness.p95,
         "staleness_max": summary.staleness.max,
@@ -371,8 +367,8 @@ def _row(run: Run, options: Sequence[str], target_loss: float | None) -> dict[st
         "gradients_per_s": summary.gradients_per_s,
         "drift": summary.drift,
         "clock_gap_max": summary.clock_gap_max,
-        "restarts": sum(worker.restarts for worker in summary.workers),
-        "wasted": summary.wasted_ignored + summary.wasted_cancelled,
+        "restarts": sum(worker.restarts for worker in summary.workers.values()),
+        "wasted": summary.wasted.ignored + summary.wasted.cancelled,
     }
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from dsgd.cluster.laws import Law, parse_law
 from dsgd.config import TimingConfig
-from dsgd.records.reader import Record, Summary
+from dsgd.records.reader import Record
+from dsgd.records.schema import Summary
 from dsgd.theory import formulas as theory
 
 Floats = NDArray[np.float64]

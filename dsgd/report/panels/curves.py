@@ -8,7 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from dsgd.records.reader import Evaluation, Record
+from dsgd.records.reader import Record
+from dsgd.records.schema import RecordedEvaluation
 from dsgd.report.panels import Canvas, Panel, Scene, Section, readable_ticks, rule
 from dsgd.report.statistics import median_bands
 from dsgd.report.words import number
@@ -59,15 +60,15 @@ def loss(scene: Scene) -> Section:
     )
 
 
-def _time(evaluation: Evaluation) -> float:
+def _time(evaluation: RecordedEvaluation) -> float:
     return evaluation.t_s
 
 
-def _gradients(evaluation: Evaluation) -> float:
+def _gradients(evaluation: RecordedEvaluation) -> float:
     return evaluation.gradients
 
 
-def _megabytes(evaluation: Evaluation) -> float:
+def _megabytes(evaluation: RecordedEvaluation) -> float:
     return evaluation.bytes / 1e6
 
 
@@ -102,7 +103,7 @@ def _drift_curve(record: Record) -> tuple[Floats, Floats]:
     return frame["t_s"].to_numpy(), frame["drift"].to_numpy()
 
 
-def steps(record: Record, place: Callable[[Evaluation], float]) -> tuple[Floats, Floats]:
+def steps(record: Record, place: Callable[[RecordedEvaluation], float]) -> tuple[Floats, Floats]:
     """Return where a run was evaluated and the losses there; infinite once it has diverged."""
     x = [place(e) for e in record.evals]
     y = [np.inf if e.loss is None else e.loss for e in record.evals]

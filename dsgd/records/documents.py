@@ -1,0 +1,123 @@
+"""Writes what the documents say of a record from its types: the tables of docs/record.md, and a JSON Schema.
+
+    python -m dsgd.records.documents        # or make docs
+
+A table stands between the comments `<!-- fields of NAME -->` and `<!-- end -->`; NAME is a type of schema.py.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Struct
+
+from dsgd.records import schema
+
+ROOT = Path(__file__).parents[2]
+_TABLE = re.compile(r"(?P<begin><!-- (?P<what>.+?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
+_WORDS: Mapping[Any, str] = {
+    int: "whole number",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    NoneType: "null",
+}
+
+
+def fields_table(name: str) -> str:
+    """Return the table of a type's fields: its own and, after a point, those of what they hold."""
+    rows = "".join(
+        f"| `{path}` | {kind} | {unit} | {text} |\n"
+        for path, kind, unit, text in _rows(_type(name), "", set())
+    )
+    return f"| field | type | unit | meaning |\n|---|---|---|---|\n{rows}"
+
+
+def _type(name: str) -> type[Struct]:
+    kind: type[Struct] = getattr(schema, name)
+    return kind
+
+
+def _rows(kind: type[Struct], before: str, shown: set[type]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield path, type, unit and meaning of each field; the fields of a type in a list are shown once."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        inner, about = get_args(hint) if get_origin(hint) is Annotated else (hint, None)
+        extra = about.extra or {} if about else {}
+        held = next((part for part in (inner, *get_args(inner)) if _is_struct(part)), None)
+        mapping = get_origin(inner) is dict
+        if about and not (held and mapping):
+            yield before + name, _words(inner), extra.get("unit", ""), about.description
+        if held and (held is not inner or not about) and held not in shown:
+            shown.add(held)
+            path = f"{before}{name}.{extra['key']}." if mapping else "." if about else f"{before}{name}."
+            yield from _rows(held, path, shown)
+
+
+def _is_struct(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Struct)
+
+
+def _words(hint: Any) -> str:
+    arguments = get_args(hint)
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(map(_words, arguments))
+    if get_origin(hint) is dict:
+        return f"{_words(arguments[1])} by text"
+    if arguments:
+        return "list" if _is_struct(arguments[0]) else f"list of {_words(arguments[0])}"
+    return f"`{hint.__name__}`" if _is_struct(hint) else _WORDS[hint]
+
+
+def json_schema() -> str:
+    """Return the JSON Schema of a record: an object with an entry for each file, a .jsonl file a list."""
+    kinds = list(schema.FILES.values())
+    _, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
+    entries: dict[str, Any] = {}
+    for file, kind in schema.FILES.items():
+        of: dict[str, Any] = {"$ref": f"#/$defs/{kind.__name__}"}
+        entries[file] = {"type": "array", "items": of} if file.endswith(".jsonl") else of
+    return json.dumps(
+        {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": "A run record",
+            "description": "By file; of a .jsonl file, the list of its lines. docs/record.md explains them.",
+            "type": "object",
+            "properties": entries,
+            "$defs": parts,
+        },
+        indent=2,
+    )
+
+
+def with_tables(text: str, tables: Mapping[str, Callable[[str], str]]) -> str:
+    """Return a document with its tables made anew.
+
+    tables: what makes them, by the first words of the comment; the last word is what it gets.
+    """
+
+    def table(match: re.Match[str]) -> str:
+        what, _, argument = match["what"].rpartition(" ")
+        return match["begin"] + tables[what](argument) + match["end"]
+
+    return _TABLE.sub(table, text)
+
+
+def documents() -> dict[Path, str]:
+    """Return the documents that are made here, whole or in part, as they should be."""
+    record = ROOT / "docs/record.md"
+    return {
+        record: with_tables(record.read_text(), {"fields of": fields_table}),
+        ROOT / "docs/record.schema.json": json_schema() + "\n",
+    }
+
+
+if __name__ == "__main__":
+    for path, text in documents().items():
+        path.write_text(text)
+        print(path.relative_to(ROOT))
