@@ -34,4 +34,4 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
     for h in portions(cfg.steps, cfg.local_steps):
         dones = run_all(cluster, LocalSGD(batches=h, lr=cfg.lr, momentum=cfg.momentum), w)
         w = w.replaced(mean(done.value for done in dones))
-        yield Update(w, dones, drift=spread((done.value for done in dones), w.vector))
+        yield Update(w, dones, measured={"drift": spread((done.value for done in dones), w.vector)})

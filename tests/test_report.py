@@ -114,7 +114,7 @@ def test_frames_agree_with_the_lines(record: Path) -> None:
     """The frames of updates, tasks and evaluations hold what the iterator yields."""
     read = read_record(record)
     updates = list(read.updates())
-    assert read.update_frame().rows() == [(u.version, u.t_s, u.loss, u.drift) for u in updates]
+    assert read.update_frame().rows() == [(u.version, u.t_s, u.loss, u.measured["drift"]) for u in updates]
     assert read.task_frame().rows() == [(u.version, u.t_s, *astuple(g)) for u in updates for g in u.gradients]
     assert read.eval_frame().rows() == [astuple(e) for e in read.evals]
 
@@ -213,10 +213,11 @@ def test_rows_agree_with_their_records(race: Path) -> None:
     assert frames.variants == ["ssgd", "asgd", "localsgd"]
     assert frames.runs["seed"].to_list() == [0, 1, 2, 3, 4] * 3
     assert frames.runs.columns == [
-        "variant", "folder", "mode", "engine", "num_workers", "seed", "stopped_by", "updates", "gradients",
-        "clock_s", "wall_s", "eval_loss", "eval_accuracy", "best_eval_loss", "time_to_target_s",
-        "gradients_to_target", "bytes", "staleness_mean", "staleness_p95", "staleness_max", "idle_share",
-        "updates_per_s", "gradients_per_s", "drift", "clock_gap_max", "restarts", "wasted",
+        "variant", "folder", "mode", "engine", "num_workers", "seed", "stopped_by", "wall_s",
+        "best_eval_loss", "time_to_target_s", "gradients_to_target", "eval_loss", "eval_accuracy",
+        "updates", "updates_per_s",
+        "gradients", "gradients_per_s", "clock_s", "staleness_mean", "staleness_p95", "staleness_max",
+        "clock_gap_max", "drift", "idle_share", "restarts", "wasted", "bytes",
     ]  # fmt: skip
     for row in frames.runs.iter_rows(named=True):
         summary = json.loads((race / row["folder"] / "summary.json").read_text())

@@ -17,8 +17,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from dsgd.cluster import Cluster
 from dsgd.config import LiveConfig, TrainConfig
+from dsgd.live.prometheus import RunMetrics, RunsCollector
 from dsgd.live.server import Response, listen, serving, url_of
-from dsgd.metrics import RunMetrics, RunsCollector, Tally
+from dsgd.metrics import Tally
 from dsgd.records.reader import read_meta
 from dsgd.theory.predictions import staleness_bound
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from dsgd.metrics import STALENESS_BUCKETS
+from dsgd.live.prometheus import STALENESS_BUCKETS
 from dsgd.records.reader import read_summary, read_yaml
-from dsgd.records.schema import RecordedEvaluation, RecordedUpdate, Summary, decode
+from dsgd.records.schema import RecordedEvaluation, RecordedUpdate, Summary, decode, update_type
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class FollowedRun:
         """Rises with every reading that found something."""
         self._options: dict[str, Any] = {}
         self._summary: Summary | None = None
-        self._updates = _Lines(path / "updates.jsonl", RecordedUpdate)
+        self._updates = _Lines(path / "updates.jsonl", update_type())
         self._evals = _Lines(path / "evals.jsonl", RecordedEvaluation)
         self._loss, self._eval_loss = Curve(), Curve()
         self._workers: list[_Worker] = []

@@ -1,15 +1,17 @@
-"""Writes what the documents say of a record from its types: the tables of docs/record.md, and a JSON Schema.
+"""Makes the parts of the documents that follow from the record's types and from the table of quantities.
 
     python -m dsgd.records.documents        # or make docs
 
-A table stands between the comments `<!-- fields of NAME -->` and `<!-- end -->`; NAME is a type of schema.py.
+They are the tables of docs/record.md and docs/observing.md, and docs/record.schema.json. A table stands
+between a comment and `<!-- end -->`. The comments are `<!-- fields of NAME -->`, NAME a type of schema.py,
+`<!-- table of quantities -->` and `<!-- metrics of runs -->`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -17,6 +19,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
+from dsgd.metrics import QUANTITIES, families
 from dsgd.records import schema
 
 ROOT = Path(__file__).parents[2]
@@ -40,8 +43,39 @@ def fields_table(name: str) -> str:
 
 
 def _type(name: str) -> type[Struct]:
-    kind: type[Struct] = getattr(schema, name)
+    by_name = {kind.__name__: kind for kind in schema.files().values()}
+    kind: type[Struct] = by_name.get(name) or getattr(schema, name)
     return kind
+
+
+def quantities_table(_: str) -> str:
+    """Return the table of quantities: what each is, and where it is shown."""
+    rows = []
+    for row in QUANTITIES:
+        field = f"`{row.name}`" if row.total or row.name == "eval" else ""
+        points = [f"`update/{row.name}`"] if row.points else []
+        points += [f"`{row.name}/{name}`" for name in row.of_evaluation]
+        shown = [f"`workers.I.{row.name}`" if row.by_worker else field, _listed(row.families)]
+        shown += [", ".join(points), _listed(row.columns)]
+        rows.append(f"| {row.name} | {row.unit} | {row.per} | {row.text} | {' | '.join(shown)} |\n")
+    heading = (
+        "| quantity | unit | of each | what it is | summary.json | Prometheus | TensorBoard | reports |\n"
+    )
+    return f"{heading}|---|---|---|---|---|---|---|---|\n{''.join(rows)}"
+
+
+def metrics_table(_: str) -> str:
+    """Return the table of what Prometheus gets."""
+    rows = "".join(
+        f"| `{name}` | {one.kind} | {_listed(one.labels)} | {one.unit} | {one.note or one.text} |\n"
+        for name, one in families().items()
+    )
+    heading = "| name | type | more labels | unit | meaning, and how to read it |\n|---|---|---|---|---|\n"
+    return heading + rows
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _rows(kind: type[Struct], before: str, shown: set[type]) -> Iterator[tuple[str, str, str, str]]:
@@ -76,10 +110,10 @@ def _words(hint: Any) -> str:
 
 def json_schema() -> str:
     """Return the JSON Schema of a record: an object with an entry for each file, a .jsonl file a list."""
-    kinds = list(schema.FILES.values())
+    kinds = list(schema.files().values())
     _, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     entries: dict[str, Any] = {}
-    for file, kind in schema.FILES.items():
+    for file, kind in schema.files().items():
         of: dict[str, Any] = {"$ref": f"#/$defs/{kind.__name__}"}
         entries[file] = {"type": "array", "items": of} if file.endswith(".jsonl") else of
     return json.dumps(
@@ -110,11 +144,12 @@ def with_tables(text: str, tables: Mapping[str, Callable[[str], str]]) -> str:
 
 def documents() -> dict[Path, str]:
     """Return the documents that are made here, whole or in part, as they should be."""
-    record = ROOT / "docs/record.md"
-    return {
-        record: with_tables(record.read_text(), {"fields of": fields_table}),
-        ROOT / "docs/record.schema.json": json_schema() + "\n",
+    tables = {"fields of": fields_table, "table of": quantities_table, "metrics of": metrics_table}
+    made = {
+        path: with_tables(path.read_text(), tables)
+        for path in (ROOT / "docs/record.md", ROOT / "docs/observing.md")
     }
+    return made | {ROOT / "docs/record.schema.json": json_schema() + "\n"}
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ from dsgd.records.schema import (
     RecordError,
     Summary,
     decode,
+    summary_type,
+    update_type,
 )
 
 if TYPE_CHECKING:
@@ -57,11 +59,11 @@ class Record:
 
         Raises RecordError at the first line that is not as docs/record.md says, but for a torn last one.
         """
-        return _lines(self.path / "updates.jsonl", RecordedUpdate)
+        return _lines(self.path / "updates.jsonl", update_type())
 
     def update_frame(self) -> pl.DataFrame:
-        """Return the recorded updates, one a row: version, t_s, loss, drift."""
-        return self._read_updates(columns(RecordedUpdate, without=("gradients", "ignored")))
+        """Return the recorded updates, one a row: version, t_s, loss, and other numbers that they have."""
+        return self._read_updates(columns(update_type(), without=("gradients", "ignored")))
 
     def task_frame(self) -> pl.DataFrame:
         """Return the tasks that made the updates, one a row: version, t_s and the fields of a task."""
@@ -104,7 +106,7 @@ def is_record(path: Path) -> bool:
 
 def read_summary(path: Path) -> Summary:
     """Read the summary.json of a record alone; raises RecordError, in one line, as `read_record` does."""
-    return _read_json(path / "summary.json", Summary)
+    return _read_json(path / "summary.json", summary_type())
 
 
 def read_ending(path: Path) -> Ending:

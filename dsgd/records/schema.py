@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta as About
 from msgspec import Struct
+
+from dsgd.metrics import QUANTITIES, Quantity, quantity
 
 T = TypeVar("T")
 
@@ -33,6 +36,12 @@ def field(unit: str, text: str, key: str = "") -> About:
     """
     extra = {name: value for name, value in (("unit", unit), ("key", key)) if value}
     return About(description=text, extra=extra, extra_json_schema={"unit": unit} if unit else None)
+
+
+def of_table(name: str) -> About:
+    """Describe a field by its row in the table of quantities."""
+    row = quantity(name)
+    return field(row.unit, row.text)
 
 
 # --- updates.jsonl
@@ -66,19 +75,21 @@ class RecordedTask(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RecordedUpdate(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A line of updates.jsonl."""
+    """A line of updates.jsonl; `update_type` adds the numbers that the table of quantities has."""
 
     version: Annotated[int, field("updates", "the version that this update made, from 1")]
     t_s: Annotated[float, field("engine s", "when the last of its tasks came in")]
     loss: Annotated[float | None, field("", "mean of its tasks' losses")]
-    drift: Annotated[
-        float | None, field("", "local steps: mean distance of the workers' weights to the average")
-    ] = msgspec.field(default_factory=lambda: None)
     gradients: Annotated[tuple[RecordedTask, ...], field("", "its tasks, each with the fields below")]
     ignored: Annotated[
         tuple[RecordedTask, ...],
         field("", "the tasks that were thrown away since the update before; left out where there are none"),
     ] = ()
+
+    @property
+    def measured(self) -> dict[str, float | None]:
+        """The numbers that the update has, by the names of their rows, like drift."""
+        return _measured(self, RecordedUpdate)
 
 
 # --- evals.jsonl
@@ -133,12 +144,10 @@ class Staleness(Struct, frozen=True, kw_only=True):
 class WorkerTotals(Struct, frozen=True, kw_only=True):
     """An entry of `workers` in summary.json."""
 
-    steps: Annotated[int, field("mini-batches", "of worker I that came back, applied or ignored")]
-    busy_s: Annotated[
-        float, field("engine s", "of computing; a task in flight at the end counts since it was given out")
-    ]
-    idle_s: Annotated[float, field("engine s", "`clock_s` - `busy_s`")]
-    restarts: Annotated[int, field("", "how often it was lost and started again")]
+    steps: Annotated[int, of_table("steps")]
+    busy_s: Annotated[float, of_table("busy_s")]
+    idle_s: Annotated[float, of_table("idle_s")]
+    restarts: Annotated[int, of_table("restarts")]
 
 
 class Wasted(Struct, frozen=True, kw_only=True):
@@ -147,12 +156,20 @@ class Wasted(Struct, frozen=True, kw_only=True):
     ignored: Annotated[int, field("mini-batches", "that came back and were not used")]
     cancelled: Annotated[int, field("mini-batches", "whose tasks were cancelled")]
 
+    @property
+    def total(self) -> int:
+        return self.ignored + self.cancelled
+
 
 class Travelled(Struct, frozen=True, kw_only=True):
     """`bytes` of summary.json."""
 
     to_workers: Annotated[int, field("bytes", "of tasks that came back: 4·D + padding for each")]
     to_server: Annotated[int, field("bytes", "the same for their results")]
+
+    @property
+    def total(self) -> int:
+        return self.to_workers + self.to_server
 
 
 class Compared(Struct, frozen=True, kw_only=True):
@@ -179,7 +196,7 @@ class Ending(Struct, frozen=True, kw_only=True):
 
 
 class Summary(Struct, frozen=True, kw_only=True):
-    """summary.json."""
+    """summary.json; `summary_type` adds the means of the numbers that the table of quantities has."""
 
     mode: Annotated[str, field("", "as in `config.yaml`")]
     engine: Annotated[str, field("", "as in `config.yaml`")]
@@ -189,21 +206,13 @@ class Summary(Struct, frozen=True, kw_only=True):
     stopped_by: Annotated[str, field("", "how the run ended, see below")]
     error: Annotated[str | None, field("", "one line, for `failed` and `diverged`")]
     eval: LastEvaluation
-    updates: Annotated[int, field("updates", "applied: the last version")]
-    gradients: Annotated[int, field("mini-batches", "applied; P·steps if the budget was spent")]
-    samples: Annotated[
-        int,
-        field("samples", "gradients · batch size; the quadratic counts 1 a mini-batch, `none` 0"),
-    ]
-    clock_s: Annotated[float, field("engine s", "`t_s` of the last update; 0 without one")]
+    updates: Annotated[int, of_table("updates")]
+    gradients: Annotated[int, of_table("gradients")]
+    samples: Annotated[int, of_table("samples")]
+    clock_s: Annotated[float, of_table("clock_s")]
     loss: FirstAndLast
     staleness: Staleness
-    clock_gap_max: Annotated[
-        int, field("mini-batches", "largest difference between fastest and slowest worker after an update")
-    ]
-    drift: Annotated[
-        float | None, field("", "mean of the updates' `drift`; null in modes without local steps")
-    ] = None
+    clock_gap_max: Annotated[int, of_table("clock_gap_max")]
     workers: Annotated[dict[int, WorkerTotals], field("", "by worker, 0 first", key="I")]
     wasted: Wasted
     bytes: Travelled
@@ -215,6 +224,16 @@ class Summary(Struct, frozen=True, kw_only=True):
     ]
     startup_s: Annotated[float, field("wall s", "from the beginning of `main` to the first task")]
     weights_sha256: Annotated[str, field("", "SHA-256, in hex, of the weights' 4·D bytes (not of the file)")]
+
+    @property
+    def measured(self) -> dict[str, float | None]:
+        """The means of the numbers that updates have, by the names of their rows, like drift."""
+        return _measured(self, Summary)
+
+    @property
+    def restarts(self) -> int:
+        """How often any worker was started again."""
+        return sum(worker.restarts for worker in self.workers.values())
 
     @property
     def gradients_per_s(self) -> float | None:
@@ -297,14 +316,57 @@ class Comparison(Struct, frozen=True, kw_only=True):
     staleness_distance: Annotated[Distance, field("", "of the two distributions of staleness")]
 
 
-FILES: Mapping[str, type[Struct]] = {
-    "meta.json": Meta,
-    "updates.jsonl": RecordedUpdate,
-    "evals.jsonl": RecordedEvaluation,
-    "summary.json": Summary,
-    "comparison.json": Comparison,
-}
-"""What each file holds; a .jsonl file one in each line."""
+# --- with the numbers that the table of quantities has
+
+
+def update_type() -> type[RecordedUpdate]:
+    """Return the type of a line of updates.jsonl, with a field for each number that updates have.
+
+    Such a field is null where an update has no such number, and need not be there: older records lack it.
+    """
+    kind: type[RecordedUpdate] = _extended(
+        RecordedUpdate, tuple((row.name, row.unit, row.text) for row in _rows())
+    )
+    return kind
+
+
+def summary_type() -> type[Summary]:
+    """Return the type of summary.json, with a field for the mean of each number that updates have."""
+    mean = "mean of the updates' `{}`; null without any"
+    kind: type[Summary] = _extended(
+        Summary, tuple((row.name, row.unit, mean.format(row.name)) for row in _rows())
+    )
+    return kind
+
+
+def _rows() -> list[Quantity]:
+    return [row for row in QUANTITIES if row.of]
+
+
+@cache
+def _extended(base: Any, fields: tuple[tuple[str, str, str], ...]) -> Any:
+    own: list[Any] = [
+        # A factory: what equals a plain default would be left out of a line.
+        (name, Annotated[float | None, field(unit, text)], msgspec.field(default_factory=lambda: None))
+        for name, unit, text in fields
+    ]
+    return msgspec.defstruct(base.__name__, own, bases=(base,), module=__name__, kw_only=True)
+
+
+def _measured(value: Struct, base: type[Struct]) -> dict[str, float | None]:
+    names = value.__struct_fields__[len(base.__struct_fields__) :]
+    return {name: getattr(value, name) for name in names}
+
+
+def files() -> dict[str, type[Struct]]:
+    """Return what each file holds; a .jsonl file one in each line."""
+    return {
+        "meta.json": Meta,
+        "updates.jsonl": update_type(),
+        "evals.jsonl": RecordedEvaluation,
+        "summary.json": summary_type(),
+        "comparison.json": Comparison,
+    }
 
 
 # --- to and from bytes

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from dsgd.records.reader import read_evaluations
-from dsgd.records.schema import RecordedEvaluation, RecordedTask, RecordedUpdate, decode
+from dsgd.records.schema import RecordedEvaluation, RecordedTask, RecordedUpdate, decode, update_type
 
 _TAIL_BYTES = 1_000_000  # of updates.jsonl: some 4,000 tasks, a trace of 3 to 4 MB, 0.2 s
 _LAST_S = 9e9  # viewers count nanoseconds in 64 bits, 292 years
@@ -72,7 +72,7 @@ def _last_updates(path: Path, last: int | None) -> list[RecordedUpdate]:
 
 def _whole(lines: Iterable[bytes], path: Path) -> list[RecordedUpdate]:
     """Return the whole lines; one that a full disk tore is left out."""
-    return [decode(line, RecordedUpdate, path) for line in lines if line.endswith(b"\n")]
+    return [decode(line, update_type(), path) for line in lines if line.endswith(b"\n")]
 
 
 def _us(seconds: float) -> int:

@@ -20,16 +20,16 @@ from msgspec import Struct
 
 from dsgd.cluster import Cluster, Done, Update
 from dsgd.config import OutputConfig, TrainConfig, options
-from dsgd.metrics import finite
+from dsgd.metrics import finite, taken_of_updates
 from dsgd.records.schema import (
     Meta,
     RecordedEvaluation,
     RecordedTask,
-    RecordedUpdate,
-    Summary,
     built,
     encode,
     encode_file,
+    summary_type,
+    update_type,
 )
 from dsgd.records.tensorboard import TensorBoard, require_tensorboard
 from dsgd.records.trace import write_trace
@@ -52,6 +52,7 @@ class RunRecord:
         self._every = cfg.output.record_every
         if cfg.output.tensorboard:
             require_tensorboard()
+        self._line, self._taken = update_type(), taken_of_updates()
         self._updates: IO[bytes] | None = None
         self._evals: IO[bytes] | None = None
         self._tensorboard: TensorBoard | None = None
@@ -92,14 +93,13 @@ class RunRecord:
         if not self._every or (update.weights.version - 1) % self._every:
             return
         assert self._updates is not None
-        losses = [done.loss for done in update.dones if done.loss is not None]
-        line = RecordedUpdate(
+        line = self._line(
             version=update.weights.version,
             t_s=update.finished_s,
-            loss=finite(sum(losses) / len(losses)) if losses else None,
-            drift=finite(update.drift),
+            loss=finite(update.loss),
             gradients=tuple([_task(update, done) for done in update.dones]),
             ignored=tuple([_task(update, done) for done in update.ignored]),
+            **{name: finite(of(update)) for name, of in self._taken.items()},
         )
         self._updates.write(encode(line) + b"\n")
         # On Ray, where the next update may be long in coming, each line is written at once.
@@ -142,7 +142,7 @@ class RunRecord:
             np.save(file, weights)
         partial.rename(self.path / "weights.npy")
         summary = summary | {"weights_sha256": hashlib.sha256(weights.tobytes()).hexdigest()}
-        write_file(self.path / "summary.json", built(summary, Summary))
+        write_file(self.path / "summary.json", built(summary, summary_type()))
         return summary
 
 

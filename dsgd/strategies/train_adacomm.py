@@ -63,4 +63,4 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
             choose_s = cluster.now_s + cfg.interval_s
             wanted = math.ceil(math.sqrt(loss / first_loss) * cfg.first_local_steps) if first_loss else tau
             tau = max(1, wanted if wanted < tau else math.ceil(cfg.decay * tau))
-        yield Update(w, dones, drift=spread((done.value for done in dones), w.vector))
+        yield Update(w, dones, measured={"drift": spread((done.value for done in dones), w.vector)})

@@ -61,7 +61,7 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         dones = run_all(cluster, cfg.task(h), w)
         average = mean(done.value for done in dones)
         w = nesterov.step(w, w.vector - average)
-        yield Update(w, dones, drift=spread((done.value for done in dones), average))
+        yield Update(w, dones, measured={"drift": spread((done.value for done in dones), average)})
 
 
 def asynchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:

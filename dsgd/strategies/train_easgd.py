@@ -58,7 +58,7 @@ def synchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         dones = run_all(cluster, cfg.task(h), Weights(centre.vector, w.version))
         average = mean(done.value for done in dones)
         centre, w = w, w.replaced(w.vector + cfg.num_workers * cfg.alpha * (average - w.vector))
-        yield Update(w, dones, drift=spread((done.value for done in dones), average))
+        yield Update(w, dones, measured={"drift": spread((done.value for done in dones), average)})
 
 
 def asynchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:

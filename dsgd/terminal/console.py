@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from dsgd.config import TrainConfig
-from dsgd.metrics import Tally
+from dsgd.metrics import Tally, taken_of_updates
 from dsgd.records.schema import Comparison, Difference
 
 _REFRESH_S = 0.1
@@ -100,8 +100,7 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         accuracy = evaluation["accuracy"]
         percent = "" if accuracy is None else f", accuracy {accuracy:.1%}"
         rows.append(("evaluation", f"loss {_number(evaluation['loss'])}{percent}"))
-    if summary["drift"] is not None:
-        rows.append(("drift", _number(summary["drift"])))
+    rows += [(name, _number(summary[name])) for name in taken_of_updates() if summary[name] is not None]
     staleness = summary["staleness"]
     if staleness["mean"] is not None:
         head = f"mean {staleness['mean']:.2f}, p95 {staleness['p95']}, max {staleness['max']}"

@@ -74,7 +74,8 @@ def _megabytes(evaluation: RecordedEvaluation) -> float:
 
 def drift(scene: Scene) -> Section:
     """Draw how far the workers' models are apart, for each scenario."""
-    drifting = [v for v in scene.variants if any(r.summary.drift is not None for r in scene.of(v))]
+    drifts = {v: [record.summary.measured["drift"] for record in scene.of(v)] for v in scene.variants}
+    drifting = [variant for variant, values in drifts.items() if any(x is not None for x in values)]
     shown, others = scene.some_scenarios(drifting)
     panels = []
     for place, (scenario, variants) in enumerate(shown.items()):
