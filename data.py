@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dsgd.options.texts import Partition
 from dsgd.work.model import Classifier, Evaluation, Nothing, Objective, Quadratic
 from dsgd.work.optim import Vector
 from dsgd.work.rng import Purpose, at, generator
@@ -175,7 +176,7 @@ def make_workload(cfg: TrainConfig) -> Workload:
     hidden = cfg.data.hidden_sizes if cfg.data.model == "mlp" else ()
     sizes = (dataset.x.shape[1], *hidden, outputs)
     rng = generator(cfg.seed, Purpose.PARTITION)
-    parts = partition(dataset.y.astype(np.int64), cfg.num_workers, cfg.data.partition, rng)
+    parts = partition(dataset.y.astype(np.int64), cfg.num_workers, cfg.data.split, rng)
     smallest = min(range(len(parts)), key=lambda i: len(parts[i]))
     if cfg.batch_size > len(parts[smallest]):
         raise ValueError(
@@ -256,7 +257,7 @@ def _quadratic(cfg: TrainConfig) -> Workload:
     return Workload(Quadratic(cfg.data.num_dims), shards, (curvatures, optima), 1)
 
 
-def partition(labels: Indices, num_workers: int, how: str, rng: np.random.Generator) -> list[Indices]:
+def partition(labels: Indices, num_workers: int, how: Partition, rng: np.random.Generator) -> list[Indices]:
     """Return each worker's sample numbers; shard sizes differ by at most one.
 
     labels (N,): the samples' classes. how: `iid` shuffles, `label` sorts by class, `dirichlet:ALPHA` gives
@@ -271,18 +272,17 @@ def partition(labels: Indices, num_workers: int, how: str, rng: np.random.Genera
             "raise --samples or lower --num-workers"
         )
     shuffled = rng.permutation(len(labels))
-    if how == "iid":
+    if how.kind == "iid":
         return np.array_split(shuffled, num_workers)
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    if how == "label":
+    if how.alpha is None:
         return np.array_split(by_label, num_workers)
-    alpha = float(how.partition(":")[2])
     pools = np.split(by_label, np.flatnonzero(np.diff(labels[by_label])) + 1)
     left = np.array([len(pool) for pool in pools])
     shares = left / left.sum()
     parts = []
     for size in (len(part) for part in np.array_split(shuffled, num_workers)):
-        mix = rng.dirichlet(alpha * shares)
+        mix = rng.dirichlet(how.alpha * shares)
         taken = np.zeros_like(left)
         while (missing := size - taken.sum()) > 0:
             # Where a class has run out, the worker's mix goes on over the classes that are left.

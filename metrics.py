@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from dsgd.cluster import Cluster, Update
+from dsgd.cluster import Engine, Update
 from dsgd.cluster.clocks import Clocks
 
 
@@ -38,7 +38,7 @@ class Tally:
         self.bytes_to_workers = self.bytes_to_server = 0
         self.ignored = 0
         """Mini-batches that came back and were not used."""
-        self.clocks = Clocks(num_workers)
+        self.clocks = Clocks(range(num_workers))
         self.tasks = [0] * num_workers
         self.staleness_sums = [0] * num_workers
         self.busy_s = [0.0] * num_workers
@@ -125,7 +125,7 @@ class Tally:
         """Mean over all gradients, in updates; 0 before the first."""
         return sum(self.staleness_sums) / max(1, sum(self.tasks))
 
-    def summary(self, cluster: Cluster) -> dict[str, Any]:
+    def summary(self, cluster: Engine) -> dict[str, Any]:
         """Return the counted part of summary.json; `cluster` adds what no update has."""
         by_worker = {row.name: row.by_worker(self, cluster) for row in QUANTITIES if row.by_worker}
         return {
@@ -176,9 +176,9 @@ class Quantity:
     unit: str = ""
     text: str
     """What its field in summary.json is."""
-    total: Callable[[Tally, Cluster], Any] | None = None
+    total: Callable[[Tally, Engine], Any] | None = None
     """Takes the field of summary.json."""
-    by_worker: Callable[[Tally, Cluster], Sequence[float]] | None = None
+    by_worker: Callable[[Tally, Engine], Sequence[float]] | None = None
     """Takes the field of each entry of `workers` in summary.json, worker 0 first."""
     of: Callable[[Update], float | None] | None = None
     """Takes the number that an update has, or None; of rows made by `of_updates`."""
@@ -243,7 +243,7 @@ def families() -> dict[str, Family]:
     return {name: family for row in QUANTITIES for name, family in row.families.items()}
 
 
-def _busy_s(tally: Tally, cluster: Cluster) -> list[float]:
+def _busy_s(tally: Tally, cluster: Engine) -> list[float]:
     """Return the seconds each worker computed; one in the middle of a task, or whose task was cancelled, was
     not idle meanwhile.
     """

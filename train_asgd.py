@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsgd.cluster import Cluster, Update
+from dsgd.cluster import Cluster, Update, start_idle
 from dsgd.config import AsynchronousConfig
-from dsgd.work.optim import SGD, Weights
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 
 
@@ -31,11 +32,10 @@ class Config(AsynchronousConfig):
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sgd = SGD(lr=cfg.lr_for(1), momentum=cfg.momentum)
-    for worker in cluster.workers:
-        cluster.start(worker, gradient, w)
+    rule = server_rule(cfg, gradients=1)
     while True:
-        done = cluster.next_done()
-        w = sgd.step(w, done.value, cfg.weight(w.version - done.read))
-        cluster.start(done.worker, gradient, w)  # before the yield: recording never idles a worker
-        yield Update(w, [done])
+        start_idle(cluster, gradient, w)
+        if done := cluster.next_done():
+            w = cluster.combine(rule, w, [done])
+            start_idle(cluster, gradient, w)  # before the yield: recording never idles a worker
+            yield Update(w, [done])

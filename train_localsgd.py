@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsgd.cluster import Cluster, Update, run_all
+from dsgd.cluster import Cluster, Update, next_round, run_all
 from dsgd.config import LocalConfig
-from dsgd.work.optim import Weights, mean, spread
-from dsgd.work.tasks import LocalSGD, portions
+from dsgd.work.optim import Weights, spread
+from dsgd.work.rules import Average, chain
+from dsgd.work.tasks import LocalSGD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,8 @@ class Config(LocalConfig):
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    for h in portions(cfg.steps, cfg.local_steps):
+    rule = chain(Average())
+    while h := next_round(cluster, cfg.budget, cfg.local_steps):
         dones = run_all(cluster, LocalSGD(batches=h, lr=cfg.lr, momentum=cfg.momentum), w)
-        w = w.replaced(mean(done.value for done in dones))
-        yield Update(w, dones, measured={"drift": spread((done.value for done in dones), w.vector)})
+        w = cluster.combine(rule, w, dones)
+        yield Update(w, dones, measured={"drift": spread([done.value for done in dones], w.vector)})

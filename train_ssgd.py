@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import TrainConfig
-from dsgd.work.optim import SGD, Weights, mean
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 
 
@@ -31,8 +32,8 @@ class Config(TrainConfig):
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sgd = SGD(lr=cfg.lr, momentum=cfg.momentum)
+    rule = server_rule(cfg, gradients=cfg.num_workers)
     while True:
         dones = run_all(cluster, gradient, w)
-        w = sgd.step(w, mean(done.value for done in dones))
+        w = cluster.combine(rule, w, dones)
         yield Update(w, dones)

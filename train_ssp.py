@@ -19,15 +19,14 @@ still allow.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-from dsgd.cluster import Cluster, Update
-from dsgd.cluster.clocks import Clocks
-from dsgd.config import AsynchronousConfig, require
-from dsgd.work.optim import SGD, Weights
+from dsgd.cluster import Cluster, Update, start_idle
+from dsgd.config import AsynchronousConfig, whole_or_inf
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 
 
@@ -35,29 +34,15 @@ from dsgd.work.tasks import gradient
 class Config(AsynchronousConfig):
     mode: str = "ssp"
 
-    slack: float = 3.0
+    slack: Annotated[float, whole_or_inf(0)] = 3.0
     """Mini-batches a worker may be ahead of the slowest when it starts one; 0 is a barrier, inf is ASGD."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        whole = self.slack >= 0 and (self.slack == math.inf or float(self.slack).is_integer())
-        require(whole, "slack", self.slack, "must be a whole number of at least 0, or inf")
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sgd = SGD(lr=cfg.lr_for(1), momentum=cfg.momentum)
-    clocks = Clocks(len(cluster.workers))
-    waiting = defaultdict[float, list[int]](list)  # workers by the clock at which they wait
-    for worker in cluster.workers:
-        cluster.start(worker, gradient, w)
+    rule = server_rule(cfg, gradients=1)
     while True:
-        done = cluster.next_done()
-        w = sgd.step(w, done.value, cfg.weight(w.version - done.read))
-        clock = clocks.tick(done.worker)
-        limit = clocks.slowest + cfg.slack
-        if clock > limit:
-            waiting[clock].append(done.worker)
-        else:  # if the slowest clock rose, those who waited at the new limit may go as well
-            for worker in [done.worker, *waiting.pop(limit, [])]:
-                cluster.start(worker, gradient, w)
-        yield Update(w, [done])
+        start_idle(cluster, gradient, w, ahead=cfg.slack)
+        if done := cluster.next_done():
+            w = cluster.combine(rule, w, [done])
+            start_idle(cluster, gradient, w, ahead=cfg.slack)
+            yield Update(w, [done])

@@ -16,7 +16,7 @@ import time
 import ray
 from prometheus_client import CollectorRegistry, generate_latest
 
-from dsgd.cluster import Cluster, Update
+from dsgd.cluster import Engine, Update
 from dsgd.cluster.ray import RayCluster, connect
 from dsgd.config import DataConfig
 from dsgd.data import make_workload
@@ -28,7 +28,7 @@ from dsgd.work.optim import Weights
 WORKERS, UPDATES, TURNS = 4, 1500, 7
 
 
-def updates_on_ray(mode: str) -> tuple[float, list[Update], Cluster]:
+def updates_on_ray(mode: str) -> tuple[float, list[Update], Engine]:
     """Return the seconds of an update, the updates, and the cluster that made them."""
     strategy = load(mode)
     cfg = strategy.Config(
@@ -47,7 +47,7 @@ def updates_on_ray(mode: str) -> tuple[float, list[Update], Cluster]:
     raise AssertionError
 
 
-def exporter_s(updates: list[Update], cluster: Cluster) -> tuple[float, RunMetrics]:
+def exporter_s(updates: list[Update], cluster: Engine) -> tuple[float, RunMetrics]:
     """Return the seconds (of a core) that the exporter adds to an update, and what it counted."""
     tally = Tally(WORKERS, 32)
     metrics = RunMetrics("mode", "run", {}, cluster, tally)

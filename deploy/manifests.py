@@ -84,6 +84,8 @@ class Job:
     """One sentence."""
     arguments: str
     """Of main.py: the run or the experiment. Engine, device, output and metrics are the same for all."""
+    gpus_per_worker: float | None = None
+    """Share of a GPU that each worker takes, where there are GPUs. None: a whole one."""
     workers: int = 4
     """Pods, of one GPU each, among which a run's workers are shared out."""
     deadline_s: int = 3600
@@ -102,15 +104,19 @@ class Job:
 _RUN = "--num-workers 4 --steps 2000 --dataset digits --eval-every 20 --compute-time exponential:0.05"
 
 
-def _experiment(name: str, shows: str, *settings: str, file: str = "") -> Job:
+def _experiment(name: str, shows: str, *settings: str, gpus_per_worker: float, file: str = "") -> Job:
     """Return the job of experiments/NAME.yaml, unless the file has another name.
 
-    settings: what makes it fit for real workers, whose seconds are not simulated: shorter compute times, and
-    a share of a GPU that gives each of them one.
+    settings: what makes it fit for real workers, whose seconds are not simulated, like shorter compute times.
     """
-    given = " ".join(f"--set {setting}" for setting in settings)
-    arguments = f"--experiment experiments/{file or name}.yaml {given}"
-    return Job(name=name, shows=shows, arguments=arguments, deadline_s=4 * 3600)
+    given = (f"--set {setting}" for setting in settings)
+    return Job(
+        name=name,
+        shows=shows,
+        arguments=" ".join([f"--experiment experiments/{file or name}.yaml", *given]),
+        gpus_per_worker=gpus_per_worker,
+        deadline_s=4 * 3600,
+    )
 
 
 JOBS = (
@@ -139,28 +145,28 @@ JOBS = (
         "Which of four modes reaches a loss first under one slow worker?",
         "seeds=3",
         "compute_time=exponential:0.05",
-        "gpus_per_worker=0.5",
+        gpus_per_worker=0.5,
     ),
     _experiment(
         "compare-ssgd",
         "What does a barrier cost, and do backup workers buy it back?",
         "seeds=3",
         "compute_time=exponential:0.05",
-        "gpus_per_worker=0.25",
+        gpus_per_worker=0.25,
     ),
     _experiment(
         "compare-asgd",
         "What to do about stale gradients?",
         "seeds=3",
         "compute_time=exponential:0.05",
-        "gpus_per_worker=0.25",
+        gpus_per_worker=0.25,
     ),
     _experiment(
         "compare-ssp",
         "From which slack on does nobody wait any more, and how stale do gradients get?",
         "seeds=3",
         "compute_time=markov:0.025,0.15,0.025,0.1",
-        "gpus_per_worker=0.5",
+        gpus_per_worker=0.5,
     ),
     _experiment(
         "compare-localsgd",
@@ -168,19 +174,19 @@ JOBS = (
         "seeds=3",
         "compute_time=exponential:0.05",
         "latency_s=0.0",  # the network's own
-        "gpus_per_worker=0.5",
+        gpus_per_worker=0.5,
     ),
     _experiment(
         "stragglers",
         "Which mode keeps its speed under which kind of straggler?",
         "seeds=2",
         "steps=60",  # of about a second: the laws of compute times are what is compared
-        "gpus_per_worker=0.5",
+        gpus_per_worker=0.5,
     ),
     _experiment(
         "scaling",
         "How far does adding real workers help, from 1 to 16?",
-        "gpus_per_worker=0.25",
+        gpus_per_worker=0.25,
         file="scaling-real",  # scaling.yaml goes to a thousand
     ),
 )
@@ -188,7 +194,9 @@ JOBS = (
 
 def entrypoint(job: Job, settings: Settings) -> str:
     """Return the command line that the head runs."""
-    options = {"engine": "ray", "device": settings.device, "start-timeout-s": 300}
+    shared = job.gpus_per_worker is not None and settings.device == "cuda"
+    share = {"gpus-per-worker": job.gpus_per_worker} if shared else {}
+    options = {**share, "engine": "ray", "device": settings.device, "start-timeout-s": 300}
     if job.is_experiment:
         given = [f"--set {name.replace('-', '_')}={value}" for name, value in options.items()]
     else:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsgd.data import DatasetShard, make_workload, partition
+from dsgd.options.texts import Partition
 from dsgd.run.lab import config
 from dsgd.work.model import Classifier, Quadratic
 
@@ -27,16 +28,16 @@ def test_a_partition_gives_each_sample_to_one_worker(
     """Every sample lands in exactly one shard, and shard sizes differ by at most one."""
     if len(labels) < num_workers:
         with pytest.raises(ValueError, match="--samples"):
-            partition(np.array(labels), num_workers, how, np.random.default_rng(seed))
+            partition(np.array(labels), num_workers, Partition.parse(how), np.random.default_rng(seed))
         return
-    parts = partition(np.array(labels), num_workers, how, np.random.default_rng(seed))
+    parts = partition(np.array(labels), num_workers, Partition.parse(how), np.random.default_rng(seed))
     assert sorted(np.concatenate(parts)) == list(range(len(labels)))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def _classes_per_worker(how: str) -> float:
     labels = np.repeat(np.arange(10), 100)
-    parts = partition(labels, 10, how, np.random.default_rng(0))
+    parts = partition(labels, 10, Partition.parse(how), np.random.default_rng(0))
     return float(np.mean([len(set(labels[part])) for part in parts]))
 
 

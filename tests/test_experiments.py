@@ -158,8 +158,8 @@ def test_named_points_change_options_together(tmp_path: Path) -> None:
 
 def test_set_replaces_what_the_base_says(tmp_path: Path) -> None:
     """`--set` goes before the base, takes dashes for underscores, and can change the seeds."""
-    asked = load(write(tmp_path), ["steps=10", "--batch-size=3", "seeds=[4]", "slowdown=0=4"], "other")
-    assert {(r.cfg.steps, r.cfg.batch_size, r.cfg.seed) for r in asked.runs()} == {(10, 3, 4)}
+    asked = load(write(tmp_path), ["steps=10", "--eval-every=3", "seeds=[4]", "slowdown=0=4"], "other")
+    assert {(r.cfg.steps, r.cfg.stop.eval_every, r.cfg.seed) for r in asked.runs()} == {(10, 3, 4)}
     assert asked.runs()[0].cfg.timing.slowdowns == {0: 4.0}
     assert asked.folder == Path("other/try")
 
@@ -173,6 +173,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"base": {**BASE, "stepz": 3}}, ["variant ssgd", "stepz", "did you mean steps"]),
     ({"base": {**BASE, "steps": "many"}}, ["variant ssgd", "--steps", "whole number"]),
     ({"base": {**BASE, "steps": [1, 2]}}, ["variant ssgd", "'steps'", "one value"]),
+    ({"base": {**BASE, "batch_size": 8}}, ["variant ssgd", "--batch-size 8", "no effect", "quadratic"]),
     ({"base": {**BASE, "seed": 3}}, ["seed", "listed under seeds:"]),
     ({"base": {**BASE, "run_name": "x"}}, ["run_name", "named after its variant"]),
     ({"base": {**BASE, "out": "x"}}, ["out", "--out DIR"]),
@@ -450,11 +451,9 @@ def test_tuning_picks_the_best_value_and_compares_on_other_seeds(tmp_path: Path,
 def test_the_edge_of_what_was_tried_is_pointed_out(tmp_path: Path, cli: CommandLine) -> None:
     """A best value that is the smallest or largest tried is said to be; names have no order."""
     whole = cli("--engine sim --steps 1 --dataset none").summary
-    asked = load(
-        write(tmp_path, tune={"momentum": [0.5, 0, 0.9], "partition": ["iid", "label"], "seeds": [7]})
-    )
+    asked = load(write(tmp_path, tune={"momentum": [0.5, 0, 0.9], "slowdown": ["", "0=2"], "seeds": [7]}))
     for r in asked.tuning_runs():
-        loss = abs(r.cfg.momentum - 0.9) + (r.cfg.data.partition == "iid")
+        loss = abs(r.cfg.momentum - 0.9) + (not r.cfg.timing.slowdown)
         path = asked.folder / "tuning" / r.name
         where = tmp_path / path
         where.mkdir(parents=True)
@@ -462,7 +461,7 @@ def test_the_edge_of_what_was_tried_is_pointed_out(tmp_path: Path, cli: CommandL
         (where / "summary.json").write_text(json.dumps(summary))
     with contextlib.chdir(tmp_path):
         choice, _ = choose(asked)
-    assert choice.chosen == {"momentum": 0.9, "partition": "label"}
+    assert choice.chosen == {"momentum": 0.9, "slowdown": "0=2"}
     assert choice.edges == ["momentum"]
     assert "momentum 0.9 is at the edge" in str(choice)
 

@@ -1,7 +1,7 @@
 """A gate that cannot fail is worth nothing: each classic mistake, planted, turns it red.
 
 The mistakes are those that public suites of this kind have shipped. Each is planted into a copy of a
-strategy's source, or into the count that it concerns; the rows (of report/theory_table.py) or the laws named
+strategy's source, or into the count that it concerns; the rows (of dsgd/theory/gate.py) or the laws named
 beside it must then fail. Without the mistake they hold: tests/test_theory.py.
 """
 
@@ -45,6 +45,14 @@ def in_strategy(mode: str, right: str, wrong: str) -> Plant:
     return plant
 
 
+RULE = "    rule = server_rule(cfg, gradients=1)\n"
+
+
+def starting(body: str) -> str:
+    """Return a strategy's first line followed by a `start_idle` in the place of the suite's."""
+    return f"{RULE}\n    def start_idle(cluster, task, w, ahead=float('inf')):\n        {body}\n\n"
+
+
 def in_place(target: Any, name: str, wrong: Any) -> Plant:
     """Return what replaces an attribute by a wrong one."""
     return lambda monkeypatch: monkeypatch.setattr(target, name, wrong, raising=False)
@@ -65,30 +73,28 @@ MISTAKES: list[tuple[str, Plant, list[str]]] = [
         "no start barrier: the others begin when worker 0 has had half of the run",
         in_strategy(
             "asgd",
-            "    while True:\n        done = cluster.next_done()",
-            "    for worker in list(cluster.workers)[1:]:\n        cluster.cancel(worker)\n"
-            "    alone = cfg.budget // 2\n"
-            "    while True:\n"
-            "        if w.version == alone:\n"
-            "            for worker in list(cluster.workers)[1:]:\n"
-            "                cluster.start(worker, gradient, w)\n"
-            "        done = cluster.next_done()",
+            RULE,
+            starting(
+                "for i in list(cluster.idle):\n"
+                "            if i == 0 or 2 * w.version >= cfg.budget:\n"
+                "                cluster.start(i, task, w)"
+            ),
         ),
         ["ASGD, exponential:1, P=8: s an update", "ASGD, exponential:1, P=8: mean"],
     ),
     (
         "SSP one too strict: slack 0 deadlocks",
-        in_strategy("ssp", "limit = clocks.slowest + cfg.slack", "limit = clocks.slowest + cfg.slack - 1"),
+        in_strategy("ssp", RULE, starting("globals()['start_idle'](cluster, task, w, ahead - 1)")),
         ["SSP, exponential, P=8, slack 0: mean", "SSP, exponential, P=8, slack 3: steps a second"],
     ),
     (
         "SSP one too lax",
-        in_strategy("ssp", "limit = clocks.slowest + cfg.slack", "limit = clocks.slowest + cfg.slack + 1"),
+        in_strategy("ssp", RULE, starting("globals()['start_idle'](cluster, task, w, ahead + 1)")),
         ["SSP, exponential, P=8, slack 0: mean", "SSP, P=2, slack 2, times that attain it: clock gap"],
     ),
     (
         "SSP never blocks",
-        in_strategy("ssp", "if clock > limit:", "if False:"),
+        in_strategy("ssp", RULE, starting("globals()['start_idle'](cluster, task, w)")),
         ["SSP, exponential, P=8, slack 1: mean", "4 times slower, slack 3: s a step"],
     ),
     (
@@ -98,12 +104,16 @@ MISTAKES: list[tuple[str, Plant, list[str]]] = [
     ),
     (
         "gradients are summed, so that P changes the step",
-        in_strategy("ssgd", "mean(done.value for done in dones)", "sum(done.value for done in dones)"),
+        in_strategy(
+            "ssgd",
+            "server_rule(cfg, gradients=cfg.num_workers)",
+            "server_rule(__import__('dataclasses').replace(cfg, lr=cfg.lr * cfg.num_workers), 1)",
+        ),
         ["SSGD, step .1, unit noise, P=16: mean square"],
     ),
     (
         "delay compensation copies the weights just before it uses them",
-        in_strategy("dcasgd", "(w.vector - read[done.worker].vector)", "(w.vector - w.vector)"),
+        in_strategy("dcasgd", "rule, w, [done])", "rule, w, [done._replace(origin=w)])"),
         ["DC-ASGD with the exact Hessian"],
     ),
     (
@@ -113,30 +123,22 @@ MISTAKES: list[tuple[str, Plant, list[str]]] = [
     ),
     (
         "the pushers of K-async do not wait",
-        in_strategy("kasync", 'and cfg.count == "gradients"', ""),
+        in_strategy("kasync", 'cfg.count == "gradients" or not (dones or cluster.in_flight)', "True"),
         ["K-async, exponential, P=8, K=4: mean"],
     ),
     (
         "EASGD's workers are drawn to the centre after it has moved",
-        in_strategy(
-            "easgd",
-            "cfg.task(h), Weights(centre.vector, w.version))\n        average",
-            "cfg.task(h), w)\n        average",
-        ),
+        in_strategy("easgd", "cfg.task(h), before(w))", "cfg.task(h), w)"),
         ["EASGD at a barrier, P=4"],
     ),
     (
         "so is the one that comes by itself",
-        in_strategy(
-            "easgd",
-            "cfg.task(h), Weights(centre.vector, w.version))\n        yield",
-            "cfg.task(h), w)\n        yield",
-        ),
+        in_strategy("easgd", 'return Weights(w.slots.get("before", w.vector), w.version)', "return w"),
         ["EASGD, a worker and the centre, lr * curvature 0.5"],
     ),
     (
         "DiLoCo's outer momentum does not wait for its option",
-        in_strategy("diloco", "momentum=cfg.outer_momentum, nesterov=True", "momentum=0.9, nesterov=True"),
+        in_strategy("diloco", "Momentum(cfg.outer_momentum, nesterov=True)", "Momentum(0.9, nesterov=True)"),
         ["DiLoCo, outer lr 1, outer momentum 0"],
     ),
 ]

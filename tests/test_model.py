@@ -11,7 +11,8 @@ import torch
 from dsgd.data import make_workload
 from dsgd.run.lab import config
 from dsgd.work.model import Objective
-from dsgd.work.optim import SGD, Weights, mean
+from dsgd.work.optim import Weights, mean
+from dsgd.work.rules import Arrived, Descend, Momentum, chain
 from dsgd.work.tasks import Elastic, LocalAdamW, LocalSGD, Task, gradient
 
 OBJECTIVES: list[dict[str, Any]] = [
@@ -127,15 +128,18 @@ def test_huge_logits_give_a_finite_loss() -> None:
 
 def test_weights_are_frozen() -> None:
     """Workers in flight hold the vector: nobody can write to it."""
-    w = SGD(lr=0.1, momentum=0.9).step(Weights(np.zeros(2, np.float32)), np.ones(2, np.float32))
+    w = Weights(np.zeros(2, np.float32))
+    w = chain(Momentum(0.9), Descend(0.1)).step(w, [Arrived(np.ones(2, np.float32), w)])
     with pytest.raises(ValueError, match="read-only"):
         w.vector[0] = 1
 
 
 def test_momentum_is_heavy_ball() -> None:
     """V <- m v + g, w <- w - lr v: after two unit gradients w = -lr (2 + m)."""
-    sgd, g, w = SGD(lr=0.1, momentum=0.5), np.ones(1, np.float32), Weights(np.zeros(1, np.float32))
-    assert sgd.step(sgd.step(w, g), g).vector[0] == pytest.approx(-0.1 * 2.5)
+    rule, w = chain(Momentum(0.5), Descend(0.1)), Weights(np.zeros(1, np.float32))
+    for _ in range(2):
+        w = rule.step(w, [Arrived(np.ones(1, np.float32), w)])
+    assert w.vector[0] == pytest.approx(-0.1 * 2.5)
 
 
 def test_a_mean_leaves_its_terms_alone() -> None:

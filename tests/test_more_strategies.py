@@ -12,6 +12,7 @@ from conftest import CommandLine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsgd.cluster import Done
 from dsgd.cluster.laws import parse_law
 from dsgd.cluster.sim import SimCluster
 from dsgd.cluster.timing import ComputeTimes
@@ -19,7 +20,8 @@ from dsgd.config import AsynchronousConfig
 from dsgd.data import make_workload
 from dsgd.run.lab import Outcome, assert_close, config, run, same_bytes
 from dsgd.strategies.train_dssp import extra_steps
-from dsgd.work.optim import SGD, DelayedNesterov, Vector, Weights, mean
+from dsgd.work.optim import Vector, Weights, mean
+from dsgd.work.rules import Arrived, ByStaleness, DelayedNesterov, Descend, Momentum, chain
 from dsgd.work.tasks import LocalAdamW, Task, gradient
 
 EXPONENTIAL: dict[str, Any] = {"dataset": "none", "num_workers": 8, "compute_time": "exponential:1"}
@@ -314,7 +316,7 @@ def test_dcasgd_with_the_exact_hessian_undoes_the_delay(
     momentum: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a quadratic the correction is exact: six workers make the steps of one, up to rounding."""
-    monkeypatch.setattr("dsgd.strategies.train_dcasgd.hessian", lambda g: np.full_like(g, 0.5))
+    monkeypatch.setattr("dsgd.work.rules.hessian", lambda g: np.full_like(g, 0.5))
     options: dict[str, Any] = {
         "dataset": "quadratic",
         "dim": 3,
@@ -449,7 +451,8 @@ def test_ringmaster_that_bounds_nothing_wastes_nothing(rest: str) -> None:
 def test_staleness_lr_weighs_a_gradient(rule: str, weights: dict[int, float]) -> None:
     """A gradient of staleness t counts 1/max(1, t), or min(1, T/t) beyond a threshold T."""
     cfg = AsynchronousConfig(mode="asgd", engine="sim", staleness_lr=rule)
-    assert {staleness: cfg.weight(staleness) for staleness in weights} == pytest.approx(weights)
+    found = {t: ByStaleness(cfg.full_weight_until).weight(t) for t in weights}
+    assert found == pytest.approx(weights)
 
 
 @pytest.mark.parametrize(
@@ -479,6 +482,13 @@ def test_each_gradient_moves_the_weights_as_it_should(
         assert_close(update.weights.vector, before.weights.vector - step)
 
 
+def next_of(cluster: SimCluster) -> Done:
+    """Return the next finished task of a cluster whose members stay."""
+    done = cluster.next_done()
+    assert done
+    return done
+
+
 # --- Cancelling ---------------------------------------------------------------------------------------------
 
 
@@ -494,7 +504,7 @@ def test_a_cancelled_worker_is_idle_at_once_and_skips_its_mini_batch() -> None:
     assert cluster.cancelled == [1, 0]
     cluster.start(0, gradient, w)
     assert set(cluster.in_flight) == {0}
-    done = cluster.next_done()
+    done = next_of(cluster)
     assert (done.worker, done.step) == (0, 1)
     assert done.finished_s == times.seconds(0, 1)
     assert not cluster.in_flight
@@ -509,11 +519,11 @@ def test_a_cancelled_task_counts_the_seconds_it_ran() -> None:
     w = Weights(np.zeros(0, np.float32))
     for worker in (0, 1):
         cluster.start(worker, gradient, w)
-    assert cluster.next_done().finished_s == 2
+    assert next_of(cluster).finished_s == 2
     cluster.cancel(1)
     assert cluster.cancelled_s == [0, 2]
     cluster.start(1, gradient, w)
-    done = cluster.next_done()
+    done = next_of(cluster)
     assert (done.worker, done.step, done.started_s, done.finished_s) == (1, 1, 2, 10)
 
 
@@ -539,8 +549,8 @@ WRONG = [
     ("--mode adacomm --interval-s 0", ["--interval-s 0.0", "above 0"]),
     ("--mode adacomm --interval-s nan", ["--interval-s nan", "above 0"]),
     ("--mode adacomm --first-local-steps 0", ["--first-local-steps 0", "at least 1"]),
-    ("--mode adacomm --decay 0", ["--decay 0.0", "between 0 and 1"]),
-    ("--mode adacomm --decay 1", ["--decay 1.0", "between 0 and 1"]),
+    ("--mode adacomm --decay 0", ["--decay 0.0", "(0, 1)"]),
+    ("--mode adacomm --decay 1", ["--decay 1.0", "(0, 1)"]),
     ("--mode rennala --batches 0", ["--batches 0", "between 1 and", "400"]),
     ("--mode rennala --batches 401", ["--batches 401", "between 1 and", "400"]),
     ("--mode ringmaster --delay-bound 0", ["--delay-bound 0.0", "at least 1"]),
@@ -700,16 +710,14 @@ def test_the_inner_optimizers_moments_stay_with_the_worker(exchange: str) -> Non
 def test_delayed_nesterov_is_nesterov_after_each_round() -> None:
     """After each N equal gradients, delayed Nesterov is where Nesterov is after one."""
     rng = np.random.default_rng(0)
-    delayed, nesterov = (
-        DelayedNesterov(lr=0.3, momentum=0.9, every=4),
-        SGD(lr=0.3, momentum=0.9, nesterov=True),
-    )
+    delayed = chain(DelayedNesterov(0.9, every=4), Descend(0.3))
+    nesterov = chain(Momentum(0.9, nesterov=True), Descend(0.3))
     a = b = Weights(np.ones(3, np.float32))
     for _ in range(5):
         g = rng.standard_normal(3).astype(np.float32)
-        b = nesterov.step(b, g)
+        b = nesterov.step(b, [Arrived(g, b)])
         for _ in range(4):
-            a = delayed.step(a, g)
+            a = delayed.step(a, [Arrived(g, a)])
         assert_close(a.vector, b.vector)
 
 
@@ -724,9 +732,9 @@ def test_a_cancelled_task_leaves_the_workers_state_alone() -> None:
         for _ in range(3 // cancelled.batches):
             cluster.start(0, cancelled, w)
             cluster.start(1, other, w)
-            assert cluster.next_done().worker == 1  # all that is in flight is computed at once
+            assert next_of(cluster).worker == 1  # all that is in flight is computed at once
             cluster.cancel(0)
         cluster.start(0, task, w)
-        return cluster.next_done().value
+        return next_of(cluster).value
 
     np.testing.assert_array_equal(first_value(task, task), first_value(gradient, gradient))

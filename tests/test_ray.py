@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, CommandLine, python
 
-from dsgd.cluster import Cluster, ClusterError, Update
+from dsgd.cluster import ClusterError, Engine, Update
 from dsgd.run.lab import assert_close, config, run, same_bytes
 from dsgd.strategies import modes
 
@@ -115,10 +115,10 @@ def test_small_and_large_vectors_give_the_same_weights(padding_mb: float) -> Non
     assert same_bytes(run("ssgd", **options, padding_mb=padding_mb), run("ssgd", **options))
 
 
-def kill(*, worker: int, at_update: int) -> Callable[[Cluster, Update], None]:
+def kill(*, worker: int, at_update: int) -> Callable[[Engine, Update], None]:
     """Return what kills a worker's process after an update."""
 
-    def on_update(cluster: Cluster, update: Update) -> None:
+    def on_update(cluster: Engine, update: Update) -> None:
         if update.weights.version == at_update:
             os.kill(cluster.pids[worker], signal.SIGKILL)
 

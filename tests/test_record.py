@@ -236,7 +236,7 @@ def test_a_mistake_in_a_strategy_is_shown_where_it_is(
     def broken(*_: object) -> object:
         raise ZeroDivisionError("a student's mistake")
 
-    monkeypatch.setattr(train_ssgd, "mean", broken)
+    monkeypatch.setattr(train_ssgd, "run_all", broken)
     ran = cli(f"{SIM} --mode ssgd --steps 3")
     assert ran.code == 1
     assert "Traceback" in ran.err

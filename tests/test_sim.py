@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dsgd.cluster.laws import parse_law
-from dsgd.cluster.sim import Network, SimCluster
+from dsgd.cluster.sim import SimCluster
+from dsgd.cluster.star import Network
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.data import make_workload
 from dsgd.run.lab import config, run, same_bytes
@@ -110,7 +111,9 @@ def test_time_up_comes_at_the_deadline() -> None:
     cluster = SimCluster(workload, ComputeTimes(parse_law("constant:2"), 0), deadline_s=3)
     w = Weights(np.zeros(0, np.float32))
     cluster.start(0, gradient, w)
-    assert cluster.next_done().finished_s == 2
+    done = cluster.next_done()
+    assert done
+    assert done.finished_s == 2
     cluster.start(0, gradient, w)
     with pytest.raises(TimeUp):
         cluster.next_done()
@@ -154,3 +157,22 @@ def test_a_task_that_was_cancelled_on_its_way_was_not_computed(latency_s: float)
     cluster.start(0, gradient, w)
     cluster.cancel(0)
     assert cluster.cancelled_s[0] == 1 + latency_s
+
+
+@pytest.mark.parametrize("options", [{}, {"dataset": "digits"}, {"dataset": "digits", "model": "logistic"}])
+def test_a_gradient_does_not_depend_on_company(options: dict[str, Any]) -> None:
+    """A task computed alone gives the same bytes as one computed together with others."""
+    workload = make_workload(config("asgd", num_workers=5, **options))
+    w = Weights(workload.objective.initial_weights(0))
+
+    def values(workers: list[int]) -> dict[int, bytes]:
+        cluster = SimCluster(workload, ComputeTimes(parse_law("constant:1"), 0))
+        for worker in workers:
+            cluster.start(worker, gradient, w)
+        dones = [cluster.next_done() for _ in workers]
+        return {done.worker: done.value.tobytes() for done in dones if done}
+
+    together = values([0, 1, 2, 3, 4])
+    for worker in range(5):
+        assert values([worker]) == {worker: together[worker]}
+    assert values([1, 3]) == {worker: together[worker] for worker in (1, 3)}

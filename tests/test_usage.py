@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, CommandLine
 
-from dsgd.strategies import modes
+from dsgd.config import OnlyWith, TimingConfig, option_fields
+from dsgd.strategies import load, modes
 
 SIM = "--engine sim"
 
@@ -26,10 +31,10 @@ WRONG = [
     ("--mode easgd --exchange never", ["--exchange never", "sync, async"]),
     ("--mode localsgd --lr-scaling workers", ["--lr-scaling", "--mode asgd, "]),
     ("--num-workers 0", ["--num-workers 0", "at least 1"]),
-    ("--num-workers two", ["--num-workers", "whole number", "'two'"]),
+    ("--num-workers two", ["--num-workers two", "whole number"]),
     ("--num-workers", ["--num-workers", "needs a value"]),
     ("--steps 0", ["--steps 0", "at least 1"]),
-    ("--steps 1.5", ["--steps", "whole number", "1.5"]),
+    ("--steps 1.5", ["--steps 1.5", "whole number"]),
     ("--lr 0", ["--lr 0.0", "above 0"]),
     ("--lr -1", ["--lr -1.0", "above 0"]),
     ("--lr nan", ["--lr nan", "finite"]),
@@ -59,9 +64,9 @@ WRONG = [
     ("--slowdown 0", ["--slowdown 0", "WORKER=FACTOR"]),
     ("--slowdown 0=-1", ["--slowdown 0=-1", "above 0"]),
     ("--slowdown 0=2,0=3", ["--slowdown 0=2,0=3", "each worker once"]),
-    ("--curvatures 1,2,3", ["--curvatures 1,2,3", "each of the 4 workers"]),
-    ("--curvatures 0", ["--curvatures 0", "above 0"]),
-    ("--optima a", ["--optima a", "separated by commas"]),
+    ("--dataset quadratic --curvatures 1,2,3", ["--curvatures 1,2,3", "each of the 4 workers"]),
+    ("--dataset quadratic --curvatures 0", ["--curvatures 0", "above 0"]),
+    ("--dataset quadratic --optima a", ["--optima a", "separated by commas"]),
     ("--hidden 0", ["--hidden 0", "--model logistic"]),
     ("--partition dirichlet:0", ["--partition", "dirichlet:ALPHA"]),
     ("--partition random", ["--partition random", "iid, label"]),
@@ -77,7 +82,7 @@ WRONG = [
     ("--out s3://lab/../may", ["--out s3://lab/../may", "s3://BUCKET/PREFIX"]),
     ("--out s3://", ["--out s3://", "s3://BUCKET/PREFIX"]),
     ("--trace-last -1", ["--trace-last -1", "at least 0"]),
-    ("--trace-last many", ["--trace-last", "'many'"]),
+    ("--trace-last many", ["--trace-last many", "whole number or None"]),
     ("--trace-last 9 --record none", ["--trace-last 9", "--record all"]),
     ("--gpus-per-worker 1.5", ["--gpus-per-worker 1.5", "(0, 1]"]),
     ("--metrics-port 65536", ["--metrics-port 65536", "0 to 65535"]),
@@ -91,6 +96,32 @@ WRONG = [
     ("--pushgateway somewhere:9091", ["--pushgateway somewhere:9091", "http://HOST:9091"]),
     ("--pushgateway http://me:secret@host:9091", ["--pushgateway", "without a password"]),
     ("--num-workers 257 --metrics-port 0", ["--metrics-port 0", "256", "--dashboard"]),
+    ("--dataset digits --dim 3", ["--dim 3", "no effect", "--dataset digits", "leave it out"]),
+    ("--dataset quadratic --batch-size 8", ["--batch-size 8", "no effect", "--dataset quadratic"]),
+    ("--dataset none --batch-size 8", ["--batch-size 8", "no effect", "--dataset none"]),
+    ("--dataset none --target-loss 1", ["--target-loss 1", "no effect", "--dataset none"]),
+    ("--model logistic --hidden 8", ["--hidden 8", "no effect", "--model logistic", "only with --model mlp"]),
+    ("--dataset quadratic --hidden 8", ["--hidden 8", "no effect", "--dataset quadratic"]),
+    ("--dataset quadratic --model logistic", ["--model logistic", "no effect", "xor or digits"]),
+    ("--dataset quadratic --samples 8", ["--samples 8", "no effect"]),
+    ("--dataset quadratic --label-noise .1", ["--label-noise 0.1", "no effect"]),
+    ("--dataset quadratic --partition label", ["--partition label", "no effect"]),
+    ("--curvatures 2", ["--curvatures 2", "no effect", "--dataset xor", "only with --dataset quadratic"]),
+    ("--dataset digits --optima 2", ["--optima 2", "no effect", "--dataset digits"]),
+    ("--grad-noise 1", ["--grad-noise 1", "no effect"]),
+    ("--max-restarts 5", ["--max-restarts 5", "no effect", "--engine sim", "--engine ray or both"]),
+    ("--start-timeout-s 5", ["--start-timeout-s 5", "no effect", "--engine sim"]),
+    ("--gpus-per-worker .5", ["--gpus-per-worker 0.5", "no effect", "--engine sim"]),
+    (
+        "--engine ray --device cpu --gpus-per-worker .5",
+        ["--gpus-per-worker 0.5", "no effect", "--device cpu", "only with --device auto or cuda"],
+    ),
+    ("--compute-time exponential:x", ["--compute-time exponential:x", "finite number", "exponential:MEAN"]),
+    ("--dashboard abc", ["--dashboard abc", "must be a whole number or None"]),
+    ("--target-loss 1 --eval-every 0", ["--target-loss 1.0", "set --eval-every"]),
+    ("--staleness-lr threshold:-1 --mode asgd", ["--staleness-lr threshold:-1", "threshold:8"]),
+    ("--mode ringmaster --delay-bound 0", ["--delay-bound 0.0", "at least 1, or inf"]),
+    ("--list", ["--list", "no such option", "--help lists"]),
     ("--stepz 3", ["--stepz", "did you mean --steps"]),
     ("--frobnicate", ["--frobnicate", "no such option"]),
     ("fast", ["'fast'", "--name value"]),
@@ -169,7 +200,12 @@ def test_a_bad_trace_is_refused(content: str, parts: list[str], cli: CommandLine
     [
         ("stepz: 3", ["stepz: ", "did you mean steps"]),
         ("slack: 3", ["slack", "--mode ssp"]),
-        ("steps: many", ["--steps", "whole number"]),
+        ("steps: many", ["config.yaml: --steps many", "whole number"]),
+        ("lr: null", ["config.yaml: --lr None", "must be a number"]),
+        ("lr: 0", ["config.yaml: --lr 0.0", "above 0"]),
+        ("dashboard: abc", ["config.yaml: --dashboard abc", "whole number or None"]),
+        ("dataset: digits\ndim: 3", ["config.yaml: --dim 3", "no effect with --dataset digits"]),
+        ("quiet: 1", ["config.yaml: 'quiet'", "true or false"]),
         ("steps: [1, 2]", ["'steps'", "one value"]),
         ("engine: cloud", ["--engine cloud", "ray, sim"]),
         ("mode: sgd", ["--mode sgd", "ssgd"]),
@@ -193,14 +229,75 @@ def test_a_bad_config_file_is_refused(
 @pytest.mark.parametrize("mode", modes())
 def test_help_documents_every_option(mode: str, cli: CommandLine) -> None:
     """`--mode M --help` shows the options of that mode, each with a text and a default."""
-    from dsgd.config import option_fields
-    from dsgd.strategies import load
-
     ran = cli(f"--mode {mode} --help")
     assert ran.code == 0
     for name in option_fields(load(mode).Config):
         assert f"--{name.replace('_', '-')}" in ran.out
     assert ran.out.count("default:") >= len(option_fields(load(mode).Config))
+
+
+@pytest.mark.parametrize("width", ["60", "80", "100"])
+def test_help_fits_the_terminal(width: str) -> None:
+    """No line is wider than the terminal or than 80, and no text is broken but at its right edge."""
+    environment = {**os.environ, "COLUMNS": width}
+    command = [sys.executable, "main.py", "--help"]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, env=environment)
+    assert max(map(len, printed.stdout.splitlines())) <= max(80, int(width))
+    text = " ".join(printed.stdout.replace("│", "").split())
+    assert "the same seed gives the same data, delays and initial weights in every mode." in text
+
+
+def test_help_may_be_cut_short_by_its_reader() -> None:
+    """`--help | head` ends without a word on standard error."""
+    reading, writing = os.pipe()
+    os.close(reading)  # the reader has left before the first line
+    with os.fdopen(writing, "w") as out:
+        ran = subprocess.run(
+            [sys.executable, "main.py", "--help"], cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True
+        )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_version_is_printed(cli: CommandLine) -> None:
+    """`--version` prints one line with the version of what is installed, and runs nothing."""
+    ran = cli("--version")
+    assert (ran.code, ran.err) == (0, "")
+    assert re.fullmatch(r"dsgd-lab \d+\.\d+\.\d+\n", ran.out)
+    assert not cli.out.exists()
+
+
+@pytest.mark.parametrize("mode", modes())
+def test_a_rule_of_effect_names_options_and_values_that_exist(mode: str) -> None:
+    """Each value is a choice of a known option: `OnlyWith(dataset="digit")` would refuse it always."""
+    known = option_fields(load(mode).Config)
+    for option in known.values():
+        for rule in option.rules:
+            if isinstance(rule, OnlyWith):
+                for other, allowed in rule.allowed.items():
+                    assert set(allowed) < set(known[other].choices), (option.name, other)
+
+
+@pytest.mark.parametrize("mode", modes())
+def test_what_is_changed_is_checked_and_parsed_again(mode: str) -> None:
+    """`dataclasses.replace` obeys the rules, and a text that is replaced is not remembered."""
+    cfg = load(mode).Config(mode=mode)
+    for wrong in ({"momentum": 1.0}, {"num_workers": "4"}, {"steps": True}, {"engine": "cloud"}):
+        option, value = next(iter(wrong.items()))
+        with pytest.raises(ValueError, match=f"--{option.replace('_', '-')} {value}: must "):
+            replace(cfg, **wrong)
+    slower = replace(cfg.timing, compute_time="constant:2", slowdown="0=4")
+    assert (slower.compute_law.mean_s, slower.slowdowns) == (2.0, {0: 4.0})
+    assert (cfg.timing.compute_law.mean_s, cfg.timing.slowdowns) == (1.0, {})
+
+
+def test_a_text_is_parsed_once(tmp_path: Path) -> None:
+    """What an option's text means is one value: the trace is gone, its times are not, in a copy too."""
+    path = tmp_path / "times.csv"
+    path.write_text("seconds\n3\n")
+    timing = TimingConfig(compute_time=f"trace:{path}")
+    path.unlink()
+    assert timing.compute_law is timing.compute_law
+    assert pickle.loads(pickle.dumps(timing)).compute_law.mean_s == 3
 
 
 def test_help_and_mistakes_import_neither_torch_nor_ray() -> None:

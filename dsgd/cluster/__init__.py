@@ -1,15 +1,22 @@
-"""What a strategy sees of the machines: workers that are given tasks, and the queue of finished ones.
+"""What a strategy sees of the machines: members that are given tasks, and the queue of finished ones.
 
-Two engines implement `Cluster`: `cluster.ray` (actors, wall seconds) and `cluster.sim` (virtual
-seconds). A strategy runs unchanged on both.
+Two engines implement `Cluster`: `cluster.ray` (actors, wall seconds) and `cluster.sim` (virtual seconds). A
+strategy runs unchanged on both.
+
+**The restart law.** A strategy keeps nothing between two updates: what it remembers is in `Weights` (vector,
+version, slots, `kept`) or in the cluster (clocks, what is in flight and what it read, workers' states). So at
+any update `train(cluster, w, cfg)`, begun anew, goes on as the old generator would have, bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from dsgd.cluster.clocks import Clocks
 from dsgd.work.optim import Vector, Weights
+from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
 
 
@@ -18,9 +25,9 @@ class Done(NamedTuple):
 
     worker: int
     step: int
-    """The worker's clock when it started: its first mini-batch has this number, counted from 0."""
+    """The number of its first mini-batch among the worker's, counted from 0."""
     batches: int
-    """Mini-batches in the task; the worker's clock is now step + batches."""
+    """Mini-batches in the task; the worker's next one has number step + batches."""
     read: int
     """The version of the weights it read."""
     loss: float | None
@@ -33,6 +40,8 @@ class Done(NamedTuple):
     """Seconds the worker computed or, as a straggler, slept; the rest was transfer and waiting."""
     bytes_to_worker: int
     bytes_to_server: int
+    origin: Weights
+    """The weights it read."""
 
 
 class Update(NamedTuple):
@@ -63,40 +72,53 @@ class Update(NamedTuple):
         return self.weights.version - 1 - done.read
 
 
+class IdleMembers(Protocol):
+    """The members without a task: the one that finished last, then those that have waited longest first."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[int]: ...
+
+    def __contains__(self, worker: object, /) -> bool: ...
+
+    def within(self, ahead: float) -> Iterable[int]:
+        """Return those whose clock is at most `ahead` mini-batches above the slowest, in the same order."""
+
+
 class Cluster(Protocol):
-    """Workers that take one task at a time."""
+    """Members that take one task at a time: all that a strategy may know and do."""
 
     @property
     def workers(self) -> Sequence[int]:
-        """The workers' numbers, from 0."""
+        """The members' numbers, ascending; they may change between two calls."""
+
+    @property
+    def idle(self) -> IdleMembers:
+        """The members without a task."""
+
+    @property
+    def in_flight(self) -> Mapping[int, float]:
+        """The members that have a task, and when (s) each got it; the oldest task comes first."""
+
+    @property
+    def clocks(self) -> Clocks:
+        """Finished mini-batches by member; one that joins starts at the slowest."""
+
+    @property
+    def given(self) -> int:
+        """Mini-batches handed out, those lost or cancelled excepted: what the rest of the budget
+        follows from.
+        """
 
     @property
     def now_s(self) -> float:
         """Seconds since the start barrier: wall seconds on Ray, virtual seconds in the simulator."""
 
-    @property
-    def in_flight(self) -> Mapping[int, float]:
-        """The workers that have a task, and when (s) each got it."""
+    def reading(self, worker: int) -> Weights:
+        """Return the weights that the task of `worker` reads."""
 
-    @property
-    def restarts(self) -> Sequence[int]:
-        """How often each worker was lost and started again."""
-
-    @property
-    def cancelled(self) -> Sequence[int]:
-        """Mini-batches that each worker had begun when their task was cancelled."""
-
-    @property
-    def cancelled_s(self) -> Sequence[float]:
-        """Seconds each worker computed for tasks that were cancelled."""
-
-    @property
-    def device(self) -> str:
-        """Where gradients are computed: cpu or cuda."""
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """The workers' processes at the start barrier; empty in the simulator."""
+    def came_in_s(self, worker: int) -> tuple[float, float]:
+        """Return when (s) the last two tasks of `worker` came in; 0 for those that there have not been."""
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         """Give `worker` a task on the weights `w`, which are frozen here; it must be idle."""
@@ -107,12 +129,45 @@ class Cluster(Protocol):
         Its mini-batches are skipped, not repeated: the next task draws new ones, and new times.
         """
 
-    def next_done(self) -> Done:
-        """Wait for the task that finishes first.
+    def next_done(self) -> Done | None:
+        """Wait for the task that finishes first; None means that the members have changed: look again.
 
         Raises TimeUp when the run's `--max-seconds` pass before, and ClusterError when a worker cannot
         be kept alive.
         """
+
+    def combine(self, rule: Rule, w: Weights, dones: Sequence[Done]) -> Weights:
+        """Return the version after `w`: aggregate the values, then take the rule's step, where the
+        weights live.
+        """
+
+
+class Telemetry(Protocol):
+    """What only those who record a run need to know of an engine; a strategy must not depend on it."""
+
+    @property
+    def restarts(self) -> Sequence[int]:
+        """By worker: how often it was lost and started again."""
+
+    @property
+    def cancelled(self) -> Sequence[int]:
+        """By worker: mini-batches that it had begun when their task was cancelled."""
+
+    @property
+    def cancelled_s(self) -> Sequence[float]:
+        """By worker: seconds it computed for tasks that were cancelled."""
+
+    @property
+    def device(self) -> str:
+        """Where gradients are computed: cpu or cuda."""
+
+    @property
+    def pids(self) -> Sequence[int]:
+        """The workers' processes at the start barrier; empty in the simulator."""
+
+
+class Engine(Cluster, Telemetry, Protocol):
+    """Both views of a running cluster."""
 
 
 class TimeUp(Exception):
@@ -123,17 +178,61 @@ class ClusterError(Exception):
     """The cluster cannot do what was asked: resources missing, a worker lost for good."""
 
 
-def start_all(cluster: Cluster, task: Task, w: Weights) -> None:
-    """Give every idle worker the same task."""
-    for worker in cluster.workers:
-        if worker not in cluster.in_flight:
+def start_idle(cluster: Cluster, task: Task, w: Weights, ahead: float = math.inf) -> None:
+    """Give the same task to every idle worker that is at most `ahead` mini-batches ahead of the slowest."""
+    for worker in cluster.idle.within(ahead):
+        cluster.start(worker, task, w)
+
+
+def start_all(cluster: Cluster, task: Task, w: Weights, besides: Container[int] = ()) -> None:
+    """Give the same task to every idle worker, in worker order; those in `besides` are left out."""
+    for worker in sorted(cluster.idle):
+        if worker not in besides:
             cluster.start(worker, task, w)
 
 
 def run_all(cluster: Cluster, task: Task, w: Weights) -> list[Done]:
     """Give every worker the same task and wait for all: a barrier.
 
-    The result is in worker order, so that sums do not depend on the order of arrival.
+    The result is in worker order, so that sums do not depend on the order of arrival. Tasks of members that
+    leave meanwhile are missing from it; those who join wait for the next round, unless nobody else is left.
     """
-    start_all(cluster, task, w)
-    return sorted(cluster.next_done() for _ in cluster.workers)
+    dones: list[Done] = []
+    while not dones:
+        start_all(cluster, task, w)
+        if done := cluster.next_done():
+            dones.append(done)
+        while cluster.in_flight:
+            if done := cluster.next_done():
+                dones.append(done)
+    return in_worker_order(dones)
+
+
+def next_round(cluster: Cluster, budget: int, most: int) -> int:
+    """Return how many mini-batches each member takes in the next round: `most`, or what is left of the
+    budget.
+
+    The rest of the budget is shared equally, rounded up; 0 once it has all been handed out.
+    """
+    left = budget - cluster.given
+    return min(most, -(-left // max(1, len(cluster.workers)))) if left > 0 else 0
+
+
+def start_portions(cluster: Cluster, task: Callable[[int], Task], w: Weights, budget: int, most: int) -> bool:
+    """Give idle workers tasks of `most` mini-batches, the last one what is left; return whether any are in
+    flight.
+
+    task: makes the task of so many mini-batches.
+    """
+    while (left := budget - cluster.given) > 0 and cluster.idle:
+        cluster.start(next(iter(cluster.idle)), task(min(most, left)), w)
+    return bool(cluster.in_flight)
+
+
+def in_worker_order(dones: Iterable[Done]) -> list[Done]:
+    """Return finished tasks by worker and step, so that a sum over them does not depend on who came first."""
+    return sorted(dones, key=_worker_and_step)
+
+
+def _worker_and_step(done: Done) -> tuple[int, int]:
+    return done.worker, done.step

@@ -301,7 +301,7 @@ SYNTAX = ("none", *(law.syntax for law in _LAWS.values()), Trace.syntax)  # type
 def parse_law(text: str) -> Law:
     """Return the law that `text` names.
 
-    Raises ValueError, in one line that says what a law looks like, for anything else.
+    Raises ValueError, which says what a law looks like but not what `text` is, for anything else.
 
     >>> parse_law("shifted-exponential:1,.5").mean_s
     1.5
@@ -312,16 +312,19 @@ def parse_law(text: str) -> Law:
     if name == "trace":
         return _read_trace(parameters)
     if name not in _LAWS:
-        raise ValueError(f"'{text}' is not a law of times; write one of {' | '.join(SYNTAX)}")
+        raise ValueError(f"is not a law of times; write one of {' | '.join(SYNTAX)}")
     law = _LAWS[name]
     try:
         values = [float(p) for p in parameters.split(",")]
-        _need(all(math.isfinite(v) for v in values), "every parameter must be finite")
+    except ValueError:
+        values = [math.nan]
+    try:
+        _need(all(map(math.isfinite, values)), "every parameter must be a finite number")
         parsed: Law = law(*values)
     except TypeError:
-        raise ValueError(f"'{text}' has {len(values)} parameters; write {law.syntax}") from None  # type: ignore[attr-defined]
+        raise ValueError(f"has {len(values)} parameters; write {law.syntax}") from None  # type: ignore[attr-defined]
     except ValueError as error:
-        raise ValueError(f"'{text}': {error}; write {law.syntax}") from None  # type: ignore[attr-defined]
+        raise ValueError(f"{error}; write {law.syntax}") from None  # type: ignore[attr-defined]
     return parsed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 
-from dsgd.cluster import Cluster
+from dsgd.cluster import Engine
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
 from dsgd.terminal.interruptions import Interruptions
@@ -12,7 +12,7 @@ from dsgd.terminal.interruptions import Interruptions
 
 def open_cluster(
     cfg: TrainConfig, workload: Workload, interruptions: Interruptions | None = None
-) -> AbstractContextManager[Cluster]:
+) -> AbstractContextManager[Engine]:
     """Start the engine that the configuration names; only Ray's imports ray.
 
     Raises ValueError for a device that is not there, ClusterError if the workers cannot be started.
@@ -32,7 +32,8 @@ def open_cluster(
                 connection.close()
             raise
         return RayCluster(cfg, workload, connection)
-    from dsgd.cluster.sim import Network, SimCluster
+    from dsgd.cluster.sim import SimCluster
+    from dsgd.cluster.star import Network
     from dsgd.cluster.timing import ComputeTimes
     from dsgd.work.rng import Purpose
 

@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 # Read when ray is imported. Under `uv run` it would rebuild the environment in every worker, which
@@ -34,11 +34,15 @@ from ray._private import utils as ray_utils
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
 from dsgd.cluster import ClusterError, Done, TimeUp
+from dsgd.cluster.clocks import Clocks
+from dsgd.cluster.ledger import Idle, Ledger
 from dsgd.cluster.timing import ComputeTimes, sleep_heterogeneity
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
+from dsgd.work import rules
 from dsgd.work.model import Objective
 from dsgd.work.optim import Vector, Weights
+from dsgd.work.rules import Rule
 from dsgd.work.shard import Shard
 from dsgd.work.tasks import Task
 
@@ -137,7 +141,8 @@ class _Flight(NamedTuple):
 
     ticket: int
     task: Task
-    read: int
+    w: Weights
+    started_s: float
     request: bytes
     large: Any
 
@@ -153,21 +158,16 @@ class RayCluster:
 
     def __init__(self, cfg: TrainConfig, workload: Workload, connection: Connection | None = None) -> None:
         num_workers = len(workload.shards)
-        self.workers: Sequence[int] = range(num_workers)
-        self.in_flight: dict[int, float] = {}
+        self._ledger = Ledger[_Flight](num_workers)
         self.restarts = [0] * num_workers
         self._cfg, self._objective = cfg, workload.objective
         self._deadline_s = cfg.stop.max_seconds
         self._times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
         self._padding = np.zeros(cfg.timing.padding_bytes // 4, np.float32)
         self._message_bytes = 4 * workload.objective.num_weights + self._padding.nbytes
-        self.cancelled, self.cancelled_s = [0] * num_workers, [0.0] * num_workers
-        self._steps = [0] * num_workers
         self._tickets = 0
-        self._flights: dict[int, _Flight] = {}
-        # Where workers keep state the driver holds a reference: the state stays on the worker's machine and
-        # outlives the worker. After the last finished task, and of the task in flight.
-        self._states: dict[int, Any] = {}
+        # Where workers keep state the ledger holds a reference: the state stays on the worker's machine and
+        # outlives the worker. This is what the task in flight will hand on.
         self._next_states: dict[int, Any] = {}
         # Oldest first: of several finished tasks, ray.wait takes the first in this order, so nobody starves.
         self._refs: dict[Any, int] = {}
@@ -193,11 +193,47 @@ class RayCluster:
         self.close()
 
     @property
+    def workers(self) -> Sequence[int]:
+        return self._ledger.workers
+
+    @property
+    def idle(self) -> Idle:
+        return self._ledger.idle
+
+    @property
+    def in_flight(self) -> Mapping[int, float]:
+        return self._ledger.in_flight
+
+    @property
+    def clocks(self) -> Clocks:
+        return self._ledger.clocks
+
+    @property
+    def given(self) -> int:
+        return self._ledger.given
+
+    @property
+    def cancelled(self) -> Sequence[int]:
+        return self._ledger.cancelled
+
+    @property
+    def cancelled_s(self) -> Sequence[float]:
+        return self._ledger.cancelled_s
+
+    def reading(self, worker: int) -> Weights:
+        return self._ledger.flights[worker].w
+
+    def came_in_s(self, worker: int) -> tuple[float, float]:
+        return self._ledger.came_in_s[worker]
+
+    def combine(self, rule: Rule, w: Weights, dones: Sequence[Done]) -> Weights:
+        return rules.combine(rule, w, dones)
+
+    @property
     def now_s(self) -> float:
         return 0.0 if self._began_s is None else time.perf_counter() - self._began_s
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
-        assert worker not in self.in_flight, f"worker {worker} already has a task"
         if self._began_s is None:
             self._began_s = time.perf_counter()
         pickled = self._pickled.get(task)
@@ -207,21 +243,18 @@ class RayCluster:
             self._sent = (w.vector, *self._packed(w.vector))
         _, small, large = self._sent
         self._tickets += 1
-        header = _REQUEST.pack(self._tickets, self._steps[worker], len(pickled))
+        header = _REQUEST.pack(self._tickets, self._ledger.steps[worker], len(pickled))
         request = b"".join((header, pickled, small))
-        self._flights[worker] = _Flight(self._tickets, task, w.version, request, large)
-        self.in_flight[worker] = self.now_s
+        self._ledger.start(worker, _Flight(self._tickets, task, w, self.now_s, request, large))
         self._send(worker)
 
     def cancel(self, worker: int) -> None:
-        flight = self._flights.pop(worker)
+        flight = self._ledger.flights[worker]
+        self._ledger.cancel(worker, self.now_s - flight.started_s)
         self._next_states.pop(worker, None)
         ref = next(ref for ref, its_worker in self._refs.items() if its_worker == worker)
         del self._refs[ref]
         self._actors[worker].stop.remote(flight.ticket)
-        self._steps[worker] += flight.task.batches
-        self.cancelled[worker] += flight.task.batches
-        self.cancelled_s[worker] += self.now_s - self.in_flight.pop(worker)
 
     def next_done(self) -> Done:
         assert self._refs, "no worker has a task: nothing can finish"
@@ -257,29 +290,29 @@ class RayCluster:
         except ObjectLostError as error:
             raise ClusterError(f"worker {worker} lost its state with its node; run again") from error
         if worker in self._next_states:
-            self._states[worker] = self._next_states.pop(worker)
+            self._ledger.states[worker] = self._next_states.pop(worker)
         finished_s = self.now_s
         if isinstance(result, bytes):
             loss, compute_s = _REPLY.unpack_from(result)
             value: Vector = np.frombuffer(result, np.float32, offset=_REPLY.size)
         else:
             loss, compute_s, value = result
-        flight = self._flights.pop(worker)
-        step = self._steps[worker]
-        self._steps[worker] = step + flight.task.batches
+        step = self._ledger.steps[worker]
+        flight = self._ledger.finish(worker, finished_s)
         num_weights = self._objective.num_weights
         return Done(
             worker,
             step,
             flight.task.batches,
-            flight.read,
+            flight.w.version,
             loss if num_weights else None,
             value[:num_weights],
-            self.in_flight.pop(worker),
+            flight.started_s,
             finished_s,
             compute_s,
             self._message_bytes,
             self._message_bytes,
+            flight.w,
         )
 
     def _packed(self, vector: Vector) -> tuple[bytes, Any]:
@@ -288,10 +321,10 @@ class RayCluster:
         return (padded.tobytes(), None) if padded.nbytes <= _INLINE_BYTES else (b"", ray.put(padded))
 
     def _send(self, worker: int) -> None:
-        flight, actor = self._flights[worker], self._actors[worker]
+        flight, actor = self._ledger.flights[worker], self._actors[worker]
         if flight.task.state_rows and self._objective.num_weights:
             ref, self._next_states[worker] = actor.run.options(num_returns=2).remote(
-                flight.request, flight.large, self._states.get(worker)
+                flight.request, flight.large, self._ledger.states.get(worker)
             )
         elif flight.large is not None:
             ref = actor.run.remote(flight.request, flight.large)

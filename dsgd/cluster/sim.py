@@ -1,51 +1,48 @@
 """A deterministic cluster in virtual time: no threads to wait for, no sleeping, thousands of workers.
 
-Only time is simulated; gradients are real. A task's inputs are frozen when it starts, so nothing has
-to be computed before its result is needed, and then everything in flight is computed in one batch.
+Only time is simulated; gradients are real (`values`). A topology (`star`) says when messages arrive.
 
-A task passes through these stations, each with virtual seconds of its own:
-
-    server's outgoing link -> latency -> compute -> latency -> server's incoming link -> service
-
-The links and the service are first come, first served. Tasks pass the stations behind their computing
-in the order in which they finish computing, and whatever a strategy starts after taking a finished
-task finishes later still. So one heap, ordered by the end of computing, is the whole event queue.
+What will happen stands in two heaps of (time, serial number, what): tasks that finish computing, and events
+(a member joins or leaves). The serial number makes ties deterministic: what was scheduled first happens
+first. On the star the results come in in the order in which they were computed, and whatever a strategy
+starts after taking a finished task finishes later still: so the task to come in next is the one that is
+computed first, and its way through the server's link and service is worked out when it is taken.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
-
-import numpy as np
+from typing import Literal, NamedTuple
 
 from dsgd.cluster import ClusterError, Done, TimeUp
+from dsgd.cluster.ledger import Ledger
+from dsgd.cluster.star import Network, Star
 from dsgd.cluster.timing import ComputeTimes
+from dsgd.cluster.values import LazyValues
 from dsgd.data import Workload
-from dsgd.work.optim import Vector, Weights
+from dsgd.work import rules
+from dsgd.work.optim import Weights
 from dsgd.work.tasks import Task
 
-if TYPE_CHECKING:
-    from torch import Tensor
 
-_CHUNK_BYTES = 1 << 20  # of weights in one batched computation: more no longer fit the cache
+class _Flight(NamedTuple):
+    """A task in flight, and when it was started, reaches its worker, and how long (s) it computes."""
+
+    serial: int
+    task: Task
+    w: Weights
+    started_s: float
+    arrived_s: float
+    compute_s: float
 
 
-class Network(NamedTuple):
-    """What stands between the server and its workers."""
+class Event(NamedTuple):
+    """A change of the members, at a virtual time."""
 
-    latency_s: float = 0.0
-    """Seconds a message travels, each way."""
-    bytes_per_s: float = math.inf
-    """Of the server's link, in each direction."""
-    service: ComputeTimes | None = None
-    """Seconds the server takes for one finished task."""
-    padding_bytes: int = 0
-    """Added to each message."""
+    what: Literal["join", "leave"]
+    worker: int
 
 
 class SimCluster:
@@ -53,6 +50,8 @@ class SimCluster:
 
     times: compute times. deadline_s: virtual seconds after which `next_done` raises TimeUp.
     threads: for chunks of the batched computation; results do not depend on it. device: of torch.
+
+    It can be pickled between two calls, and goes on from there bit for bit.
     """
 
     def __init__(
@@ -65,66 +64,97 @@ class SimCluster:
         threads: int | None = None,
         device: str = "cpu",
     ) -> None:
-        num_workers = len(workload.shards)
         network = network or Network()
-        self.workers = range(num_workers)
         self.now_s = 0.0
-        self.in_flight: dict[int, float] = {}
-        self.restarts = [0] * num_workers
-        self.cancelled, self.cancelled_s = [0] * num_workers, [0.0] * num_workers
         self.device = device
         self.pids: Sequence[int] = ()
-        self._steps = [0] * num_workers
-        self._times, self._network, self._deadline_s = times, network, deadline_s
-        self._message_bytes = 4 * workload.objective.num_weights + network.padding_bytes
-        self._transfer_s = self._message_bytes / network.bytes_per_s
-        self._instant = network.service is None and not network.latency_s and not self._transfer_s
-        self._out_free_s = self._in_free_s = self._server_free_s = 0.0  # when each is next idle
-        self._served = 0
-        # (end of computing, serial number, worker): the serial number makes ties deterministic, first started
-        # first, and tells a worker's task from one that was cancelled and is still in the heap.
-        self._heap: list[tuple[float, int, int]] = []
+        self.restarts = [0] * len(workload.shards)
+        self._ledger = ledger = Ledger[_Flight](len(workload.shards))
+        # The same objects as long as the cluster lives; plain attributes, for they are looked at in every
+        # task.
+        self.idle, self.clocks, self.in_flight = ledger.idle, ledger.clocks, ledger.in_flight
+        self._times, self._deadline_s = times, deadline_s
+        self._star = Star(network, 4 * workload.objective.num_weights + network.padding_bytes)
+        self._instant, self._message_bytes = self._star.instant, self._star.message_bytes
+        # A task's serial number also tells it from one of its worker that was cancelled and is still in the
+        # heap.
+        self._computing: list[tuple[float, int, int]] = []
+        self._events: list[tuple[float, int, Event]] = []
         self._serial = 0
-        # By worker: serial number, task, weights, when it has them (s), seconds of computing.
-        self._flights: dict[int, tuple[int, Task, Weights, float, float]] = {}
-        self._values = _LazyValues(workload, device, threads) if workload.objective.num_weights else None
+        self._values = LazyValues(workload, device, threads) if workload.objective.num_weights else None
+
+    @property
+    def workers(self) -> Sequence[int]:
+        return self._ledger.workers
+
+    @property
+    def given(self) -> int:
+        return self._ledger.given
+
+    @property
+    def cancelled(self) -> Sequence[int]:
+        return self._ledger.cancelled
+
+    @property
+    def cancelled_s(self) -> Sequence[float]:
+        return self._ledger.cancelled_s
+
+    @property
+    def lost(self) -> int:
+        """Mini-batches handed out to members that left before they finished."""
+        return self._ledger.lost
+
+    def reading(self, worker: int) -> Weights:
+        return self._ledger.flights[worker].w
+
+    def came_in_s(self, worker: int) -> tuple[float, float]:
+        return self._ledger.came_in_s[worker]
+
+    combine = staticmethod(rules.combine)
+
+    def schedule(self, at_s: float, what: Literal["join", "leave"], worker: int) -> None:
+        """Have `worker` join or leave at a virtual time; what is not possible then does not happen.
+
+        Nobody joins twice or leaves twice, and the last member stays.
+        """
+        self._serial += 1
+        heapq.heappush(self._events, (at_s, self._serial, Event(what, worker)))
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
-        assert worker not in self.in_flight, f"worker {worker} already has a task"
-        now_s = self.now_s
-        self.in_flight[worker] = now_s
-        step = self._steps[worker]
+        ledger, now_s = self._ledger, self.now_s
+        step = ledger.steps[worker]
         if task.batches == 1:
             compute_s = self._times.seconds(worker, step)
         else:
             compute_s = self._times.total(worker, step, task.batches)
-        arrived_s = now_s
-        if not self._instant:
-            self._out_free_s = max(now_s, self._out_free_s) + self._transfer_s
-            arrived_s = self._out_free_s + self._network.latency_s
-        self._serial += 1
-        self._flights[worker] = (self._serial, task, w, arrived_s, compute_s)
-        heapq.heappush(self._heap, (arrived_s + compute_s, self._serial, worker))
+        arrived_s = now_s if self._instant else self._star.send(now_s)
+        self._serial = serial = self._serial + 1
+        ledger.start(worker, _Flight(serial, task, w, now_s, arrived_s, compute_s))
+        heapq.heappush(self._computing, (arrived_s + compute_s, serial, worker))
         if self._values:
             self._values.add(worker, task, step, w.vector)
 
     def cancel(self, worker: int) -> None:
-        _, task, _, arrived_s, compute_s = self._flights.pop(worker)
-        del self.in_flight[worker]
-        self._steps[worker] += task.batches
-        self.cancelled[worker] += task.batches
-        self.cancelled_s[worker] += min(compute_s, max(0.0, self.now_s - arrived_s))
+        flight = self._ledger.flights[worker]
+        self._ledger.cancel(worker, min(flight.compute_s, max(0.0, self.now_s - flight.arrived_s)))
         if self._values:
             self._values.drop(worker)
 
-    def next_done(self) -> Done:
-        assert self.in_flight, "no worker has a task: nothing can finish"
-        flights = self._flights
-        computed_s, serial, worker = heapq.heappop(self._heap)
-        while worker not in flights or flights[worker][0] != serial:  # cancelled
-            computed_s, serial, worker = heapq.heappop(self._heap)
-        _, task, w, _, compute_s = flights.pop(worker)
-        finished_s = computed_s if self._instant else self._deliver(computed_s)
+    def next_done(self) -> Done | None:
+        if self._events and self._changes():
+            return None
+        ledger, computing = self._ledger, self._computing
+        flights = ledger.flights
+        while True:
+            if not computing:
+                if self._events:  # none comes before the deadline
+                    self.now_s = self._deadline_s
+                    raise TimeUp
+                raise AssertionError("no worker has a task: nothing can finish")
+            computed_s, serial, worker = heapq.heappop(computing)
+            if worker in flights and flights[worker][0] == serial:  # neither cancelled nor lost
+                break
+        finished_s = computed_s if self._instant else self._star.collect(computed_s)
         if not finished_s < math.inf:
             raise ClusterError(
                 f"the virtual clock overflowed at worker {worker}; choose smaller times (--compute-time, "
@@ -134,94 +164,35 @@ class SimCluster:
             self.now_s = self._deadline_s
             raise TimeUp
         self.now_s = finished_s
-        step = self._steps[worker]
-        self._steps[worker] = step + task.batches
+        step = ledger.steps[worker]
+        _, task, w, started_s, _, compute_s = ledger.finish(worker, finished_s)
         loss, value = self._values.take(worker) if self._values else (None, w.vector)
+        sent = self._message_bytes
+        version = w.version
         return Done(
-            worker,
-            step,
-            task.batches,
-            w.version,
-            loss,
-            value,
-            self.in_flight.pop(worker),
-            finished_s,
-            compute_s,
-            self._message_bytes,
-            self._message_bytes,
+            worker, step, task.batches, version, loss, value, started_s, finished_s, compute_s, sent, sent, w
         )
 
-    def _deliver(self, computed_s: float) -> float:
-        """Return when the server has a result that was computed at `computed_s`."""
-        arrived_s = computed_s + self._network.latency_s
-        self._in_free_s = max(arrived_s, self._in_free_s) + self._transfer_s
-        if self._network.service is None:
-            return self._in_free_s
-        service_s = self._network.service.seconds(0, self._served)
-        self._served += 1
-        self._server_free_s = max(self._in_free_s, self._server_free_s) + service_s
-        return self._server_free_s
-
-
-class _LazyValues:
-    """Computes the values of started tasks, all that wait at once, when the first is asked for."""
-
-    def __init__(self, workload: Workload, device: str, threads: int | None) -> None:
-        import torch
-
-        # torch's own threads only slow down operations this small: threads serve whole chunks instead.
-        torch.set_num_threads(1)
-        self._objective, self._device = workload.objective, device
-        self._shards = workload.shards[0].on_device(workload.shards, device)
-        self._chunk = max(64, min(1024, _CHUNK_BYTES // (4 * workload.objective.num_weights)))
-        self._waiting: dict[int, tuple[Task, int, Vector]] = {}
-        self._computed: dict[int, tuple[float, Vector, Tensor | None]] = {}
-        self._states: dict[int, Tensor] = {}  # (state_rows, D) by worker, after its last finished task
-        num_threads = threads or os.cpu_count() or 1
-        self._pool = ThreadPoolExecutor(num_threads) if num_threads > 1 else None
-
-    def add(self, worker: int, task: Task, step: int, vector: Vector) -> None:
-        self._waiting[worker] = (task, step, vector)
-
-    def drop(self, worker: int) -> None:
-        self._waiting.pop(worker, None)
-        self._computed.pop(worker, None)
-
-    def take(self, worker: int) -> tuple[float, Vector]:
-        if worker in self._waiting:
-            self._compute_waiting()
-        loss, value, state = self._computed.pop(worker)
-        if state is not None:
-            self._states[worker] = state
-        return loss, value
-
-    def _compute_waiting(self) -> None:
-        by_task: dict[Task, list[int]] = {}
-        for worker, (task, _, _) in self._waiting.items():
-            by_task.setdefault(task, []).append(worker)
-        chunks = [
-            (task, workers[i : i + self._chunk])
-            for task, workers in by_task.items()
-            for i in range(0, len(workers), self._chunk)
-        ]
-        run = self._pool.map if self._pool and len(chunks) > 1 else map
-        for (_, workers), computed in zip(chunks, run(self._compute, chunks), strict=True):
-            self._computed.update(zip(workers, zip(*computed, strict=True), strict=True))
-        self._waiting.clear()
-
-    def _compute(self, chunk: tuple[Task, list[int]]) -> tuple[list[float], Vector, Sequence[Tensor | None]]:
-        import torch
-
-        task, workers = chunk
-        waiting = [self._waiting[worker] for worker in workers]
-        w = torch.from_numpy(np.stack([vector for _, _, vector in waiting])).to(self._device)
-        shards = [self._shards[worker] for worker in workers]
-        state = w.new_zeros(len(workers), task.state_rows, w.shape[1])
-        if task.state_rows:
-            for row, worker in enumerate(workers):
-                if worker in self._states:
-                    state[row] = self._states[worker]
-        losses, values, state = task(self._objective, shards, [step for _, step, _ in waiting], w, state)
-        array: Vector = values.cpu().numpy()
-        array.setflags(write=False)
-        return losses.tolist(), array, state.unbind() if task.state_rows else [None] * len(workers)
+    def _changes(self) -> bool:
+        """Let the events happen that come before the next result; return after the first that
+        changes the members.
+        """
+        flights, computing = self._ledger.flights, self._computing
+        while computing and (
+            computing[0][2] not in flights or flights[computing[0][2]][0] != computing[0][1]
+        ):
+            heapq.heappop(computing)  # it was cancelled, or lost
+        arrival_s = self._star.arrival_s(computing[0][0]) if computing else math.inf
+        while self._events and self._events[0][0] <= min(arrival_s, self._deadline_s):
+            at_s, _, (what, worker) = heapq.heappop(self._events)
+            self.now_s = max(self.now_s, at_s)
+            ledger = self._ledger
+            if what == "join" and worker not in ledger.workers:
+                ledger.join(worker)
+                return True
+            if what == "leave" and worker in ledger.workers and len(ledger.workers) > 1:
+                ledger.leave(worker)
+                if self._values:
+                    self._values.drop(worker)
+                return True
+        return False

@@ -43,11 +43,11 @@ class ComputeTimes:
 
     def seconds(self, worker: int, step: int) -> float:
         """Seconds that `worker` takes for its mini-batch number `step` (from 0)."""
-        number, k = divmod(step, _BLOCK)
+        number = step // _BLOCK
         block = self._blocks.get(worker)
         if block is None or block[0] != number:
             block = self._draw(worker, number)
-        return block[1][k]
+        return block[1][step % _BLOCK]
 
     def total(self, worker: int, step: int, batches: int) -> float:
         """Seconds for the mini-batches [step, step + batches) of `worker`."""

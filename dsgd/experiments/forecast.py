@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from dsgd.config import OutputConfig, TrainConfig
+from dsgd.config import DataConfig, OutputConfig, TrainConfig
 from dsgd.experiments.kept import is_kept
 from dsgd.experiments.pool import Pool, cores
 from dsgd.experiments.runner import check_data
@@ -178,7 +178,9 @@ def _scheduled(run: Run) -> Run:
     simulated = replace(
         cfg,
         engine="sim",
-        data=replace(cfg.data, dataset="none"),
+        batch_size=TrainConfig.batch_size,
+        data=DataConfig(dataset="none"),
+        ray=cfg.ray.on("sim"),
         stop=replace(cfg.stop, target_loss=None),
         timing=replace(cfg.timing, compute_time=law, latency_s=_RAY_MESSAGE_S),
     )

@@ -382,7 +382,7 @@ def _variant(name: str, base: Mapping[str, Any], own: Mapping[str, Any], where: 
     if not re.match(r"\w", name) or len(name) > _LONGEST_NAME:
         raise UsageError(
             f"{where}: a name begins with a letter or digit and has at most {_LONGEST_NAME} characters; "
-            "give it such a one"
+            "rename it"
         )
     for option, remedy in NOT_HERE.items():
         if option in merged:

@@ -18,14 +18,18 @@ from dsgd.labs.spec import Finding
 from dsgd.labs.student import Attempt, Work
 from dsgd.run.lab import run
 from dsgd.strategies import load
-from dsgd.work.optim import SGD, Weights
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
+from dsgd.work.rules import ByStaleness
 
 _ROUNDING = 1e-6  # largest difference of two weights that only the order of float32 arithmetic makes
 _NOT_NEEDED = ("eval", "exec", "open", "__import__", "globals", "locals", "vars", "getattr", "setattr")
 
 
-def is_only_its_algorithm(work: Work, *, allowed: Sequence[str]) -> Finding:
-    """Check that it imports only `allowed` modules, and uses nothing private nor what gets round that."""
+def is_only_its_algorithm(work: Work, *, allowed: Sequence[str], forbidden: Sequence[str] = ()) -> Finding:
+    """Check that it imports only `allowed` modules, and uses nothing private or `forbidden`, nor ways
+    round that.
+    """
     seen = set()
     for node in ast.walk(work.tree):
         match node:
@@ -36,6 +40,8 @@ def is_only_its_algorithm(work: Work, *, allowed: Sequence[str]) -> Finding:
                         return Finding(
                             False, f"line {node.lineno} imports {name}; needed: only {', '.join(allowed)}"
                         )
+            case ast.keyword(arg=str(name)) | ast.Attribute(attr=name) if name in forbidden:
+                return Finding(False, f"line {node.lineno} uses {name}; needed: do yourself what it does")
             case ast.Name(id=name) if name in _NOT_NEEDED:
                 return Finding(False, f"line {node.lineno} uses {name}; needed: nothing of the kind")
             case ast.Attribute(attr=name) if name.startswith("_") and name != "__post_init__":
@@ -212,21 +218,27 @@ def _steps(work: Work, *, weighed: bool) -> Finding:
         assert isinstance(cfg, AsynchronousConfig)
         if (cfg.staleness_lr != "none") != weighed:
             continue
-        sgd, compared = SGD(lr=cfg.lr_for(1)), 0
+        rule, compared = server_rule(cfg, gradients=1), 0
         for before, update in _pairs(attempt):
             done = update.dones[0]
             staleness = before.version - done.read
-            needed = sgd.step(before, done.value, cfg.weight(staleness)).vector
+            needed = rule.step(before, [done]).vector
             off = np.linalg.norm(update.weights.vector - needed)
             if off > 1e-3 * np.linalg.norm(needed - before.vector) + _ROUNDING:
                 seen = (
                     f"update {update.weights.version}, of a gradient g with staleness {staleness}, moved the "
                     f"weights by {_step_size(before, update):.4g} g"
                 )
-                return _broken(attempt, seen, f"{cfg.lr_for(1) * cfg.weight(staleness):.4g} g")
+                return _broken(attempt, seen, f"{_needed_step(cfg, staleness):.4g} g")
             compared += 1
         looked.append((attempt, compared))
     return _kept(f"{sum(number for _, number in looked)} steps of the right length", looked)
+
+
+def _needed_step(cfg: AsynchronousConfig, staleness: int) -> float:
+    """Return the step that a gradient of this staleness has to take."""
+    weight = ByStaleness(cfg.full_weight_until).weight(staleness)
+    return weight * (cfg.lr / cfg.num_workers if cfg.lr_scaling == "workers" else cfg.lr)
 
 
 def _pairs(attempt: Attempt) -> Iterator[tuple[Weights, Update]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple, cast
 
-from dsgd.cluster import Cluster, Done, Update
+from dsgd.cluster import Cluster, Done, IdleMembers, Update
 from dsgd.cluster.clocks import Clocks
 from dsgd.cluster.open import open_cluster
 from dsgd.config import TrainConfig, option_fields
@@ -26,6 +26,7 @@ from dsgd.run.lab import GROUPS
 from dsgd.strategies import Strategy
 from dsgd.terminal.cli import UsageError
 from dsgd.work.optim import Weights
+from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
 
 _MOST_FOR_NOTHING = 4  # finished tasks, in budgets: who took so many without spending one never will
@@ -131,7 +132,7 @@ class Work:
                 )
             attempt.updates.append(update)
             attempt.gradients += sum(done.batches for done in update.dones)
-            attempt.idle.append(cluster.idle())
+            attempt.idle.append(cluster.waiting())
             if attempt.gradients >= budget:
                 return
             if len(attempt.updates) > budget:
@@ -180,28 +181,37 @@ class Watched:
 
     def __init__(self, cluster: Cluster, attempt: Attempt) -> None:
         self._cluster, self._attempt = cluster, attempt
-        self._clocks = Clocks(len(cluster.workers))
-        self.workers, self.device, self.pids = cluster.workers, cluster.device, cluster.pids
+        self._clocks = Clocks(cluster.workers)
+        self.workers = cluster.workers
 
     @property
     def now_s(self) -> float:
         return self._cluster.now_s
 
     @property
+    def idle(self) -> IdleMembers:
+        return self._cluster.idle
+
+    @property
+    def clocks(self) -> Clocks:
+        return self._cluster.clocks
+
+    @property
+    def given(self) -> int:
+        return self._cluster.given
+
+    def reading(self, worker: int) -> Weights:
+        return self._cluster.reading(worker)
+
+    def came_in_s(self, worker: int) -> tuple[float, float]:
+        return self._cluster.came_in_s(worker)
+
+    def combine(self, rule: Rule, w: Weights, dones: Sequence[Done]) -> Weights:
+        return self._cluster.combine(rule, w, dones)
+
+    @property
     def in_flight(self) -> Mapping[int, float]:
         return MappingProxyType(dict(self._cluster.in_flight))
-
-    @property
-    def restarts(self) -> Sequence[int]:
-        return tuple(self._cluster.restarts)
-
-    @property
-    def cancelled(self) -> Sequence[int]:
-        return tuple(self._cluster.cancelled)
-
-    @property
-    def cancelled_s(self) -> Sequence[float]:
-        return tuple(self._cluster.cancelled_s)
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         if worker not in self.workers:
@@ -228,11 +238,12 @@ class Watched:
                 f"{len(self._attempt.taken)} tasks were taken and made {len(self._attempt.updates)} updates"
             )
         done = self._cluster.next_done()
+        assert done, "the members of a lab's cluster do not change"
         self._attempt.taken.append(done)
         self._clocks.tick(done.worker, done.batches)
         return done
 
-    def idle(self) -> dict[int, int]:
+    def waiting(self) -> dict[int, int]:
         """Return the workers without a task, and how many mini-batches each is ahead of the slowest."""
         busy = self._cluster.in_flight
         return {worker: self._ahead(worker) for worker in self.workers if worker not in busy}

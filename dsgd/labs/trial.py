@@ -49,6 +49,6 @@ def floats(options: Mapping[str, Any], config_type: type) -> dict[str, Any]:
     """Return options with whole numbers as floats where the option is one, as the command line reads them."""
     fields = option_fields(config_type)
     return {
-        name: float(value) if name in fields and str(fields[name].type) == "float" else value
+        name: float(value) if name in fields and fields[name].kind == "float" else value
         for name, value in options.items()
     }

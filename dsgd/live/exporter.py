@@ -15,7 +15,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest, push_to_gateway
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from dsgd.cluster import Cluster
+from dsgd.cluster import Engine
 from dsgd.config import LiveConfig, TrainConfig
 from dsgd.live.prometheus import RunMetrics, RunsCollector
 from dsgd.live.server import Response, listen, serving, url_of
@@ -65,7 +65,7 @@ class Exporter:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def run(self, cfg: TrainConfig, record: Path, cluster: Cluster, tally: Tally) -> RunMetrics:
+    def run(self, cfg: TrainConfig, record: Path, cluster: Engine, tally: Tally) -> RunMetrics:
         """Return what to tell of a run whose record is open; its run_id is the record's name."""
         meta = read_meta(record)
         info = {

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dsgd.cluster import Cluster, Update
+from dsgd.cluster import Engine, Update
 from dsgd.metrics import Tally, families
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class RunMetrics:
         mode: str,
         run_id: str,
         info: Mapping[str, str],
-        cluster: Cluster,
+        cluster: Engine,
         tally: Tally,
         staleness_bound: float | None = None,
     ) -> None:

@@ -50,7 +50,7 @@ def of_table(name: str) -> About:
 class RecordedTask(Struct, frozen=True, kw_only=True, gc=False):
     """A task: an entry of `gradients` or `ignored` in a line of updates.jsonl."""
 
-    worker: Annotated[int, field("", "who took the task, from 0")]
+    worker: Annotated[int, field("", "which worker took the task, from 0")]
     step: Annotated[int, field("mini-batches", "the worker's step when the task began")]
     batches: Annotated[int, field("mini-batches", "in the task")]
     staleness: Annotated[
@@ -83,7 +83,7 @@ class RecordedUpdate(Struct, frozen=True, kw_only=True, omit_defaults=True):
     gradients: Annotated[tuple[RecordedTask, ...], field("", "its tasks, each with the fields below")]
     ignored: Annotated[
         tuple[RecordedTask, ...],
-        field("", "the tasks that were thrown away since the update before; left out where there are none"),
+        field("", "the tasks that were discarded since the previous update; left out where there are none"),
     ] = ()
 
     @property

@@ -18,7 +18,7 @@ import numpy as np
 import yaml
 from msgspec import Struct
 
-from dsgd.cluster import Cluster, Done, Update
+from dsgd.cluster import Done, Engine, Update
 from dsgd.config import OutputConfig, TrainConfig, options
 from dsgd.metrics import finite, taken_of_updates
 from dsgd.records.schema import (
@@ -58,7 +58,7 @@ class RunRecord:
         self._tensorboard: TensorBoard | None = None
         self._flushed_s = time.monotonic()
 
-    def open(self, *, started: float, cluster: Cluster) -> None:
+    def open(self, *, started: float, cluster: Engine) -> None:
         """Make the folder and write what is known before the first update."""
         meta = _meta(started, cluster)
         self._make_folder()
@@ -191,7 +191,7 @@ def default_name(cfg: TrainConfig) -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}-{cfg.mode}-w{cfg.num_workers}-s{cfg.seed}"
 
 
-def _meta(started: float, cluster: Cluster) -> Meta:
+def _meta(started: float, cluster: Engine) -> Meta:
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(Path(__file__).parents[2]), *arguments]
         try:

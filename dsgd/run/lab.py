@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dsgd.cluster import Cluster, Update
+from dsgd.cluster import Engine, Update
 from dsgd.cluster.open import open_cluster
 from dsgd.config import (
     DataConfig,
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
     cfg: TrainConfig
     updates: list[Update]
     tally: Tally
-    cluster: Cluster
+    cluster: Engine
 
     @property
     def w(self) -> Vector:
@@ -85,7 +85,7 @@ def config(mode: str, **options: Any) -> TrainConfig:
 
 
 def run(
-    mode: str, on_update: Callable[[Cluster, Update], None] = lambda cluster, update: None, **options: Any
+    mode: str, on_update: Callable[[Engine, Update], None] = lambda cluster, update: None, **options: Any
 ) -> Outcome:
     """Run a strategy until its budget is spent; in the simulator unless `engine="ray"`."""
     cfg = config(mode, **options)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from dsgd.cluster import Cluster, ClusterError, TimeUp, Update
+from dsgd.cluster import ClusterError, Engine, TimeUp, Update
 from dsgd.cluster.open import open_cluster
 from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
@@ -86,7 +86,7 @@ def run_both(
     codes = []
     for engine in ("ray", "sim"):
         output = replace(cfg.output, out=str(folder), run_name=engine)
-        one = replace(cfg, engine=engine, output=output)
+        one = replace(cfg, engine=engine, output=output, ray=cfg.ray.on(engine))
         if engine == "sim":
             try:
                 one = replace(one, timing=measured_timing(cfg.timing, folder / "ray"))
@@ -110,7 +110,7 @@ class Run:
         self,
         cfg: TrainConfig,
         workload: Workload,
-        cluster: Cluster,
+        cluster: Engine,
         record: RunRecord,
         observers: Observers | None = None,
     ) -> None:

@@ -19,12 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
-from dsgd.cluster import Cluster, Update, run_all
-from dsgd.config import TrainConfig, require
-from dsgd.work.optim import Weights, mean, spread
+from dsgd.cluster import Cluster, Update, next_round, run_all
+from dsgd.config import Ge, Gt, Lt, TrainConfig
+from dsgd.work.optim import Weights, spread
+from dsgd.work.rules import Average, chain
 from dsgd.work.tasks import LocalSGD
 
 
@@ -32,35 +34,29 @@ from dsgd.work.tasks import LocalSGD
 class Config(TrainConfig):
     mode: str = "adacomm"
 
-    first_local_steps: int = 16
+    first_local_steps: Annotated[int, Ge(1)] = 16
     """tau_0, the mini-batches between two averagings at the start."""
 
-    interval_s: float = 60.0
+    interval_s: Annotated[float, Gt(0)] = 60.0
     """T_0, seconds on the engine's clock between two choices of the number of local steps."""
 
-    decay: float = 0.5
+    decay: Annotated[float, Gt(0), Lt(1)] = 0.5
     """gamma, the factor on the number of local steps where the loss alone would not lower it."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        first = self.first_local_steps
-        require(first >= 1, "first-local-steps", first, "must be at least 1")
-        require(self.interval_s > 0, "interval-s", self.interval_s, "must be above 0")
-        require(0 < self.decay < 1, "decay", self.decay, "must lie between 0 and 1, both excluded")
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    left, tau, first_loss = cfg.steps, cfg.first_local_steps, 0.0
-    choose_s = cluster.now_s + cfg.interval_s
-    while left:
-        h = min(tau, left)
+    rule = chain(Average())
+    while True:
+        tau, first_loss, choose_s = w.kept or (cfg.first_local_steps, 0.0, cluster.now_s + cfg.interval_s)
+        h = next_round(cluster, cfg.budget, tau)
+        if not h:
+            return
         dones = run_all(cluster, LocalSGD(batches=h, lr=cfg.lr, momentum=cfg.momentum), w)
-        w = w.replaced(mean(done.value for done in dones))
-        left -= h
         loss = float(np.mean([done.loss or 0.0 for done in dones]))
         first_loss = first_loss or loss
         if cluster.now_s >= choose_s and math.isfinite(loss):
             choose_s = cluster.now_s + cfg.interval_s
             wanted = math.ceil(math.sqrt(loss / first_loss) * cfg.first_local_steps) if first_loss else tau
             tau = max(1, wanted if wanted < tau else math.ceil(cfg.decay * tau))
-        yield Update(w, dones, measured={"drift": spread((done.value for done in dones), w.vector)})
+        w = cluster.combine(rule, w, dones).keeping((tau, first_loss, choose_s))
+        yield Update(w, dones, measured={"drift": spread([done.value for done in dones], w.vector)})

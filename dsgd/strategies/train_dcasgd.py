@@ -19,15 +19,15 @@ instead of copying them when the worker pulls.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-import numpy as np
-
-from dsgd.cluster import Cluster, Update
-from dsgd.config import AsynchronousConfig, require
-from dsgd.work.optim import SGD, Vector, Weights
+from dsgd.cluster import Cluster, Update, start_idle
+from dsgd.config import FINITE, AsynchronousConfig, Ge
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
+from dsgd.work.rules import Compensate
 from dsgd.work.tasks import gradient
 
 
@@ -35,37 +35,18 @@ from dsgd.work.tasks import gradient
 class Config(AsynchronousConfig):
     mode: str = "dcasgd"
 
-    compensation: float = 0.04
+    compensation: Annotated[float, FINITE, Ge(0)] = 0.04
     """lambda, how much of the correction is applied; 0 is ASGD."""
 
     adaptive: bool = False
     """Divide lambda by the root of the gradients' mean square, coordinate by coordinate."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        known = 0 <= self.compensation < math.inf
-        require(known, "compensation", self.compensation, "must be finite and at least 0")
-
-
-def hessian(g: Vector) -> Vector:
-    """Return what stands for the Hessian: the diagonal (D,) of the gradient's outer product."""
-    return g * g
-
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sgd = SGD(lr=cfg.lr_for(1), momentum=cfg.momentum)
-    mean_square = np.zeros_like(w.vector)
-    read = dict.fromkeys(cluster.workers, w)  # the weights that each worker computes at
-    for worker in cluster.workers:
-        cluster.start(worker, gradient, w)
+    rule = server_rule(cfg, 1, Compensate(cfg.compensation, cfg.adaptive))
     while True:
-        done = cluster.next_done()
-        g, scale = done.value, cfg.compensation
-        if cfg.adaptive:
-            mean_square = 0.95 * mean_square + 0.05 * g * g
-            scale = cfg.compensation / np.sqrt(mean_square + 1e-7)
-        g = g + scale * hessian(g) * (w.vector - read[done.worker].vector)
-        w = sgd.step(w, g, cfg.weight(w.version - done.read))
-        read[done.worker] = w
-        cluster.start(done.worker, gradient, w)
-        yield Update(w, [done])
+        start_idle(cluster, gradient, w)
+        if done := cluster.next_done():
+            w = cluster.combine(rule, w, [done])
+            start_idle(cluster, gradient, w)
+            yield Update(w, [done])

@@ -16,36 +16,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from dsgd.cluster import Cluster, Update, run_all
-from dsgd.config import ExchangeConfig, require
-from dsgd.work.optim import SGD, DelayedNesterov, Weights, mean, spread
-from dsgd.work.tasks import LocalAdamW, LocalSGD, portions
+from dsgd.cluster import Cluster, Update, next_round, run_all, start_portions
+from dsgd.config import FINITE, ExchangeConfig, Ge, Gt, Lt, OnlyWith
+from dsgd.work.optim import Weights, spread
+from dsgd.work.rules import DelayedNesterov, Descend, Momentum, Moved, chain
+from dsgd.work.tasks import LocalAdamW, LocalSGD
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ExchangeConfig):
     mode: str = "diloco"
 
-    lr: float = 0.01
+    lr: Annotated[float, FINITE, Gt(0)] = 0.01
     """Step size of the workers' own steps."""
+
+    momentum: Annotated[float, Ge(0), Lt(1), OnlyWith(inner="sgd")] = 0.0
+    """Heavy-ball momentum of the workers' own steps, 0 to below 1."""
 
     inner: Literal["adamw", "sgd"] = "adamw"
     """The workers' optimizer; --momentum is that of sgd. adamw: betas .9 and .999, weight decay .01."""
 
-    outer_lr: float = 0.7
+    outer_lr: Annotated[float, FINITE, Gt(0)] = 0.7
     """Step size of the server."""
 
-    outer_momentum: float = 0.9
+    outer_momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     """b, of the server's Nesterov momentum."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 < self.outer_lr < float("inf"), "outer-lr", self.outer_lr, "must be finite and above 0")
-        require(0 <= self.outer_momentum < 1, "outer-momentum", self.outer_momentum, "must lie in [0, 1)")
-        rule = "is of --inner sgd; leave it out, for AdamW has moments of its own"
-        require(self.inner == "sgd" or not self.momentum, "momentum", self.momentum, rule)
 
     def task(self, h: int) -> LocalAdamW | LocalSGD:
         sgd = LocalSGD(batches=h, lr=self.lr, momentum=self.momentum, keeps_velocity=True)
@@ -53,26 +50,21 @@ class Config(ExchangeConfig):
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    if cfg.exchange == "async":
-        yield from asynchronous(cluster, w, cfg)
-        return
-    nesterov = SGD(lr=cfg.outer_lr, momentum=cfg.outer_momentum, nesterov=True)
-    for h in portions(cfg.steps, cfg.local_steps):
+    return synchronous(cluster, w, cfg) if cfg.exchange == "sync" else asynchronous(cluster, w, cfg)
+
+
+def synchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
+    rule = chain(Moved(), Momentum(cfg.outer_momentum, nesterov=True), Descend(cfg.outer_lr))
+    while h := next_round(cluster, cfg.budget, cfg.local_steps):
         dones = run_all(cluster, cfg.task(h), w)
-        average = mean(done.value for done in dones)
-        w = nesterov.step(w, w.vector - average)
-        yield Update(w, dones, measured={"drift": spread((done.value for done in dones), average)})
+        w = cluster.combine(rule, w, dones)
+        yield Update(w, dones, measured={"drift": spread([done.value for done in dones])})
 
 
 def asynchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    nesterov = DelayedNesterov(lr=cfg.outer_lr, momentum=cfg.outer_momentum, every=cfg.num_workers)
-    sizes, read = portions(cfg.budget, cfg.local_steps), dict.fromkeys(cluster.workers, w)
-    for worker, h in zip(cluster.workers, sizes, strict=False):
-        cluster.start(worker, cfg.task(h), w)
-    while cluster.in_flight:
-        done = cluster.next_done()
-        w = nesterov.step(w, read[done.worker].vector - done.value)
-        if h := next(sizes, 0):
-            cluster.start(done.worker, cfg.task(h), w)
-        read[done.worker] = w
-        yield Update(w, [done])
+    rule = chain(Moved(), DelayedNesterov(cfg.outer_momentum, cfg.num_workers), Descend(cfg.outer_lr))
+    while start_portions(cluster, cfg.task, w, cfg.budget, cfg.local_steps):
+        if done := cluster.next_done():
+            w = cluster.combine(rule, w, [done])
+            start_portions(cluster, cfg.task, w, cfg.budget, cfg.local_steps)
+            yield Update(w, [done])

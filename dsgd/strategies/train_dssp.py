@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from dsgd.cluster import Cluster, Update, start_all
-from dsgd.cluster.clocks import Clocks
-from dsgd.config import AsynchronousConfig, require
-from dsgd.work.optim import SGD, Weights
+from dsgd.cluster import Cluster, Update, start_idle
+from dsgd.config import AsynchronousConfig, Ge, require
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 
 
@@ -31,7 +32,7 @@ from dsgd.work.tasks import gradient
 class Config(AsynchronousConfig):
     mode: str = "dssp"
 
-    slack_low: int = 3
+    slack_low: Annotated[int, Ge(0)] = 3
     """s_L, mini-batches a worker may always be ahead of the slowest when it starts one."""
 
     slack_high: int = 15
@@ -39,9 +40,8 @@ class Config(AsynchronousConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.slack_low >= 0, "slack-low", self.slack_low, "must be at least 0")
-        low, high = self.slack_low, self.slack_high
-        require(high >= low, "slack-high", high, "must be at least --slack-low; raise it")
+        rule = "must be at least --slack-low; raise it"
+        require(self.slack_high >= self.slack_low, "slack-high", self.slack_high, rule)
 
 
 def extra_steps(fast: Sequence[float], slow: Sequence[float], most: int) -> int:
@@ -52,28 +52,20 @@ def extra_steps(fast: Sequence[float], slow: Sequence[float], most: int) -> int:
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sgd = SGD(lr=cfg.lr_for(1), momentum=cfg.momentum)
-    clocks = Clocks(len(cluster.workers))
-    pushes = {worker: (0.0, 0.0) for worker in cluster.workers}
-    extra = dict.fromkeys(cluster.workers, 0)
-    waiting: set[int] = set()
-    start_all(cluster, gradient, w)
+    rule, clocks = server_rule(cfg, gradients=1), cluster.clocks
     while True:
+        start_idle(cluster, gradient, w, ahead=cfg.slack_low)
         done = cluster.next_done()
-        i = done.worker
-        w = sgd.step(w, done.value, cfg.weight(w.version - done.read))
-        clock, pushes[i] = clocks.tick(i), (pushes[i][1], done.finished_s)
-        gap = clock - clocks.slowest
-        if gap > cfg.slack_low and not extra[i] and clock == clocks.fastest:
-            slowest = min(cluster.workers, key=clocks.__getitem__)
-            extra[i] = extra_steps(pushes[i], pushes[slowest], most=cfg.slack_high + 1 - gap)
-        waiting.add(i)
-        ready = [j for j in sorted(waiting) if clocks[j] - clocks.slowest <= cfg.slack_low]
-        extra[i] = 0 if i in ready else extra[i]  # the slowest has caught up: what was left is void
-        if extra[i]:
-            extra[i] -= 1
-            ready.append(i)
-        for worker in ready:
+        if not done:
+            continue
+        i, extra = done.worker, dict(w.kept or {})  # by worker: mini-batches it may still run ahead
+        gap = clocks[i] - clocks.slowest
+        if gap > cfg.slack_low and i not in extra and clocks[i] == clocks.fastest:
+            slow = cluster.came_in_s(clocks.slowest_worker)
+            extra[i] = extra_steps(cluster.came_in_s(i), slow, most=cfg.slack_high + 1 - gap)
+        left = 0 if gap <= cfg.slack_low else extra.get(i, 0)  # once the slowest has caught up: void
+        extra[i] = left - 1
+        w = cluster.combine(rule, w, [done]).keeping({j: r for j, r in extra.items() if r > 0})
+        for worker in sorted(cluster.idle.within(cfg.slack_low)) + ([i] if left else []):
             cluster.start(worker, gradient, w)
-        waiting.difference_update(ready)
         yield Update(w, [done])

@@ -20,25 +20,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
-from dsgd.cluster import Cluster, Update, run_all
-from dsgd.config import ExchangeConfig, require
-from dsgd.work.optim import Weights, mean, spread
-from dsgd.work.tasks import Elastic, portions
+from dsgd.cluster import Cluster, Update, next_round, run_all, start_portions
+from dsgd.config import ExchangeConfig, Gt, Le
+from dsgd.work.optim import Weights, spread
+from dsgd.work.rules import Pull, chain
+from dsgd.work.tasks import Elastic
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ExchangeConfig):
     mode: str = "easgd"
 
-    moving_rate: float | None = None
+    moving_rate: Annotated[float | None, Gt(0), Le(1)] = None
     """alpha, the share of the distance that worker and centre move. None: 0.9 / num_workers, as the paper."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        rate = self.moving_rate
-        rule = "must lie in (0, 1], like 0.9 / num_workers"
-        require(rate is None or 0 < rate <= 1, "moving-rate", rate, rule)
 
     @property
     def alpha(self) -> float:
@@ -53,21 +49,22 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
 
 
 def synchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    centre = w  # as it was at the last exchange
-    for h in portions(cfg.steps, cfg.local_steps):
-        dones = run_all(cluster, cfg.task(h), Weights(centre.vector, w.version))
-        average = mean(done.value for done in dones)
-        centre, w = w, w.replaced(w.vector + cfg.num_workers * cfg.alpha * (average - w.vector))
-        yield Update(w, dones, measured={"drift": spread((done.value for done in dones), average)})
+    rule = chain(Pull(cfg.num_workers * cfg.alpha))
+    while h := next_round(cluster, cfg.budget, cfg.local_steps):
+        dones = run_all(cluster, cfg.task(h), before(w))
+        w = cluster.combine(rule, w, dones)
+        yield Update(w, dones, measured={"drift": spread([done.value for done in dones])})
 
 
 def asynchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sizes = portions(cfg.budget, cfg.local_steps)
-    for worker, h in zip(cluster.workers, sizes, strict=False):
-        cluster.start(worker, cfg.task(h), w)
-    while cluster.in_flight:
-        done = cluster.next_done()
-        centre, w = w, w.replaced(w.vector + cfg.alpha * (done.value - w.vector))
-        if h := next(sizes, 0):
-            cluster.start(done.worker, cfg.task(h), Weights(centre.vector, w.version))
-        yield Update(w, [done])
+    rule = chain(Pull(cfg.alpha))
+    while start_portions(cluster, cfg.task, before(w), cfg.budget, cfg.local_steps):
+        if done := cluster.next_done():
+            w = cluster.combine(rule, w, [done])
+            start_portions(cluster, cfg.task, before(w), cfg.budget, cfg.local_steps)
+            yield Update(w, [done])
+
+
+def before(w: Weights) -> Weights:
+    """Return the centre as it was at the last exchange: what the workers are pulled to."""
+    return Weights(w.slots.get("before", w.vector), w.version)

@@ -22,9 +22,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dsgd.cluster import Cluster, Done, Update, start_all
+from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
 from dsgd.config import AsynchronousConfig, require
-from dsgd.work.optim import SGD, Weights, mean
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 
 
@@ -52,14 +53,16 @@ class Config(AsynchronousConfig):
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
     k = cfg.gradients_per_update
-    sgd = SGD(lr=cfg.lr_for(k), momentum=cfg.momentum)
-    start_all(cluster, gradient, w)
+    rule = server_rule(cfg, gradients=k)
     while True:
         dones: list[Done] = []
         while len(dones) < k:
-            dones.append(cluster.next_done())
-            if len(dones) < k and cfg.count == "gradients":
-                cluster.start(dones[-1].worker, gradient, w)
-        w = sgd.step(w, mean(cfg.weight(w.version - d.read) * d.value for d in sorted(dones)))
+            if cfg.count == "gradients" or not (dones or cluster.in_flight):
+                start_all(cluster, gradient, w)
+            if dones and not cluster.in_flight:  # so many members are not here
+                break
+            if done := cluster.next_done():
+                dones.append(done)
+        w = cluster.combine(rule, w, in_worker_order(dones))
         start_all(cluster, gradient, w)
         yield Update(w, dones)

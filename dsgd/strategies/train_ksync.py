@@ -25,9 +25,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dsgd.cluster import Cluster, Done, Update, start_all
+from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
 from dsgd.config import TrainConfig, require
-from dsgd.work.optim import SGD, Weights, mean
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 
 
@@ -51,21 +52,25 @@ class Config(TrainConfig):
         super().__post_init__()
         rule = f"must lie between 0 and num_workers - 1 = {self.num_workers - 1}; lower it or add workers"
         require(0 <= self.backup < self.num_workers, "backup", self.backup, rule)
-        require(self.k is None or not self.backup, "k", self.k, "and --backup say the same; give one of them")
+        rule = "is an alternative to --backup; give one of them"
+        require(self.k is None or not self.backup, "k", self.k, rule)
         most = self.num_workers if self.count == "workers" else self.budget
         rule = f"must lie between 1 and {most}; choose such a K, or add workers"
         require(self.k is None or 1 <= self.k <= most, "k", self.k, rule)
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sgd = SGD(lr=cfg.lr, momentum=cfg.momentum)
     k = cfg.k or cfg.num_workers - cfg.backup
+    rule = server_rule(cfg, gradients=k)
     while True:
         start_all(cluster, gradient, w)
         dones: list[Done] = []
         late: list[Done] = []
-        while len(dones) < k:
+        while len(dones) < k and (cluster.in_flight or not dones):  # fewer if so many members are not here
             done = cluster.next_done()
+            if not done:  # who has joined takes part at once; who has delivered waits
+                start_all(cluster, gradient, w, besides={done.worker for done in dones})
+                continue
             fresh = done.read == w.version
             (dones if fresh else late).append(done)
             if len(dones) < k and (not fresh or cfg.count == "gradients"):
@@ -73,5 +78,5 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         if cfg.rest == "cancel":
             for worker in list(cluster.in_flight):
                 cluster.cancel(worker)
-        w = sgd.step(w, mean(done.value for done in sorted(dones)))
+        w = cluster.combine(rule, w, in_worker_order(dones))
         yield Update(w, dones, ignored=late)

@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsgd.cluster import Cluster, Done, Update, start_all
+from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
 from dsgd.config import TrainConfig, require
-from dsgd.work.optim import SGD, Weights, mean
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 
 
@@ -42,15 +43,13 @@ class Config(TrainConfig):
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
     batches = cfg.batches or cfg.num_workers
-    sgd = SGD(lr=cfg.lr, momentum=cfg.momentum)
+    rule = server_rule(cfg, gradients=batches)
     while True:
-        start_all(cluster, gradient, w)
         dones: list[Done] = []
         late: list[Done] = []
         while len(dones) < batches:
-            done = cluster.next_done()
-            (dones if done.read == w.version else late).append(done)
-            if len(dones) < batches:
-                cluster.start(done.worker, gradient, w)
-        w = sgd.step(w, mean(done.value for done in sorted(dones)))
+            start_all(cluster, gradient, w)
+            if done := cluster.next_done():
+                (dones if done.read == w.version else late).append(done)
+        w = cluster.combine(rule, w, in_worker_order(dones))
         yield Update(w, dones, ignored=late)

@@ -16,14 +16,14 @@ reported as `wasted`. R is given, not derived from the noise and the target accu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from dsgd.cluster import Cluster, Done, Update, start_all
-from dsgd.config import AsynchronousConfig, require
-from dsgd.work.optim import SGD, Weights
+from dsgd.config import AsynchronousConfig, whole_or_inf
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 
 
@@ -31,40 +31,35 @@ from dsgd.work.tasks import gradient
 class Config(AsynchronousConfig):
     mode: str = "ringmaster"
 
-    delay_bound: float = 8.0
+    delay_bound: Annotated[float, whole_or_inf(1)] = 8.0
     """R: a gradient counts only if fewer than R updates came since its weights were read; inf is ASGD."""
 
     rest: Literal["cancel", "ignore"] = "cancel"
     """What becomes of a task that is too old. cancel: stopped at once. ignore: thrown away when it ends."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        bound = float(self.delay_bound)
-        whole = bound >= 1 and (bound == math.inf or bound.is_integer())
-        require(whole, "delay-bound", self.delay_bound, "must be a whole number of at least 1, or inf")
-
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sgd = SGD(lr=cfg.lr_for(1), momentum=cfg.momentum)
-    read = dict.fromkeys(cluster.workers, w.version)  # which version each worker's task has read
+    rule = server_rule(cfg, gradients=1)
     late: list[Done] = []
-    start_all(cluster, gradient, w)
     while True:
-        done = cluster.next_done()
-        staleness = w.version - done.read
-        fresh = staleness < cfg.delay_bound
-        if fresh:
-            w = sgd.step(w, done.value, cfg.weight(staleness))
-        else:
-            late.append(done)
-        if fresh and cfg.rest == "cancel":
-            for worker in list(cluster.in_flight):
-                if w.version - read[worker] >= cfg.delay_bound:
-                    cluster.cancel(worker)
-        for worker in cluster.workers:
-            if worker not in cluster.in_flight:
-                read[worker] = w.version
         start_all(cluster, gradient, w)
-        if fresh:
-            yield Update(w, [done], ignored=late)
-            late = []
+        done = cluster.next_done()
+        if not done:
+            continue
+        if w.version - done.read >= cfg.delay_bound:
+            late.append(done)
+            continue
+        w = cluster.combine(rule, w, [done])
+        if cfg.rest == "cancel":
+            cancel_older(cluster, w.version - cfg.delay_bound)
+        start_all(cluster, gradient, w)
+        yield Update(w, [done], ignored=late)
+        late = []
+
+
+def cancel_older(cluster: Cluster, version: float) -> None:
+    """Cancel the tasks that have read this version or an older one; those started first have read the
+    oldest.
+    """
+    while cluster.in_flight and cluster.reading(worker := next(iter(cluster.in_flight))).version <= version:
+        cluster.cancel(worker)

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
+import re
+import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +18,43 @@ from typing import Any
 import tyro
 import yaml
 from tyro import _errors as tyro_errors  # private, but the pinned version's one way to a one-line message
+from tyro.constructors import (
+    MISSING,
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
-from dsgd.config import TrainConfig, option_fields
+from dsgd.config import TrainConfig
+from dsgd.options.rules import Checked, Option, members, option_fields
 from dsgd.strategies import load, modes
 
 _DEFAULT_MODE = "ssgd"
+
+# Lines after a heading are indented: tyro joins those that are not.
+_HEAD = """\
+Distributed SGD, one run. Mode {mode}: {title}
+
+Examples:
+  main.py --mode asgd --engine sim --num-workers 8 --compute-time exponential:1
+  main.py --mode ssp --slack 2 --slowdown 0=4
+  main.py --config runs/NAME/config.yaml --seed 1
+
+Modes; --mode MODE --help shows the options of each:
+{modes}
+
+Options from a file; those on the command line override them:
+  --config FILE          the config.yaml of an earlier run
+
+Other commands, each with its own --help:
+  --experiment FILE      run what the file compares, and draw a report
+  --report DIR           draw the report of an experiment or run again
+  --check LAB ANSWERS    check answers to docs/labs
+  --version              print the version
+
+Exit codes:
+  0 done, 1 failed, 2 usage, 3 diverged, 130 interrupted"""
 
 
 class UsageError(Exception):
@@ -28,17 +64,35 @@ class UsageError(Exception):
 def parse(arguments: Sequence[str]) -> TrainConfig:
     """Return the configuration that the command line, and the file after `--config`, ask for.
 
-    Raises UsageError in one line for anything that is wrong. `--help` prints and raises SystemExit.
+    Raises UsageError in one line for anything that is wrong. `--help` and `--version` print and raise
+    SystemExit.
     """
     arguments = [with_dashes(argument) for argument in arguments]
-    arguments, config_file = _take_option(arguments, "--config")
-    file_options = _read_config(config_file) if config_file is not None else {}
-    file_options.pop("run_name", None)  # a repetition is another run, with a name of its own
-    return configure(file_options, f"--config {config_file}", arguments)
+    try:
+        if is_given(arguments, "--version"):
+            from importlib.metadata import version
+
+            print(f"dsgd-lab {version('dsgd-lab')}")
+            raise SystemExit(0)
+        arguments, config_file = _take_option(arguments, "--config")
+        file_options = _read_config(config_file) if config_file is not None else {}
+        file_options.pop("run_name", None)  # a repetition is another run, with a name of its own
+        return configure(file_options, f"--config {config_file}", arguments)
+    except (SystemExit, BrokenPipeError):
+        _flush()
+        raise SystemExit(0) from None
+
+
+def _flush() -> None:
+    """Write out what was printed; a reader that has left, as in `--help | head`, is no error."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # Python flushes once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[str] = ()) -> TrainConfig:
-    """Return the configuration that a file's options ask for; what `arguments` say goes before them.
+    """Return the configuration that a file's options ask for; `arguments` override them.
 
     source: what messages call the file. Raises UsageError in one line for anything that is wrong.
     """
@@ -52,55 +106,69 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
     for key in file_options:
         if key not in known:
             raise UsageError(f"{source}: {_unknown(key, str(mode), known, spelled=key)}")
-    from_file = [
-        token
-        for key, value in file_options.items()
-        if not given & {f"--{_dashed(key)}", f"--no-{_dashed(key)}"}
-        for token in _tokens(key, value, str(known[key].type), source)
-    ]
+    in_file = [key for key in file_options if not given & {f"--{_dashed(key)}", f"--no-{_dashed(key)}"}]
+    from_file = [token for key in in_file for token in _tokens(known[key], file_options[key], source)]
+    tokens = [*from_file, *arguments]
 
     def explain(event: tyro_errors.ParseErrorEvent) -> None:
-        raise UsageError(_explain(event, str(mode), known))
+        message = _explain(event, str(mode), known, tokens)
+        culprit = re.match(r"--([\w-]+)", message)
+        raise UsageError(f"{source}: {message}" if culprit and _field(culprit[1]) in in_file else message)
 
     with tyro_errors.on_parse_error(explain):
         cfg: TrainConfig = tyro.cli(
             strategy.Config,
             prog="main.py",
-            args=[*from_file, *arguments],
+            args=tokens,
             description=_description(str(mode), strategy.__doc__ or ""),
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
+            registry=_REGISTRY,
         )
     return cfg
 
 
-def _description(mode: str, doc: str) -> str:
-    title = doc.strip().splitlines()[0] if doc else mode
-    return (
-        f"Distributed SGD, one run. Mode {mode}: {title}\n\nModes: {', '.join(modes())}; each has options of "
-        "its own, which --mode MODE --help shows. --config FILE takes the options of an earlier run's "
-        "config.yaml; what the command line says wins. --experiment FILE runs a comparison, --report DIR "
-        "draws one again, and --check LAB ANSWERS checks answers to docs/labs; each has a --help of its own. "
-        "Exit codes: 0 done, 1 failed, 2 usage, 3 diverged, 130 interrupted."
+_REGISTRY = ConstructorRegistry()
+
+
+@_REGISTRY.struct_rule
+def _config_type(info: StructTypeInfo) -> StructConstructorSpec | None:
+    """Describe a configuration to tyro: by its own reading of the texts, it would keep their line breaks."""
+    config_type: Any = info.type
+    if Checked not in getattr(config_type, "__mro__", ()):
+        return None
+    return StructConstructorSpec(
+        instantiate=config_type,
+        fields=tuple(
+            StructFieldSpec(name, member.type, member.default, member.help)
+            if isinstance(member, Option)
+            else StructFieldSpec(name, member, MISSING)
+            for name, member in members(config_type).items()
+        ),
     )
 
 
-def _explain(event: tyro_errors.ParseErrorEvent, mode: str, known: dict[str, Any]) -> str:
+def _description(mode: str, doc: str) -> str:
+    listed = textwrap.fill(", ".join(modes()), 78, initial_indent="  ", subsequent_indent="  ")
+    return _HEAD.format(mode=mode, title=doc.strip().partition("\n")[0], modes=listed)
+
+
+def _explain(
+    event: tyro_errors.ParseErrorEvent, mode: str, known: Mapping[str, Option], tokens: Sequence[str]
+) -> str:
     match event:
-        case tyro_errors.UnrecognizedArgs(tokens=tokens):
-            if not tokens[0].startswith("-"):
-                return f"'{tokens[0]}' belongs to no option; options are written --name value, see --help"
-            return _unknown(_field(tokens[0]), mode, known, spelled=tokens[0])
+        case tyro_errors.UnrecognizedArgs(tokens=unknown):
+            if not unknown[0].startswith("-"):
+                return f"'{unknown[0]}' belongs to no option; options are written --name value, see --help"
+            return _unknown(_field(unknown[0]), mode, known, spelled=unknown[0])
         case tyro_errors.InvalidChoice(argument=argument, value=value, choices=choices):
             return f"{_name(argument)} {value}: must be one of {', '.join(choices)}"
         case tyro_errors.BadValue(argument=argument):
             return f"{_name(argument)}: needs a value; --help describes it"
         case tyro_errors.InstantiationFailure(message=message, argument=None):
             return message.strip()
-        case tyro_errors.InstantiationFailure(message=message, argument=argument):
+        case tyro_errors.InstantiationFailure(argument=argument):
             option = _name(argument)
-            kind = {"int": "a whole number", "float": "a number"}
-            rule = kind.get(str(known[_field(option)].type).partition(" ")[0], "another value")
-            return f"{option}: must be {rule} ({' '.join(message.split())}); --help describes it"
+            return f"{option} {_value(tokens, option)}: {known[_field(option)].kind_in_words}"
     return f"the command line cannot be read ({type(event).__name__}); see --help"
 
 
@@ -108,7 +176,7 @@ def _name(argument: Any) -> str:
     return str(argument.display_name())
 
 
-def _unknown(key: str, mode: str, known: dict[str, Any], *, spelled: str) -> str:
+def _unknown(key: str, mode: str, known: Mapping[str, Option], *, spelled: str) -> str:
     others = [m for m in modes() if m != mode and key in option_fields(load(m).Config)]
     if others:
         return (
@@ -116,7 +184,7 @@ def _unknown(key: str, mode: str, known: dict[str, Any], *, spelled: str) -> str
             "leave it out or choose that mode"
         )
     near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {_like(spelled, near[0])}?" if near else "see --help"
+    hint = f"did you mean {_like(spelled, near[0])}?" if near else "--help lists the options and the modes"
     return f"{spelled}: there is no such option in --mode {mode}; {hint}"
 
 
@@ -139,11 +207,12 @@ def _read_config(path: str) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in content.items()}
 
 
-def _tokens(key: str, value: Any, kind: str, source: str) -> list[str]:
+def _tokens(option_field: Option, value: Any, source: str) -> list[str]:
     """Return an option of a file as it would stand on the command line."""
+    key, is_switch = option_field.name, option_field.kind == "bool"
     option = f"--{_dashed(key)}"
-    if isinstance(value, bool) != (kind == "bool"):
-        rule = "true or false" if kind == "bool" else f"a value, not {str(value).lower()}"
+    if isinstance(value, bool) != is_switch:
+        rule = "true or false" if is_switch else f"a value, not {str(value).lower()}"
         raise UsageError(f"{source}: '{key}' must be {rule}")
     if isinstance(value, bool):
         return [option if value else f"--no-{_dashed(key)}"]

@@ -25,6 +25,7 @@ import numpy as np
 from dsgd.cluster.laws import parse_law
 from dsgd.run.lab import Outcome, run
 from dsgd.theory import formulas as theory
+from dsgd.work import rules as parts
 
 LEVEL = 0.999  # of each row's interval; seeds are fixed, so a row that holds once holds always
 ROUNDING = 1e-5  # float32, over some thousand additions
@@ -534,14 +535,13 @@ def _implicit_momentum(seed: int) -> float:
 
 
 def _exact_compensation() -> float:
-    from dsgd.strategies import train_dcasgd
 
-    outer_product = train_dcasgd.hessian
-    train_dcasgd.hessian = lambda g: np.full_like(g, 2.0)
+    outer_product = parts.hessian
+    parts.hessian = lambda g: np.full_like(g, 2.0)
     try:
         delayed = quadratic("dcasgd", 4, 20, 0, lr=0.1, compensation=1.0, curvatures="2")
     finally:
-        train_dcasgd.hessian = outer_product
+        parts.hessian = outer_product
     fresh = quadratic("asgd", 1, 80, 0, lr=0.1, curvatures="2")
     return float(np.abs(iterates(delayed) - iterates(fresh)).max())
 

@@ -11,9 +11,11 @@ worker keeps; the engine hands them to the worker's next task, also if the worke
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from dsgd.work.rules import Schedule
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,15 +62,43 @@ gradient = Gradient()
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSGD:
-    """Plain or heavy-ball SGD for `batches` mini-batches from the weights read; returns the local weights.
+class LocalSteps:
+    """What tasks of several mini-batches on the worker's own weights have in common.
 
-    The velocity starts at 0 in every task or, with `keeps_velocity`, is the worker's: a task begins with what
-    the one before ended with.
+    batches: mini-batches. lr: step size, times the schedule's factor for the worker's clock, if there is one.
+    clip_norm: longer gradients are shortened to it. weight_decay: see the tasks.
     """
 
     batches: int
     lr: float
+    schedule: Schedule | None = None
+    clip_norm: float | None = None
+    weight_decay: float = 0.0
+
+    def step_size(self, now: Sequence[int], w: Tensor) -> Any:
+        """Return the step size of each worker at its mini-batch, as a number or shape (P, 1)."""
+        if self.schedule is None:
+            return self.lr
+        return w.new_tensor([[self.lr * self.schedule.factor(step)] for step in now])
+
+    def gradient(
+        self, objective: Objective, shards: Sequence[Shard], now: Sequence[int], w: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses (P,) and the gradients (P, D), clipped, at the workers' mini-batches `now`."""
+        loss, g = objective.loss_and_gradient(w, shards, now)
+        if self.clip_norm is not None:
+            g = g * (self.clip_norm / (g.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
+        return loss, g
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGD(LocalSteps):
+    """Plain or heavy-ball SGD for `batches` mini-batches from the weights read; returns the local weights.
+
+    The velocity starts at 0 in every task or, with `keeps_velocity`, is the worker's: a task begins with what
+    the one before ended with. Weight decay is added to the gradient, before the momentum.
+    """
+
     momentum: float = 0.0
     keeps_velocity: bool = False
 
@@ -79,26 +109,27 @@ class LocalSGD:
     def __call__(
         self, objective: Objective, shards: Sequence[Shard], steps: Sequence[int], w: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        total_loss = w.new_zeros(len(shards))
-        velocity = state[:, 0] if self.keeps_velocity else w.new_zeros(w.shape)
+        total_loss = w.new_zeros(len(shards))  # (P,)
+        velocity = state[:, 0] if self.keeps_velocity else w.new_zeros(w.shape)  # (P, D)
         for h in range(self.batches):
-            loss, g = objective.loss_and_gradient(w, shards, [step + h for step in steps])
+            now = [step + h for step in steps]
+            loss, g = self.gradient(objective, shards, now, w)
+            if self.weight_decay:
+                g = g + self.weight_decay * w
             velocity = self.momentum * velocity + g
-            w = w - self.lr * velocity
+            w = w - self.step_size(now, w) * velocity
             total_loss += loss
         return total_loss / self.batches, w, velocity[:, None] if self.keeps_velocity else state
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalAdamW:
+class LocalAdamW(LocalSteps):
     """AdamW for `batches` mini-batches from the weights read; both moments are the worker's.
 
-    Loshchilov and Hutter 2019 (arXiv 1711.05101), algorithm 2. The bias correction counts the worker's own
-    mini-batches, so all of them must be of such tasks.
+    Loshchilov and Hutter 2019 (arXiv 1711.05101), algorithm 2: the weight decay is decoupled. The bias
+    correction counts the worker's own mini-batches, so all of them must be of such tasks.
     """
 
-    batches: int
-    lr: float
     weight_decay: float = 0.01
     beta1: float = 0.9
     beta2: float = 0.999
@@ -110,33 +141,33 @@ class LocalAdamW:
     ) -> tuple[Tensor, Tensor, Tensor]:
         import torch
 
-        total_loss = w.new_zeros(len(shards))
-        m, v = state.unbind(1)
+        total_loss = w.new_zeros(len(shards))  # (P,)
+        m, v = state.unbind(1)  # (P, D) each: first and second moment
         for h in range(self.batches):
             now = [step + h for step in steps]
-            loss, g = objective.loss_and_gradient(w, shards, now)
-            count = torch.tensor(now, dtype=torch.float64, device=w.device)[:, None] + 1
+            loss, g = self.gradient(objective, shards, now, w)
+            count = torch.tensor(now, dtype=torch.float64, device=w.device)[:, None] + 1  # (P, 1)
             m = self.beta1 * m + (1 - self.beta1) * g
             v = self.beta2 * v + (1 - self.beta2) * g * g
             m_hat = m / (1 - self.beta1**count).to(w.dtype)
             v_hat = v / (1 - self.beta2**count).to(w.dtype)
-            w = w - self.lr * (m_hat / (v_hat.sqrt() + self.epsilon) + self.weight_decay * w)
+            decayed = m_hat / (v_hat.sqrt() + self.epsilon) + self.weight_decay * w
+            w = w - self.step_size(now, w) * decayed
             total_loss += loss
         return total_loss / self.batches, w, torch.stack([m, v], dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Elastic:
+class Elastic(LocalSteps):
     """SGD on the worker's own weights x, which an elastic force draws to the centre w that it reads.
 
         x <- x - lr g(x) - rate (x - w),    then  x <- x - lr g(x)  for the rest of `batches`
 
-    with `momentum` m:  v <- m v - lr g(x + m v),  x <- x + v - ...; a worker's first x is the centre.
-    Returns x. Zhang, Choromanska and LeCun 2015 (arXiv 1412.6651), algorithms 1 and 2.
+    with `momentum` m:  v <- m v - lr g(x + m v),  x <- x + v - ...; a worker's first x is the centre. Weight
+    decay is added to the gradient. Returns x. Zhang, Choromanska and LeCun 2015 (arXiv 1412.6651), algorithms
+    1 and 2.
     """
 
-    batches: int
-    lr: float
     rate: float
     momentum: float = 0.0
     state_rows: ClassVar[int] = 2
@@ -146,24 +177,17 @@ class Elastic:
     ) -> tuple[Tensor, Tensor, Tensor]:
         import torch
 
-        total_loss = w.new_zeros(len(shards))
-        x, v = state.unbind(1)
+        total_loss = w.new_zeros(len(shards))  # (P,)
+        x, v = state.unbind(1)  # (P, D) each: the worker's weights and velocity
         first = torch.tensor([step == 0 for step in steps], device=w.device)
         x = torch.where(first[:, None], w, x)
         pull = self.rate * (x - w)
         for h in range(self.batches):
-            loss, g = objective.loss_and_gradient(x + self.momentum * v, shards, [step + h for step in steps])
-            v = self.momentum * v - self.lr * g
+            now, at = [step + h for step in steps], x + self.momentum * v
+            loss, g = self.gradient(objective, shards, now, at)
+            if self.weight_decay:
+                g = g + self.weight_decay * at
+            v = self.momentum * v - self.step_size(now, w) * g
             x = x + v - pull if h == 0 else x + v
             total_loss += loss
         return total_loss / self.batches, x, torch.stack([x, v], dim=1)
-
-
-def portions(total: int, most: int) -> Iterator[int]:
-    """Yield the sizes of tasks that make up `total` mini-batches: `most` each, the last what is left.
-
-    >>> list(portions(7, 3))
-    [3, 3, 1]
-    """
-    for begun in range(0, total, most):
-        yield min(most, total - begun)

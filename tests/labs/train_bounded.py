@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dsgd.cluster import Cluster, Update
-from dsgd.cluster.clocks import Clocks
 from dsgd.config import AsynchronousConfig, require
-from dsgd.work.optim import SGD, Weights
+from dsgd.work.optim import Weights
+from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 
 
@@ -28,15 +28,13 @@ class Config(AsynchronousConfig):
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    sgd = SGD(lr=cfg.lr_for(1), momentum=cfg.momentum)
-    clocks = Clocks(len(cluster.workers))
+    rule, clocks = server_rule(cfg, gradients=1), cluster.clocks
     for worker in cluster.workers:
         cluster.start(worker, gradient, w)
     while True:
         done = cluster.next_done()
-        staleness = w.version - done.read
-        w = sgd.step(w, done.value, cfg.weight(staleness))
-        clocks.tick(done.worker)
+        assert done
+        w = cluster.combine(rule, w, [done])
         for worker in cluster.workers:
             idle = worker not in cluster.in_flight
             if idle and clocks[worker] - clocks.slowest <= cfg.slack:

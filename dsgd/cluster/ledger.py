@@ -1,0 +1,210 @@
+"""Who is here, what each member has done, and what it is doing: decided in one place for every engine.
+
+The ledger is plain data. It has no clock, starts nothing and waits for nothing: an engine carries out what is
+decided here, and reports what happened. So what becomes of a task when its worker is cancelled, leaves or
+joins is tested without Ray and without time (tests/test_ledger.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from dsgd.cluster.clocks import Clocks
+from dsgd.work.optim import Weights
+from dsgd.work.tasks import Task
+
+
+class Flight(Protocol):
+    """A task that has been handed out; an engine adds what it needs to carry it out."""
+
+    @property
+    def task(self) -> Task:
+        """What is computed."""
+
+    @property
+    def w(self) -> Weights:
+        """The weights it reads."""
+
+    @property
+    def started_s(self) -> float:
+        """When the worker got it, on the engine's clock."""
+
+
+F = TypeVar("F", bound=Flight)
+
+
+class Started(Mapping[int, float]):
+    """When each worker in flight got its task, in seconds on the engine's clock; the oldest task comes
+    first.
+    """
+
+    def __init__(self, flights: Mapping[int, Flight]) -> None:
+        self._flights = flights
+
+    def __getitem__(self, worker: int) -> float:
+        return self._flights[worker].started_s
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._flights)
+
+    def __len__(self) -> int:
+        return len(self._flights)
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._flights
+
+
+class Idle:
+    """The members without a task: the one that finished last, then those that have waited longest first.
+
+    Adding and removing one costs O(1). Members are kept by clock, so finding those that are at most `ahead`
+    of the slowest costs as much as there are such members and different clocks, whoever else waits.
+    """
+
+    def __init__(self, clocks: Clocks, members: Iterable[int]) -> None:
+        self._clocks = clocks
+        self._latest: int | None = None
+        self._serial = 0
+        self._since: dict[int, tuple[int, int]] = {}  # by member: serial number of its waiting, its clock
+        self._at: dict[int, dict[int, int]] = {}  # by clock: serial number by member, in the order of waiting
+        for worker in members:
+            self._wait(worker)
+
+    def __len__(self) -> int:
+        return len(self._since) + (self._latest is not None)
+
+    def __contains__(self, worker: object) -> bool:
+        return worker == self._latest or worker in self._since
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.within(math.inf))
+
+    def within(self, ahead: float) -> Sequence[int]:
+        """Return the idle members whose clock is at most `ahead` mini-batches above the slowest."""
+        latest, clocks = self._latest, self._clocks
+        if latest is None and not self._since:
+            return ()
+        limit = clocks.slowest + ahead
+        found = [] if latest is None or clocks[latest] > limit else [latest]
+        if self._since:
+            ready = [waiting for clock, waiting in self._at.items() if clock <= limit]
+            if len(ready) == 1:
+                found += ready[0]
+            elif ready:
+                found += [w for _, w in sorted((n, w) for waiting in ready for w, n in waiting.items())]
+        return found
+
+    def add(self, worker: int) -> None:
+        """Put a member that has just finished before all others."""
+        if self._latest is not None:
+            self._wait(self._latest)
+        self._latest = worker
+
+    def join(self, worker: int) -> None:
+        """Put a member that has just come behind all others."""
+        self._wait(worker)
+
+    def remove(self, worker: int) -> None:
+        """Take a member out: it has a task, or has left."""
+        if worker == self._latest:
+            self._latest = None
+            return
+        _, clock = self._since.pop(worker)
+        waiting = self._at[clock]
+        del waiting[worker]
+        if not waiting:
+            del self._at[clock]
+
+    def _wait(self, worker: int) -> None:
+        self._serial += 1
+        clock = self._clocks[worker]
+        self._since[worker] = self._serial, clock
+        self._at.setdefault(clock, {})[worker] = self._serial
+
+
+class Ledger(Generic[F]):
+    """The books of a cluster whose first members are 0 to `num_workers` - 1."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.workers: Sequence[int] = range(num_workers)
+        self.clocks = Clocks(self.workers)
+        self.idle = Idle(self.clocks, self.workers)
+        self.flights: dict[int, F] = {}
+        """By worker, in the order in which they were started: what was read grows from first to last."""
+        self.in_flight = Started(self.flights)
+        self.steps = [0] * num_workers
+        """By worker: the number of its next mini-batch. It outlives the membership, so none is
+        given twice.
+        """
+        self.came_in_s = [(0.0, 0.0)] * num_workers
+        """By worker: when the last two of its tasks came in, in seconds on the engine's clock."""
+        self.given = 0
+        """Mini-batches handed out, those lost or cancelled excepted."""
+        self.lost = 0
+        """Mini-batches that were handed out to members that left before they finished."""
+        self.cancelled, self.cancelled_s = [0] * num_workers, [0.0] * num_workers
+        """By worker: mini-batches whose task was cancelled, and the seconds it had computed for them."""
+        self.states: dict[int, Any] = {}
+        """By worker: what its last finished task hands on to its next one, in the engine's form."""
+
+    def start(self, worker: int, flight: F) -> None:
+        """Enter that `worker` has got a task."""
+        assert worker not in self.flights, f"worker {worker} already has a task"
+        self.idle.remove(worker)
+        self.flights[worker] = flight
+        self.given += flight.task.batches
+
+    def finish(self, worker: int, now_s: float) -> F:
+        """Enter that the task of `worker` has come in, and return it."""
+        flight = self.flights.pop(worker)
+        batches = flight.task.batches
+        self.steps[worker] += batches
+        self.came_in_s[worker] = self.came_in_s[worker][1], now_s
+        self.clocks.tick(worker, batches)
+        self.idle.add(worker)
+        return flight
+
+    def cancel(self, worker: int, computed_s: float) -> F:
+        """Enter that the task of `worker` was stopped after `computed_s` seconds of computing; return it.
+
+        Its mini-batches are skipped: neither the clock nor `given` counts them, and none is given out again.
+        """
+        flight = self.flights.pop(worker)
+        batches = flight.task.batches
+        self.cancelled[worker] += batches
+        self.cancelled_s[worker] += computed_s
+        self.steps[worker] += batches
+        self.given -= batches
+        self.idle.add(worker)
+        return flight
+
+    def join(self, worker: int) -> None:
+        """Enter a new member, or one that has come back: its clock starts at the slowest."""
+        assert worker not in self.workers, f"worker {worker} is a member already"
+        self.workers = tuple(sorted((*self.workers, worker)))
+        new = worker + 1 - len(self.steps)
+        self.steps += [0] * new
+        self.came_in_s += [(0.0, 0.0)] * new
+        self.cancelled += [0] * new
+        self.cancelled_s += [0.0] * new
+        self.clocks.join(worker)
+        self.idle.join(worker)
+
+    def leave(self, worker: int) -> F | None:
+        """Take a member out and return the task that is lost with it, if it had one.
+
+        The lost mini-batches count neither as given nor as done: the budget is spent on others. A worker that
+        comes back has its state, and begins with the mini-batch that was lost.
+        """
+        assert worker in self.workers, f"worker {worker} is no member"
+        flight = self.flights.pop(worker, None)
+        if flight:
+            self.given -= flight.task.batches
+            self.lost += flight.task.batches
+        else:
+            self.idle.remove(worker)
+        self.workers = tuple(other for other in self.workers if other != worker)
+        self.clocks.leave(worker)
+        return flight

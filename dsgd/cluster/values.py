@@ -1,0 +1,101 @@
+"""The values of simulated tasks: computed late, and many at once.
+
+A task's inputs are frozen when it starts, so nothing has to be computed before its result is needed, and then
+everything in flight is computed in one batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dsgd.data import Workload
+from dsgd.work.optim import Vector
+from dsgd.work.tasks import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_CHUNK_BYTES = 1 << 20  # of weights in one batched computation: more no longer fit the cache
+
+
+class LazyValues:
+    """Computes the values of started tasks, all that wait at once, when the first is asked for."""
+
+    def __init__(self, workload: Workload, device: str, threads: int | None) -> None:
+        import torch
+
+        # torch's own threads only slow down operations this small: threads serve whole chunks instead.
+        torch.set_num_threads(1)
+        self._objective, self._device = workload.objective, device
+        self._shards = workload.shards[0].on_device(workload.shards, device)
+        self._chunk = max(64, min(1024, _CHUNK_BYTES // (4 * workload.objective.num_weights)))
+        self._waiting: dict[int, tuple[Task, int, Vector]] = {}
+        self._computed: dict[int, tuple[float, Vector, Tensor | None]] = {}
+        self._states: dict[int, Tensor] = {}  # (state_rows, D) by worker, after its last finished task
+        self._threads = threads or os.cpu_count() or 1
+        self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pool": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
+
+    def add(self, worker: int, task: Task, step: int, vector: Vector) -> None:
+        self._waiting[worker] = (task, step, vector)
+
+    def drop(self, worker: int) -> None:
+        self._waiting.pop(worker, None)
+        self._computed.pop(worker, None)
+
+    def take(self, worker: int) -> tuple[float, Vector]:
+        if worker in self._waiting:
+            self._compute_waiting()
+        loss, value, state = self._computed.pop(worker)
+        if state is not None:
+            self._states[worker] = state
+        return loss, value
+
+    def _compute_waiting(self) -> None:
+        by_task: dict[Task, list[int]] = {}
+        for worker, (task, _, _) in self._waiting.items():
+            by_task.setdefault(task, []).append(worker)
+        chunks = [
+            (task, workers[i : i + self._chunk])
+            for task, workers in by_task.items()
+            for i in range(0, len(workers), self._chunk)
+        ]
+        run = self._pool.map if self._pool and len(chunks) > 1 else map
+        for (_, workers), computed in zip(chunks, run(self._compute, chunks), strict=True):
+            self._computed.update(zip(workers, zip(*computed, strict=True), strict=True))
+        self._waiting.clear()
+
+    def _compute(self, chunk: tuple[Task, list[int]]) -> tuple[list[float], Vector, Sequence[Tensor | None]]:
+        import torch
+
+        task, workers = chunk
+        alone = len(workers) == 1
+        if (
+            alone
+        ):  # torch takes another kernel for one row: with two equal ones the bits do not depend on company
+            workers = workers * 2
+        waiting = [self._waiting[worker] for worker in workers]
+        w = torch.from_numpy(np.stack([vector for _, _, vector in waiting])).to(self._device)
+        shards = [self._shards[worker] for worker in workers]
+        state = w.new_zeros(len(workers), task.state_rows, w.shape[1])
+        if task.state_rows:
+            for row, worker in enumerate(workers):
+                if worker in self._states:
+                    state[row] = self._states[worker]
+        losses, values, state = task(self._objective, shards, [step for _, step, _ in waiting], w, state)
+        array: Vector = values.cpu().numpy()
+        array.setflags(write=False)
+        rows = 1 if alone else len(workers)
+        states = state.unbind() if task.state_rows else [None] * rows
+        return losses.tolist()[:rows], array[:rows], states[:rows]
