@@ -65,6 +65,7 @@ theory: setup  ## print theory against measurement, and draw up docs/theory.md
 	@cat docs/theory.md
 
 docs: setup  ## run the examples of the documents again, and put their output beside them
+	$(PYTHON) -m dsgd.records.documents
 	$(PYTHON) -m dsgd.report.examples README.md docs/strategies/*.md
 
 labs: setup  ## run the labs' examples and experiments again, and draw their figures

@@ -1,23 +1,26 @@
-"""What is measured of a run, from the strategy's updates, which main.py hands over one by one.
+"""What is measured of a run: one table of quantities, and the tally that counts them, update by update.
 
-`Tally` counts them for the summary, `RunMetrics` for Prometheus; `RunsCollector` gives the metrics of all
-runs of this process to a registry of prometheus_client. docs/observing.md explains each.
+A quantity is one row of `QUANTITIES`. Whatever shows quantities is made from the rows: summary.json and
+updates.jsonl (dsgd/records), Prometheus (dsgd/live/prometheus.py), TensorBoard, the tables of reports
+(dsgd/report/frames.py), and the tables of docs/record.md and docs/observing.md, which explain each.
+
+To measure something new, add a row. A number that updates have needs only `of_updates`:
+
+    of_updates("consensus", "", "mean distance between neighbours' weights")
+
+and then either a strategy hands it over, `Update(w, dones, measured={"consensus": x})`, or the row computes
+it from the update: `of=lambda update: ...`.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-import time
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 from dsgd.cluster import Engine, Update
 from dsgd.cluster.clocks import Clocks
-
-if TYPE_CHECKING:
-    from prometheus_client.core import Metric
 
 
 class Tally:
@@ -33,46 +36,71 @@ class Tally:
         self.staleness_counts: dict[int, int] = {}
         self.clock_gap_max = 0
         self.bytes_to_workers = self.bytes_to_server = 0
+        self.ignored = 0
+        """Mini-batches that came back and were not used."""
+        self.clocks = Clocks(range(num_workers))
+        self.tasks = [0] * num_workers
+        self.staleness_sums = [0] * num_workers
+        self.busy_s = [0.0] * num_workers
         self._samples_per_batch = samples_per_batch
-        self._clocks = Clocks(range(num_workers))
-        self._tasks = [0] * num_workers
-        self._staleness_sums = [0] * num_workers
-        self._busy_s = [0.0] * num_workers
-        self._drift_sum, self._drifts = 0.0, 0
-        self._ignored = 0
+        self._taken = taken_of_updates()
+        self._has_computed = any(row.of and not row.handed_over for row in QUANTITIES)
+        self._sums = dict.fromkeys(self._taken, (0.0, 0))
+        self.has_means = False
+        """Whether any update has had a number that `means` is of."""
 
     def add(self, update: Update) -> None:
-        applied_to = update.weights.version - 1
-        loss_sum: float | None = 0.0
-        for done in update.dones:
+        applied_to, counts, clocks = update.weights.version - 1, self.staleness_counts, self.clocks
+        dones = update.dones
+        for done in dones:
             worker = done.worker
             staleness = applied_to - done.read  # as in Update.staleness, without the call
-            self.staleness_counts[staleness] = self.staleness_counts.get(staleness, 0) + 1
-            self._staleness_sums[worker] += staleness
-            self._tasks[worker] += 1
-            self._busy_s[worker] += done.compute_s
+            counts[staleness] = counts.get(staleness, 0) + 1
+            self.staleness_sums[worker] += staleness
+            self.tasks[worker] += 1
+            self.busy_s[worker] += done.compute_s
             self.bytes_to_workers += done.bytes_to_worker
             self.bytes_to_server += done.bytes_to_server
             self.gradients += done.batches
-            self._clocks.tick(worker, done.batches)
-            loss_sum = None if done.loss is None or loss_sum is None else loss_sum + done.loss
-        for done in update.ignored:  # the work was done, though for nothing
-            self._ignored += done.batches
-            self._busy_s[done.worker] += done.compute_s
+            clocks.tick(worker, done.batches)
+        for done in update.ignored:  # the work was done, but not used
+            self.ignored += done.batches
+            self.busy_s[done.worker] += done.compute_s
             self.bytes_to_workers += done.bytes_to_worker
             self.bytes_to_server += done.bytes_to_server
-            self._clocks.tick(done.worker, done.batches)
+            clocks.tick(done.worker, done.batches)
         self.updates += 1
-        self.last_update_s = update.finished_s
-        if self._clocks.gap > self.clock_gap_max:
-            self.clock_gap_max = self._clocks.gap
-        if loss_sum is not None:
-            self.last_loss = loss_sum / len(update.dones)
+        gap = clocks.fastest - clocks.slowest  # clocks.gap, without the call
+        if gap > self.clock_gap_max:
+            self.clock_gap_max = gap
+        if len(dones) == 1:  # as update.loss and update.finished_s, without the calls
+            loss, self.last_update_s = dones[0].loss, dones[0].finished_s
+        else:
+            loss, self.last_update_s = update.loss, update.finished_s
+        if loss is not None:
+            self.last_loss = loss
             if self.first_loss is None:
-                self.first_loss = self.last_loss
-        if update.drift is not None:
-            self._drift_sum += update.drift
-            self._drifts += 1
+                self.first_loss = loss
+        if update.measured or self._has_computed:
+            self._measure(update)
+
+    def _measure(self, update: Update) -> None:
+        if unknown := update.measured.keys() - self._sums.keys():
+            raise ValueError(
+                f"Update.measured has {', '.join(sorted(unknown))}, which dsgd.metrics.QUANTITIES has not; "
+                "add a row with of_updates"
+            )
+        for name, of in self._taken.items():
+            value = of(update)
+            if value is not None:
+                total, count = self._sums[name]
+                self._sums[name] = total + value, count + 1
+                self.has_means = True
+
+    @property
+    def means(self) -> dict[str, float | None]:
+        """The mean of each number that updates have, over those that have it; None without any."""
+        return {name: total / count if count else None for name, (total, count) in self._sums.items()}
 
     @property
     def samples(self) -> int:
@@ -84,58 +112,154 @@ class Tally:
         return self.bytes_to_workers + self.bytes_to_server
 
     @property
-    def clock_gap(self) -> int:
-        """Fastest minus slowest clock after the last update, in mini-batches."""
-        return self._clocks.gap
+    def bytes_by_direction(self) -> dict[str, int]:
+        return {"to_workers": self.bytes_to_workers, "to_server": self.bytes_to_server}
 
     @property
-    def drift(self) -> float | None:
-        """Mean of the updates' drift; None without any."""
-        return self._drift_sum / self._drifts if self._drifts else None
+    def clock_gap(self) -> int:
+        """Fastest minus slowest clock after the last update, in mini-batches."""
+        return self.clocks.gap
 
     @property
     def staleness_mean(self) -> float:
         """Mean over all gradients, in updates; 0 before the first."""
-        return sum(self._staleness_sums) / max(1, sum(self._tasks))
+        return sum(self.staleness_sums) / max(1, sum(self.tasks))
 
     def summary(self, cluster: Engine) -> dict[str, Any]:
-        """Return the counted part of summary.json; `cluster` adds what no update tells."""
-        clock_s = self.last_update_s
-        # A worker that still computes, or whose task was cancelled, was not idle meanwhile.
-        busy_s = [
-            min(clock_s, busy + cancelled_s + max(0.0, clock_s - cluster.in_flight.get(worker, math.inf)))
-            for worker, (busy, cancelled_s) in enumerate(zip(self._busy_s, cluster.cancelled_s, strict=True))
-        ]
+        """Return the counted part of summary.json; `cluster` adds what no update has."""
+        by_worker = {row.name: row.by_worker(self, cluster) for row in QUANTITIES if row.by_worker}
         return {
-            "updates": self.updates,
-            "gradients": self.gradients,
-            "samples": self.samples,
-            "clock_s": clock_s,
-            "loss": {"first": finite(self.first_loss), "last": finite(self.last_loss)},
-            "staleness": {
-                **_distribution(self.staleness_counts),
-                "by_worker": {
-                    str(worker): total / tasks
-                    for worker, (total, tasks) in enumerate(
-                        zip(self._staleness_sums, self._tasks, strict=True)
-                    )
-                    if tasks
-                },
-            },
-            "clock_gap_max": self.clock_gap_max,
-            "drift": finite(self.drift),
+            **{row.name: row.total(self, cluster) for row in QUANTITIES if row.total},
             "workers": {
-                str(worker): {
-                    "steps": self._clocks[worker],
-                    "busy_s": busy,
-                    "idle_s": clock_s - busy,
-                    "restarts": cluster.restarts[worker],
-                }
-                for worker, busy in enumerate(busy_s)
+                str(worker): {name: values[worker] for name, values in by_worker.items()}
+                for worker in range(len(self.tasks))
             },
-            "wasted": {"ignored": self._ignored, "cancelled": sum(cluster.cancelled)},
-            "bytes": {"to_workers": self.bytes_to_workers, "to_server": self.bytes_to_server},
         }
+
+
+def finite(x: float | None) -> float | None:
+    """JSON has no NaN and no infinity: a loss that is neither number becomes null."""
+    return float(x) if x is not None and math.isfinite(x) else None
+
+
+class Family(NamedTuple):
+    """A metric as Prometheus knows it; all have the labels mode and run_id too."""
+
+    kind: Literal["counter", "gauge", "histogram", "info"]
+    text: str
+    """Its help."""
+    reads: str
+    """Which attribute of RunMetrics (dsgd/live/prometheus.py) is its value; `tally.NAME` and `means.NAME` are
+    an attribute of Tally, and one of its means, after the last update. Where it has a label, a sequence by
+    worker or a mapping by direction."""
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+    note: str = ""
+    """What docs/observing.md says: what it means and how to read it; if empty, the help."""
+
+
+class Column(NamedTuple):
+    """A column of the tables of reports, with a row for each run."""
+
+    kind: type[int] | type[float]
+    of: Callable[[Any], float | None]
+    """Takes it from a Summary (dsgd/records/schema.py)."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Quantity:
+    """A row of the table: what is measured, and where it is shown."""
+
+    name: str
+    """Its field in summary.json; of a number that updates have, in the lines of updates.jsonl too."""
+    per: Literal["run", "worker", "update", "task", "evaluation"]
+    unit: str = ""
+    text: str
+    """What its field in summary.json is."""
+    total: Callable[[Tally, Engine], Any] | None = None
+    """Takes the field of summary.json."""
+    by_worker: Callable[[Tally, Engine], Sequence[float]] | None = None
+    """Takes the field of each entry of `workers` in summary.json, worker 0 first."""
+    of: Callable[[Update], float | None] | None = None
+    """Takes the number that an update has, or None; of rows made by `of_updates`."""
+    handed_over: bool = True
+    """Whether it is there only where a strategy hands it over, in `Update.measured`."""
+    points: Callable[[Update], Iterable[float]] | None = None
+    """What TensorBoard shows the mean of, as update/NAME."""
+    of_evaluation: Mapping[str, Callable[[Any], float | None]] = field(default_factory=dict)
+    """What TensorBoard shows of an evaluation (dsgd/work/model.py), by the name after NAME/."""
+    families: Mapping[str, Family] = field(default_factory=dict)
+    columns: Mapping[str, Column] = field(default_factory=dict)
+
+
+def of_updates(
+    name: str,
+    unit: str,
+    text: str,
+    *,
+    family: str = "",
+    note: str = "",
+    of: Callable[[Update], float | None] | None = None,
+) -> Quantity:
+    """Return the row of a number that updates have; of a run its mean over those that have it is shown.
+
+    text: what it is of one update. family: Prometheus' name, `dsgd_NAME` unless given. note: what
+    docs/observing.md says of that, its help if empty. of: takes it from an update; without, strategies hand
+    it over in `Update.measured`.
+    """
+    take = of or (lambda update: update.measured.get(name))
+
+    def points(update: Update) -> Iterable[float]:
+        value = take(update)
+        return () if value is None else (value,)
+
+    help_text = f"{text[0].upper()}{text[1:]}, the mean over the updates so far."
+    return Quantity(
+        name=name,
+        per="update",
+        unit=unit,
+        text=text,
+        total=lambda tally, _: finite(tally.means[name]),
+        of=take,
+        handed_over=of is None,
+        points=points,
+        families={family or f"dsgd_{name}": Family("gauge", help_text, f"means.{name}", (), unit, note)},
+        columns={name: Column(float, lambda summary: getattr(summary, name))},
+    )
+
+
+def taken_of_updates() -> dict[str, Callable[[Update], float | None]]:
+    """Return how the numbers that updates have are taken, by the names of their rows."""
+    return {row.name: row.of for row in QUANTITIES if row.of}
+
+
+def quantity(name: str) -> Quantity:
+    """Return a row by its name."""
+    return next(row for row in QUANTITIES if row.name == name)
+
+
+def families() -> dict[str, Family]:
+    """Return what Prometheus gets of each run, by name."""
+    return {name: family for row in QUANTITIES for name, family in row.families.items()}
+
+
+def _busy_s(tally: Tally, cluster: Engine) -> list[float]:
+    """Return the seconds each worker computed; one in the middle of a task, or whose task was cancelled, was
+    not idle meanwhile.
+    """
+    clock_s, in_flight = tally.last_update_s, cluster.in_flight
+    return [
+        min(clock_s, busy_s + cancelled_s + max(0.0, clock_s - in_flight.get(worker, math.inf)))
+        for worker, (busy_s, cancelled_s) in enumerate(zip(tally.busy_s, cluster.cancelled_s, strict=True))
+    ]
+
+
+def _staleness(tally: Tally) -> dict[str, Any]:
+    of_workers = enumerate(zip(tally.staleness_sums, tally.tasks, strict=True))
+    return {
+        **_distribution(tally.staleness_counts),
+        "by_worker": {str(worker): total / tasks for worker, (total, tasks) in of_workers if tasks},
+    }
 
 
 def _distribution(counts: Mapping[int, int]) -> dict[str, Any]:
@@ -160,259 +284,299 @@ def _distribution(counts: Mapping[int, int]) -> dict[str, Any]:
     }
 
 
-def finite(x: float | None) -> float | None:
-    """JSON has no NaN and no infinity: a loss that is neither number becomes null."""
-    return x if x is not None and math.isfinite(x) else None
-
-
-STALENESS_BUCKETS = (0.0, *(2.0**k for k in range(13)))
-"""Upper bounds, in updates: 0, 1, 2, 4, … 4096."""
-
-SECONDS_BUCKETS = tuple(float(f"{digit}e{k}") for k in range(-4, 3) for digit in (1, 2, 5))
-"""Upper bounds, in seconds: from 0.1 ms, a small gradient, to 500 s, a long round."""
-
-_MOST_FINISHED = 16  # runs whose last values are kept
-
-
-class Family(NamedTuple):
-    """A metric as Prometheus knows it; all have the labels mode and run_id too."""
-
-    kind: str
-    text: str
-    labels: tuple[str, ...] = ()
-
-
-FAMILIES: Mapping[str, Family] = {
-    "dsgd_run_info": Family(
-        "info", "1: what the run is.", ("engine", "num_workers", "dataset", "git_commit", "version")
+QUANTITIES: list[Quantity] = [
+    Quantity(
+        name="run",
+        per="run",
+        text="what runs, and whether it goes on",
+        families={
+            "dsgd_run_info": Family(
+                "info",
+                "1: what the run is.",
+                "info",
+                ("engine", "num_workers", "dataset", "git_commit", "version"),
+                note="1. Join it to other metrics to split them by engine or data.",
+            ),
+            "dsgd_run_active": Family(
+                "gauge",
+                "1 while the run takes updates, 0 once it has ended.",
+                "active",
+                note="1 while the run takes updates, 0 once it has ended. Alerts about standing still ask "
+                "for 1: the series of an ended run stay while the process does.",
+            ),
+            "dsgd_last_update_timestamp_seconds": Family(
+                "gauge",
+                "Wall time of the last update, since 1970.",
+                "last_update_epoch_s",
+                unit="wall s",
+                note="When the last update was made, since 1970; on both engines wall time. Absent before "
+                "the first.",
+            ),
+        },
     ),
-    "dsgd_run_active": Family("gauge", "1 while the run takes updates, 0 once it has ended."),
-    "dsgd_updates_total": Family("counter", "Updates applied to the weights."),
-    "dsgd_gradients_total": Family("counter", "Mini-batches of a worker that were applied.", ("worker",)),
-    "dsgd_samples_total": Family("counter", "Training samples in the applied mini-batches."),
-    "dsgd_staleness_updates": Family(
-        "histogram",
-        "Updates between reading and applying, per applied task; its own not counted.",
-        ("worker",),
+    Quantity(
+        name="eval",
+        per="evaluation",
+        text="loss, and share of samples that are right, on held-out data",
+        of_evaluation={"loss": lambda found: found.loss, "accuracy": lambda found: found.accuracy},
+        families={
+            "dsgd_eval_loss": Family(
+                "gauge", "Loss on held-out samples at the last evaluation.", "eval_loss"
+            ),
+            "dsgd_eval_accuracy": Family(
+                "gauge",
+                "Share of held-out samples that were right, 0 to 1.",
+                "eval_accuracy",
+                unit="0 to 1",
+                note="Share of held-out samples that are right. Absent for the quadratic.",
+            ),
+        },
+        columns={
+            "eval_loss": Column(float, lambda summary: summary.eval.loss),
+            "eval_accuracy": Column(float, lambda summary: summary.eval.accuracy),
+        },
     ),
-    "dsgd_staleness_max_updates": Family("gauge", "The largest staleness so far."),
-    "dsgd_staleness_bound_updates": Family(
-        "gauge", "What the staleness never exceeds in this mode with these options, where theory has a bound."
-    ),
-    "dsgd_clock_gap_steps": Family(
-        "gauge", "Mini-batches between the fastest and the slowest worker after the last update."
-    ),
-    "dsgd_train_loss": Family("gauge", "Mean mini-batch loss of the last update's tasks."),
-    "dsgd_eval_loss": Family("gauge", "Loss on held-out samples at the last evaluation."),
-    "dsgd_eval_accuracy": Family("gauge", "Share of held-out samples that were right, 0 to 1."),
-    "dsgd_update_seconds": Family("histogram", "Engine seconds from one update to the next."),
-    "dsgd_compute_seconds": Family(
-        "histogram", "Engine seconds a worker computed, or slept as a straggler, per task.", ("worker",)
-    ),
-    "dsgd_wait_seconds": Family(
-        "histogram",
-        "Engine seconds a worker did not compute, per task: transfer, and idle after it.",
-        ("worker",),
-    ),
-    "dsgd_bytes_total": Family("counter", "Bytes that travelled for tasks that came back.", ("direction",)),
-    "dsgd_localsgd_drift": Family(
-        "gauge", "Distance of the workers' weights to their average, the mean over the updates so far."
-    ),
-    "dsgd_worker_restarts_total": Family(
-        "counter", "How often a worker was lost and started again.", ("worker",)
-    ),
-    "dsgd_last_update_timestamp_seconds": Family("gauge", "Wall time of the last update, since 1970."),
-}
-
-_Histogram: TypeAlias = tuple[list[tuple[str, float]], float]  # cumulative counts by upper bound, and the sum
-
-
-class _Counts:
-    """A histogram as it is counted: one number a bucket, and the exact sum."""
-
-    __slots__ = ("_bounds", "_counts", "sum")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds, self._counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0
-
-    def observe(self, x: float) -> None:
-        self._counts[bisect_left(self._bounds, x)] += 1
-        self.sum += x
-
-    def cumulative(self) -> _Histogram:
-        total, buckets = 0, []
-        for bound, count in zip((*self._bounds, math.inf), self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound == math.inf else repr(bound), float(total)))
-        return buckets, self.sum
-
-
-class _WorkerMetrics:
-    """What is counted of one worker."""
-
-    __slots__ = ("compute_s", "gradients", "staleness", "wait_s")
-
-    def __init__(self) -> None:
-        self.gradients = 0
-        self.staleness = _Counts(STALENESS_BUCKETS)
-        self.compute_s = _Counts(SECONDS_BUCKETS)
-        self.wait_s = _Counts(SECONDS_BUCKETS)
-
-
-class RunMetrics:
-    """What Prometheus is told of one run; `samples` may be called from another thread than the rest.
-
-    Plain numbers and one lock an update, not a prometheus_client counter for each: a scrape sees whole
-    updates only, sums are exact, and an update costs a few microseconds (benchmarks/exporter.py).
-    tally: counts the same updates, each of them before it is added here. info: labels of dsgd_run_info.
-    staleness_bound: in updates, None without one.
-    """
-
-    def __init__(
-        self,
-        mode: str,
-        run_id: str,
-        info: Mapping[str, str],
-        cluster: Engine,
-        tally: Tally,
-        staleness_bound: float | None = None,
-    ) -> None:
-        self.labels = (mode, run_id)
-        self.active = True
-        self._info = dict(info)
-        self._lock = threading.Lock()
-        self._workers = [_WorkerMetrics() for _ in cluster.workers]
-        self._update_s = _Counts(SECONDS_BUCKETS)
-        self._tally, self._cluster = tally, cluster
-        self._restarts = cluster.restarts
-        self._counted = (0, 0, 0, 0, 0)
-        self._staleness_max, self._staleness_bound = 0, staleness_bound
-        self._losses: dict[str, float | None] = {}
-        self._last_update_epoch_s: float | None = None
-
-    def add(self, update: Update) -> None:
-        """Count an update, which `tally` has counted just before."""
-        tally, in_flight, cancelled_s = self._tally, self._cluster.in_flight, self._cluster.cancelled_s
-        workers, applied_to = self._workers, update.weights.version - 1
-        now_s = update.finished_s
-        with self._lock:
-            for done in update.dones:
-                counted = workers[done.worker]
-                counted.gradients += done.batches
-                staleness = applied_to - done.read
-                counted.staleness.observe(staleness)
-                if staleness > self._staleness_max:
-                    self._staleness_max = staleness
-                counted.compute_s.observe(done.compute_s)
-            for done in update.ignored:
-                workers[done.worker].compute_s.observe(done.compute_s)
-            # A worker may have several tasks in one update: what it waited after them belongs to the last.
-            came_in = [*update.ignored, *update.dones] if update.ignored else update.dones
-            last = {done.worker: done for done in came_in} if len(came_in) > 1 else {}
-            for done in came_in:
-                worker = done.worker
-                counted = workers[worker]
-                until_s = done.finished_s
-                if not last or last[worker] is done:  # until it got its next task, or the barrier fell
-                    until_s = min(now_s, in_flight.get(worker, now_s))
-                wait_s = until_s - counted.compute_s.sum - cancelled_s[worker] - counted.wait_s.sum
-                counted.wait_s.observe(wait_s if wait_s > 0.0 else 0.0)
-            self._update_s.observe(now_s - self._update_s.sum)
-            self._update_s.sum = now_s  # what it is but for rounding
-            self._counted = (
-                tally.updates,
-                tally.samples,
-                tally.clock_gap,
-                tally.bytes_to_workers,
-                tally.bytes_to_server,
+    Quantity(
+        name="updates",
+        per="run",
+        unit="updates",
+        text="applied: the last version",
+        total=lambda tally, _: tally.updates,
+        families={
+            "dsgd_updates_total": Family(
+                "counter",
+                "Updates applied to the weights.",
+                "tally.updates",
+                unit="updates",
+                note="Versions of the weights. Its rate, times gradients per update, is the throughput.",
             )
-            self._losses["dsgd_train_loss"] = tally.last_loss
-            self._losses["dsgd_localsgd_drift"] = tally.drift
-            self._last_update_epoch_s = time.time()
-
-    def evaluated(self, loss: float, accuracy: float | None) -> None:
-        """Take the values of an evaluation."""
-        with self._lock:
-            self._losses["dsgd_eval_loss"] = loss
-            self._losses["dsgd_eval_accuracy"] = accuracy
-
-    def finish(self) -> None:
-        """Say that the run is over, and let go of its cluster."""
-        with self._lock:
-            self.active = False
-            self._restarts = tuple(self._restarts)
-            del self._cluster, self._tally
-
-    def samples(self) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-        """Return each value as (name of the family, label values after mode and run_id, value).
-
-        The value of a histogram is a _Histogram, that of dsgd_run_info its labels.
-        """
-        with self._lock:
-            return iter([*self._samples()])
-
-    def _samples(self) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-        updates, samples, clock_gap, to_workers, to_server = self._counted
-        yield "dsgd_run_info", (), self._info
-        yield "dsgd_run_active", (), int(self.active)
-        yield "dsgd_updates_total", (), updates
-        yield "dsgd_samples_total", (), samples
-        yield "dsgd_staleness_max_updates", (), self._staleness_max
-        if self._staleness_bound is not None:
-            yield "dsgd_staleness_bound_updates", (), self._staleness_bound
-        yield "dsgd_clock_gap_steps", (), clock_gap
-        yield "dsgd_update_seconds", (), self._update_s.cumulative()
-        yield "dsgd_bytes_total", ("to_workers",), to_workers
-        yield "dsgd_bytes_total", ("to_server",), to_server
-        for name, value in self._losses.items():
-            if value is not None:
-                yield name, (), value
-        if self._last_update_epoch_s is not None:
-            yield "dsgd_last_update_timestamp_seconds", (), self._last_update_epoch_s
-        for number, counted in enumerate(self._workers):
-            worker = (str(number),)
-            yield "dsgd_gradients_total", worker, counted.gradients
-            yield "dsgd_staleness_updates", worker, counted.staleness.cumulative()
-            yield "dsgd_compute_seconds", worker, counted.compute_s.cumulative()
-            yield "dsgd_wait_seconds", worker, counted.wait_s.cumulative()
-            yield "dsgd_worker_restarts_total", worker, self._restarts[number]
-
-
-class RunsCollector:
-    """The metrics of this process's runs: the one that goes on, and the last few that have ended."""
-
-    def __init__(self) -> None:
-        self._runs: dict[tuple[str, str], RunMetrics] = {}
-
-    def add(self, run: RunMetrics) -> None:
-        """Show a run from now on, and no longer those that ended long ago."""
-        runs = self._runs | {run.labels: run}
-        finished = [labels for labels, run in runs.items() if not run.active]
-        for labels in finished[:-_MOST_FINISHED]:
-            del runs[labels]
-        self._runs = runs  # a scrape that is being written holds the one before
-
-    def collect(self) -> Iterable[Metric]:
-        """Return all families, for a registry of prometheus_client."""
-        from prometheus_client.core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            HistogramMetricFamily,
-            InfoMetricFamily,
-        )
-
-        kinds: Mapping[str, Any] = {
-            "counter": CounterMetricFamily,
-            "gauge": GaugeMetricFamily,
-            "histogram": HistogramMetricFamily,
-            "info": InfoMetricFamily,
-        }
-        families = {}
-        for name, family in FAMILIES.items():
-            labels = ("mode", "run_id", *(family.labels if family.kind != "info" else ()))
-            families[name] = kinds[family.kind](name.removesuffix("_info"), family.text, labels=labels)
-        for run in self._runs.values():
-            for name, labels, value in run.samples():
-                values = value if isinstance(value, tuple) else (value,)
-                families[name].add_metric((*run.labels, *labels), *values)
-        return families.values()
+        },
+        columns={
+            "updates": Column(int, lambda summary: summary.updates),
+            "updates_per_s": Column(float, lambda summary: summary.updates_per_s),
+        },
+    ),
+    Quantity(
+        name="gradients",
+        per="worker",
+        unit="mini-batches",
+        text="applied; P·steps if the budget was spent",
+        total=lambda tally, _: tally.gradients,
+        families={
+            "dsgd_gradients_total": Family(
+                "counter",
+                "Mini-batches of a worker that were applied.",
+                "gradients",
+                ("worker",),
+                "mini-batches",
+                "Of each worker, applied to the weights. Rates that differ between workers are stragglers, "
+                "or a mode that ignores the slow.",
+            )
+        },
+        columns={
+            "gradients": Column(int, lambda summary: summary.gradients),
+            "gradients_per_s": Column(float, lambda summary: summary.gradients_per_s),
+        },
+    ),
+    Quantity(
+        name="samples",
+        per="run",
+        unit="samples",
+        text="gradients · batch size; the quadratic counts 1 a mini-batch, `none` 0",
+        total=lambda tally, _: tally.samples,
+        families={
+            "dsgd_samples_total": Family(
+                "counter",
+                "Training samples in the applied mini-batches.",
+                "tally.samples",
+                unit="samples",
+                note="In the applied mini-batches. Modes are compared fairly at equal samples.",
+            )
+        },
+    ),
+    Quantity(
+        name="clock_s",
+        per="update",
+        unit="engine s",
+        text="`t_s` of the last update; 0 without one",
+        total=lambda tally, _: tally.last_update_s,
+        families={
+            "dsgd_update_seconds": Family(
+                "histogram",
+                "Engine seconds from one update to the next.",
+                "update_s",
+                unit="engine s",
+                note="From one update to the next. Its sum is the engine's clock at the last update.",
+            )
+        },
+        columns={"clock_s": Column(float, lambda summary: summary.clock_s)},
+    ),
+    Quantity(
+        name="loss",
+        per="update",
+        text="mean of the losses of the update's tasks, of the first update and of the last",
+        total=lambda tally, _: {"first": finite(tally.first_loss), "last": finite(tally.last_loss)},
+        points=lambda update: () if update.loss is None else (update.loss,),
+        families={
+            "dsgd_train_loss": Family(
+                "gauge",
+                "Mean mini-batch loss of the last update's tasks.",
+                "tally.last_loss",
+                note="Mean mini-batch loss of the last update's tasks: noisy. NaN and +Inf are exported as "
+                "they are. Absent for `--dataset none`.",
+            )
+        },
+    ),
+    Quantity(
+        name="staleness",
+        per="task",
+        unit="updates",
+        text="updates between reading and applying, its own not counted",
+        total=lambda tally, _: _staleness(tally),
+        points=lambda update: map(update.staleness, update.dones),
+        families={
+            "dsgd_staleness_updates": Family(
+                "histogram",
+                "Updates between reading and applying, per applied task; its own not counted.",
+                "staleness",
+                ("worker",),
+                "updates",
+                "Updates between reading weights and applying the result, its own not counted: 0 is fresh; "
+                "equal asynchronous workers average `num_workers - 1`. Sum over count is the exact mean; "
+                "quantiles are interpolated between 0, 1, 2, 4, 8, …, 4096.",
+            ),
+            "dsgd_staleness_max_updates": Family(
+                "gauge", "The largest staleness so far.", "staleness_max", unit="updates"
+            ),
+            "dsgd_staleness_bound_updates": Family(
+                "gauge",
+                "What the staleness never exceeds in this mode with these options, where theory has a bound.",
+                "staleness_bound",
+                unit="updates",
+                note="What no staleness exceeds in this mode with these options ([theory](theory.md)); "
+                "absent where there is no bound. The largest is never above it.",
+            ),
+        },
+        columns={
+            "staleness_mean": Column(float, lambda summary: summary.staleness.mean),
+            "staleness_p95": Column(int, lambda summary: summary.staleness.p95),
+            "staleness_max": Column(int, lambda summary: summary.staleness.max),
+        },
+    ),
+    Quantity(
+        name="clock_gap_max",
+        per="run",
+        unit="mini-batches",
+        text="largest difference between fastest and slowest worker after an update",
+        total=lambda tally, _: tally.clock_gap_max,
+        families={
+            "dsgd_clock_gap_steps": Family(
+                "gauge",
+                "Mini-batches between the fastest and the slowest worker after the last update.",
+                "tally.clock_gap",
+                unit="mini-batches",
+                note="Fastest minus slowest worker's clock after the last update. SSP keeps it at `slack + "
+                "1` or less.",
+            )
+        },
+        columns={"clock_gap_max": Column(int, lambda summary: summary.clock_gap_max)},
+    ),
+    of_updates(
+        "drift",
+        "",
+        "distance of the workers' weights to their average",
+        family="dsgd_localsgd_drift",
+        note="In local modes: distance of the workers' weights to their average, the mean over the updates "
+        "so far. Absent in others.",
+    ),
+    Quantity(
+        name="steps",
+        per="worker",
+        unit="mini-batches",
+        text="of worker I that came back, applied or ignored",
+        by_worker=lambda tally, _: [tally.clocks[worker] for worker in range(len(tally.tasks))],
+    ),
+    Quantity(
+        name="busy_s",
+        per="worker",
+        unit="engine s",
+        text="of computing; a task in flight at the end counts since it was given out",
+        by_worker=_busy_s,
+        families={
+            "dsgd_compute_seconds": Family(
+                "histogram",
+                "Engine seconds a worker computed, or slept as a straggler, per task.",
+                "compute_s",
+                ("worker",),
+                "engine s",
+                "Of computing, per task that came back, used or ignored; on Ray the sleep of a straggler "
+                "counts. A task is one mini-batch, or in local modes a round of them.",
+            )
+        },
+    ),
+    Quantity(
+        name="idle_s",
+        per="worker",
+        unit="engine s",
+        text="`clock_s` - `busy_s`",
+        by_worker=lambda tally, cluster: [tally.last_update_s - busy for busy in _busy_s(tally, cluster)],
+        families={
+            "dsgd_wait_seconds": Family(
+                "histogram",
+                "Engine seconds a worker did not compute, per task: transfer, and idle after it.",
+                "wait_s",
+                ("worker",),
+                "engine s",
+                "Of not computing, per task: see below.",
+            )
+        },
+        columns={
+            # Rounded: of a difference that is rounding alone, nothing is left.
+            "idle_share": Column(float, lambda s: round(s.idle_share, 9) if s.clock_s else None)
+        },
+    ),
+    Quantity(
+        name="restarts",
+        per="worker",
+        text="how often it was lost and started again",
+        by_worker=lambda _, cluster: cluster.restarts,
+        families={
+            "dsgd_worker_restarts_total": Family(
+                "counter",
+                "How often a worker was lost and started again.",
+                "restarts",
+                ("worker",),
+                note="How often a worker was lost and started again. Read at the scrape, so it rises while "
+                "the run waits for the worker.",
+            )
+        },
+        columns={"restarts": Column(int, lambda summary: summary.restarts)},
+    ),
+    Quantity(
+        name="wasted",
+        per="run",
+        unit="mini-batches",
+        text="that came back and were not used, or whose tasks were cancelled",
+        total=lambda tally, cluster: {"ignored": tally.ignored, "cancelled": sum(cluster.cancelled)},
+        columns={"wasted": Column(int, lambda summary: summary.wasted.total)},
+    ),
+    Quantity(
+        name="bytes",
+        per="run",
+        unit="bytes",
+        text="that travelled to workers and to the server, of tasks that came back",
+        total=lambda tally, _: tally.bytes_by_direction,
+        families={
+            "dsgd_bytes_total": Family(
+                "counter",
+                "Bytes that travelled for tasks that came back.",
+                "tally.bytes_by_direction",
+                ("direction",),
+                "bytes",
+                "`to_workers` or `to_server`, of tasks that came back.",
+            )
+        },
+        columns={"bytes": Column(int, lambda summary: summary.bytes.total)},
+    ),
+]
+"""All that is measured, a row each."""

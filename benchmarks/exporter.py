@@ -20,7 +20,8 @@ from dsgd.cluster import Engine, Update
 from dsgd.cluster.ray import RayCluster, connect
 from dsgd.config import DataConfig
 from dsgd.data import make_workload
-from dsgd.metrics import RunMetrics, RunsCollector, Tally
+from dsgd.live.prometheus import RunMetrics, RunsCollector
+from dsgd.metrics import Tally
 from dsgd.strategies import load
 from dsgd.work.optim import Weights
 

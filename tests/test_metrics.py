@@ -27,7 +27,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from dsgd.config import LiveConfig
 from dsgd.live import exporter
 from dsgd.live.observers import Observers
-from dsgd.metrics import FAMILIES, STALENESS_BUCKETS, RunMetrics, RunsCollector, Tally
+from dsgd.live.prometheus import STALENESS_BUCKETS, RunMetrics, RunsCollector
+from dsgd.metrics import Tally, families
 from dsgd.run.lab import config, run
 from dsgd.run.run import run as run_once
 from dsgd.terminal.interruptions import Interruptions
@@ -292,9 +293,9 @@ def test_the_text_passes_promtool(cli: CommandLine) -> None:
     if promtool := shutil.which("promtool"):
         said = subprocess.run([promtool, "check", "metrics"], input=got.text, capture_output=True, text=True)
         assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
-    families = {f.name: f for f in text_string_to_metric_families(got.text)}
-    for name, family in FAMILIES.items():
-        parsed = families[name.removesuffix("_total") if family.kind == "counter" else name]
+    found = {f.name: f for f in text_string_to_metric_families(got.text)}
+    for name, family in families().items():
+        parsed = found[name.removesuffix("_total") if family.kind == "counter" else name]
         assert parsed.type == ("gauge" if family.kind == "info" else family.kind)
         assert parsed.samples
         for sample in parsed.samples:
@@ -307,7 +308,7 @@ def test_the_metrics_are_documented() -> None:
         r"^\| `(dsgd_\w+)` \| (\w+) \|([^|]*)\|", (ROOT / "docs/observing.md").read_text(), re.M
     )
     documented = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
-    assert documented == {name: (family.kind, family.labels) for name, family in FAMILIES.items()}
+    assert documented == {name: (family.kind, family.labels) for name, family in families().items()}
 
 
 def test_without_the_option_prometheus_client_is_not_imported(tmp_path: Path) -> None:

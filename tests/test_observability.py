@@ -40,7 +40,7 @@ from deploy.observability.local import (
     receiver,
 )
 from deploy.observability.observe import describe
-from dsgd.metrics import FAMILIES
+from dsgd.metrics import families
 from dsgd.run.lab import config
 from dsgd.run.lab import run as simulate
 from dsgd.strategies import modes
@@ -140,7 +140,7 @@ def test_every_alert_leads_to_its_entry_in_the_runbook() -> None:
 def test_every_metric_in_rules_and_dashboards_is_exported() -> None:
     """No rule and no panel names a metric that the exporter or a recording rule does not have."""
     series = {"histogram": ("_bucket", "_sum", "_count")}
-    exported = {name + end for name, family in FAMILIES.items() for end in series.get(family.kind, ("",))}
+    exported = {name + end for name, family in families().items() for end in series.get(family.kind, ("",))}
     known = exported | {rule["record"] for rule in rules("record")}
     named = {name for text in expressions() for name in re.findall(r"(?:\w+:)?dsgd_\w+(?::\w+)?", text)}
     assert named <= known, named - known

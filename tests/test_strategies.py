@@ -49,8 +49,8 @@ def test_local_sgd_reports_the_mean_distance_to_the_average() -> None:
     outcome = run(
         "localsgd", num_workers=2, steps=1, local_steps=1, lr=0.1, dataset="quadratic", optima="0,1", dim=1
     )
-    assert outcome.updates[0].drift == pytest.approx(0.05, rel=1e-5)
-    assert run("localsgd", num_workers=1, steps=8).updates[0].drift == 0
+    assert outcome.updates[0].measured["drift"] == pytest.approx(0.05, rel=1e-5)
+    assert run("localsgd", num_workers=1, steps=8).updates[0].measured["drift"] == 0
 
 
 def test_local_sgd_drift_moves_the_fixed_point() -> None:

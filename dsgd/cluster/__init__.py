@@ -51,13 +51,21 @@ class Update(NamedTuple):
     dones: Sequence[Done]
     ignored: Sequence[Done] = ()
     """Finished tasks that were thrown away since the update before."""
-    drift: float | None = None
-    """Where workers take local steps: mean distance of their weights to the average of them."""
+    measured: Mapping[str, float] = {}
+    """What the strategy has measured of this update, by the names of rows in dsgd/metrics.py, like drift."""
 
     @property
     def finished_s(self) -> float:
         """When the last of its tasks came in, on the engine's clock."""
         return self.dones[0].finished_s if len(self.dones) == 1 else max(d.finished_s for d in self.dones)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean of its tasks' losses; None where there are no weights."""
+        if len(self.dones) == 1:
+            return self.dones[0].loss
+        losses = [done.loss for done in self.dones if done.loss is not None]
+        return sum(losses) / len(losses) if losses else None
 
     def staleness(self, done: Done) -> int:
         """How many updates came between `done`'s reading and this one, its own update excluded."""

@@ -143,7 +143,7 @@ def report(arguments: Sequence[str]) -> int:
 
     Raises UsageError in one line for anything that is wrong.
     """
-    from dsgd.records.reader import RecordError
+    from dsgd.records.schema import RecordError
 
     parser = _Parser(
         prog="main.py",

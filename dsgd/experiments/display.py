@@ -15,7 +15,8 @@ from rich.table import Table
 from dsgd.experiments.spec import Experiment, Run
 from dsgd.experiments.worker import Outcome
 from dsgd.records.outcomes import EXIT_DIVERGED, is_result
-from dsgd.records.reader import RecordError, Summary, read_summary
+from dsgd.records.reader import read_summary
+from dsgd.records.schema import RecordError, Summary
 
 
 class Display:
@@ -86,7 +87,7 @@ def print_results(experiment: Experiment, console: Console) -> None:
         summaries = [_summary(run) for run in runs if run.variant == variant.name]
         finished = [summary for summary in summaries if summary]
         diverged = sum(summary.stopped_by == "diverged" for summary in finished)
-        losses = [s.eval_loss for s in finished if s.eval_loss is not None]
+        losses = [s.eval.loss for s in finished if s.eval.loss is not None]
         table.add_row(
             escape(variant.name),
             str(len(finished)),

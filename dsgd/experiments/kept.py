@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -17,7 +16,8 @@ import yaml
 from dsgd.config import option_fields, options
 from dsgd.experiments.spec import NOT_HERE, Run
 from dsgd.records.outcomes import is_result
-from dsgd.records.reader import RecordError, read_yaml
+from dsgd.records.reader import read_ending, read_yaml
+from dsgd.records.schema import RecordError
 from dsgd.terminal.cli import UsageError
 
 _PATIENCE_S = 3.0  # in which the processes of an experiment that was killed have ended
@@ -89,10 +89,9 @@ def is_kept(run: Run) -> bool:
     if "summary.json" not in files:
         return False
     try:
-        summary = json.loads((path / "summary.json").read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path / 'summary.json'}: cannot be read ({error}); {remedy}") from None
-    return is_result(str(summary.get("stopped_by")))
+        return is_result(read_ending(path).stopped_by)
+    except RecordError as error:
+        raise UsageError(f"{error}; {remedy}") from None
 
 
 def clear(run: Run) -> None:

@@ -92,5 +92,5 @@ def _at_the_edge(value: Any, values: Sequence[Any]) -> bool:
 
 def _loss(run: Run) -> float:
     summary = read_summary(run.path)
-    diverged = summary.stopped_by == "diverged" or summary.eval_loss is None
-    return math.inf if diverged else summary.eval_loss
+    loss = summary.eval.loss
+    return math.inf if summary.stopped_by == "diverged" or loss is None else loss

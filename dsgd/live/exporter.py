@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import socket
 import sys
@@ -18,8 +17,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from dsgd.cluster import Engine
 from dsgd.config import LiveConfig, TrainConfig
+from dsgd.live.prometheus import RunMetrics, RunsCollector
 from dsgd.live.server import Response, listen, serving, url_of
-from dsgd.metrics import RunMetrics, RunsCollector, Tally
+from dsgd.metrics import Tally
+from dsgd.records.reader import read_meta
 from dsgd.theory.predictions import staleness_bound
 
 _PUSH_EVERY_S = 10.0
@@ -66,12 +67,12 @@ class Exporter:
 
     def run(self, cfg: TrainConfig, record: Path, cluster: Engine, tally: Tally) -> RunMetrics:
         """Return what to tell of a run whose record is open; its run_id is the record's name."""
-        meta = json.loads((record / "meta.json").read_text())
+        meta = read_meta(record)
         info = {
             "engine": cfg.engine,
             "num_workers": str(cfg.num_workers),
             "dataset": cfg.data.dataset,
-            "git_commit": meta["git_commit"] or "unknown",
+            "git_commit": meta.git_commit or "unknown",
             "version": _version(),
         }
         run = RunMetrics(cfg.mode, record.name, info, cluster, tally, staleness_bound(cfg))

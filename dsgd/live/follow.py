@@ -6,18 +6,19 @@ staleness is counted in the buckets of the metrics, and of the tasks only each w
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-import yaml
+from dsgd.live.prometheus import STALENESS_BUCKETS
+from dsgd.records.reader import read_summary, read_yaml
+from dsgd.records.schema import RecordedEvaluation, RecordedUpdate, Summary, decode, update_type
 
-from dsgd.metrics import STALENESS_BUCKETS
+T = TypeVar("T")
 
 MOST_WORKERS = 24
 """Workers of a run that are shown one by one: the first ones."""
@@ -28,8 +29,10 @@ MOST_POINTS = 256
 _MOST_TASKS = 64  # the last ones of each worker
 _MOST_BYTES = 1 << 20  # of a file at once, so that a browser does not wait for long
 # What reading another version's files, or damaged ones, raises.
-_NOT_A_RECORD = (AttributeError, LookupError, TypeError, ValueError, yaml.YAMLError)
-_YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is eight times faster
+_NOT_A_RECORD = (AttributeError, LookupError, TypeError, ValueError)
+
+
+_NOT_EVALUATED = RecordedEvaluation(version=0, t_s=0.0, gradients=0, bytes=0, loss=None, accuracy=None)
 
 
 class Curve:
@@ -72,13 +75,14 @@ class Curve:
         }
 
 
-class _Lines:
+class _Lines(Generic[T]):
     """The whole lines of a file that grows; the last one may be torn and is left for later."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset, self.rest = path, 0, True
+    def __init__(self, path: Path, kind: type[T]) -> None:
+        self._path, self._kind, self._offset, self.rest = path, kind, 0, True
+        self._number = 0
 
-    def read(self) -> Iterator[dict[str, Any]]:
+    def read(self) -> Iterator[T]:
         """Return what has come; `rest` then says whether there was more than is read at once."""
         try:
             with self._path.open("rb") as file:
@@ -93,7 +97,8 @@ class _Lines:
         self.rest = end > 0 and len(block) >= _MOST_BYTES
         self._offset += end
         for line in block[:end].splitlines():
-            yield json.loads(line)
+            self._number += 1
+            yield decode(line, self._kind, f"{self._path}, line {self._number}")
 
 
 class _Worker:
@@ -116,14 +121,15 @@ class FollowedRun:
         self.revision = 0
         """Rises with every reading that found something."""
         self._options: dict[str, Any] = {}
-        self._summary: dict[str, Any] | None = None
-        self._updates, self._evals = _Lines(path / "updates.jsonl"), _Lines(path / "evals.jsonl")
+        self._summary: Summary | None = None
+        self._updates = _Lines(path / "updates.jsonl", update_type())
+        self._evals = _Lines(path / "evals.jsonl", RecordedEvaluation)
         self._loss, self._eval_loss = Curve(), Curve()
         self._workers: list[_Worker] = []
         self._version = self._gradients = 0  # of the updates that have been read
         self._update_t_s = 0.0
         self._last_loss: float | None = None
-        self._last_eval: dict[str, Any] | None = None
+        self._last_eval: RecordedEvaluation | None = None
         self._grew_s = time.monotonic()
 
     @property
@@ -141,14 +147,14 @@ class FollowedRun:
         if not self._options and not self._read_beginning():
             return False
         # Looked for first: a summary means that the files read afterwards are whole.
-        summary = self._summary or _json(self.path / "summary.json")
+        summary = self._summary or _summary(self.path)
         every = {"all": 1, "none": 0}.get(self._options["record"])
         every = int(self._options["record"].partition(":")[2]) if every is None else every
         for update in self._updates.read():
             self._take(update, every)
         for evaluated in self._evals.read():
             self._last_eval = evaluated
-            self._eval_loss.add(evaluated["t_s"], evaluated["gradients"], evaluated["loss"])
+            self._eval_loss.add(evaluated.t_s, evaluated.gradients, evaluated.loss)
         rest = self._updates.rest or self._evals.rest
         if not rest:
             self._summary = summary
@@ -160,35 +166,35 @@ class FollowedRun:
     def _read_beginning(self) -> bool:
         if not (self.path / "meta.json").exists():  # it is written after config.yaml
             return False
-        self._options = yaml.load((self.path / "config.yaml").read_text(), _YamlLoader)
+        self._options = read_yaml(self.path / "config.yaml")
         self._workers = [_Worker() for _ in range(self._options["num_workers"])]
         return True
 
-    def _take(self, update: dict[str, Any], every: int) -> None:
-        self._version, self._update_t_s = update["version"], update["t_s"]
-        for task in update["gradients"]:
-            worker = self._workers[task["worker"]]
+    def _take(self, update: RecordedUpdate, every: int) -> None:
+        self._version, self._update_t_s = update.version, update.t_s
+        for task in update.gradients:
+            worker = self._workers[task.worker]
             worker.tasks += 1
-            worker.batches += task["batches"]
-            worker.busy_s += task["compute_s"] * every  # what is not recorded is taken to be alike
-            worker.staleness[bisect_left(STALENESS_BUCKETS, task["staleness"])] += 1
-            worker.staleness_sum += task["staleness"]
-            self._gradients += task["batches"] * every
-            if task["worker"] < MOST_WORKERS:
-                worker.last.append((task["started_s"], task["finished_s"], task["compute_s"]))
-        self._last_loss = update["loss"]
-        self._loss.add(self._update_t_s, self._gradients, update["loss"])
+            worker.batches += task.batches
+            worker.busy_s += task.compute_s * every  # what is not recorded is taken to be alike
+            worker.staleness[bisect_left(STALENESS_BUCKETS, task.staleness)] += 1
+            worker.staleness_sum += task.staleness
+            self._gradients += task.batches * every
+            if task.worker < MOST_WORKERS:
+                worker.last.append((task.started_s, task.finished_s, task.compute_s))
+        self._last_loss = update.loss
+        self._loss.add(self._update_t_s, self._gradients, update.loss)
 
     def view(self) -> dict[str, Any]:
         """Return what the page shows of the run, as plain values for JSON."""
         options, summary = self._options, self._summary
         tasks = sum(worker.tasks for worker in self._workers)
         stale = sum(worker.staleness_sum for worker in self._workers)
-        idle = [self._idle_share(i) for i in range(len(self._workers))]
+        idle = self._idle_shares()
         budget = options["num_workers"] * options["steps"]
-        evaluated = self._last_eval or {"version": 0, "gradients": 0, "loss": None, "accuracy": None}
-        updates = summary["updates"] if summary else max(self._version, evaluated["version"])
-        gradients = summary["gradients"] if summary else max(self._gradients, evaluated["gradients"])
+        evaluated = self._last_eval or _NOT_EVALUATED
+        updates = summary.updates if summary else max(self._version, evaluated.version)
+        gradients = summary.gradients if summary else max(self._gradients, evaluated.gradients)
         shown = self._workers[:MOST_WORKERS]
         used = [max((k for k, n in enumerate(w.staleness) if n), default=0) for w in shown]
         bins = max(used, default=0) + 1
@@ -199,16 +205,16 @@ class FollowedRun:
             "engine": options["engine"],
             "record": options["record"],
             "num_workers": options["num_workers"],
-            "state": summary["stopped_by"] if summary else "running",
-            "error": summary["error"] if summary else None,
+            "state": summary.stopped_by if summary else "running",
+            "error": summary.error if summary else None,
             "updates": updates,
             "gradients": gradients,
             "budget": budget,
             "t_s": _rounded(self._t_s),
             "silent_s": round(time.monotonic() - self._grew_s),
             "train_loss": _rounded(self._last_loss),
-            "eval_loss": _rounded(evaluated["loss"]),
-            "accuracy": _rounded(evaluated["accuracy"]),
+            "eval_loss": _rounded(evaluated.loss),
+            "accuracy": _rounded(evaluated.accuracy),
             "staleness": _rounded(stale / tasks) if tasks else None,
             "idle": _rounded(sum(idle) / len(idle)) if tasks else None,
             "gradients_per_s": self._rate(),
@@ -221,7 +227,7 @@ class FollowedRun:
                     "mean": _rounded(worker.staleness_sum / worker.tasks) if worker.tasks else None,
                     "idle": _rounded(idle[i]) if tasks else None,
                     "batches": worker.batches,
-                    "restarts": summary["workers"][str(i)]["restarts"] if summary else None,
+                    "restarts": summary.workers[i].restarts if summary else None,
                 }
                 for i, worker in enumerate(shown)
             ],
@@ -231,20 +237,19 @@ class FollowedRun:
     @property
     def _t_s(self) -> float:
         """Engine seconds that are known to have passed."""
-        return max(self._update_t_s, self._last_eval["t_s"] if self._last_eval else 0.0)
+        return max(self._update_t_s, self._last_eval.t_s if self._last_eval else 0.0)
 
-    def _idle_share(self, worker: int) -> float:
+    def _idle_shares(self) -> list[float]:
         if self._summary:
-            totals = self._summary["workers"][str(worker)]
-            return float(totals["idle_s"] / self._summary["clock_s"]) if self._summary["clock_s"] else 0.0
+            return self._summary.idle_shares
         clock_s = self._update_t_s
-        return max(0.0, 1 - self._workers[worker].busy_s / clock_s) if clock_s else 0.0
+        return [max(0.0, 1 - worker.busy_s / clock_s) if clock_s else 0.0 for worker in self._workers]
 
     def _rate(self) -> float | None:
         """Return the mini-batches per engine second, while it runs over about the last tenth of the time."""
         if self._summary:
-            clock_s = self._summary["clock_s"]
-            return _rounded(self._summary["gradients"] / clock_s) if clock_s else None
+            clock_s = self._summary.clock_s
+            return _rounded(self._summary.gradients / clock_s) if clock_s else None
         points = self._loss.points or self._eval_loss.points
         if not points or not points[-1][0]:
             return None
@@ -318,7 +323,7 @@ class FollowedFolder:
 
     def _read_experiment(self) -> None:
         try:
-            experiment = yaml.load((self._folder / "experiment.yaml").read_text(), _YamlLoader)
+            experiment = read_yaml(self._folder / "experiment.yaml")
             variants, base = experiment["variants"], experiment["base"]
             self.variants = {v["folder"]: str({**base, **v["options"]}["mode"]) for v in variants}
             self.planned = len(variants) * len(experiment["seeds"])
@@ -339,9 +344,6 @@ def _rounded(x: float | None) -> float | None:
     return None if x is None else float(f"{x:.6g}")
 
 
-def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-    except (FileNotFoundError, json.JSONDecodeError):  # meta.json may be half written when it is looked at
-        return None
-    return content
+def _summary(path: Path) -> Summary | None:
+    """Return a record's summary; it is written whole, and is there when the run has ended."""
+    return read_summary(path) if (path / "summary.json").exists() else None

@@ -1,4 +1,5 @@
-"""The same scalars for TensorBoard: `--tensorboard` writes RECORD/tensorboard while the run goes on.
+"""Scalars for TensorBoard, those of the table of quantities: `--tensorboard` writes RECORD/tensorboard
+while the run goes on.
 
 A point's step is the number of mini-batches applied, as in evals.jsonl, so that modes can be compared. Its
 wall time moves with the engine's clock: what TensorBoard calls relative time is the run's, virtual or not.
@@ -12,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dsgd.cluster import Update
+from dsgd.metrics import QUANTITIES
 from dsgd.run.evaluation import Evaluated
 
 _POINTS = 1000  # of a run, at most: as many as TensorBoard shows
@@ -38,6 +40,7 @@ class TensorBoard:
         self._writer = RecordWriter((folder / f"events.out.tfevents.{self._began_s:.0f}").open("wb"))
         self._writer.write(Event(wall_time=self._began_s, file_version="brain.Event:2").SerializeToString())
         self._every = self._due = math.ceil(budget / _POINTS)
+        self._points = {row.name: row.points for row in QUANTITIES if row.points}
         self._gradients = 0
         self._point_s = self._now_s = 0.0
         self._seen: dict[str, list[float]] = {}  # by tag, since the last point
@@ -45,13 +48,9 @@ class TensorBoard:
 
     def update(self, update: Update) -> None:
         """Count an update, and write a point if one is due."""
-        losses = [done.loss for done in update.dones if done.loss is not None]
-        if losses:
-            self._see("loss", sum(losses) / len(losses))
-        if update.drift is not None:
-            self._see("drift", update.drift)
-        for done in update.dones:
-            self._see("staleness", update.staleness(done))
+        for name, points in self._points.items():
+            for value in points(update):
+                self._seen.setdefault(f"update/{name}", []).append(value)
         self._updates += 1
         self._gradients += sum(done.batches for done in update.dones)
         self._now_s = update.finished_s
@@ -61,10 +60,12 @@ class TensorBoard:
 
     def evaluation(self, evaluated: Evaluated) -> None:
         """Write an evaluation."""
-        found = evaluated.found
-        scalars = {"eval/loss": found.loss}
-        if found.accuracy is not None:
-            scalars["eval/accuracy"] = found.accuracy
+        found = {
+            f"{row.name}/{name}": of(evaluated.found)
+            for row in QUANTITIES
+            for name, of in row.of_evaluation.items()
+        }
+        scalars = {tag: value for tag, value in found.items() if value is not None}
         self._write(scalars, evaluated.gradients, evaluated.t_s)
 
     def close(self) -> None:
@@ -72,9 +73,6 @@ class TensorBoard:
         if self._updates:
             self._point()
         self._writer.close()
-
-    def _see(self, name: str, value: float) -> None:
-        self._seen.setdefault(f"update/{name}", []).append(value)
 
     def _point(self) -> None:
         scalars = {tag: sum(seen) / len(seen) for tag, seen in self._seen.items()}

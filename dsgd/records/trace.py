@@ -15,6 +15,9 @@ from typing import Any
 
 import yaml
 
+from dsgd.records.reader import read_evaluations
+from dsgd.records.schema import RecordedEvaluation, RecordedTask, RecordedUpdate, decode, update_type
+
 _TAIL_BYTES = 1_000_000  # of updates.jsonl: some 4,000 tasks, a trace of 3 to 4 MB, 0.2 s
 _LAST_S = 9e9  # viewers count nanoseconds in 64 bits, 292 years
 _PROCESS, _SERVER, _FIRST_WORKER = 1, 1, 2  # the process, and its threads: one is a track
@@ -24,7 +27,7 @@ def write_trace(record: Path, last: int | None = None) -> None:
     """Write `record`/trace.json, of what the last updates in its updates.jsonl tell.
 
     last: how many updates; None: those in the last MB, one at least. Without any, no file is made.
-    Raises OSError.
+    Raises OSError, and RecordError for a line that is no update.
     """
     updates = _last_updates(record / "updates.jsonl", last)
     if not updates:
@@ -36,7 +39,7 @@ def write_trace(record: Path, last: int | None = None) -> None:
         _server(updates, at_us),
         _workers(updates, unlisted="cancelled" if config["record"] == "all" else "not recorded"),
         _arrows(updates, at_us),
-        _counters(updates, at_us, _lines(record / "evals.jsonl")),
+        _counters(updates, at_us, read_evaluations(record)),
     )
     partial = record / "trace.json.partial"
     try:
@@ -52,30 +55,24 @@ def write_trace(record: Path, last: int | None = None) -> None:
 
 _ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
 
-Line = dict[str, Any]
 Event = dict[str, Any]
 
 
-def _last_updates(path: Path, last: int | None) -> list[Line]:
+def _last_updates(path: Path, last: int | None) -> list[RecordedUpdate]:
     with path.open("rb") as file:
         if last is None and path.stat().st_size > _TAIL_BYTES:
             file.seek(-_TAIL_BYTES, os.SEEK_END)
             file.readline()  # the rest of a line that begins before
             if lines := file.readlines():
-                return list(_parsed(lines))
+                return _whole(lines, path)
             file.seek(0)
             last = 1
-        return list(_parsed(deque(file, last)))
+        return _whole(deque(file, last), path)
 
 
-def _lines(path: Path) -> list[Line]:
-    with path.open("rb") as file:
-        return list(_parsed(file))
-
-
-def _parsed(lines: Iterable[bytes]) -> Iterator[Line]:
-    """Yield whole lines; one that a full disk tore is left out."""
-    return (json.loads(line) for line in lines if line.endswith(b"\n"))
+def _whole(lines: Iterable[bytes], path: Path) -> list[RecordedUpdate]:
+    """Return the whole lines; one that a full disk tore is left out."""
+    return [decode(line, update_type(), path) for line in lines if line.endswith(b"\n")]
 
 
 def _us(seconds: float) -> int:
@@ -83,16 +80,16 @@ def _us(seconds: float) -> int:
     return round(min(seconds, _LAST_S) * 1e6)
 
 
-def _at_us(updates: list[Line]) -> dict[int, int]:
+def _at_us(updates: list[RecordedUpdate]) -> dict[int, int]:
     """Return when each version began to stand, the initial weights among them if they are in sight.
 
     Updates of one instant are put 1 µs apart: an arrow needs a slice of some width to begin in.
     """
-    at_us = {0: 0} if updates[0]["version"] == 1 else {}
+    at_us = {0: 0} if updates[0].version == 1 else {}
     free_us = len(at_us)
     for update in updates:
-        at_us[update["version"]] = max(_us(update["t_s"]), free_us)
-        free_us = at_us[update["version"]] + 1
+        at_us[update.version] = max(_us(update.t_s), free_us)
+        free_us = at_us[update.version] + 1
     return at_us
 
 
@@ -116,70 +113,72 @@ def _slice(tid: int, name: str, begin_us: int, end_us: int, args: Mapping[str, A
     }  # fmt: skip
 
 
-def _server(updates: list[Line], at_us: Mapping[int, int]) -> Iterator[Event]:
+def _server(updates: list[RecordedUpdate], at_us: Mapping[int, int]) -> Iterator[Event]:
     """Yield a slice an update, which lasts until the next: so long its weights were the latest."""
     if 0 in at_us:
         yield _slice(_SERVER, "initial weights", at_us[0], at_us[1], {})
     for update, after in zip(updates, [*updates[1:], None], strict=True):
-        begin_us = at_us[update["version"]]
-        end_us = at_us[after["version"]] if after else begin_us + 1
-        args = {"t_s": update["t_s"], "tasks": len(update["gradients"]), "loss": update["loss"]}
-        yield _slice(_SERVER, f"update {update['version']}", begin_us, end_us, args)
+        begin_us = at_us[update.version]
+        end_us = at_us[after.version] if after else begin_us + 1
+        args = {"t_s": update.t_s, "tasks": len(update.gradients), "loss": update.loss}
+        yield _slice(_SERVER, f"update {update.version}", begin_us, end_us, args)
 
 
-def _workers(updates: list[Line], unlisted: str) -> Iterator[Event]:
+def _workers(updates: list[RecordedUpdate], unlisted: str) -> Iterator[Event]:
     """Yield what each worker did: compute slices with transfers around them, and what lies between.
 
     unlisted: what to call a time in which a worker took mini-batches that no update lists.
     """
-    tasks: dict[int, list[Line]] = {}
+    tasks: dict[int, list[tuple[RecordedTask, str]]] = {}
     for update in updates:
-        for task in update["gradients"]:
-            tasks.setdefault(task["worker"], []).append(task | {"version": update["version"]})
-        for task in update.get("ignored", ()):
-            tasks.setdefault(task["worker"], []).append(task | {"version": None})
-    began = [{"step": 0, "batches": 0, "finished_s": 0.0}] if updates[0]["version"] == 1 else []
+        for task in update.gradients:
+            tasks.setdefault(task.worker, []).append((task, "compute"))
+        for task in update.ignored:
+            tasks.setdefault(task.worker, []).append((task, "ignored"))
     for worker, own in tasks.items():
         tid = _FIRST_WORKER + worker
-        own.sort(key=lambda task: task["step"])
-        for task in own:
-            yield from _task(tid, task)
-        for before, after in pairwise(began + own):
-            begin_us, end_us = _us(before["finished_s"]), _us(after["started_s"])
+        own.sort(key=lambda entry: entry[0].step)
+        for task, name in own:
+            yield from _task(tid, task, name)
+        spans = [(task.step, task.batches, task.started_s, task.finished_s) for task, _ in own]
+        if updates[0].version == 1:  # then what is before the first task is known too
+            spans.insert(0, (0, 0, 0.0, 0.0))
+        for (step, done, _, from_s), (next_step, _, to_s, _) in pairwise(spans):
+            begin_us, end_us = _us(from_s), _us(to_s)
             if begin_us < end_us:
-                batches = after["step"] - before["step"] - before["batches"]
+                batches = next_step - step - done
                 name, args = (unlisted, {"batches": batches}) if batches else ("wait", {})
                 yield _slice(tid, name, begin_us, end_us, args)
 
 
-def _task(tid: int, task: Line) -> Iterator[Event]:
+def _task(tid: int, task: RecordedTask, name: str) -> Iterator[Event]:
     begin_us, from_us, to_us, end_us = _stations_us(task)
-    args = {key: task[key] for key in ("step", "batches", "loss", "staleness")}
+    args = {"step": task.step, "batches": task.batches, "loss": task.loss, "staleness": task.staleness}
     if begin_us < from_us:
         yield _slice(tid, "transfer", begin_us, from_us, {})
-    yield _slice(tid, "compute" if task["version"] else "ignored", from_us, to_us, args)
+    yield _slice(tid, name, from_us, to_us, args)
     if to_us < end_us:
         yield _slice(tid, "transfer", to_us, end_us, {})
 
 
-def _stations_us(task: Line) -> tuple[int, int, int, int]:
+def _stations_us(task: RecordedTask) -> tuple[int, int, int, int]:
     """Return when a task was given out, began to compute, ended computing, and was back.
 
     Of the way there and back only the sum is known. Half each is exact for latency, which is the same
     both ways.
     """
-    begin_us, end_us = _us(task["started_s"]), _us(task["finished_s"])
-    compute_us = min(_us(task["compute_s"]), end_us - begin_us)
+    begin_us, end_us = _us(task.started_s), _us(task.finished_s)
+    compute_us = min(_us(task.compute_s), end_us - begin_us)
     from_us = begin_us + (end_us - begin_us - compute_us) // 2
     return begin_us, from_us, from_us + compute_us, end_us
 
 
-def _arrows(updates: list[Line], at_us: Mapping[int, int]) -> Iterator[Event]:
+def _arrows(updates: list[RecordedUpdate], at_us: Mapping[int, int]) -> Iterator[Event]:
     """Yield an arrow a task, from the update that it read, through its computing, to the one it made."""
     number = 0
     for update in updates:
-        for task in update["gradients"]:
-            read = update["version"] - 1 - task["staleness"]
+        for task in update.gradients:
+            read = update.version - 1 - task.staleness
             if read not in at_us:  # it is before the first update shown, or was not recorded
                 continue
             number += 1
@@ -188,20 +187,22 @@ def _arrows(updates: list[Line], at_us: Mapping[int, int]) -> Iterator[Event]:
             _, from_us, to_us, _ = _stations_us(task)
             through_us = max(from_us, at_us[read])
             if through_us < to_us:
-                yield {"ph": "t", "tid": _FIRST_WORKER + task["worker"], "ts": through_us, **end}
-            yield {"ph": "f", "bp": "e", "tid": _SERVER, "ts": at_us[update["version"]], **end}
+                yield {"ph": "t", "tid": _FIRST_WORKER + task.worker, "ts": through_us, **end}
+            yield {"ph": "f", "bp": "e", "tid": _SERVER, "ts": at_us[update.version], **end}
 
 
-def _counters(updates: list[Line], at_us: Mapping[int, int], evals: Iterable[Line]) -> Iterator[Event]:
+def _counters(
+    updates: list[RecordedUpdate], at_us: Mapping[int, int], evals: Iterable[RecordedEvaluation]
+) -> Iterator[Event]:
     def count(name: str, ts_us: int, key: str, value: float) -> Event:
         return {"ph": "C", "pid": _PROCESS, "tid": _SERVER, "ts": ts_us, "name": name, "args": {key: value}}
 
     for update in updates:
-        ts_us = at_us[update["version"]]
-        staleness = [task["staleness"] for task in update["gradients"]]
+        ts_us = at_us[update.version]
+        staleness = [task.staleness for task in update.gradients]
         yield count("staleness", ts_us, "mean", sum(staleness) / len(staleness))
-        if update["loss"] is not None:
-            yield count("loss", ts_us, "training", update["loss"])
+        if update.loss is not None:
+            yield count("loss", ts_us, "training", update.loss)
     for evaluation in evals:
-        if evaluation["version"] in at_us and evaluation["loss"] is not None:
-            yield count("loss held out", at_us[evaluation["version"]], "evaluation", evaluation["loss"])
+        if evaluation.version in at_us and evaluation.loss is not None:
+            yield count("loss held out", at_us[evaluation.version], "evaluation", evaluation.loss)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import socket
@@ -17,10 +16,21 @@ from typing import IO, Any
 
 import numpy as np
 import yaml
+from msgspec import Struct
 
 from dsgd.cluster import Done, Engine, Update
 from dsgd.config import OutputConfig, TrainConfig, options
-from dsgd.metrics import finite
+from dsgd.metrics import finite, taken_of_updates
+from dsgd.records.schema import (
+    Meta,
+    RecordedEvaluation,
+    RecordedTask,
+    built,
+    encode,
+    encode_file,
+    summary_type,
+    update_type,
+)
 from dsgd.records.tensorboard import TensorBoard, require_tensorboard
 from dsgd.records.trace import write_trace
 from dsgd.run.evaluation import Evaluated
@@ -42,8 +52,9 @@ class RunRecord:
         self._every = cfg.output.record_every
         if cfg.output.tensorboard:
             require_tensorboard()
-        self._updates: IO[str] | None = None
-        self._evals: IO[str] | None = None
+        self._line, self._taken = update_type(), taken_of_updates()
+        self._updates: IO[bytes] | None = None
+        self._evals: IO[bytes] | None = None
         self._tensorboard: TensorBoard | None = None
         self._flushed_s = time.monotonic()
 
@@ -52,11 +63,9 @@ class RunRecord:
         meta = _meta(started, cluster)
         self._make_folder()
         (self.path / "config.yaml").write_text(config_text(self._cfg))
-        write_json(self.path / "meta.json", meta)
-        # On Ray, where the next update may be long in coming, each line is written at once.
-        buffering = 1 if self._cfg.engine == "ray" else 1 << 16
-        self._updates = (self.path / "updates.jsonl").open("w", buffering=buffering)
-        self._evals = (self.path / "evals.jsonl").open("w", buffering=1)
+        write_file(self.path / "meta.json", meta)
+        self._updates = (self.path / "updates.jsonl").open("wb", buffering=1 << 16)
+        self._evals = (self.path / "evals.jsonl").open("wb")
         if self._cfg.output.tensorboard:
             self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget)
 
@@ -84,18 +93,17 @@ class RunRecord:
         if not self._every or (update.weights.version - 1) % self._every:
             return
         assert self._updates is not None
-        losses = [done.loss for done in update.dones if done.loss is not None]
-        line = {
-            "version": update.weights.version,
-            "t_s": update.finished_s,
-            "loss": finite(sum(losses) / len(losses)) if losses else None,
-            "drift": finite(update.drift),
-            "gradients": [_task(update, done) for done in update.dones],
-        }
-        if update.ignored:
-            line["ignored"] = [_task(update, done) for done in update.ignored]
-        self._updates.write(json.dumps(line) + "\n")
-        if time.monotonic() - self._flushed_s > _FLUSH_S:
+        line = self._line(
+            version=update.weights.version,
+            t_s=update.finished_s,
+            loss=finite(update.loss),
+            gradients=tuple([_task(update, done) for done in update.dones]),
+            ignored=tuple([_task(update, done) for done in update.ignored]),
+            **{name: finite(of(update)) for name, of in self._taken.items()},
+        )
+        self._updates.write(encode(line) + b"\n")
+        # On Ray, where the next update may be long in coming, each line is written at once.
+        if self._cfg.engine == "ray" or time.monotonic() - self._flushed_s > _FLUSH_S:
             self._updates.flush()
             self._flushed_s = time.monotonic()
 
@@ -104,15 +112,16 @@ class RunRecord:
         assert self._evals is not None
         if self._tensorboard:
             self._tensorboard.evaluation(evaluated)
-        line = {
-            "version": evaluated.version,
-            "t_s": evaluated.t_s,
-            "gradients": evaluated.gradients,
-            "bytes": evaluated.bytes,
-            "loss": finite(evaluated.found.loss),
-            "accuracy": evaluated.found.accuracy,
-        }
-        self._evals.write(json.dumps(line) + "\n")
+        line = RecordedEvaluation(
+            version=evaluated.version,
+            t_s=evaluated.t_s,
+            gradients=evaluated.gradients,
+            bytes=evaluated.bytes,
+            loss=finite(evaluated.found.loss),
+            accuracy=evaluated.found.accuracy,
+        )
+        self._evals.write(encode(line) + b"\n")
+        self._evals.flush()
 
     def close_streams(self) -> None:
         """Write what is buffered; raises OSError if it cannot be."""
@@ -133,21 +142,21 @@ class RunRecord:
             np.save(file, weights)
         partial.rename(self.path / "weights.npy")
         summary = summary | {"weights_sha256": hashlib.sha256(weights.tobytes()).hexdigest()}
-        write_json(self.path / "summary.json", summary)
+        write_file(self.path / "summary.json", built(summary, summary_type()))
         return summary
 
 
-def _task(update: Update, done: Done) -> dict[str, Any]:
-    return {
-        "worker": done.worker,
-        "step": done.step,
-        "batches": done.batches,
-        "staleness": update.staleness(done),
-        "started_s": done.started_s,
-        "finished_s": done.finished_s,
-        "compute_s": done.compute_s,
-        "loss": finite(done.loss),
-    }
+def _task(update: Update, done: Done) -> RecordedTask:
+    return RecordedTask(
+        worker=done.worker,
+        step=done.step,
+        batches=done.batches,
+        staleness=update.staleness(done),
+        started_s=done.started_s,
+        finished_s=done.finished_s,
+        compute_s=done.compute_s,
+        loss=finite(done.loss),
+    )
 
 
 def free_path(output: OutputConfig, default_name: str) -> Path:
@@ -182,7 +191,7 @@ def default_name(cfg: TrainConfig) -> str:
     return f"{datetime.now():%Y%m%d-%H%M%S}-{cfg.mode}-w{cfg.num_workers}-s{cfg.seed}"
 
 
-def _meta(started: float, cluster: Engine) -> dict[str, Any]:
+def _meta(started: float, cluster: Engine) -> Meta:
     def git(*arguments: str) -> str | None:
         command = ["git", "-C", str(Path(__file__).parents[2]), *arguments]
         try:
@@ -190,30 +199,29 @@ def _meta(started: float, cluster: Engine) -> dict[str, Any]:
         except (OSError, subprocess.CalledProcessError):
             return None
 
-    return {
-        "started_epoch_s": started,
-        "started": datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
-        "git_commit": os.environ.get("DSGD_GIT_COMMIT") or git("rev-parse", "HEAD"),  # an image has no .git
-        "git_dirty": None if (changes := git("status", "--porcelain")) is None else bool(changes),
-        "versions": {
+    return Meta(
+        started_epoch_s=started,
+        started=datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
+        command=sys.argv,
+        git_commit=os.environ.get("DSGD_GIT_COMMIT") or git("rev-parse", "HEAD"),  # an image has no .git
+        git_dirty=None if (changes := git("status", "--porcelain")) is None else bool(changes),
+        versions={
             "python": platform.python_version(),
             **{name: version(name) for name in ("ray", "torch", "numpy")},
         },
-        "host": socket.gethostname(),
-        "platform": platform.platform(),
-        "cpus": os.cpu_count(),
-        "device": cluster.device,
-        "worker_pids": list(cluster.pids),
-    }
+        host=socket.gethostname(),
+        platform=platform.platform(),
+        cpus=os.cpu_count(),
+        device=cluster.device,
+        worker_pids=list(cluster.pids),
+    )
 
 
-def write_json(path: Path, value: object) -> None:
+def write_file(path: Path, value: Struct) -> None:
     """Write a whole file or none: readers never see half of it, even after a crash."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("w") as file:
-        json.dump(value, file, indent=2, allow_nan=False)
-        file.write("\n")
+    with partial.open("wb") as file:
+        file.write(encode_file(value))
         file.flush()
         os.fsync(file.fileno())
     partial.rename(path)

@@ -190,7 +190,7 @@ def _how_it_went(records: Sequence[Record], target: float | None, unit: str) -> 
         error = f": {one.error}" if one.error else ""
         return f"The run {verb} after {plural(one.updates, 'update')}{error}."
     gradients = median_interval([record.summary.gradients for record in records]).centre
-    losses = [loss for record in records if (loss := record.summary.eval_loss) is not None]
+    losses = [loss for record in records if (loss := record.summary.eval.loss) is not None]
     if target is not None and losses:
         times = median_interval([until(record, target, lambda e: e.t_s) for record in records])
         if math.isinf(times.centre):

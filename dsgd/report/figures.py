@@ -61,5 +61,5 @@ def _applies(name: str, scene: Scene) -> bool:
         case "timeline":
             return any(timeline.is_complete(scene.representative(v)) for v in scene.variants)
         case "drift":
-            return any(record.summary.drift is not None for record in records)
+            return any(record.summary.measured["drift"] is not None for record in records)
     return bool(scaling.series(scene.frames))

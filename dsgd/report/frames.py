@@ -8,9 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import astuple
+
 from dsgd.config import DataConfig, LiveConfig, OutputConfig, TimingConfig, option_fields
+from dsgd.metrics import QUANTITIES, Column
 from dsgd.records.outcomes import is_result
-from dsgd.records.reader import Record, RecordError, is_record, read_record, read_yaml
+from dsgd.records.reader import Record, columns, is_record, read_record, read_yaml
+from dsgd.records.schema import RecordedEvaluation, RecordError
 from dsgd.report.words import number, plural
 
 if TYPE_CHECKING:
@@ -51,10 +55,9 @@ class Frames:
 
     runs: pl.DataFrame
     """A row a run, variants in the experiment's order, seeds ascending. Columns: variant, folder, mode,
-    engine, num_workers, seed, the options that differ between runs, stopped_by, updates, gradients, clock_s,
-    wall_s, eval_loss, eval_accuracy, best_eval_loss, time_to_target_s and gradients_to_target (null: never,
-    or no target), bytes, staleness_mean, staleness_p95, staleness_max, idle_share, updates_per_s,
-    gradients_per_s, drift, clock_gap_max, restarts, wasted (mini-batches)."""
+    engine, num_workers, seed, the options that differ between runs, stopped_by, wall_s, best_eval_loss,
+    time_to_target_s and gradients_to_target (null: never, or no target), then the columns of the table of
+    quantities (dsgd/metrics.py), like updates, clock_s, staleness_mean."""
     curves: pl.DataFrame
     """A row an evaluation: variant, seed, version, t_s, gradients, bytes, loss, accuracy."""
     left_out: Sequence[tuple[str, str]]
@@ -305,27 +308,19 @@ def _frames(
     own = {"mode", "engine", "num_workers"}
     varied = _differing(run.record.config for run in runs)
     rows = [_row(run, [option for option in varied if option not in own], target_loss) for run in runs]
-    whole = ("num_workers", "seed", "updates", "gradients", "gradients_to_target", "bytes", "staleness_p95")
-    text = ("variant", "folder", "mode", "engine", "stopped_by")
-    types: dict[str, Any] = dict.fromkeys((*whole, "staleness_max", "clock_gap_max", "restarts", "wasted"))
-    types = dict.fromkeys(types, pl.Int64) | dict.fromkeys(text, pl.String)
+    types: dict[str, Any] = dict.fromkeys(("num_workers", "seed", "gradients_to_target"), pl.Int64)
+    types |= dict.fromkeys(("variant", "folder", "mode", "engine", "stopped_by"), pl.String)
+    types |= {name: pl.Int64 for name, column in measured_columns().items() if column.kind is int}
     types |= {option: _type_of([row[option] for row in rows]) for option in varied if option not in own}
     schema = {name: types.get(name, pl.Float64) for name in rows[0]}
-    evaluations = [(run.variant, run.seed, *evaluation) for run in runs for evaluation in run.record.evals]
+    evaluations = [
+        (run.variant, run.seed, *astuple(evaluation)) for run in runs for evaluation in run.record.evals
+    ]
     return Frames(
         runs=pl.DataFrame([_typed(row, schema) for row in rows], schema=schema, orient="row"),
         curves=pl.DataFrame(
             evaluations,
-            schema={
-                "variant": pl.String,
-                "seed": pl.Int64,
-                "version": pl.Int64,
-                "t_s": pl.Float64,
-                "gradients": pl.Int64,
-                "bytes": pl.Int64,
-                "loss": pl.Float64,
-                "accuracy": pl.Float64,
-            },
+            schema={"variant": pl.String, "seed": pl.Int64, **columns(RecordedEvaluation)},
             orient="row",
         ),
         left_out=tuple(left_out),
@@ -341,7 +336,6 @@ def _frames(
 
 def _row(run: Run, options: Sequence[str], target_loss: float | None) -> dict[str, Any]:
     record, summary = run.record, run.record.summary
-    clock_s = summary.clock_s
     losses = [evaluation.loss for evaluation in record.evals if evaluation.loss is not None]
     reached = None if target_loss is None else record.reached(target_loss)
     return {
@@ -353,27 +347,17 @@ def _row(run: Run, options: Sequence[str], target_loss: float | None) -> dict[st
         "seed": summary.seed,
         **{option: record.config.get(option) for option in options},
         "stopped_by": summary.stopped_by,
-        "updates": summary.updates,
-        "gradients": summary.gradients,
-        "clock_s": clock_s,
         "wall_s": summary.wall_s,
-        "eval_loss": summary.eval_loss,
-        "eval_accuracy": summary.eval_accuracy,
         "best_eval_loss": min(losses, default=None),
         "time_to_target_s": reached.t_s if reached else None,
         "gradients_to_target": reached.gradients if reached else None,
-        "bytes": summary.bytes_to_workers + summary.bytes_to_server,
-        "staleness_mean": summary.staleness.mean,
-        "staleness_p95": summary.staleness.p95,
-        "staleness_max": summary.staleness.max,
-        "idle_share": round(summary.idle_share, 9) if clock_s else None,  # of rounding, nothing is left
-        "updates_per_s": summary.updates_per_s,
-        "gradients_per_s": summary.gradients_per_s,
-        "drift": summary.drift,
-        "clock_gap_max": summary.clock_gap_max,
-        "restarts": sum(worker.restarts for worker in summary.workers),
-        "wasted": summary.wasted_ignored + summary.wasted_cancelled,
+        **{name: column.of(summary) for name, column in measured_columns().items()},
     }
+
+
+def measured_columns() -> dict[str, Column]:
+    """Return the columns that the table of quantities has, by name."""
+    return {name: column for row in QUANTITIES for name, column in row.columns.items()}
 
 
 def _printable(text: str) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from dsgd.records.reader import Evaluation, Record
+from dsgd.records.reader import Record
+from dsgd.records.schema import RecordedEvaluation
 from dsgd.report.frames import Frames
 from dsgd.report.panels import seconds
 from dsgd.report.statistics import SIGNIFICANT, Interval, Pair, compare, median_interval
@@ -157,19 +158,19 @@ def _values(frames: Frames, measure: Callable[[Record], float | None]) -> dict[s
     return found
 
 
-def until(record: Record, target: float, place: Callable[[Evaluation], float]) -> float:
+def until(record: Record, target: float, place: Callable[[RecordedEvaluation], float]) -> float:
     """Return the time, gradients or bytes until the target loss; infinite if it was not reached."""
     reached = record.reached(target)
     return place(reached) if reached else math.inf
 
 
-def _shortest(frames: Frames, place: Callable[[Evaluation], float]) -> float:
+def _shortest(frames: Frames, place: Callable[[RecordedEvaluation], float]) -> float:
     """Return how far all runs got that did not diverge (all runs, if all did)."""
     whole = [run.record for run in frames.records if run.record.summary.stopped_by != "diverged"]
     return min(place(record.evals[-1]) for record in whole or [run.record for run in frames.records])
 
 
-def _loss_at(record: Record, at: float, place: Callable[[Evaluation], float]) -> float:
+def _loss_at(record: Record, at: float, place: Callable[[RecordedEvaluation], float]) -> float:
     """Return the last loss known then; infinite if the run had diverged."""
     known = [e.loss for e in record.evals if place(e) <= at]
     diverged = record.summary.stopped_by == "diverged" and place(record.evals[-1]) < at

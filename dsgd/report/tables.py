@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from dsgd.config import LiveConfig, OutputConfig, option_fields
+from dsgd.metrics import taken_of_updates
 from dsgd.records.reader import Record
 from dsgd.report.answer import test_name
 from dsgd.report.frames import NOT_COMPARED, Frames, option_text
@@ -63,7 +64,7 @@ def results(frames: Frames) -> Table:
         ("mean staleness", "staleness_mean", number),
         ("p95", "staleness_p95", number),
         ("largest", "staleness_max", number),
-        ("drift", "drift", number),
+        *((name, name, number) for name in taken_of_updates()),
         ("MB", "bytes", lambda x: number(x / 1e6)),
         ("wasted", "wasted", number),
     ]

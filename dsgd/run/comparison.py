@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
 from dsgd.config import TimingConfig
 from dsgd.records.reader import read_record, read_summary
-from dsgd.records.writer import write_json
-
-Measured = dict[str, dict[str, float | None]]
+from dsgd.records.schema import Comparison, Difference, Distance, Summary
+from dsgd.records.writer import write_file
 
 
 def measured_timing(timing: TimingConfig, ray_record: Path) -> TimingConfig:
@@ -38,30 +37,29 @@ def measured_timing(timing: TimingConfig, ray_record: Path) -> TimingConfig:
     return replace(timing, compute_time=f"trace:{trace}", slowdown="")
 
 
-def write_comparison(folder: Path) -> Measured:
+def write_comparison(folder: Path) -> Comparison:
     """Compare the records `ray` and `sim` in `folder`; write and return comparison.json.
 
     By name: ray, sim, and the relative difference (sim - ray)/ray. For the staleness distributions there is
     their distance in total variation, half the sum of absolute differences: 0 if equal, 1 if disjoint.
     """
     ray, sim = (read_summary(folder / engine) for engine in ("ray", "sim"))
-    found: Measured = {}
-    for name, measure in (
-        ("s_per_update", lambda s: s.clock_s / s.updates),
-        ("staleness_mean", lambda s: s.staleness.mean),
-        ("staleness_p95", lambda s: s.staleness.p95),
-        ("idle_share", lambda s: s.idle_share),
-        ("loss_at_the_end", lambda s: s.eval_loss),
-    ):
+
+    def difference(measure: Callable[[Summary], float | None]) -> Difference:
         a, b = measure(ray), measure(sim)
-        found[name] = {
-            "ray": a,
-            "sim": b,
-            "relative_difference": (b - a) / a if a and b is not None else None,
-        }
-    distance = _total_variation(ray.staleness.counts, sim.staleness.counts)
-    found["staleness_distance"] = {"ray": None, "sim": None, "total_variation": distance}
-    write_json(folder / "comparison.json", found)
+        return Difference(ray=a, sim=b, relative_difference=(b - a) / a if a and b is not None else None)
+
+    found = Comparison(
+        s_per_update=difference(lambda s: s.clock_s / s.updates),
+        staleness_mean=difference(lambda s: s.staleness.mean),
+        staleness_p95=difference(lambda s: s.staleness.p95),
+        idle_share=difference(lambda s: s.idle_share),
+        loss_at_the_end=difference(lambda s: s.eval.loss),
+        staleness_distance=Distance(
+            total_variation=_total_variation(ray.staleness.counts, sim.staleness.counts)
+        ),
+    )
+    write_file(folder / "comparison.json", found)
     return found
 
 

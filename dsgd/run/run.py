@@ -19,7 +19,8 @@ from dsgd.cluster.open import open_cluster
 from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
 from dsgd.live.observers import Observers
-from dsgd.metrics import RunMetrics, Tally, finite
+from dsgd.live.prometheus import RunMetrics
+from dsgd.metrics import Tally, finite
 from dsgd.records.outcomes import EXIT_CODES, StoppedBy
 from dsgd.records.writer import RunRecord, default_name, free_path
 from dsgd.run.evaluation import Evaluator

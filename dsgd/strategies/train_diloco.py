@@ -68,7 +68,7 @@ def synchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
     while h := next_round(cluster, cfg.budget, cfg.local_steps):
         dones = run_all(cluster, cfg.task(h), w)
         w = cluster.combine(rule, w, dones)
-        yield Update(w, dones, drift=spread([done.value for done in dones]))
+        yield Update(w, dones, measured={"drift": spread([done.value for done in dones])})
 
 
 def asynchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:

@@ -12,7 +12,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from dsgd.config import TrainConfig
-from dsgd.metrics import Tally
+from dsgd.metrics import Tally, taken_of_updates
+from dsgd.records.schema import Comparison, Difference
 
 _REFRESH_S = 0.1
 _LOG_LINE_S = 10.0  # where nobody sees a line change: in a file, or a pod's log
@@ -99,8 +100,7 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         accuracy = evaluation["accuracy"]
         percent = "" if accuracy is None else f", accuracy {accuracy:.1%}"
         rows.append(("evaluation", f"loss {_number(evaluation['loss'])}{percent}"))
-    if summary["drift"] is not None:
-        rows.append(("drift", _number(summary["drift"])))
+    rows += [(name, _number(summary[name])) for name in taken_of_updates() if summary[name] is not None]
     staleness = summary["staleness"]
     if staleness["mean"] is not None:
         head = f"mean {staleness['mean']:.2f}, p95 {staleness['p95']}, max {staleness['max']}"
@@ -162,7 +162,7 @@ def _number(x: float | None) -> str:
     return "–" if x is None else f"{x:.4g}"
 
 
-def print_comparison(comparison: Mapping[str, Mapping[str, float | None]], console: Console) -> None:
+def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print what Ray and the simulator measured, side by side."""
     table = Table("", "ray", "sim", "sim is off by", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     names = {
@@ -173,11 +173,9 @@ def print_comparison(comparison: Mapping[str, Mapping[str, float | None]], conso
         "loss_at_the_end": "loss at the end",
     }
     for key, name in names.items():
-        entry = comparison[key]
-        off = entry["relative_difference"]
-        table.add_row(
-            name, _number(entry["ray"]), _number(entry["sim"]), "–" if off is None else f"{off:+.1%}"
-        )
-    distance = comparison["staleness_distance"]["total_variation"]
+        entry: Difference = getattr(comparison, key)
+        off = entry.relative_difference
+        table.add_row(name, _number(entry.ray), _number(entry.sim), "–" if off is None else f"{off:+.1%}")
+    distance = comparison.staleness_distance.total_variation
     table.add_row("staleness distributions: total variation", "", "", _number(distance))
     console.print(table)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from dsgd.cluster.laws import Floats
-from dsgd.records.reader import Record, Summary
+from dsgd.records.reader import Record
+from dsgd.records.schema import Summary
 from dsgd.strategies import configured
 from dsgd.theory.closed_forms import ClosedForms
 from dsgd.theory.predictions import closed_forms, known

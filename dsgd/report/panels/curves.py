@@ -8,7 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from dsgd.records.reader import Evaluation, Record
+from dsgd.records.reader import Record
+from dsgd.records.schema import RecordedEvaluation
 from dsgd.report.panels import Canvas, Panel, Scene, Section, readable_ticks, rule
 from dsgd.report.statistics import median_bands
 from dsgd.report.words import number
@@ -59,21 +60,22 @@ def loss(scene: Scene) -> Section:
     )
 
 
-def _time(evaluation: Evaluation) -> float:
+def _time(evaluation: RecordedEvaluation) -> float:
     return evaluation.t_s
 
 
-def _gradients(evaluation: Evaluation) -> float:
+def _gradients(evaluation: RecordedEvaluation) -> float:
     return evaluation.gradients
 
 
-def _megabytes(evaluation: Evaluation) -> float:
+def _megabytes(evaluation: RecordedEvaluation) -> float:
     return evaluation.bytes / 1e6
 
 
 def drift(scene: Scene) -> Section:
     """Draw how far the workers' models are apart, for each scenario."""
-    drifting = [v for v in scene.variants if any(r.summary.drift is not None for r in scene.of(v))]
+    drifts = {v: [record.summary.measured["drift"] for record in scene.of(v)] for v in scene.variants}
+    drifting = [variant for variant, values in drifts.items() if any(x is not None for x in values)]
     shown, others = scene.some_scenarios(drifting)
     panels = []
     for place, (scenario, variants) in enumerate(shown.items()):
@@ -102,7 +104,7 @@ def _drift_curve(record: Record) -> tuple[Floats, Floats]:
     return frame["t_s"].to_numpy(), frame["drift"].to_numpy()
 
 
-def steps(record: Record, place: Callable[[Evaluation], float]) -> tuple[Floats, Floats]:
+def steps(record: Record, place: Callable[[RecordedEvaluation], float]) -> tuple[Floats, Floats]:
     """Return where a run was evaluated and the losses there; infinite once it has diverged."""
     x = [place(e) for e in record.evals]
     y = [np.inf if e.loss is None else e.loss for e in record.evals]

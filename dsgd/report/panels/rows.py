@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from dsgd.records.reader import Evaluation
+from dsgd.records.schema import RecordedEvaluation
 from dsgd.report.panels import Canvas, Panel, Scene, Section, left_margin, readable_ticks, shortened
 from dsgd.report.statistics import median_interval
 from dsgd.report.style import INK
@@ -30,7 +30,7 @@ def time_to_target(scene: Scene) -> Section:
     target = scene.frames.target_loss
     assert target is not None
 
-    def until(place: Callable[[Evaluation], float]) -> dict[str, list[float]]:
+    def until(place: Callable[[RecordedEvaluation], float]) -> dict[str, list[float]]:
         found = {variant: [r.reached(target) for r in scene.of(variant)] for variant in scene.variants}
         return {variant: [place(e) if e else math.inf for e in seeds] for variant, seeds in found.items()}
 

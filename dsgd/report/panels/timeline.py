@@ -9,7 +9,8 @@ from statistics import median
 
 from matplotlib.patches import Patch
 
-from dsgd.records.reader import Record, RecordedTask
+from dsgd.records.reader import Record
+from dsgd.records.schema import RecordedTask
 from dsgd.report.panels import Canvas, Panel, Scene, Section, boxes, readable_ticks
 from dsgd.report.style import INK
 from dsgd.report.words import few
@@ -65,7 +66,7 @@ def is_complete(record: Record) -> bool:
 def _batch_s(record: Record) -> float:
     """Return what a mini-batch takes the median worker."""
     summary = record.summary
-    return median([w.busy_s / w.steps for w in summary.workers if w.steps] or [summary.clock_s])
+    return median([w.busy_s / w.steps for w in summary.workers.values() if w.steps] or [summary.clock_s])
 
 
 def _second_update_s(record: Record) -> float:
@@ -111,7 +112,7 @@ def _panel(scene: Scene, variant: str, record: Record, end_s: float, place: int)
         canvas.legend.append(("for nothing", Patch(facecolor=INK, alpha=0.45)))
     if sending:
         canvas.legend.append(("sends, or is served", Patch(facecolor=colour, alpha=0.35)))
-    waits = "waits, or is cancelled" if record.summary.wasted_cancelled else "waits"
+    waits = "waits, or is cancelled" if record.summary.wasted.cancelled else "waits"
     canvas.legend.append((waits, Patch(facecolor=INK, alpha=0.12)))
     ticks = found.updates_s[:: max(1, len(found.updates_s) // _MOST_UPDATES)]
     axes.vlines(ticks, -1.5, -0.75, color=INK, linewidth=0.7)

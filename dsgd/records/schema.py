@@ -1,0 +1,449 @@
+"""The files of a run record as types: the one definition from which they are written, read and documented.
+
+`encode` and the `write` functions of writer.py make the files from these types; reader.py, follow.py and
+trace.py decode them with `decode`, which names the file, the line and the field that is wrong;
+documents.py makes the tables of docs/record.md and docs/record.schema.json from them.
+
+msgspec does it: one class both encodes and decodes, an error carries the path of its field, a JSON Schema
+comes with it, and a line of updates.jsonl takes a few microseconds. config.yaml is a flat mapping from option
+to value, whose types are those of config.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta as About
+from msgspec import Struct
+
+from dsgd.metrics import QUANTITIES, Quantity, quantity
+
+T = TypeVar("T")
+
+
+class RecordError(ValueError):
+    """A folder cannot be read as a run record; the message is one line."""
+
+
+def field(unit: str, text: str, key: str = "") -> About:
+    """Describe a field: its unit (empty without one) and what it means.
+
+    key: what stands for the names in a mapping, like I for a worker's number.
+    """
+    extra = {name: value for name, value in (("unit", unit), ("key", key)) if value}
+    return About(description=text, extra=extra, extra_json_schema={"unit": unit} if unit else None)
+
+
+def of_table(name: str) -> About:
+    """Describe a field by its row in the table of quantities."""
+    row = quantity(name)
+    return field(row.unit, row.text)
+
+
+# --- updates.jsonl
+
+
+class RecordedTask(Struct, frozen=True, kw_only=True, gc=False):
+    """A task: an entry of `gradients` or `ignored` in a line of updates.jsonl."""
+
+    worker: Annotated[int, field("", "which worker took the task, from 0")]
+    step: Annotated[int, field("mini-batches", "the worker's step when the task began")]
+    batches: Annotated[int, field("mini-batches", "in the task")]
+    staleness: Annotated[
+        int,
+        field("updates", "between reading and applying, its own not counted: `version - 1 -` version read"),
+    ]
+    started_s: Annotated[float, field("engine s", "when the server gave out the task, before any transfer")]
+    finished_s: Annotated[
+        float, field("engine s", "when the server had the result, after any transfer and service")
+    ]
+    compute_s: Annotated[
+        float,
+        field(
+            "engine s",
+            "of computing or, as a straggler on Ray, sleeping; the rest is transfer and waiting",
+        ),
+    ]
+    loss: Annotated[
+        float | None,
+        field("", "mean mini-batch loss, at the weights read (local steps: at the local ones)"),
+    ]
+
+
+class RecordedUpdate(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A line of updates.jsonl; `update_type` adds the numbers that the table of quantities has."""
+
+    version: Annotated[int, field("updates", "the version that this update made, from 1")]
+    t_s: Annotated[float, field("engine s", "when the last of its tasks came in")]
+    loss: Annotated[float | None, field("", "mean of its tasks' losses")]
+    gradients: Annotated[tuple[RecordedTask, ...], field("", "its tasks, each with the fields below")]
+    ignored: Annotated[
+        tuple[RecordedTask, ...],
+        field("", "the tasks that were discarded since the previous update; left out where there are none"),
+    ] = ()
+
+    @property
+    def measured(self) -> dict[str, float | None]:
+        """The numbers that the update has, by the names of their rows, like drift."""
+        return _measured(self, RecordedUpdate)
+
+
+# --- evals.jsonl
+
+
+class RecordedEvaluation(Struct, frozen=True, kw_only=True, gc=False):
+    """A line of evals.jsonl."""
+
+    version: Annotated[int, field("updates", "the weights evaluated")]
+    t_s: Annotated[float, field("engine s", "`t_s` of that version's update; 0 for version 0")]
+    gradients: Annotated[int, field("mini-batches", "applied by then")]
+    bytes: Annotated[int, field("bytes", "that had travelled by then, both ways, for tasks that came back")]
+    loss: Annotated[
+        float | None,
+        field("", "on held-out samples; quadratic: the exact objective, the mean over workers"),
+    ]
+    accuracy: Annotated[
+        float | None, field("0 to 1", "share of held-out samples that are right; null for the quadratic")
+    ]
+
+
+# --- summary.json
+
+
+class LastEvaluation(Struct, frozen=True, kw_only=True):
+    """`eval` of summary.json."""
+
+    loss: Annotated[float | None, field("", "of the last evaluation")]
+    accuracy: Annotated[float | None, field("0 to 1", "of the last evaluation")]
+
+
+class FirstAndLast(Struct, frozen=True, kw_only=True):
+    """`loss` of summary.json."""
+
+    first: Annotated[float | None, field("", "`loss` of the first update")]
+    last: Annotated[float | None, field("", "`loss` of the last update")]
+
+
+class Staleness(Struct, frozen=True, kw_only=True):
+    """`staleness` of summary.json; a number is null if no task was applied."""
+
+    mean: Annotated[float | None, field("updates", "over all applied tasks; null without one")]
+    p50: Annotated[int | None, field("updates", "the median")]
+    p95: Annotated[int | None, field("updates", "the 95th percentile")]
+    max: Annotated[int | None, field("updates", "the largest")]
+    counts: Annotated[dict[int, int], field("tasks", "by staleness; only values that occurred")]
+    by_worker: Annotated[
+        dict[int, float], field("updates", "mean by worker; only workers with an applied task")
+    ]
+
+
+class WorkerTotals(Struct, frozen=True, kw_only=True):
+    """An entry of `workers` in summary.json."""
+
+    steps: Annotated[int, of_table("steps")]
+    busy_s: Annotated[float, of_table("busy_s")]
+    idle_s: Annotated[float, of_table("idle_s")]
+    restarts: Annotated[int, of_table("restarts")]
+
+
+class Wasted(Struct, frozen=True, kw_only=True):
+    """`wasted` of summary.json."""
+
+    ignored: Annotated[int, field("mini-batches", "that came back and were not used")]
+    cancelled: Annotated[int, field("mini-batches", "whose tasks were cancelled")]
+
+    @property
+    def total(self) -> int:
+        return self.ignored + self.cancelled
+
+
+class Travelled(Struct, frozen=True, kw_only=True):
+    """`bytes` of summary.json."""
+
+    to_workers: Annotated[int, field("bytes", "of tasks that came back: 4·D + padding for each")]
+    to_server: Annotated[int, field("bytes", "the same for their results")]
+
+    @property
+    def total(self) -> int:
+        return self.to_workers + self.to_server
+
+
+class Compared(Struct, frozen=True, kw_only=True):
+    """An entry of `theory` in summary.json."""
+
+    theory: Annotated[
+        float,
+        field(
+            "",
+            "what a formula says of this run: `s_per_update` (engine s), `staleness_mean`, `staleness_max` "
+            "(updates), `staleness_p0` (share of tasks), `clock_gap_max` (mini-batches); only those known",
+        ),
+    ]
+    measured: Annotated[float | None, field("", "the same, as it was in this run")]
+    relative_difference: Annotated[
+        float | None, field("", "(measured - theory)/theory; null for the bounds, those that end in `_max`")
+    ]
+
+
+class Ending(Struct, frozen=True, kw_only=True):
+    """How a run ended, and nothing else of its summary.json."""
+
+    stopped_by: str
+
+
+class Summary(Struct, frozen=True, kw_only=True):
+    """summary.json; `summary_type` adds the means of the numbers that the table of quantities has."""
+
+    mode: Annotated[str, field("", "as in `config.yaml`")]
+    engine: Annotated[str, field("", "as in `config.yaml`")]
+    num_workers: Annotated[int, field("", "as in `config.yaml`")]
+    steps: Annotated[int, field("mini-batches", "of each worker, as in `config.yaml`")]
+    seed: Annotated[int, field("", "as in `config.yaml`")]
+    stopped_by: Annotated[str, field("", "how the run ended, see below")]
+    error: Annotated[str | None, field("", "one line, for `failed` and `diverged`")]
+    eval: LastEvaluation
+    updates: Annotated[int, of_table("updates")]
+    gradients: Annotated[int, of_table("gradients")]
+    samples: Annotated[int, of_table("samples")]
+    clock_s: Annotated[float, of_table("clock_s")]
+    loss: FirstAndLast
+    staleness: Staleness
+    clock_gap_max: Annotated[int, of_table("clock_gap_max")]
+    workers: Annotated[dict[int, WorkerTotals], field("", "by worker, 0 first", key="I")]
+    wasted: Wasted
+    bytes: Travelled
+    theory: Annotated[dict[str, Compared], field("", "by name", key="NAME")] = msgspec.field(
+        default_factory=dict
+    )
+    wall_s: Annotated[
+        float, field("wall s", "from the first task to the end of the last evaluation, on either engine")
+    ]
+    startup_s: Annotated[float, field("wall s", "from the beginning of `main` to the first task")]
+    weights_sha256: Annotated[str, field("", "SHA-256, in hex, of the weights' 4·D bytes (not of the file)")]
+
+    @property
+    def measured(self) -> dict[str, float | None]:
+        """The means of the numbers that updates have, by the names of their rows, like drift."""
+        return _measured(self, Summary)
+
+    @property
+    def restarts(self) -> int:
+        """How often any worker was started again."""
+        return sum(worker.restarts for worker in self.workers.values())
+
+    @property
+    def gradients_per_s(self) -> float | None:
+        """Mini-batches applied per engine second; None for a run without time."""
+        return self.gradients / self.clock_s if self.clock_s else None
+
+    @property
+    def updates_per_s(self) -> float | None:
+        """Updates per engine second; None for a run without time."""
+        return self.updates / self.clock_s if self.clock_s else None
+
+    @property
+    def idle_shares(self) -> list[float]:
+        """The share of time that each worker idled, worker 0 first."""
+        return [w.idle_s / self.clock_s if self.clock_s else 0.0 for w in self.workers.values()]
+
+    @property
+    def idle_share(self) -> float:
+        """Mean over workers of the share of time that each idled."""
+        return sum(self.idle_shares) / len(self.workers)
+
+
+# --- meta.json
+
+
+class Meta(Struct, frozen=True, kw_only=True):
+    """meta.json."""
+
+    started_epoch_s: Annotated[float, field("s", "when `main` began, since 1970-01-01 UTC")]
+    started: Annotated[str, field("", "the same, as ISO 8601 in UTC")]
+    command: Annotated[list[str], field("", "the command line, the program's name first")]
+    git_commit: Annotated[
+        str | None,
+        field(
+            "",
+            "commit of the code: what `DSGD_GIT_COMMIT` says, which the image sets, else git; "
+            "null outside a checkout",
+        ),
+    ]
+    git_dirty: Annotated[
+        bool | None, field("", "uncommitted changes or new files there; null outside a checkout")
+    ]
+    versions: Annotated[dict[str, str], field("", "of `python`, `ray`, `torch`, `numpy`, by name")]
+    host: Annotated[str, field("", "the driver's machine")]
+    platform: Annotated[str, field("", "its system")]
+    cpus: Annotated[int | None, field("", "its logical CPUs")]
+    device: Annotated[str, field("", "where gradients are computed: `cpu` or `cuda`")]
+    worker_pids: Annotated[list[int], field("", "processes at the start, worker 0 first; empty in the sim")]
+
+
+# --- comparison.json, of `--engine both`
+
+
+class Difference(Struct, frozen=True, kw_only=True):
+    """A measurement on both engines."""
+
+    ray: Annotated[float | None, field("", "on Ray")]
+    sim: Annotated[float | None, field("", "in the simulator")]
+    relative_difference: Annotated[float | None, field("", "(sim - ray)/ray; null where that is undefined")]
+
+
+class Distance(Struct, frozen=True, kw_only=True):
+    """How far two distributions are apart."""
+
+    ray: Annotated[None, field("", "always null")] = None
+    sim: Annotated[None, field("", "always null")] = None
+    total_variation: Annotated[
+        float, field("0 to 1", "half the sum of absolute differences: 0 if equal, 1 if disjoint")
+    ]
+
+
+class Comparison(Struct, frozen=True, kw_only=True):
+    """comparison.json."""
+
+    s_per_update: Annotated[Difference, field("engine s", "seconds an update")]
+    staleness_mean: Annotated[Difference, field("updates", "over all applied tasks")]
+    staleness_p95: Annotated[Difference, field("updates", "its 95th percentile")]
+    idle_share: Annotated[Difference, field("0 to 1", "mean over workers")]
+    loss_at_the_end: Annotated[Difference, field("", "of the last evaluation")]
+    staleness_distance: Annotated[Distance, field("", "of the two distributions of staleness")]
+
+
+# --- with the numbers that the table of quantities has
+
+
+def update_type() -> type[RecordedUpdate]:
+    """Return the type of a line of updates.jsonl, with a field for each number that updates have.
+
+    Such a field is null where an update has no such number, and need not be there: older records lack it.
+    """
+    kind: type[RecordedUpdate] = _extended(
+        RecordedUpdate, tuple((row.name, row.unit, row.text) for row in _rows())
+    )
+    return kind
+
+
+def summary_type() -> type[Summary]:
+    """Return the type of summary.json, with a field for the mean of each number that updates have."""
+    mean = "mean of the updates' `{}`; null without any"
+    kind: type[Summary] = _extended(
+        Summary, tuple((row.name, row.unit, mean.format(row.name)) for row in _rows())
+    )
+    return kind
+
+
+def _rows() -> list[Quantity]:
+    return [row for row in QUANTITIES if row.of]
+
+
+@cache
+def _extended(base: Any, fields: tuple[tuple[str, str, str], ...]) -> Any:
+    own: list[Any] = [
+        # A factory: what equals a plain default would be left out of a line.
+        (name, Annotated[float | None, field(unit, text)], msgspec.field(default_factory=lambda: None))
+        for name, unit, text in fields
+    ]
+    return msgspec.defstruct(base.__name__, own, bases=(base,), module=__name__, kw_only=True)
+
+
+def _measured(value: Struct, base: type[Struct]) -> dict[str, float | None]:
+    names = value.__struct_fields__[len(base.__struct_fields__) :]
+    return {name: getattr(value, name) for name in names}
+
+
+def files() -> dict[str, type[Struct]]:
+    """Return what each file holds; a .jsonl file one in each line."""
+    return {
+        "meta.json": Meta,
+        "updates.jsonl": update_type(),
+        "evals.jsonl": RecordedEvaluation,
+        "summary.json": summary_type(),
+        "comparison.json": Comparison,
+    }
+
+
+# --- to and from bytes
+
+
+_ENCODER = msgspec.json.Encoder(enc_hook=lambda x: x.item())  # numpy's numbers
+
+
+def encode(value: Struct) -> bytes:
+    """Return a line, without its end. A number that is NaN or infinite becomes null."""
+    return _ENCODER.encode(value)
+
+
+def encode_file(value: Struct) -> bytes:
+    """Return a .json file, for people to read too."""
+    return msgspec.json.format(_ENCODER.encode(value), indent=2) + b"\n"
+
+
+def built(values: Mapping[str, Any], kind: type[T]) -> T:
+    """Return values by name as one of these types; raises ValueError if they are not what it says."""
+    value: T = _decoder(kind).decode(_ENCODER.encode(values))
+    return value
+
+
+class Damaged(ValueError):
+    """Bytes that are not JSON: a line that was cut off, or rubbish."""
+
+
+def decode(content: bytes | str, kind: type[T], where: object) -> T:
+    """Return a file's content, or a line's.
+
+    where: names the file, and the line if it has many. Raises Damaged for what is not JSON, and RecordError,
+    in one line that names the field, for what is not of this kind.
+    """
+    try:
+        value: T = _decoder(kind).decode(content)
+        return value
+    except msgspec.ValidationError as error:
+        raise RecordError(_meaning(str(error), where)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise Damaged(f"{where}: is not JSON ({error})") from None
+
+
+_DECODERS: dict[type, msgspec.json.Decoder[Any]] = {}
+
+
+def _decoder(kind: type) -> msgspec.json.Decoder[Any]:
+    if kind not in _DECODERS:
+        _DECODERS[kind] = msgspec.json.Decoder(kind)
+    return _DECODERS[kind]
+
+
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+def _meaning(error: str, where: object) -> str:
+    """Return what an error of msgspec's says, as one that names the field.
+
+    >>> _meaning("Expected `int | null`, got `str` - at `$.gradients[0].loss`", "updates.jsonl, line 3")
+    'updates.jsonl, line 3: gradients[0].loss is not a whole number or null'
+    """
+    what, _, path = error.partition(" - at ")
+    place = path.removeprefix("`$").rstrip("`").lstrip(".")
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", what):
+        name = f"{place}.{missing[1]}" if place else missing[1]
+        return f"{where}: has no {name}; the record is from an older version, run it again"
+    if inside := re.fullmatch(r"`key` in `\$\.(.*)`", path):
+        return f"{where}: {inside[1]} has a name that is not a whole number"
+    if expected := re.match(r"Expected `([\w |]+)`", what):
+        kinds = " or ".join(_KINDS.get(kind, kind) for kind in expected[1].split(" | "))
+        return f"{where}: {place} is not {kinds}" if place else f"{where}: is not {kinds}"
+    return f"{where}: {' '.join(error.split())}"
