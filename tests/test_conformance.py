@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsgd.data import make_workload
-from dsgd.run.lab import assert_close, config, run, same_bytes
+from dsgd.execution.quick import assert_close, config, run, same_bytes
 from dsgd.strategies import load, modes
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsgd.data import DatasetShard, make_workload, partition
-from dsgd.run.lab import config
+from dsgd.execution.quick import config
 from dsgd.work.model import Classifier, Quadratic
 
 

@@ -19,7 +19,7 @@ from conftest import CommandLine
 
 from dsgd import metrics, strategies
 from dsgd.cluster import Update
-from dsgd.run import lab
+from dsgd.execution import execute, quick
 from dsgd.theory.gate import rows
 from dsgd.work.tasks import LocalSGD
 
@@ -40,7 +40,8 @@ def in_strategy(mode: str, right: str, wrong: str) -> Plant:
         def load(wanted: str) -> Any:
             return mutant if wanted == mode else strategies.load(wanted)
 
-        monkeypatch.setattr(lab, "load", load)
+        for module in (quick, execute):
+            monkeypatch.setattr(module, "load", load)
 
     return plant
 

@@ -20,12 +20,10 @@ def open_cluster(
     if cfg.engine == "ray":
         from dsgd.cluster.ray import RayCluster, connect
 
-        if interruptions is None:
-            return RayCluster(cfg, workload)
         # Interrupted while it starts, Ray would leave processes behind.
         connection = None
         try:
-            with interruptions.held():
+            with (interruptions or Interruptions()).held():
                 connection = connect(cfg.ray.start_timeout_s)
         except KeyboardInterrupt:
             if connection:

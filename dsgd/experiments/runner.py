@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
@@ -16,12 +16,23 @@ from dsgd.experiments.kept import clear, is_kept, locked
 from dsgd.experiments.pool import Pool, cores
 from dsgd.experiments.spec import Experiment, Run
 from dsgd.experiments.tuning import Choice, choose
-from dsgd.experiments.worker import Outcome, run_quietly
+from dsgd.experiments.worker import Outcome, execute_recorded
 from dsgd.live.observers import Observers
-from dsgd.records.outcomes import EXIT_DIVERGED, EXIT_FAILED, EXIT_INTERRUPTED
+from dsgd.records.outcomes import is_result
 from dsgd.records.s3 import Uploads
 from dsgd.terminal.cli import UsageError
 from dsgd.terminal.interruptions import Interruptions
+
+
+class Finished(NamedTuple):
+    """What an experiment came to."""
+
+    experiment: Experiment
+    """With the options that were chosen for its variants, if it was tuned."""
+    failed: int
+    """How many runs failed."""
+    report: Path | None
+    """None if there was nothing to report on."""
 
 
 def run_experiment(
@@ -31,9 +42,10 @@ def run_experiment(
     processes: int | None = None,
     uploads: Uploads | None = None,
     observers: Observers | None = None,
-) -> int:
-    """Run what is not there yet, write the tables and the report, and return the exit code.
+) -> Finished:
+    """Run what is not there yet, and write the tables and the report.
 
+    console: shows how far it is, and a table at the end.
     processes: how many simulate at the same time; as many as there are cores, unless said.
     uploads: gets the records as they are finished. observers: see the runs on Ray, which are in this process.
     Raises UsageError for runs that cannot be, and for what is in the way of their records, before any is run;
@@ -51,7 +63,7 @@ def _run_locked(
     uploads: Uploads | None,
     observers: Observers | None,
     lock: int,
-) -> int:
+) -> Finished:
     with ExitStack() as stack:
         engines = stack.enter_context(_Engines(interruptions, processes or cores(), lock, observers))
         display = stack.enter_context(Display(experiment, console))
@@ -60,7 +72,7 @@ def _run_locked(
             missing = _missing(experiment.tuning_runs(), engines, display, uploads)
             if failed := _run(missing, engines, display, uploads):
                 display.say(f"{failed} of the runs that tune failed, so nothing was compared; run it again")
-                return EXIT_FAILED
+                return Finished(experiment, failed, None)
             choices = choose(experiment)
             for choice in choices:
                 display.say(str(choice))
@@ -68,13 +80,14 @@ def _run_locked(
         missing = _missing(experiment.runs(), engines, display, uploads)
         _write_as_run(experiment, choices)
         failed = _run(missing, engines, display, uploads)
+    report = None
     with Interruptions():  # of its own: those above keep signals once the last run has ended
         with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
             print_results(experiment, console)
         if failed < len(experiment.runs()):
             report = _write_tables_and_report(experiment)
             console.print(f"report  {report}", soft_wrap=True, highlight=False)
-    return EXIT_FAILED if failed else 0
+    return Finished(experiment, failed, report)
 
 
 def check_data(runs: Sequence[Run]) -> None:
@@ -110,7 +123,7 @@ def _run(runs: Sequence[Run], engines: _Engines, display: Display, uploads: Uplo
         clear(run)
     for run, outcome in engines.outcomes(runs):
         display.ended(run, outcome)
-        finished = outcome.code in (0, EXIT_DIVERGED)
+        finished = is_result(outcome.stopped_by)
         failed += not finished
         if uploads and finished:
             uploads.add(run.path)
@@ -146,8 +159,9 @@ class _Engines:
             self._pool.end()
         for run in self._interruptions.between(iter(real)):  # alone on the machine, for it is being timed
             self._connect(run)
-            outcome = run_quietly(run.cfg, self._interruptions, self._observers)
-            if outcome.code == EXIT_INTERRUPTED:
+            watchers = self._observers.watchers() if self._observers else ()
+            outcome = execute_recorded(run.cfg, self._interruptions, watchers)
+            if outcome.stopped_by == "interrupted":
                 clear(run)
                 raise KeyboardInterrupt
             yield run, outcome

@@ -20,10 +20,10 @@ import yaml
 
 from dsgd.cluster import Cluster, Done, Update
 from dsgd.config import OutputConfig, TrainConfig, options
+from dsgd.execution.evaluation import Evaluated
 from dsgd.metrics import finite
 from dsgd.records.tensorboard import TensorBoard, require_tensorboard
 from dsgd.records.trace import write_trace
-from dsgd.run.evaluation import Evaluated
 from dsgd.work.optim import Vector
 
 _FLUSH_S = 1.0  # a killed simulation loses at most the updates of this many seconds

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from dsgd.cluster.laws import parse_law
-from dsgd.run.lab import Outcome, run
+from dsgd.execution.quick import Outcome, run
 from dsgd.theory import formulas as theory
 
 LEVEL = 0.999  # of each row's interval; seeds are fixed, so a row that holds once holds always

@@ -1,0 +1,19 @@
+"""How every command reports an error. Imports nothing that takes time: ctrl-C during imports needs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from dsgd.records.outcomes import one_line
+
+
+def program() -> str:
+    """Return the name by which the command line was called: dsgd as a console script, else main.py."""
+    return "dsgd" if Path(sys.argv[0]).name in ("dsgd", "__main__.py") else "main.py"
+
+
+def report_error(error: object, exit_code: int) -> int:
+    """Print an error, in one line, and return the exit code."""
+    print(f"{program()}: {one_line(error)}", file=sys.stderr)
+    return exit_code
