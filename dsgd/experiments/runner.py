@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,10 +29,12 @@ class Finished(NamedTuple):
 
     experiment: Experiment
     """With the options that were chosen for its variants, if it was tuned."""
-    failed: int
-    """How many runs failed."""
+    failed: Mapping[str, str]
+    """The runs that failed, and why."""
+    chosen: Mapping[str, Mapping[str, Any]]
+    """By variant, the options that were chosen for it, if any were tuned."""
     report: Path | None
-    """None if there was nothing to report on."""
+    """None if there was nothing to report on, or no report was asked for."""
 
 
 def run_experiment(
@@ -42,17 +44,20 @@ def run_experiment(
     processes: int | None = None,
     uploads: Uploads | None = None,
     observers: Observers | None = None,
+    *,
+    draw: bool = True,
 ) -> Finished:
-    """Run what is not there yet, and write the tables and the report.
+    """Run what is not there yet, write the tables and, with `draw`, the report.
 
     console: shows how far it is, and a table at the end.
     processes: how many simulate at the same time; as many as there are cores, unless said.
-    uploads: gets the records as they are finished. observers: see the runs on Ray, which are in this process.
+    uploads: gets the records as they are finished.
+    observers: see the runs on Ray, which are in this process.
     Raises UsageError for runs that cannot be, and for what is in the way of their records, before any is run;
     KeyboardInterrupt when interrupted: what had finished is kept.
     """
     with locked(experiment.folder) as lock:
-        return _run_locked(experiment, interruptions, console, processes, uploads, observers, lock)
+        return _run_locked(experiment, interruptions, console, processes, uploads, observers, lock, draw=draw)
 
 
 def _run_locked(
@@ -63,6 +68,8 @@ def _run_locked(
     uploads: Uploads | None,
     observers: Observers | None,
     lock: int,
+    *,
+    draw: bool,
 ) -> Finished:
     with ExitStack() as stack:
         engines = stack.enter_context(_Engines(interruptions, processes or cores(), lock, observers))
@@ -71,8 +78,10 @@ def _run_locked(
         if experiment.tuning:
             missing = _missing(experiment.tuning_runs(), engines, display, uploads)
             if failed := _run(missing, engines, display, uploads):
-                display.say(f"{failed} of the runs that tune failed, so nothing was compared; run it again")
-                return Finished(experiment, failed, None)
+                display.say(
+                    f"{len(failed)} of the runs that tune failed, so nothing was compared; run it again"
+                )
+                return Finished(experiment, failed, {}, None)
             choices = choose(experiment)
             for choice in choices:
                 display.say(str(choice))
@@ -84,10 +93,10 @@ def _run_locked(
     with Interruptions():  # of its own: those above keep signals once the last run has ended
         with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
             print_results(experiment, console)
-        if failed < len(experiment.runs()):
+        if draw and len(failed) < len(experiment.runs()):
             report = _write_tables_and_report(experiment)
             console.print(f"report  {report}", soft_wrap=True, highlight=False)
-    return Finished(experiment, failed, report)
+    return Finished(experiment, failed, {choice.variant: choice.chosen for choice in choices}, report)
 
 
 def check_data(runs: Sequence[Run]) -> None:
@@ -116,15 +125,16 @@ def _missing(runs: Sequence[Run], engines: _Engines, display: Display, uploads: 
     return missing
 
 
-def _run(runs: Sequence[Run], engines: _Engines, display: Display, uploads: Uploads | None) -> int:
-    """Run all, and return how many failed."""
-    failed = 0
+def _run(runs: Sequence[Run], engines: _Engines, display: Display, uploads: Uploads | None) -> dict[str, str]:
+    """Run all, and return those that failed, and why."""
+    failed = {}
     for run in runs:
         clear(run)
     for run, outcome in engines.outcomes(runs):
         display.ended(run, outcome)
         finished = is_result(outcome.stopped_by)
-        failed += not finished
+        if not finished:
+            failed[run.name] = outcome.error
         if uploads and finished:
             uploads.add(run.path)
     return failed

@@ -20,6 +20,7 @@ from dsgd.cluster import Cluster
 from dsgd.config import LiveConfig, TrainConfig
 from dsgd.live.server import Response, listen, serving, url_of
 from dsgd.metrics import RunMetrics, RunsCollector, Tally
+from dsgd.terminal.messages import program
 from dsgd.theory.predictions import staleness_bound
 
 _PUSH_EVERY_S = 10.0
@@ -122,7 +123,7 @@ class _Pushing:
         if not self._warned:
             self._warned = True
             print(
-                f"main.py: warning: the Pushgateway {self._url} does not take the metrics "
+                f"{program()}: warning: the Pushgateway {self._url} does not take the metrics "
                 f"({' '.join(reason.split())}); training goes on without it",
                 file=sys.stderr,
             )

@@ -9,8 +9,9 @@ from dsgd.records.outcomes import one_line
 
 
 def program() -> str:
-    """Return the name by which the command line was called: dsgd as a console script, else main.py."""
-    return "dsgd" if Path(sys.argv[0]).name in ("dsgd", "__main__.py") else "main.py"
+    """Return the name by which the command line was called: dsgd (console script, module) or main.py."""
+    called = Path(sys.argv[0])
+    return "dsgd" if called.name == "dsgd" or called.parts[-2:] == ("dsgd", "__main__.py") else "main.py"
 
 
 def report_error(error: object, exit_code: int) -> int:
