@@ -34,6 +34,7 @@ from ray._private import utils as ray_utils
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
 from dsgd.cluster import ClusterError, Done, TimeUp
+from dsgd.cluster.processes import awaited, own_processes
 from dsgd.cluster.timing import ComputeTimes, sleep_heterogeneity
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
@@ -393,7 +394,8 @@ class Connection(NamedTuple):
     def close(self) -> None:
         """Leave the cluster, and end it if it is private."""
         if self.made_here:
-            ray.shutdown()
+            with awaited(own_processes() if self.private else ()):
+                ray.shutdown()
 
 
 _started: set[str] = set()  # addresses of the private clusters of this process

@@ -22,7 +22,7 @@ from dsgd.labs.spec import (
 from dsgd.labs.student import Work
 from dsgd.labs.trial import Trial
 from dsgd.records.outcomes import EXIT_FAILED
-from dsgd.terminal.cli import UsageError, with_dashes
+from dsgd.terminal.cli import UsageError
 from dsgd.terminal.usage import Parser
 
 
@@ -45,7 +45,7 @@ def check(arguments: Sequence[str]) -> int:
         type=Path,
         help="a lab's file, like docs/labs/01.yaml, and your answers, written as the lab's page shows",
     )
-    given = parser.parse_args([with_dashes(argument) for argument in arguments])
+    given = parser.parse(arguments)
     lab = read_lab(given.check[0])
     answers = read_answers(given.check[1], lab)
     work = None

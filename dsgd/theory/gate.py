@@ -24,6 +24,7 @@ import numpy as np
 
 from dsgd.cluster.laws import parse_law
 from dsgd.execution.quick import Outcome, run
+from dsgd.strategies import load
 from dsgd.theory import formulas as theory
 
 LEVEL = 0.999  # of each row's interval; seeds are fixed, so a row that holds once holds always
@@ -534,8 +535,7 @@ def _implicit_momentum(seed: int) -> float:
 
 
 def _exact_compensation() -> float:
-    from dsgd.strategies import train_dcasgd
-
+    train_dcasgd: Any = load("dcasgd")
     outer_product = train_dcasgd.hessian
     train_dcasgd.hessian = lambda g: np.full_like(g, 2.0)
     try:
