@@ -1,7 +1,8 @@
 """Runs one strategy on one engine and leaves a record: `python main.py --mode ssgd --num-workers 2`.
 
-From top to bottom: options -> workload -> cluster -> strategy -> updates -> record. The strategy makes
-updates; everything else (what to record, when to evaluate, when to stop) is decided here.
+This is the command line alone: options -> run -> what is printed -> exit code. The run itself, from options
+to workload, cluster, strategy, updates and record, is `execute` in dsgd/execution/execute.py. From Python,
+call `dsgd.run`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,28 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from dsgd.cluster import ClusterError
-from dsgd.config import TrainConfig
-from dsgd.live.observers import Observers
-from dsgd.records.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
-from dsgd.records.s3 import is_s3
-from dsgd.records.upload import Upload
-from dsgd.run.run import report_error, run, run_both
-from dsgd.terminal.cli import UsageError, is_given, parse
-from dsgd.terminal.interruptions import Interruptions
+from dsgd.records.outcomes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from dsgd.terminal.interruptions import NOTHING_WRITTEN, Interruptions, ended_by_signals
+from dsgd.terminal.messages import report_error
+
+with ended_by_signals():  # the other imports take a second
+    from rich.console import Console
+
+    from dsgd.cluster import ClusterError
+    from dsgd.config import TrainConfig
+    from dsgd.execution.both import execute_both
+    from dsgd.execution.execute import Ended, execute
+    from dsgd.live.observers import Observers
+    from dsgd.records.s3 import is_s3
+    from dsgd.records.upload import Upload
+    from dsgd.records.writer import RunRecord, default_name, free_path
+    from dsgd.terminal.cli import UsageError, is_given, parse
+    from dsgd.terminal.console import ProgressLine, print_comparison, print_ended
+    from dsgd.terminal.usage import usage_errors
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what the command line asks for and return the exit code."""
+    """Do what the command line asks for and return the exit code."""
     started = time.time()
     try:
         with Interruptions() as interruptions:
@@ -32,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
 
                 return experiment(arguments, interruptions)
             if is_given(arguments, "--report"):
-                from dsgd.experiments.command import report
+                from dsgd.report.command import report
 
                 return report(arguments)
             if is_given(arguments, "--check"):
@@ -40,7 +50,9 @@ def main(arguments: Sequence[str]) -> int:
 
                 return check(arguments)
             cfg = parse(arguments)
-            with watched(cfg) as observers:
+            with usage_errors():
+                observers = Observers(cfg.live, quiet=cfg.output.quiet)
+            with observers:
                 run_it = run_to_s3 if is_s3(cfg.output.out) else run_here
                 code = run_it(cfg, started, interruptions, observers)
                 observers.linger(interruptions)
@@ -53,31 +65,34 @@ def main(arguments: Sequence[str]) -> int:
         sizes = "lower --samples, --hidden, --dim, --num-workers or --padding-mb"
         return report_error(f"there is not enough memory on this machine; {sizes}", EXIT_FAILED)
     except KeyboardInterrupt:
-        return report_error("interrupted before the first update; nothing was written", EXIT_INTERRUPTED)
+        return report_error(NOTHING_WRITTEN, EXIT_INTERRUPTED)
 
 
-def watched(cfg: TrainConfig) -> Observers:
-    """Return who looks on while the process trains, with the ports they need.
+def run_here(cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers) -> int:
+    """Run on one engine or on both, print what came of it and return the exit code."""
+    console = Console(highlight=False)
 
-    Raises UsageError for a port that cannot be had.
-    """
-    try:
-        return Observers(cfg.live, quiet=cfg.output.quiet)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    def run_one(cfg: TrainConfig, started: float | None = None) -> Ended:
+        with usage_errors(), ProgressLine(cfg, console) as line:
+            watchers = [line, *observers.watchers()]
+            ended = execute(
+                cfg, watchers, record=RunRecord(cfg), interruptions=interruptions, started=started
+            )
+        print_ended(ended, console)
+        return ended
+
+    if cfg.engine != "both":
+        return _exit_code(run_one(cfg, started))
+    with usage_errors():
+        folder = free_path(cfg.output, default_name(cfg))
+        observers.show(folder)
+        ended, compared = execute_both(cfg, folder, run_one)
+    if compared and not cfg.output.quiet:
+        print_comparison(compared, console)
+    return _exit_code(ended)
 
 
-def run_here(
-    cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers | None = None
-) -> int:
-    """Run on one engine or on both, and keep what comes of it on this machine."""
-    run_it = run_both if cfg.engine == "both" else run
-    return run_it(cfg, started, interruptions, observers)
-
-
-def run_to_s3(
-    cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers | None = None
-) -> int:
+def run_to_s3(cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers) -> int:
     """Run, and upload what there is of the record, however the run ends.
 
     Raises UsageError, before anything runs, for a bucket that cannot be written to and a name that is taken;
@@ -85,11 +100,8 @@ def run_to_s3(
     """
     upload, code = None, 0
     try:
-        try:
-            with interruptions.held():  # a name that is claimed is used or given back
-                upload = Upload(cfg)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        with usage_errors(), interruptions.held():  # a name that is claimed is used or given back
+            upload = Upload(cfg)
         code = run_here(upload.cfg, started, interruptions, observers)
     finally:
         if upload:
@@ -110,6 +122,12 @@ def _finish(upload: Upload, code: int) -> None:
     if url and not upload.cfg.output.quiet:
         with suppress(BrokenPipeError, UnicodeEncodeError):
             print(f"upload  {url}", flush=True)
+
+
+def _exit_code(ended: Ended) -> int:
+    code = EXIT_CODES[ended.stopped_by]
+    sys.stderr.write(ended.traceback)
+    return report_error(ended.error, code) if ended.error else code
 
 
 def command() -> None:

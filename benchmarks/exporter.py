@@ -10,6 +10,7 @@ the exporter. The time to write out a scrape is given beside it.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 
@@ -17,34 +18,41 @@ import ray
 from prometheus_client import CollectorRegistry, generate_latest
 
 from dsgd.cluster import Engine, Update
-from dsgd.cluster.ray import RayCluster, connect
+from dsgd.cluster.ray import connect
 from dsgd.config import DataConfig
-from dsgd.data import make_workload
+from dsgd.execution.execute import Watcher, execute
 from dsgd.live.prometheus import RunMetrics, RunsCollector
 from dsgd.metrics import Tally
 from dsgd.strategies import load
-from dsgd.work.optim import Weights
 
-WORKERS, UPDATES, TURNS = 4, 1500, 7
+WORKERS, FIRST, UPDATES, TURNS = 4, 200, 1500, 7
+
+
+class Timer(Watcher):
+    """Keeps the updates, and notes when they come, the first FIRST excepted."""
+
+    def __init__(self) -> None:
+        self.updates: list[Update] = []
+        self.began_s = 0.0
+
+    def updated(self, update: Update) -> None:
+        self.updates.append(update)
+        if len(self.updates) == FIRST:
+            self.began_s = time.perf_counter()
+        if len(self.updates) == FIRST + UPDATES:
+            self.update_s = (time.perf_counter() - self.began_s) / UPDATES
 
 
 def updates_on_ray(mode: str) -> tuple[float, list[Update], Engine]:
     """Return the seconds of an update, the updates, and the cluster that made them."""
-    strategy = load(mode)
-    cfg = strategy.Config(
-        mode=mode, num_workers=WORKERS, steps=10**6, data=DataConfig(model="logistic", dim=999)
+    gradients_per_update = WORKERS if mode == "ssgd" else 1
+    steps = math.ceil((FIRST + UPDATES) * gradients_per_update / WORKERS)
+    data, timer = DataConfig(model="logistic", dim=999), Timer()
+    ended = execute(
+        load(mode).Config(mode=mode, num_workers=WORKERS, steps=steps, data=data), [timer], evaluate=False
     )
-    workload, updates = make_workload(cfg), list[Update]()
-    tally = Tally(WORKERS, cfg.batch_size)
-    with RayCluster(cfg, workload) as cluster:
-        for update in strategy.train(cluster, Weights(workload.objective.initial_weights(0)), cfg):
-            tally.add(update)
-            updates.append(update)
-            if len(updates) == 200:
-                began_s = time.perf_counter()
-            if len(updates) == 200 + UPDATES:
-                return (time.perf_counter() - began_s) / UPDATES, updates, cluster
-    raise AssertionError
+    assert not ended.error, ended.error
+    return timer.update_s, timer.updates, ended.cluster
 
 
 def exporter_s(updates: list[Update], cluster: Engine) -> tuple[float, RunMetrics]:

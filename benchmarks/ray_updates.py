@@ -10,20 +10,20 @@ the suite's own cost; logistic regression on mini-batches of 32 adds that of a r
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from typing import Any
 
 import ray
 
-from dsgd.cluster.ray import RayCluster, connect
+from dsgd.cluster import Update
+from dsgd.cluster.ray import connect
 from dsgd.config import DataConfig
-from dsgd.data import make_workload
-from dsgd.metrics import Tally
+from dsgd.execution.execute import Watcher, execute
 from dsgd.strategies import load
-from dsgd.work.optim import Weights
 
-WORKERS, CALLS, TURNS = 2, 1500, 7
+WORKERS, FIRST, CALLS, TURNS = 2, 200, 1500, 7
 
 
 @ray.remote(num_cpus=0)
@@ -54,20 +54,29 @@ def wait_loop_s(actors: list[Any]) -> float:
     return took_s
 
 
+class Timer(Watcher):
+    """Notes when updates come, the first FIRST excepted."""
+
+    def __init__(self) -> None:
+        self._count, self.began_s = 0, 0.0
+
+    def updated(self, update: Update) -> None:
+        self._count += 1
+        if self._count == FIRST:
+            self.began_s = time.perf_counter()
+        if self._count == FIRST + CALLS:
+            self.update_s = (time.perf_counter() - self.began_s) / CALLS
+
+
 def update_s(mode: str, data: DataConfig) -> float:
-    strategy = load(mode)
-    cfg = strategy.Config(mode=mode, num_workers=WORKERS, steps=10**6, data=data)
-    workload = make_workload(cfg)
-    tally = Tally(WORKERS, cfg.batch_size)
-    with RayCluster(cfg, workload) as cluster:
-        w = Weights(workload.objective.initial_weights(0))
-        for n, update in enumerate(strategy.train(cluster, w, cfg)):
-            tally.add(update)
-            if n == 200:
-                began_s = time.perf_counter()
-            if n == 200 + CALLS:
-                return (time.perf_counter() - began_s) / CALLS
-    raise AssertionError
+    gradients_per_update = WORKERS if mode == "ssgd" else 1
+    steps = math.ceil((FIRST + CALLS) * gradients_per_update / WORKERS)
+    timer = Timer()
+    ended = execute(
+        load(mode).Config(mode=mode, num_workers=WORKERS, steps=steps, data=data), [timer], evaluate=False
+    )
+    assert not ended.error, ended.error
+    return timer.update_s
 
 
 def compare(name: str, mode: str, data: DataConfig, bare: Any, actors: list[Any]) -> None:

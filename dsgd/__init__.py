@@ -1,6 +1,39 @@
 """A laboratory for distributed SGD: strategies that read like their papers, on Ray and in a simulator.
 
+From Python, in any folder:
+
+>>> import dsgd
+>>> dsgd.run("asgd", engine="sim", num_workers=8, steps=100, dataset="none")
+<Result: asgd on sim, 8 workers, 800 updates, stopped by budget>
+
 `config`, `data`, `metrics`, the first four strategies and the command line are links to the files at the top
 of the repository: their code is there, their name is here, so that no other module called `config` or `data`
 gets in the way.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsgd.api import Comparison as Comparison
+    from dsgd.api import Result as Result
+    from dsgd.api import Watcher as Watcher
+    from dsgd.api import experiment as experiment
+    from dsgd.api import modes as modes
+    from dsgd.api import run as run
+
+_LAZY = ("Comparison", "Result", "Watcher", "experiment", "modes", "run")
+
+
+def __getattr__(name: str) -> Any:
+    """Return what `dsgd.api` has, imported when it is first asked for: `import dsgd` alone takes no time."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'dsgd' has no attribute '{name}'")
+    from dsgd import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_LAZY]

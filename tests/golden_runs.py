@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dsgd.run.lab import Outcome, run
+from dsgd.execution.quick import Outcome, run
 
 # Two variants of a mode that run different code. Options are named as on the command line.
 VARIANTS: Mapping[str, list[dict[str, Any]]] = {

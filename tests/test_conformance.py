@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from dsgd.config import TrainConfig, options
 from dsgd.data import make_workload
-from dsgd.run.lab import Outcome, assert_close, config, run, same_bytes
+from dsgd.execution.quick import Outcome, assert_close, config, run, same_bytes
 from dsgd.strategies import Strategy, configured, load, mode_of, modes
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.predictions import predict

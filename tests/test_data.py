@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsgd.data import DatasetShard, make_workload, partition
+from dsgd.execution.quick import config
 from dsgd.options.texts import Partition
-from dsgd.run.lab import config
 from dsgd.work.model import Classifier, Quadratic
 
 

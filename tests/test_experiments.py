@@ -24,12 +24,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsgd.config import options
+from dsgd.execution.quick import config, run
 from dsgd.experiments import kept
 from dsgd.experiments.pool import Pool
 from dsgd.experiments.runner import check_data
 from dsgd.experiments.spec import load
 from dsgd.experiments.tuning import choose
-from dsgd.run.lab import config, run
 from dsgd.terminal.cli import UsageError
 
 SHIPPED = sorted((ROOT / "experiments").glob("*.yaml"))
@@ -416,11 +416,11 @@ def test_a_process_that_dies_takes_one_run_with_it(tmp_path: Path) -> None:
         pool.grow(runs)
         killer = threading.Thread(target=kill)
         killer.start()
-        ended = [(r.name, outcome.code, outcome.error) for r, outcome in pool.outcomes(runs)]
+        ended = [(r.name, outcome.stopped_by, outcome.error) for r, outcome in pool.outcomes(runs)]
         killer.join()
     assert ended == [
-        (runs[0].name, 1, "its process ended with signal 9; was there enough memory?"),
-        *((r.name, 0, "") for r in runs[1:]),
+        (runs[0].name, "failed", "its process ended with signal 9; was there enough memory?"),
+        *((r.name, "budget", "") for r in runs[1:]),
     ]
 
 

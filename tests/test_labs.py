@@ -12,17 +12,17 @@ import yaml
 from conftest import ROOT, CommandLine
 
 from dsgd.cluster.laws import Pareto
+from dsgd.execution.execute import execute
 from dsgd.experiments.spec import load
 from dsgd.labs import goals, laws, quantities
 from dsgd.labs.figures import COMMAND, IMAGE
 from dsgd.labs.spec import Finding, function, read_answers, read_lab
 from dsgd.labs.student import Work
+from dsgd.records.writer import RunRecord
 from dsgd.report.examples import EXAMPLE
 from dsgd.report.figures import draw_sections
 from dsgd.report.frames import read_folder
-from dsgd.run.run import run as run_to_record
 from dsgd.terminal.cli import UsageError
-from dsgd.terminal.interruptions import Interruptions
 from dsgd.theory import order_statistics, times
 from main import main
 
@@ -96,7 +96,7 @@ def test_the_figures_of_a_page_come_from_its_experiment(number: str, tmp_path: P
     (file,) = COMMAND.findall(text)
     experiment = load(ROOT / file, ["steps=16", "seeds=1", "trace_last=0"], tmp_path)
     for run in experiment.runs():
-        assert run_to_record(run.cfg, 0.0, Interruptions()) == 0
+        assert not execute(run.cfg, record=RunRecord(run.cfg)).error
     images = IMAGE.findall(text)
     shown = [figure for _, _, figure in images]
     as_run = {

@@ -25,12 +25,13 @@ from conftest import ROOT, CommandLine, Ran
 from prometheus_client.parser import text_string_to_metric_families
 
 from dsgd.config import LiveConfig
+from dsgd.execution.execute import execute
+from dsgd.execution.quick import config, run
 from dsgd.live import exporter
 from dsgd.live.observers import Observers
 from dsgd.live.prometheus import STALENESS_BUCKETS, RunMetrics, RunsCollector
 from dsgd.metrics import Tally, families
-from dsgd.run.lab import config, run
-from dsgd.run.run import run as run_once
+from dsgd.records.writer import RunRecord
 from dsgd.terminal.interruptions import Interruptions
 from main import main
 
@@ -265,7 +266,8 @@ def test_runs_of_one_process_differ_by_their_labels(tmp_path: Path) -> None:
     with Interruptions() as interruptions, Observers(LiveConfig(metrics_port=0), quiet=True) as observers:
         for mode, steps in (("ssgd", 5), ("asgd", 7)):
             cfg = config(mode, steps=steps, out=str(tmp_path), run_name=f"my-{mode}", quiet=True)
-            assert run_once(cfg, time.time(), interruptions, observers) == 0
+            ended = execute(cfg, observers.watchers(), record=RunRecord(cfg), interruptions=interruptions)
+            assert ended.stopped_by == "budget"
         assert observers.exporter
         assert observers.exporter.url
         got = scrape(observers.exporter.url)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dsgd.data import make_workload
-from dsgd.run.lab import config
+from dsgd.execution.quick import config
 from dsgd.work.model import Objective
 from dsgd.work.optim import Weights, mean
 from dsgd.work.rules import Arrived, Descend, Momentum, chain

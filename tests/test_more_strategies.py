@@ -18,7 +18,7 @@ from dsgd.cluster.sim import SimCluster
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.config import AsynchronousConfig
 from dsgd.data import make_workload
-from dsgd.run.lab import Outcome, assert_close, config, run, same_bytes
+from dsgd.execution.quick import Outcome, assert_close, config, run, same_bytes
 from dsgd.strategies.train_dssp import extra_steps
 from dsgd.work.optim import Vector, Weights, mean
 from dsgd.work.rules import Arrived, ByStaleness, DelayedNesterov, Descend, Momentum, chain

@@ -40,9 +40,9 @@ from deploy.observability.local import (
     receiver,
 )
 from deploy.observability.observe import describe
+from dsgd.execution.quick import config
+from dsgd.execution.quick import run as simulate
 from dsgd.metrics import families
-from dsgd.run.lab import config
-from dsgd.run.lab import run as simulate
 from dsgd.strategies import modes
 from dsgd.theory.predictions import staleness_bound
 

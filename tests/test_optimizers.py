@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dsgd.data import make_workload
-from dsgd.run.lab import assert_close, config, run
+from dsgd.execution.quick import assert_close, config, run
 from dsgd.work.optim import Vector
 from dsgd.work.rules import Schedule
 

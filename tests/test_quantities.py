@@ -15,13 +15,13 @@ from test_metrics import scraped
 from test_tensorboard import scalars
 
 from dsgd.cluster import Cluster, Update
+from dsgd.execution.quick import run
 from dsgd.metrics import QUANTITIES, Quantity, Tally, of_updates, quantity
 from dsgd.records.documents import fields_table, json_schema, metrics_table, quantities_table
 from dsgd.records.reader import read_record
 from dsgd.records.schema import Summary, WorkerTotals, summary_type
 from dsgd.report.frames import read_folder
 from dsgd.report.tables import results
-from dsgd.run.lab import run
 from dsgd.strategies import train_asgd
 
 SIM = "--engine sim --compute-time exponential:1"

@@ -20,7 +20,9 @@ import pytest
 from conftest import ROOT, CommandLine, python
 
 from dsgd.cluster import ClusterError, Engine, Update
-from dsgd.run.lab import assert_close, config, run, same_bytes
+from dsgd.execution.execute import Running, Watcher, execute
+from dsgd.execution.quick import assert_close, config, run, same_bytes
+from dsgd.records.writer import RunRecord
 from dsgd.strategies import modes
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -151,27 +153,31 @@ def test_a_killed_worker_does_not_stop_the_others() -> None:
     assert set(late) == {0, 1}
 
 
-def test_a_worker_that_keeps_dying_fails_the_run(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+class Kill(Watcher):
+    """Kills a worker's process after an update."""
+
+    def __init__(self, *, worker: int, at_update: int) -> None:
+        self._kill = kill(worker=worker, at_update=at_update)
+
+    def started(self, running: Running) -> None:
+        self._cluster = running.cluster
+
+    def updated(self, update: Update) -> None:
+        self._kill(self._cluster, update)
+
+
+def test_a_worker_that_keeps_dying_fails_the_run(tmp_path: Path) -> None:
     """After --max-restarts the run fails in one line that names the worker; the record is kept."""
-    from dsgd.run.run import Run
-
-    whole = Run._follow
-
-    def follow(self: Any, updates: Any, line: Any) -> Any:
-        def killing() -> Any:
-            for update in updates:
-                kill(worker=1, at_update=2)(self._cluster, update)
-                yield update
-
-        return whole(self, killing(), line)
-
-    monkeypatch.setattr(Run, "_follow", follow)
-    ran = cli("--mode ssgd --num-workers 2 --steps 50 --max-restarts 0 --quiet")
-    assert ran.code == 1
-    assert "worker 1 died" in ran.err
-    assert "--max-restarts" in ran.err
-    assert ran.summary["stopped_by"] == "failed"
-    assert ran.summary["updates"] == 2
+    cfg = config("ssgd", engine="ray", num_workers=2, steps=50, max_restarts=0, out=str(tmp_path))
+    ended = execute(cfg, [Kill(worker=1, at_update=2)], record=RunRecord(cfg))
+    assert ended.stopped_by == "failed"
+    assert ended.error
+    assert "worker 1 died" in ended.error
+    assert "--max-restarts" in ended.error
+    assert not ended.traceback
+    assert ended.path
+    written = json.loads((ended.path / "summary.json").read_text())
+    assert (written["stopped_by"], written["error"], written["updates"]) == ("failed", ended.error, 2)
 
 
 def test_missing_resources_are_an_error_after_a_bounded_wait(cli: CommandLine) -> None:
@@ -186,19 +192,11 @@ def test_missing_resources_are_an_error_after_a_bounded_wait(cli: CommandLine) -
 
 def test_max_seconds_ends_a_run_that_waits() -> None:
     """A worker that takes too long does not hold a run beyond --max-seconds."""
-    from dsgd.cluster import TimeUp
-
+    law = {"dataset": "none", "compute_time": "constant:4", "max_seconds": 0.5}
     began_s = time.monotonic()
-    with pytest.raises(TimeUp):
-        run(
-            "ssgd",
-            engine="ray",
-            num_workers=2,
-            steps=3,
-            dataset="none",
-            compute_time="constant:4",
-            max_seconds=0.5,
-        )
+    ended = execute(config("ssgd", engine="ray", num_workers=2, steps=3, **law))
+    assert ended.stopped_by == "seconds"
+    assert ended.tally.updates == 0
     assert time.monotonic() - began_s < 30
 
 
@@ -292,10 +290,7 @@ def test_a_signal_while_ray_starts_leaves_nothing_behind(
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert len(err.strip().splitlines()) <= 1
-    until = time.monotonic() + 15
-    while _processes_with(mark):
-        assert time.monotonic() < until, f"left behind: {_processes_with(mark)}"
-        time.sleep(0.2)
+    assert not _processes_with(mark)
 
 
 @pytest.mark.slow

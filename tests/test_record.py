@@ -18,8 +18,8 @@ from conftest import ROOT, CommandLine, python
 
 from dsgd.cluster.open import open_cluster
 from dsgd.data import Workload, make_workload
+from dsgd.execution.quick import config
 from dsgd.records.writer import RunRecord
-from dsgd.run.lab import config
 
 SIM = "--engine sim --compute-time exponential:1"
 

@@ -17,7 +17,7 @@ from dsgd.cluster.open import open_cluster
 from dsgd.cluster.sim import SimCluster
 from dsgd.config import TrainConfig
 from dsgd.data import make_workload
-from dsgd.run.lab import config
+from dsgd.execution.quick import config
 from dsgd.strategies import load
 from dsgd.work.optim import Weights
 

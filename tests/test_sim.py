@@ -13,7 +13,7 @@ from dsgd.cluster.sim import SimCluster
 from dsgd.cluster.star import Network
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.data import make_workload
-from dsgd.run.lab import config, run, same_bytes
+from dsgd.execution.quick import config, run, same_bytes
 from dsgd.strategies import load
 from dsgd.work.optim import Weights
 from dsgd.work.tasks import gradient

@@ -14,8 +14,8 @@ from conftest import ROOT, CommandLine
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dsgd.cluster import Cluster, Update
+from dsgd.execution.quick import run
 from dsgd.records.tensorboard import TensorBoard
-from dsgd.run.lab import run
 
 SIM = "--engine sim --compute-time exponential:1 --tensorboard --quiet"
 

@@ -25,12 +25,10 @@ def open_cluster(
             from ray.cloudpickle import register_pickle_by_value
 
             register_pickle_by_value(strategy_of(cfg))  # type: ignore[no-untyped-call]
-        if interruptions is None:
-            return RayCluster(cfg, workload)
         # Interrupted while it starts, Ray would leave processes behind.
         connection = None
         try:
-            with interruptions.held():
+            with (interruptions or Interruptions()).held():
                 connection = connect(cfg.ray.start_timeout_s)
         except KeyboardInterrupt:
             if connection:

@@ -36,6 +36,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayT
 from dsgd.cluster import ClusterError, Done, TimeUp
 from dsgd.cluster.clocks import Clocks
 from dsgd.cluster.ledger import Idle, Ledger
+from dsgd.cluster.processes import awaited, own_processes
 from dsgd.cluster.timing import ComputeTimes, sleep_heterogeneity
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
@@ -426,7 +427,8 @@ class Connection(NamedTuple):
     def close(self) -> None:
         """Leave the cluster, and end it if it is private."""
         if self.made_here:
-            ray.shutdown()
+            with awaited(own_processes() if self.private else ()):
+                ray.shutdown()
 
 
 _started: set[str] = set()  # addresses of the private clusters of this process

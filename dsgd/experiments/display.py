@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dsgd.experiments.spec import Experiment, Run
 from dsgd.experiments.worker import Outcome
-from dsgd.records.outcomes import EXIT_DIVERGED, is_result
+from dsgd.records.outcomes import is_result
 from dsgd.records.reader import read_summary
 from dsgd.records.schema import RecordError, Summary
 
@@ -35,8 +35,6 @@ class Display:
             console=console,
             disable=not console.is_terminal,
             transient=True,
-            redirect_stdout=False,  # a run on Ray redirects them itself
-            redirect_stderr=False,
         )
         total = sum(run.cfg.budget for run in runs)
         self._task = self._progress.add_task(experiment.name, total=total, status=f"{len(runs)} runs")
@@ -64,11 +62,11 @@ class Display:
     def ended(self, run: Run, outcome: Outcome) -> None:
         """Show how a run ended."""
         self._advance(run)
-        if outcome.printed and outcome.printed not in self._said:  # the same mistake may end many runs
-            self._said.add(outcome.printed)
-            print(outcome.printed, file=sys.stderr)
-        if outcome.code:
-            how = "diverged" if outcome.code == EXIT_DIVERGED else "failed"
+        if outcome.traceback and outcome.traceback not in self._said:  # the same mistake may end many runs
+            self._said.add(outcome.traceback)
+            print(outcome.traceback, end="", file=sys.stderr)
+        if outcome.error:
+            how = "diverged" if outcome.stopped_by == "diverged" else "failed"
             self.say(f"{run.name} {how}: {outcome.error}")
         elif not self._console.is_terminal:
             self.say(f"{self._ended}/{self._count} {run.name} in {outcome.seconds:.1f} s")

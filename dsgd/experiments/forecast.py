@@ -22,7 +22,7 @@ from dsgd.experiments.pool import Pool, cores
 from dsgd.experiments.runner import check_data
 from dsgd.experiments.spec import Experiment, Run, described
 from dsgd.experiments.worker import Outcome
-from dsgd.records.outcomes import EXIT_DIVERGED
+from dsgd.records.outcomes import is_result
 from dsgd.records.reader import read_summary
 from dsgd.terminal.cli import UsageError
 
@@ -194,6 +194,6 @@ def _try(pool: Pool, runs: Sequence[Run], folder: str | None = None) -> list[tup
         tiny = [replace(run, cfg=replace(run.cfg, output=replace(run.cfg.output, out=out))) for run in runs]
         outcomes = list(pool.outcomes(tiny))
     for run, outcome in outcomes:
-        if outcome.code not in (0, EXIT_DIVERGED):
+        if not is_result(outcome.stopped_by):
             raise UsageError(f"variant {run.variant}: {outcome.error}")
     return outcomes

@@ -1,4 +1,8 @@
-"""Processes that simulate at the same time, each many runs, one after another."""
+"""Processes that simulate at the same time, each many runs, one after another.
+
+By hand, because the executors of concurrent.futures and loky give up all work when one process dies: here the
+death of a process costs its own run alone.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +59,8 @@ class Pool:
         """Have as many processes as the runs can use; new ones begin at once to import what these need."""
         datasets = {run.cfg.data.dataset for run in runs}
         self._modules = [
-            "dsgd.run.run",
+            "dsgd.execution.execute",
+            "dsgd.records.writer",
             *(["torch"] if datasets - {"none"} else []),
             *(["sklearn.datasets"] if "digits" in datasets else []),
         ]
@@ -128,7 +133,7 @@ class Pool:
             )
         worker.ready = False
         self._spawn()
-        return Outcome(1, f"its process ended with {how}; was there enough memory?", "", 0.0, 0.0)
+        return Outcome("failed", f"its process ended with {how}; was there enough memory?", "", 0.0, 0.0)
 
     def _spawn(self) -> None:
         process = subprocess.Popen(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from rich.console import Console
@@ -16,12 +16,25 @@ from dsgd.experiments.kept import clear, is_kept, locked
 from dsgd.experiments.pool import Pool, cores
 from dsgd.experiments.spec import Experiment, Run
 from dsgd.experiments.tuning import Choice, choose
-from dsgd.experiments.worker import Outcome, run_quietly
+from dsgd.experiments.worker import Outcome, execute_recorded
 from dsgd.live.observers import Observers
-from dsgd.records.outcomes import EXIT_DIVERGED, EXIT_FAILED, EXIT_INTERRUPTED
+from dsgd.records.outcomes import is_result
 from dsgd.records.s3 import Uploads
 from dsgd.terminal.cli import UsageError
 from dsgd.terminal.interruptions import Interruptions
+
+
+class Finished(NamedTuple):
+    """What an experiment came to."""
+
+    experiment: Experiment
+    """With the options that were chosen for its variants, if it was tuned."""
+    failed: Mapping[str, str]
+    """The runs that failed, and why."""
+    chosen: Mapping[str, Mapping[str, Any]]
+    """By variant, the options that were chosen for it, if any were tuned."""
+    report: Path | None
+    """None if there was nothing to report on, or no report was asked for."""
 
 
 def run_experiment(
@@ -31,16 +44,20 @@ def run_experiment(
     processes: int | None = None,
     uploads: Uploads | None = None,
     observers: Observers | None = None,
-) -> int:
-    """Run what is not there yet, write the tables and the report, and return the exit code.
+    *,
+    draw: bool = True,
+) -> Finished:
+    """Run what is not there yet, write the tables and, with `draw`, the report.
 
+    console: shows how far it is, and a table at the end.
     processes: how many simulate at the same time; as many as there are cores, unless said.
-    uploads: gets the records as they are finished. observers: see the runs on Ray, which are in this process.
+    uploads: gets the records as they are finished.
+    observers: see the runs on Ray, which are in this process.
     Raises UsageError for runs that cannot be, and for what is in the way of their records, before any is run;
     KeyboardInterrupt when interrupted: what had finished is kept.
     """
     with locked(experiment.folder) as lock:
-        return _run_locked(experiment, interruptions, console, processes, uploads, observers, lock)
+        return _run_locked(experiment, interruptions, console, processes, uploads, observers, lock, draw=draw)
 
 
 def _run_locked(
@@ -51,7 +68,9 @@ def _run_locked(
     uploads: Uploads | None,
     observers: Observers | None,
     lock: int,
-) -> int:
+    *,
+    draw: bool,
+) -> Finished:
     with ExitStack() as stack:
         engines = stack.enter_context(_Engines(interruptions, processes or cores(), lock, observers))
         display = stack.enter_context(Display(experiment, console))
@@ -59,8 +78,10 @@ def _run_locked(
         if experiment.tuning:
             missing = _missing(experiment.tuning_runs(), engines, display, uploads)
             if failed := _run(missing, engines, display, uploads):
-                display.say(f"{failed} of the runs that tune failed, so nothing was compared; run it again")
-                return EXIT_FAILED
+                display.say(
+                    f"{len(failed)} of the runs that tune failed, so nothing was compared; run it again"
+                )
+                return Finished(experiment, failed, {}, None)
             choices = choose(experiment)
             for choice in choices:
                 display.say(str(choice))
@@ -68,13 +89,14 @@ def _run_locked(
         missing = _missing(experiment.runs(), engines, display, uploads)
         _write_as_run(experiment, choices)
         failed = _run(missing, engines, display, uploads)
+    report = None
     with Interruptions():  # of its own: those above keep signals once the last run has ended
         with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
             print_results(experiment, console)
-        if failed < len(experiment.runs()):
+        if draw and len(failed) < len(experiment.runs()):
             report = _write_tables_and_report(experiment)
             console.print(f"report  {report}", soft_wrap=True, highlight=False)
-    return EXIT_FAILED if failed else 0
+    return Finished(experiment, failed, {choice.variant: choice.chosen for choice in choices}, report)
 
 
 def check_data(runs: Sequence[Run]) -> None:
@@ -103,15 +125,16 @@ def _missing(runs: Sequence[Run], engines: _Engines, display: Display, uploads: 
     return missing
 
 
-def _run(runs: Sequence[Run], engines: _Engines, display: Display, uploads: Uploads | None) -> int:
-    """Run all, and return how many failed."""
-    failed = 0
+def _run(runs: Sequence[Run], engines: _Engines, display: Display, uploads: Uploads | None) -> dict[str, str]:
+    """Run all, and return those that failed, and why."""
+    failed = {}
     for run in runs:
         clear(run)
     for run, outcome in engines.outcomes(runs):
         display.ended(run, outcome)
-        finished = outcome.code in (0, EXIT_DIVERGED)
-        failed += not finished
+        finished = is_result(outcome.stopped_by)
+        if not finished:
+            failed[run.name] = outcome.error
         if uploads and finished:
             uploads.add(run.path)
     return failed
@@ -146,8 +169,9 @@ class _Engines:
             self._pool.end()
         for run in self._interruptions.between(iter(real)):  # alone on the machine, for it is being timed
             self._connect(run)
-            outcome = run_quietly(run.cfg, self._interruptions, self._observers)
-            if outcome.code == EXIT_INTERRUPTED:
+            watchers = self._observers.watchers() if self._observers else ()
+            outcome = execute_recorded(run.cfg, self._interruptions, watchers)
+            if outcome.stopped_by == "interrupted":
                 clear(run)
                 raise KeyboardInterrupt
             yield run, outcome

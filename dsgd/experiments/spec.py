@@ -122,7 +122,16 @@ def load(path: str | Path, settings: Sequence[str] = (), out: str | Path = "runs
     Raises UsageError in one line for anything that is wrong with any of its runs, as far as options tell.
     """
     where = f"--experiment {path}"
-    content = _read(Path(path), where)
+    return read(_read(Path(path), where), Path(path).stem, where, settings, out)
+
+
+def read(
+    content: dict[str, Any], name: str, where: str, settings: Sequence[str], out: str | Path
+) -> Experiment:
+    """Return the experiment that a file's content asks for; its records go into the folder `name` in `out`.
+
+    where: how messages begin. Raises UsageError as `load` does.
+    """
     _known_keys(content, KEYS, where)
     for key in ("title", "question"):
         if not isinstance(content.get(key), str) or not content[key].strip():
@@ -153,7 +162,7 @@ def load(path: str | Path, settings: Sequence[str] = (), out: str | Path = "runs
         )
     expanded = _expand(base, variants, points, where)
     return Experiment(
-        name=Path(path).stem,
+        name=name,
         title=content["title"].strip(),
         question=" ".join(content["question"].split()),
         base=base,
@@ -168,7 +177,7 @@ def load(path: str | Path, settings: Sequence[str] = (), out: str | Path = "runs
         else None,
         target_loss=_target_loss(content.get("target_loss"), f"{where}: target_loss:"),
         show=_show(content.get("show"), f"{where}: show:"),
-        folder=Path(out) / Path(path).stem,
+        folder=Path(out) / name,
     )
 
 

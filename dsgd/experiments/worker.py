@@ -6,9 +6,7 @@ input, also in the middle of a run: nothing goes on after the process that asked
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import os
 import pickle
 import sys
@@ -19,53 +17,49 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dsgd.cluster import ClusterError
 from dsgd.config import TrainConfig
-from dsgd.records.outcomes import EXIT_FAILED, EXIT_USAGE
+from dsgd.records.outcomes import StoppedBy, one_line
 from dsgd.strategies import configured
-from dsgd.terminal.cli import UsageError
 from dsgd.terminal.interruptions import Interruptions
 
 if TYPE_CHECKING:
-    from dsgd.live.observers import Observers
+    from dsgd.execution.execute import Watcher
 
 
 class Outcome(NamedTuple):
-    """How a run ended."""
+    """How a run of an experiment ended."""
 
-    code: int
-    """The exit code that main.py would give."""
+    stopped_by: StoppedBy
+    """`failed` also if it could not begin."""
     error: str
     """One line, or empty."""
-    printed: str
-    """What else it had to say, like a traceback."""
+    traceback: str
+    """Where a mistake was made, or empty."""
     seconds: float
     """Wall seconds it took, its start included."""
     cpu_s: float
     """Seconds of computing it took in this process."""
 
 
-def run_quietly(
-    cfg: TrainConfig, interruptions: Interruptions, observers: Observers | None = None
+def execute_recorded(
+    cfg: TrainConfig, interruptions: Interruptions, watchers: Sequence[Watcher] = ()
 ) -> Outcome:
-    """Run one configuration in this process, and return what it would have printed."""
-    from dsgd.cluster import ClusterError
-    from dsgd.run.run import run
+    """Run one configuration in this process, with its record; nothing that ends it may end the other runs."""
+    from dsgd.execution.execute import execute
+    from dsgd.records.writer import RunRecord
 
     began_s, began_cpu_s = time.time(), time.process_time()
-    said, code = io.StringIO(), EXIT_FAILED
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
-        try:
-            code = run(cfg, began_s, interruptions, observers)
-        except UsageError as mistake:
-            code = EXIT_USAGE
-            print(mistake, file=sys.stderr)
-        except (ClusterError, OSError) as failure:
-            print(failure, file=sys.stderr)
-        except Exception:  # it must not stop the other runs
-            traceback.print_exc()  # its last line names the error
-    printed = said.getvalue().strip().splitlines()
-    error = printed.pop().removeprefix("main.py: ") if code and printed else ""
-    return Outcome(code, error, "\n".join(printed), time.time() - began_s, time.process_time() - began_cpu_s)
+    stopped_by: StoppedBy = "failed"
+    said, where = "", ""
+    try:
+        ended = execute(cfg, watchers, record=RunRecord(cfg), interruptions=interruptions, started=began_s)
+        stopped_by, said, where = ended.stopped_by, ended.error or "", ended.traceback
+    except (ValueError, ClusterError, OSError) as error:
+        said = one_line(error)
+    except Exception as error:
+        said, where = one_line(error), traceback.format_exc()
+    return Outcome(stopped_by, said, where, time.time() - began_s, time.process_time() - began_cpu_s)
 
 
 def work(modules: Sequence[str]) -> None:
@@ -83,9 +77,9 @@ def work(modules: Sequence[str]) -> None:
         try:
             cfg = configured(asked.get())
         except ValueError as error:  # a strategy's own file has changed since the experiment began
-            answer = Outcome(EXIT_USAGE, str(error), "", 0.0, 0.0)
+            answer = Outcome("failed", str(error), "", 0.0, 0.0)
         else:
-            answer = run_quietly(cfg, Interruptions())
+            answer = execute_recorded(cfg, Interruptions())
 
 
 def _listen(asked: SimpleQueue[dict[str, Any]]) -> None:

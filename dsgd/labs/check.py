@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from dsgd.labs import goals, laws, quantities
 from dsgd.labs.quantities import Value, shown
@@ -23,16 +21,9 @@ from dsgd.labs.spec import (
 )
 from dsgd.labs.student import Work
 from dsgd.labs.trial import Trial
-from dsgd.terminal.cli import UsageError, with_dashes
-
-EXIT_HOLDS, EXIT_FAILS = 0, 1
-
-
-class _Parser(argparse.ArgumentParser):
-    """Tells a mistake as the rest of the command line does: in one line, with the remedy."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see --check --help")
+from dsgd.records.outcomes import EXIT_FAILED
+from dsgd.terminal.cli import UsageError
+from dsgd.terminal.usage import Parser
 
 
 def check(arguments: Sequence[str]) -> int:
@@ -40,10 +31,9 @@ def check(arguments: Sequence[str]) -> int:
 
     Raises UsageError in one line for anything that is wrong with the command or the files.
     """
-    parser = _Parser(
-        prog="main.py",
-        allow_abbrev=False,
-        description="Check the answers to a lab of docs/labs: predictions, options and strategies are held "
+    parser = Parser(
+        "--check",
+        "Check the answers to a lab of docs/labs: predictions, options and strategies are held "
         "to simulated runs and to theory. Exit codes: 0 all holds, 1 something does not, 2 the answers "
         "cannot be read.",
     )
@@ -55,7 +45,7 @@ def check(arguments: Sequence[str]) -> int:
         type=Path,
         help="a lab's file, like docs/labs/01.yaml, and your answers, written as the lab's page shows",
     )
-    given = parser.parse_args([with_dashes(argument) for argument in arguments])
+    given = parser.parse(arguments)
     lab = read_lab(given.check[0])
     answers = read_answers(given.check[1], lab)
     work = None
@@ -81,7 +71,7 @@ def check(arguments: Sequence[str]) -> int:
         + (f", {count['FAILS']} fail" if count["FAILS"] else "")
         + (f", {count['open']} open" if count["open"] else "")
     )
-    return EXIT_HOLDS if count["holds"] == count.total() else EXIT_FAILS
+    return 0 if count["holds"] == count.total() else EXIT_FAILED
 
 
 _Line = str | tuple[str, Finding | None]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dsgd.cluster.laws import Constant
 from dsgd.data import make_workload
-from dsgd.run.lab import Outcome
+from dsgd.execution.quick import Outcome
 from dsgd.theory.predictions import closed_forms, known, predict
 
 

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple, cast
 
 from dsgd.cluster import Cluster, Done, IdleMembers, Update
 from dsgd.cluster.clocks import Clocks
-from dsgd.cluster.open import open_cluster
 from dsgd.config import TrainConfig, option_fields
 from dsgd.config import options as flat
-from dsgd.data import make_workload
+from dsgd.execution.execute import execute
+from dsgd.execution.quick import GROUPS
 from dsgd.labs.trial import floats
-from dsgd.run.lab import GROUPS
 from dsgd.strategies import Strategy
 from dsgd.strategies.files import StrategyFileError, from_file, located
 from dsgd.terminal.cli import UsageError
@@ -53,7 +52,7 @@ class Attempt:
     options: Mapping[str, Any]
     """All that the lab has set, those among them."""
     cfg: TrainConfig
-    first: Weights
+    first: Weights = field(init=False)
     """The weights that it began with."""
     starts: list[Start] = field(default_factory=list)
     taken: list[Done] = field(default_factory=list)
@@ -101,19 +100,19 @@ class Work:
     def attempt(self, scenario: Mapping[str, Any]) -> Attempt:
         """Run the strategy once, to the end of its budget or to where it breaks off."""
         options, cfg = self._prepared(scenario)
-        workload = make_workload(cfg)
-        vector = workload.objective.initial_weights(cfg.seed)
-        vector.setflags(write=False)
-        attempt = Attempt(scenario=scenario, options=options, cfg=cfg, first=Weights(vector))
-        with open_cluster(cfg, workload) as cluster:
-            watched = Watched(cluster, attempt)
-            try:
-                with _time_limit(self._time_limit_s, "train"):
-                    self._follow(watched, attempt)
-            except _BreaksOff as error:
-                attempt.broke_off = str(error)
-            except (Exception, SystemExit) as error:  # the student's own, of whatever kind
-                attempt.broke_off = located(error, self.path)
+        attempt = Attempt(scenario=scenario, options=options, cfg=cfg)
+        try:
+            with _time_limit(self._time_limit_s, "train"):
+                ended = execute(cfg, strategy=_Noted(self._strategy, attempt), evaluate=False)
+        except _BreaksOff as error:
+            attempt.broke_off = str(error)
+        except SystemExit as error:  # the student's own, as is whatever else it may have ended with
+            attempt.broke_off = located(error, self.path)
+        else:
+            if ended.exception:
+                attempt.broke_off = located(ended.exception, self.path)
+            elif ended.error:
+                attempt.broke_off = ended.error
         return attempt
 
     def _prepared(self, scenario: Mapping[str, Any]) -> tuple[dict[str, Any], TrainConfig]:
@@ -121,23 +120,6 @@ class Work:
         options = floats({**self._options, **scenario}, self._strategy.Config)
         with self._must_come_back("its Config"):
             return options, self._configured(options)
-
-    def _follow(self, cluster: Watched, attempt: Attempt) -> None:
-        budget = attempt.cfg.budget
-        for update in self._strategy.train(cluster, attempt.first, attempt.cfg):
-            if not isinstance(update, Update) or not isinstance(update.weights, Weights):
-                raise _BreaksOff(
-                    f"train yielded a {type(update).__name__}; needed: Update(w, [done]) with the new weights"
-                )
-            attempt.updates.append(update)
-            attempt.gradients += sum(done.batches for done in update.dones)
-            attempt.idle.append(cluster.waiting())
-            if attempt.gradients >= budget:
-                return
-            if len(attempt.updates) > budget:
-                raise _BreaksOff(
-                    f"{len(attempt.updates)} updates had {attempt.gradients} mini-batches in all"
-                )
 
     @contextmanager
     def _must_come_back(self, what: str) -> Iterator[None]:
@@ -173,6 +155,31 @@ class Work:
                 f"{where}: its Config changes {changed[0]}, which the lab has set; take that out"
             )
         return cfg
+
+
+class _Noted:
+    """A student's strategy as a run calls it; notes and checks what it does."""
+
+    def __init__(self, strategy: Strategy, attempt: Attempt) -> None:
+        self._strategy, self._attempt = strategy, attempt
+        self.Config, self.__file__ = strategy.Config, strategy.__file__
+
+    def train(self, cluster: Cluster, w: Weights, cfg: TrainConfig) -> Iterator[Update]:
+        attempt, watched = self._attempt, Watched(cluster, self._attempt)
+        attempt.first = w
+        for update in self._strategy.train(watched, w, cfg):
+            if not isinstance(update, Update) or not isinstance(update.weights, Weights):
+                raise _BreaksOff(
+                    f"train yielded a {type(update).__name__}; needed: Update(w, [done]) with the new weights"
+                )
+            attempt.updates.append(update)
+            attempt.gradients += sum(done.batches for done in update.dones)
+            attempt.idle.append(watched.waiting())
+            yield update
+            if len(attempt.updates) > cfg.budget:
+                raise _BreaksOff(
+                    f"{len(attempt.updates)} updates had {attempt.gradients} mini-batches in all"
+                )
 
 
 class Watched:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsgd.config import TrainConfig, option_fields
+from dsgd.execution.quick import Outcome, config, run
 from dsgd.labs import quantities
 from dsgd.labs.quantities import Value
 from dsgd.labs.spec import function
-from dsgd.run.lab import Outcome, config, run
 from dsgd.strategies import load
 
 

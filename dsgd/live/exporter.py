@@ -21,6 +21,7 @@ from dsgd.live.prometheus import RunMetrics, RunsCollector
 from dsgd.live.server import Response, listen, serving, url_of
 from dsgd.metrics import Tally
 from dsgd.records.reader import read_meta
+from dsgd.terminal.messages import program
 from dsgd.theory.predictions import staleness_bound
 
 _PUSH_EVERY_S = 10.0
@@ -123,7 +124,7 @@ class _Pushing:
         if not self._warned:
             self._warned = True
             print(
-                f"main.py: warning: the Pushgateway {self._url} does not take the metrics "
+                f"{program()}: warning: the Pushgateway {self._url} does not take the metrics "
                 f"({' '.join(reason.split())}); training goes on without it",
                 file=sys.stderr,
             )

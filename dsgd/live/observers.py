@@ -6,12 +6,51 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsgd.cluster import Update
 from dsgd.config import LiveConfig
+from dsgd.execution.evaluation import Evaluated
+from dsgd.execution.execute import Running, Watcher
+from dsgd.live.prometheus import RunMetrics
 from dsgd.terminal.interruptions import Interruptions
 
 if TYPE_CHECKING:
     from dsgd.live.exporter import Exporter
     from dsgd.live.page import Page
+
+
+class _Metrics(Watcher):
+    """Has a run's metrics exported."""
+
+    def __init__(self, exporter: Exporter) -> None:
+        self._exporter = exporter
+        self._metrics: RunMetrics | None = None
+
+    def started(self, running: Running) -> None:
+        assert running.path, "metrics bear the name of a record"
+        self._metrics = self._exporter.run(running.cfg, running.path, running.cluster, running.tally)
+
+    def updated(self, update: Update) -> None:
+        assert self._metrics
+        self._metrics.add(update)
+
+    def evaluated(self, evaluated: Evaluated) -> None:
+        assert self._metrics
+        self._metrics.evaluated(evaluated.found.loss, evaluated.found.accuracy)
+
+    def ended(self) -> None:
+        if self._metrics:
+            self._metrics.finish()
+
+
+class _Shown(Watcher):
+    """Has the live page show a run's record."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+
+    def started(self, running: Running) -> None:
+        if running.path:
+            self._page.show(running.path)
 
 
 class Observers:
@@ -42,6 +81,13 @@ class Observers:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def watchers(self) -> list[Watcher]:
+        """Return those of one run."""
+        return [
+            *([_Shown(self._page)] if self._page else []),
+            *([_Metrics(self.exporter)] if self.exporter else []),
+        ]
 
     def show(self, folder: Path) -> None:
         """Have the live page show a record, or a folder of records, which need not be there yet."""

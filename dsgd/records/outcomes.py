@@ -20,3 +20,9 @@ EXIT_FAILED, EXIT_USAGE, EXIT_DIVERGED, EXIT_INTERRUPTED = 1, 2, 3, 130
 def is_result(stopped_by: str) -> bool:
     """Whether a run that ended so says something of its options; divergence does, being cut off does not."""
     return stopped_by not in ("failed", "interrupted")
+
+
+def one_line(error: object) -> str:
+    """Return an error's message on one line."""
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dsgd.cluster import Update
+from dsgd.execution.evaluation import Evaluated
 from dsgd.metrics import QUANTITIES
-from dsgd.run.evaluation import Evaluated
 
 _POINTS = 1000  # of a run, at most: as many as TensorBoard shows
 

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from dsgd.cluster import Done, Engine, Update
 from dsgd.config import OutputConfig, TrainConfig, options
+from dsgd.execution.evaluation import Evaluated
 from dsgd.metrics import finite, taken_of_updates
 from dsgd.records.schema import (
     Meta,
@@ -33,7 +34,6 @@ from dsgd.records.schema import (
 )
 from dsgd.records.tensorboard import TensorBoard, require_tensorboard
 from dsgd.records.trace import write_trace
-from dsgd.run.evaluation import Evaluated
 from dsgd.work.optim import Vector
 
 _FLUSH_S = 1.0  # a killed simulation loses at most the updates of this many seconds

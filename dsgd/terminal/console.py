@@ -11,8 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dsgd.cluster import Update
 from dsgd.config import TrainConfig
-from dsgd.metrics import Tally, taken_of_updates
+from dsgd.execution.execute import Ended, Running, Watcher
+from dsgd.metrics import taken_of_updates
 from dsgd.records.schema import Comparison, Difference
 
 _REFRESH_S = 0.1
@@ -23,10 +25,11 @@ _WORKERS_PER_LINE = 6
 _MOST_WORKERS = 24  # beyond which the table sums up
 
 
-class ProgressLine:
+class ProgressLine(Watcher):
     """Shows updates, loss, staleness, time left and busy workers; costs nothing between refreshes.
 
-    On a terminal it is a line that changes; elsewhere a new line every ten seconds.
+    On a terminal it is a line that changes; elsewhere a new line every ten seconds. Enter it, as a context
+    manager, before the workers are started.
     """
 
     def __init__(self, cfg: TrainConfig, console: Console) -> None:
@@ -55,12 +58,17 @@ class ProgressLine:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def show(self, tally: Tally, in_flight: Mapping[int, float]) -> None:
-        """Refresh the line, if it is time."""
+    def started(self, running: Running) -> None:
+        self._running = running
+
+    def updated(self, update: Update) -> None:
         now_s = time.monotonic()
-        if now_s < self._next_s:
-            return
-        self._next_s = now_s + self._every_s
+        if now_s >= self._next_s:
+            self._next_s = now_s + self._every_s
+            self._refresh()
+
+    def _refresh(self) -> None:
+        tally, in_flight = self._running.tally, self._running.cluster.in_flight
         loss = "–" if tally.last_loss is None else f"{tally.last_loss:.4g}"
         status = (
             f"{tally.updates} updates · loss {loss} · staleness {tally.staleness_mean:.2f} · "
@@ -71,6 +79,15 @@ class ProgressLine:
             with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
                 print(f"{done / self._budget:4.0%} · {status}", flush=True)
         self._progress.update(self._task, completed=done, status=status)
+
+
+def print_ended(ended: Ended, console: Console) -> None:
+    """Print what a recorded run came to: its summary or, if it is quiet, the path of its record."""
+    with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
+        if ended.cfg.output.quiet:
+            print(ended.path, flush=True)
+        else:
+            print_summary(ended.summary, ended.path, console)
 
 
 def print_summary(summary: Mapping[str, Any], path: object, console: Console) -> None:

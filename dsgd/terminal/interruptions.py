@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
+from dsgd.records.outcomes import EXIT_INTERRUPTED
+from dsgd.terminal.messages import program
+
 T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+NOTHING_WRITTEN = "interrupted before the first update; nothing was written"
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """End the process at once, with one line, if a signal comes while the block runs: it has nothing to lose.
+
+    For imports, where a KeyboardInterrupt could be raised, and caught, anywhere.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.write(2, f"{program()}: {NOTHING_WRITTEN}\n".encode())
+        os._exit(EXIT_INTERRUPTED)
+
+    if threading.current_thread() is not threading.main_thread():  # only that one may handle signals
+        yield
+        return
+    before = {which: signal.signal(which, end) for which in _SIGNALS}
+    try:
+        yield
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
 
 
 class Interruptions:
@@ -20,15 +48,20 @@ class Interruptions:
     While the program starts or waits for the next item of `between`, a signal raises at once. While an
     item is handled, it is kept until the next one is asked for; after the last, it is ignored, so that a
     second ctrl-C cannot spoil what the first one had saved. `held` and `hold` keep it in between.
+
+    A context manager: it puts the handlers back that it found. Where it is not entered, or not in the main
+    thread, which alone may handle signals, they do what they did before.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Sequence[signal.Signals] = _SIGNALS) -> None:
+        self._signals = signals
         self._requested = False
         self._raises = True
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruptions:
-        self._before = {s: signal.getsignal(s) for s in _SIGNALS}
+        if threading.current_thread() is threading.main_thread():
+            self._before = {s: signal.getsignal(s) for s in self._signals}
         self._install()
         return self
 
@@ -76,7 +109,7 @@ class Interruptions:
             self._raises = False
 
     def _install(self) -> None:
-        for which in _SIGNALS:
+        for which in self._before:
             signal.signal(which, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from dsgd.cluster.laws import parse_law
-from dsgd.run.lab import Outcome, run
+from dsgd.execution.quick import Outcome, run
 from dsgd.theory.bounded_staleness import (
     ssp_clock_gap_bound,
     ssp_mean_staleness,

@@ -1,4 +1,4 @@
-"""Runs of strategies from Python, without options, records or a terminal: for tests, figures and notebooks.
+"""Runs in memory that keep every update whole: for tests, labs and the theory gate. Users call `dsgd.run`.
 
 >>> run("asgd", num_workers=4, steps=10, dataset="none").tally.updates
 40
@@ -7,13 +7,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from dsgd.cluster import Engine, Update
-from dsgd.cluster.open import open_cluster
 from dsgd.config import (
     DataConfig,
     LiveConfig,
@@ -25,9 +24,10 @@ from dsgd.config import (
     option_fields,
 )
 from dsgd.data import make_workload
+from dsgd.execution.execute import Running, Watcher, execute
 from dsgd.metrics import Tally
-from dsgd.strategies import load, strategy_of
-from dsgd.work.optim import Vector, Weights
+from dsgd.strategies import load
+from dsgd.work.optim import Vector
 
 GROUPS: Mapping[str, type] = {
     "data": DataConfig,
@@ -39,13 +39,14 @@ GROUPS: Mapping[str, type] = {
 }
 
 
-class Outcome(NamedTuple):
+@dataclass(frozen=True)
+class Outcome:
     """What a run did."""
 
     cfg: TrainConfig
-    updates: list[Update]
-    tally: Tally
-    cluster: Engine
+    updates: list[Update] = field(repr=False)
+    tally: Tally = field(repr=False)
+    cluster: Engine = field(repr=False)
 
     @property
     def w(self) -> Vector:
@@ -75,6 +76,22 @@ class Outcome(NamedTuple):
         return evaluation.loss
 
 
+class Keep(Watcher):
+    """Keeps every update, and calls `on_update` with the cluster at each."""
+
+    def __init__(self, on_update: Callable[[Engine, Update], None] | None = None) -> None:
+        self.updates: list[Update] = []
+        self._on_update = on_update
+
+    def started(self, running: Running) -> None:
+        self._cluster = running.cluster
+
+    def updated(self, update: Update) -> None:
+        self.updates.append(update)
+        if self._on_update:
+            self._on_update(self._cluster, update)
+
+
 def config(mode: str, **options: Any) -> TrainConfig:
     """Return the configuration of a run; options are named flat, as on the command line."""
     grouped = {
@@ -85,23 +102,18 @@ def config(mode: str, **options: Any) -> TrainConfig:
     return strategy.Config(**{"engine": "sim", "mode": mode} | grouped | options)
 
 
-def run(
-    mode: str, on_update: Callable[[Engine, Update], None] = lambda cluster, update: None, **options: Any
-) -> Outcome:
-    """Run a strategy until its budget is spent; in the simulator unless `engine="ray"`."""
-    cfg = config(mode, **options)
-    workload = make_workload(cfg)
-    tally, updates = Tally(cfg.num_workers, workload.samples_per_batch), []
-    with ExitStack() as stack:
-        cluster = stack.enter_context(open_cluster(cfg, workload))
-        w = Weights(workload.objective.initial_weights(cfg.seed))
-        for update in strategy_of(cfg).train(cluster, w, cfg):
-            updates.append(update)
-            tally.add(update)
-            on_update(cluster, update)
-            if tally.gradients >= cfg.budget:
-                break
-        return Outcome(cfg, updates, tally, cluster)
+def run(mode: str, on_update: Callable[[Engine, Update], None] | None = None, **options: Any) -> Outcome:
+    """Run a strategy until its budget is spent; in the simulator unless `engine="ray"`.
+
+    Raises what the run failed of. Nothing is evaluated.
+    """
+    keep = Keep(on_update)
+    ended = execute(config(mode, **options), [keep], evaluate=False)
+    if ended.exception:
+        raise ended.exception
+    if ended.stopped_by == "interrupted":
+        raise KeyboardInterrupt
+    return Outcome(ended.cfg, keep.updates, ended.tally, ended.cluster)
 
 
 def same_bytes(a: Outcome, b: Outcome) -> bool:

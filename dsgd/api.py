@@ -1,0 +1,285 @@
+"""Runs and experiments from Python: `dsgd.run` and `dsgd.experiment`, for notebooks and scripts.
+
+Options are named and checked as on the command line; results are values. Nothing is printed, and nothing is
+written unless `out` says where.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dsgd.config import LiveConfig, OutputConfig, option_fields
+from dsgd.config import options as flat
+from dsgd.execution.execute import Ended, Watcher, execute
+from dsgd.live.observers import Observers
+from dsgd.metrics import taken_of_updates
+from dsgd.records.outcomes import StoppedBy
+from dsgd.records.s3 import Uploads, is_s3
+from dsgd.records.upload import Upload
+from dsgd.records.writer import RunRecord
+from dsgd.strategies import modes
+from dsgd.terminal.cli import UsageError, configure
+from dsgd.terminal.interruptions import Interruptions
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from dsgd.cluster import Update
+    from dsgd.work.optim import Vector
+
+__all__ = ["Comparison", "Result", "Watcher", "experiment", "modes", "run"]
+
+_OF_A_RECORD = {*option_fields(OutputConfig), *option_fields(LiveConfig)} - {"out"}
+_TASKS = (
+    "version", "worker", "step", "batches", "staleness", "started_s", "finished_s", "compute_s", "loss",
+    "applied",
+)  # fmt: skip
+_EVALUATIONS = ("version", "t_s", "gradients", "bytes", "loss", "accuracy")
+
+
+class _Rows(Watcher):
+    """Keeps what a record's updates.jsonl has of each update: no vectors, so that long runs fit in memory."""
+
+    def __init__(self) -> None:
+        self._taken = taken_of_updates()
+        self.columns = ("version", "t_s", "loss", *self._taken)
+        self.updates: list[tuple[Any, ...]] = []
+        self.tasks: list[tuple[Any, ...]] = []
+
+    def updated(self, update: Update) -> None:
+        version = update.weights.version
+        numbers = [take(update) for take in self._taken.values()]
+        self.updates.append((version, update.finished_s, update.loss, *numbers))
+        for applied, dones in ((True, update.dones), (False, update.ignored)):
+            for done in dones:
+                times = (done.started_s, done.finished_s, done.compute_s)
+                task = (done.worker, done.step, done.batches, update.staleness(done))
+                self.tasks.append((version, *task, *times, done.loss, applied))
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """A run that has ended."""
+
+    _ended: Ended
+    _rows: _Rows
+
+    def __repr__(self) -> str:
+        cfg, ended = self._ended.cfg, self._ended
+        loss = f", loss {self.loss:.3g}" if self.loss is not None else ""
+        return (
+            f"<Result: {cfg.mode} on {cfg.engine}, {cfg.num_workers} workers, {ended.tally.updates} updates, "
+            f"stopped by {ended.stopped_by}{loss}>"
+        )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """All options of the run, flat, as a record's config.yaml has them."""
+        return flat(self._ended.cfg)
+
+    @property
+    def stopped_by(self) -> StoppedBy:
+        """Why it ended: budget, seconds, target-loss or diverged."""
+        return self._ended.stopped_by
+
+    @property
+    def error(self) -> str | None:
+        """One line, if it diverged."""
+        return self._ended.error
+
+    @property
+    def summary(self) -> Any:
+        """What summary.json of a record says (docs/record.md)."""
+        return self._ended.summary
+
+    @property
+    def weights(self) -> Vector:
+        """The last version of the weights (D,), read-only."""
+        return self._ended.weights.vector
+
+    @property
+    def loss(self) -> float | None:
+        """Loss of the last evaluation; None where there are no weights."""
+        evaluations = self._ended.evaluations
+        return evaluations[-1].found.loss if evaluations else None
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """How many gradients had each staleness, in updates."""
+        return dict(sorted(self._ended.tally.staleness_counts.items()))
+
+    @property
+    def path(self) -> Path | None:
+        """The record's folder; None without `out`."""
+        return self._ended.path
+
+    @cached_property
+    def evaluations(self) -> pl.DataFrame:
+        """The loss curve, a row an evaluation: version, t_s, gradients, bytes, loss, accuracy."""
+        found = self._ended.evaluations
+        return _frame([(e.version, e.t_s, e.gradients, e.bytes, *e.found[:2]) for e in found], _EVALUATIONS)
+
+    @cached_property
+    def updates(self) -> pl.DataFrame:
+        """A row an update: version, t_s, loss, and the numbers of updates (`QUANTITIES` in metrics.py)."""
+        return _frame(self._rows.updates, self._rows.columns)
+
+    @cached_property
+    def tasks(self) -> pl.DataFrame:
+        """A row a finished task: version (of the update that it came to), worker, step, batches, staleness,
+        started_s, finished_s, compute_s, loss, and whether it was applied or ignored.
+        """
+        return _frame(self._rows.tasks, _TASKS)
+
+
+def run(mode: str = "ssgd", *, watch: Iterable[Watcher] = (), **options: Any) -> Result:
+    """Run a strategy to the end of its budget.
+
+    options: those of the command line, with underscores: `num_workers=8, engine="sim"`. With `out` the run
+    leaves a record there; without, nothing is written.
+    watch: sees the run while it goes on.
+
+    Raises ValueError, in the words of the command line, for a mistake in the options; ClusterError if the
+    workers cannot be started or kept; whatever a strategy raises; KeyboardInterrupt after ctrl-C, once the
+    record, if there is one, is complete.
+
+    >>> run("asgd", engine="sim", lrr=1)
+    Traceback (most recent call last):
+    ValueError: dsgd.run: lrr: there is no such option in --mode asgd; did you mean lr?
+    """
+    with _mistakes_as_value_errors():
+        cfg = configure({"mode": mode, **_plain(options)}, "dsgd.run")
+    if cfg.engine == "both":
+        raise ValueError('dsgd.run: engine="both" is two runs; call it with engine="ray" and engine="sim"')
+    if "out" not in options and (about_it := sorted(_OF_A_RECORD & options.keys())):
+        raise ValueError(f"dsgd.run: {about_it[0]} is about the record; say with out= where that goes, too")
+    rows = _Rows()
+    with ExitStack() as stack:
+        interruptions = stack.enter_context(Interruptions((signal.SIGINT,)))
+        watchers = [*watch, rows]
+        record = None
+        if "out" in options:
+            watchers += stack.enter_context(Observers(cfg.live, quiet=True)).watchers()
+            if is_s3(cfg.output.out):
+                with interruptions.held():  # a name that is claimed is used or given back
+                    upload = Upload(cfg)
+                    stack.callback(upload.finish)
+                cfg = upload.cfg
+            record = RunRecord(cfg)
+        ended = execute(cfg, watchers, record=record, interruptions=interruptions)
+    if ended.exception:
+        raise ended.exception
+    if ended.stopped_by == "interrupted":
+        raise KeyboardInterrupt
+    return Result(ended, rows)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """An experiment that has ended."""
+
+    name: str
+    runs: pl.DataFrame
+    """A row a run; docs/experiments.md describes the columns of results.parquet."""
+    curves: pl.DataFrame
+    """A row an evaluation: variant, seed, version, t_s, gradients, bytes, loss, accuracy."""
+    failed: Mapping[str, str]
+    """The runs that failed, and why."""
+    chosen: Mapping[str, Mapping[str, Any]]
+    """By variant, the options that were chosen for it, if the experiment tunes some."""
+    report: Path | None
+    """The report's page; None without `out`."""
+
+    def __repr__(self) -> str:
+        variants = self.runs["variant"].n_unique()
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        return f"<Comparison: {self.name}, {variants} variants, {len(self.runs)} runs{failed}>"
+
+
+def experiment(
+    asked: str | Path | Mapping[str, Any],
+    *,
+    out: str | Path | None = None,
+    name: str = "experiment",
+    settings: Mapping[str, Any] | None = None,
+    processes: int | None = None,
+) -> Comparison:
+    """Run an experiment, and compare its runs.
+
+    asked: an experiment's file, or what would stand in one (docs/experiments.md).
+    out: where the experiment's folder goes, with records and report; what is there already is not run again.
+    Without it, nothing is kept. name: of the folder, where `asked` is no file.
+    settings: options that replace those of the base, and `seeds`.
+    processes: how many simulate at the same time; as many as there are cores, unless given.
+
+    Raises ValueError for a mistake in the options, RuntimeError if all runs failed, KeyboardInterrupt after
+    ctrl-C: runs that had ended are kept.
+    """
+    from rich.console import Console
+
+    from dsgd.experiments.runner import run_experiment
+    from dsgd.experiments.spec import load, read
+    from dsgd.report.frames import read_folder
+
+    texts = [f"{option}={value}" for option, value in _plain(settings or {}).items()]
+    with ExitStack() as stack:
+        stack.enter_context(_mistakes_as_value_errors())
+        place = stack.enter_context(TemporaryDirectory()) if out is None else str(out)
+        folder = OutputConfig(out=place).folder
+        if isinstance(asked, Mapping):
+            planned = read(dict(asked), name, "dsgd.experiment", texts, folder)
+        else:
+            planned = load(asked, texts, folder)
+        interruptions = stack.enter_context(Interruptions((signal.SIGINT,)))
+        uploads = stack.enter_context(Uploads(place, planned.folder)) if is_s3(place) else None
+        finished = run_experiment(
+            planned, interruptions, Console(quiet=True), processes, uploads, draw=out is not None
+        )
+        if uploads:
+            uploads.finish()
+        if len(finished.failed) >= len(planned.runs()):
+            run_name, error = next(iter(finished.failed.items()))
+            raise RuntimeError(f"all runs failed; {run_name}: {error}")
+        frames = read_folder(finished.experiment.folder)
+    return Comparison(
+        planned.name, frames.runs, frames.curves, finished.failed, finished.chosen, finished.report
+    )
+
+
+@contextmanager
+def _mistakes_as_value_errors() -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options with numpy's numbers and paths as the command line would have them."""
+    return {
+        key: value.item()
+        if isinstance(value, np.generic)
+        else os.fspath(value)
+        if isinstance(value, os.PathLike)
+        else value
+        for key, value in options.items()
+    }
+
+
+def _frame(rows: list[tuple[Any, ...]], columns: tuple[str, ...]) -> pl.DataFrame:
+    import polars as pl
+
+    floats = {"loss", "accuracy", *taken_of_updates()}
+    kinds = {name: pl.Float64 for name in columns if name in floats}
+    schema = {name: kinds.get(name) for name in columns}  # a column of None alone is of numbers, too
+    return pl.DataFrame(rows, schema=schema, orient="row", infer_schema_length=None)

@@ -1,0 +1,333 @@
+"""One run as a value: a strategy on an engine, followed update by update until it is over.
+
+`execute` is the one loop: the command line, experiments, labs, tests, benchmarks and notebooks call it. It
+prints nothing. Who wants to see the run while it goes on passes a `Watcher`; who wants to keep it passes a
+`RunRecord`; how it ended is the `Ended` that comes back.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dsgd.cluster import ClusterError, Engine, TimeUp, Update
+from dsgd.cluster.open import open_cluster
+from dsgd.config import TrainConfig
+from dsgd.data import Workload, make_workload
+from dsgd.execution.evaluation import Evaluated, Evaluator
+from dsgd.metrics import Tally, finite
+from dsgd.records.outcomes import StoppedBy, one_line
+from dsgd.strategies import Strategy, strategy_of
+from dsgd.terminal.interruptions import Interruptions
+from dsgd.theory.predictions import compare
+from dsgd.work.optim import Weights
+
+if TYPE_CHECKING:
+    from dsgd.records.writer import RunRecord
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A run whose workers are ready: what its watchers may look at while it goes on."""
+
+    cfg: TrainConfig
+    cluster: Engine
+    tally: Tally
+    """Counts all updates so far."""
+    path: Path | None
+    """The folder of its record, if it has one."""
+
+
+class Watcher:
+    """Sees a run. A watcher overrides what it needs; an error that it raises ends the run as failed."""
+
+    def started(self, running: Running) -> None:
+        """See that all workers are ready and the record is open; no task has been started."""
+
+    def updated(self, update: Update) -> None:
+        """See a new version of the weights, after it was counted and recorded."""
+
+    def evaluated(self, evaluated: Evaluated) -> None:
+        """See an evaluation: on Ray, perhaps some updates after the version that it is of."""
+
+    def ended(self) -> None:
+        """See that no update and no evaluation will follow, however the run ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a run ended, and what it came to."""
+
+    cfg: TrainConfig
+    stopped_by: StoppedBy
+    error: str | None
+    """One line, if it failed or diverged."""
+    exception: Exception | None
+    """What it failed of."""
+    weights: Weights
+    """The last version."""
+    evaluations: Sequence[Evaluated]
+    tally: Tally
+    cluster: Engine
+    """As it was left: closed, but its counts can be read."""
+    path: Path | None
+    """The folder of the record, if there is one."""
+    wall_s: float
+    """Wall seconds from the first task to the last evaluation."""
+    startup_s: float
+    """Wall seconds from the start of the program, or of `execute`, to the first task."""
+    written: Any = None
+    """The summary as the record has it."""
+
+    @cached_property
+    def summary(self) -> Any:
+        """What summary.json says of the run; weights_sha256 only where it was written."""
+        return self.written if self.written is not None else _summary(self)
+
+    @property
+    def traceback(self) -> str:
+        """Where in a strategy, or in dsgd, a mistake was made; empty if the run did not fail of one."""
+        if self.exception is None or isinstance(self.exception, ClusterError | OSError | MemoryError):
+            return ""
+        return "".join(traceback.format_exception(self.exception))
+
+
+def execute(
+    cfg: TrainConfig,
+    watchers: Iterable[Watcher] = (),
+    *,
+    record: RunRecord | None = None,
+    strategy: Strategy | None = None,
+    interruptions: Interruptions | None = None,
+    started: float | None = None,
+    evaluate: bool = True,
+) -> Ended:
+    """Run one configuration on one engine, to its end.
+
+    record: keeps the run in a folder; without one, nothing is written.
+    strategy: trains; the one of the configuration's mode, unless given.
+    interruptions: handles the signals, if the caller has entered it; they then end a run between two updates.
+    started: epoch seconds at which the program started, if earlier than now.
+    evaluate: whether the weights are evaluated; a target loss needs it.
+
+    An error after the workers are ready ends the run, and is in what is returned. Raises ValueError for what
+    can be seen to be impossible before that, ClusterError if the workers cannot be started and
+    KeyboardInterrupt if they are interrupted at it; nothing is written then.
+    """
+    started = time.time() if started is None else started
+    strategy = strategy or strategy_of(cfg)
+    interruptions = interruptions or Interruptions()
+    workload = make_workload(cfg)
+    with open_cluster(cfg, workload, interruptions) as cluster:
+        following = _Following(cfg, workload, cluster, record, tuple(watchers), evaluate=evaluate)
+        interruptions.hold()  # a record that is begun will be completed
+        if record:
+            record.open(started=started, cluster=cluster)
+        updates = strategy.train(cluster, following.weights, cfg)
+        return following.to_the_end(interruptions.between(updates), started)
+
+
+class _Following:
+    """Follows a strategy's updates, has them recorded and evaluated, and knows when and why to stop."""
+
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        workload: Workload,
+        cluster: Engine,
+        record: RunRecord | None,
+        watchers: Sequence[Watcher],
+        *,
+        evaluate: bool,
+    ) -> None:
+        self.weights = Weights(workload.objective.initial_weights(cfg.seed))
+        self.weights.vector.setflags(write=False)
+        self._stopped_by: StoppedBy = "budget"
+        self._error: str | None = None
+        self._exception: Exception | None = None
+        self._cfg, self._cluster, self._record, self._watchers = cfg, cluster, record, watchers
+        self._tally = Tally(cfg.num_workers, workload.samples_per_batch)
+        self._evaluator = Evaluator(workload, background=cfg.engine == "ray") if evaluate else None
+        self._evaluations: list[Evaluated] = []
+        self._evaluated_version = -1
+
+    def to_the_end(self, updates: Iterator[Update], started: float) -> Ended:
+        """Take updates until the run is over, and complete its record."""
+        startup_s, began_s = time.time() - started, time.perf_counter()
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # divergence is looked for, and named
+                self._stopped_by = self._follow(updates)
+        except TimeUp:
+            self._stopped_by = "seconds"
+        except KeyboardInterrupt:
+            self._stopped_by = "interrupted"
+        except Exception as error:
+            self._fail(error)
+        for complete in (self._evaluate_the_last, self._end_watchers, self._close_streams):
+            try:
+                complete()
+            except Exception as error:  # the summary is written all the same
+                self._fail(error)
+        self._look_at_the_last_loss()
+        wall_s = time.perf_counter() - began_s
+        if self._record:
+            try:
+                self._record.draw_trace()
+            except (OSError, MemoryError) as error:
+                if not self._error:  # a run that diverged is no less so without its trace
+                    self._fail(error)
+        ended = self._ended(wall_s, startup_s)
+        if not self._record:
+            return ended
+        try:
+            written = self._record.close(self.weights.vector, ended.summary)
+        except OSError as error:
+            self._fail(error)
+            return self._ended(wall_s, startup_s)
+        return self._ended(wall_s, startup_s, written)
+
+    def _follow(self, updates: Iterator[Update]) -> StoppedBy:
+        cfg, tally, evaluator = self._cfg, self._tally, self._evaluator
+        running = Running(cfg=cfg, cluster=self._cluster, tally=tally, path=self._path)
+        for watcher in self._watchers:
+            watcher.started(running)
+        seen = [tally.add, *([self._record.update] if self._record else [])]
+        seen += [w.updated for w in self._watchers if type(w).updated is not Watcher.updated]
+        budget, evaluate_each = cfg.budget, cfg.stop.eval_every * cfg.num_workers or math.inf
+        evaluate_at: float = evaluate_each
+        self._evaluate()
+        for update in updates:
+            self.weights = update.weights
+            for see in seen:
+                see(update)
+            if tally.last_loss is not None and not math.isfinite(tally.last_loss):
+                return self._diverged(update)
+            if tally.gradients >= evaluate_at:
+                self._evaluate()
+                evaluate_at += evaluate_each * ((tally.gradients - evaluate_at) // evaluate_each + 1)
+            if evaluator and evaluator.waiting and self._collect_evaluations():
+                return "target-loss"
+            if tally.gradients >= budget:
+                return "budget"
+        return "budget"  # the strategy spent it and ended by itself
+
+    def _fail(self, error: Exception) -> None:
+        """Note why the run failed; of several errors the first is the cause."""
+        if self._exception:
+            return
+        self._stopped_by, self._exception, self._error = "failed", error, one_line(error)
+        if isinstance(error, OSError) and error.errno in _NO_ROOM and self._path:
+            self._error = (
+                f"{error.strerror}: the record {self._path} is not complete; make room there, "
+                "or choose another folder with --out"
+            )
+
+    def _diverged(self, update: Update) -> StoppedBy:
+        worker, loss = next(
+            (d.worker, d.loss) for d in update.dones if d.loss is not None and not math.isfinite(d.loss)
+        )
+        self._error = (
+            f"the loss of worker {worker} at update {update.weights.version} is {loss}; "
+            f"lower --lr (it is {self._cfg.lr:g})"
+        )
+        return "diverged"
+
+    def _evaluate(self, *, last: bool = False) -> None:
+        tally = self._tally
+        if self._evaluator and self._evaluator.submit(
+            self.weights, tally.last_update_s, tally.gradients, tally.bytes, last=last
+        ):
+            self._evaluated_version = self.weights.version
+
+    def _collect_evaluations(self, *, wait: bool = False) -> bool:
+        """Hand on the evaluations that are ready; return whether one has reached the target loss."""
+        assert self._evaluator
+        target = self._cfg.stop.target_loss
+        reached = False
+        for evaluated in self._evaluator.finished(wait=wait):
+            self._evaluations.append(evaluated)
+            if self._record:
+                self._record.evaluation(evaluated)
+            for watcher in self._watchers:
+                watcher.evaluated(evaluated)
+            reached |= target is not None and evaluated.found.loss <= target
+        return reached
+
+    def _evaluate_the_last(self) -> None:
+        if self._evaluator:
+            if self._evaluated_version < self.weights.version:
+                self._evaluate(last=True)
+            self._collect_evaluations(wait=True)
+
+    def _end_watchers(self) -> None:
+        for watcher in self._watchers:
+            watcher.ended()
+
+    def _close_streams(self) -> None:
+        if self._record:
+            self._record.close_streams()
+
+    def _look_at_the_last_loss(self) -> None:
+        """No later update shows that the last one has diverged: its evaluation does."""
+        last = self._evaluations[-1].found.loss if self._evaluations else 0.0
+        if self._stopped_by in ("budget", "seconds") and not math.isfinite(last):
+            self._stopped_by = "diverged"
+            self._error = (
+                f"the loss after the last update, {self.weights.version}, is not finite; "
+                f"lower --lr (it is {self._cfg.lr:g})"
+            )
+
+    @property
+    def _path(self) -> Path | None:
+        return self._record.path if self._record else None
+
+    def _ended(self, wall_s: float, startup_s: float, written: Any = None) -> Ended:
+        return Ended(
+            cfg=self._cfg,
+            stopped_by=self._stopped_by,
+            error=self._error,
+            exception=self._exception,
+            weights=self.weights,
+            evaluations=self._evaluations,
+            tally=self._tally,
+            cluster=self._cluster,
+            path=self._path,
+            wall_s=wall_s,
+            startup_s=startup_s,
+            written=written,
+        )
+
+
+def _summary(ended: Ended) -> dict[str, Any]:
+    """Return what summary.json says of a run, except for what the record adds."""
+    cfg = ended.cfg
+    counted = ended.tally.summary(ended.cluster)
+    found = ended.evaluations[-1].found if ended.evaluations else None
+    return {
+        "mode": cfg.mode,
+        "engine": cfg.engine,
+        "num_workers": cfg.num_workers,
+        "steps": cfg.steps,
+        "seed": cfg.seed,
+        "stopped_by": ended.stopped_by,
+        "error": ended.error,
+        "eval": {
+            "loss": finite(found.loss) if found else None,
+            "accuracy": found.accuracy if found else None,
+        },
+        **counted,
+        "theory": compare(cfg, counted),
+        "wall_s": ended.wall_s,
+        "startup_s": ended.startup_s,
+    }
