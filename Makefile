@@ -116,14 +116,14 @@ manifests: setup  ## render ray-job-*.yaml: make manifests IMAGE=... BUCKET=... 
 # --- a job on a cluster (docs/cluster.md): make test-cluster JOB=compare-modes
 
 JOB := compare-modes
-# More options of deploy.cluster, like --yes
+# More options of deploy.jobs, like --yes
 CLUSTER_OPTIONS ?=
 CLUSTER_COMMANDS := validate-framework validate-setup run check-job monitor-pods logs-follow logs-all \
 	debug-describe debug-events test-status stop test-quick test-cluster perf-test
 .PHONY: $(CLUSTER_COMMANDS)
 
 $(CLUSTER_COMMANDS): setup
-	@$(PYTHON) -m deploy.cluster $@ --job $(JOB) $(CLUSTER_OPTIONS)
+	@$(PYTHON) -m deploy.jobs $@ --job $(JOB) $(CLUSTER_OPTIONS)
 
 validate-framework:  ## files, tools and manifests are in order; needs no cluster
 validate-setup:  ## the cluster has all that JOB needs
