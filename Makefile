@@ -52,7 +52,7 @@ picture: setup  ## draw the figure of the README
 		$(PYTHON) main.py --mode $$mode $(SCENARIO) --out runs/picture --run-name $$mode; done
 	for mode in ssp asgd; do \
 		$(PYTHON) main.py --mode $$mode $(SCENARIO) --lr-scaling workers --out runs/picture --run-name $$mode; done
-	$(PYTHON) -m dsgd.report.curves docs/images/compare-modes.svg runs/picture/ssgd runs/picture/localsgd \
+	$(PYTHON) docs/tools/loss_curves.py docs/images/compare-modes.svg runs/picture/ssgd runs/picture/localsgd \
 		runs/picture/ssp runs/picture/asgd
 
 all-strategies: setup  ## compare all strategies under a heavy tail, and draw the figures of docs/all-strategies.md
@@ -65,11 +65,11 @@ theory: setup  ## print theory against measurement, and draw up docs/theory.md
 	@cat docs/theory.md
 
 docs: setup  ## run the examples of the documents again, and put their output beside them
-	$(PYTHON) -m dsgd.report.examples README.md docs/strategies/*.md
+	$(PYTHON) docs/tools/examples.py README.md docs/strategies/*.md
 
 labs: setup  ## run the labs' examples and experiments again, and draw their figures
-	$(PYTHON) -m dsgd.report.examples docs/labs/*.md
-	$(PYTHON) -m dsgd.labs.figures docs/labs/*.md
+	$(PYTHON) docs/tools/examples.py docs/labs/*.md
+	$(PYTHON) docs/tools/lab_figures.py docs/labs/*.md
 
 dashboards: setup  ## write the Grafana dashboards' JSON from Python
 	$(PYTHON) -m deploy.observability.dashboards
