@@ -2,16 +2,17 @@
 UV_VERSION := 0.13.8
 UV := $(or $(shell command -v uv 2>/dev/null),.tools/uv/bin/uv)
 PYTHON := .venv/bin/python
+EXPORT = $(UV) export --quiet --frozen --format requirements-txt --no-dev --no-emit-project --no-header --no-annotate
 
 .PHONY: help setup demo test test-sim lint types format check picture all-strategies theory docs labs dashboards observe bench clean \
-	image push manifests
+	requirements image push manifests
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 20
 
 setup: .venv/.done  ## make the environment in .venv (finds uv, or installs it into .tools)
 
-.venv/.done: pyproject.toml | $(UV)
+.venv/.done: pyproject.toml requirements.txt | $(UV)
 	$(UV) sync
 	@touch $@
 
@@ -19,6 +20,13 @@ setup: .venv/.done  ## make the environment in .venv (finds uv, or installs it i
 .tools/uv/bin/uv:
 	python3 -m venv .tools/uv
 	.tools/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+# From scratch, as `make setup` resolves in a fresh clone; an older uv.lock has no say. No registry is named.
+requirements: | $(UV)  ## write requirements.txt from pyproject.toml: all packages by version and hash
+	$(UV) lock --quiet --upgrade
+	{ echo "# Made by \`make requirements\` from pyproject.toml; docs/deploy.md says who uses it."; \
+		$(EXPORT); } > requirements.txt.partial
+	mv requirements.txt.partial requirements.txt
 
 demo: setup  ## train synchronous SGD on Ray with 2 workers
 	$(PYTHON) main.py --mode ssgd --num-workers 2 --steps 200

@@ -563,7 +563,7 @@ def test_the_image_has_the_project_s_versions() -> None:
     bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
     assert set(bases) == {"${UV_IMAGE}", "${PYTHON_IMAGE}"}, "whoever has other base images gives them so"
     assert arguments["PYTHON_IMAGE"] == "python:3.13-slim"
-    assert "UV_PYTHON=3.13 " in text
+    assert "uv venv --python 3.13 " in text
     assert arguments["VERSION"] == PROJECT["version"]
     uv = re.search(r"^UV_VERSION := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert uv
@@ -575,7 +575,7 @@ def test_the_image_gets_the_code_that_runs_and_nothing_else() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in lines
     let_in = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    assert let_in >= {"pyproject.toml", "*.py"}
+    assert let_in >= {"pyproject.toml", "requirements.txt", "*.py"}
     assert not let_in & {"tests", "runs", "deploy", "docs", ".git", ".venv"}
     for name in let_in - {"*.py"}:
         assert (ROOT / name).exists(), f".dockerignore lets {name} in, which is not there"
@@ -587,6 +587,20 @@ def test_the_image_gets_the_code_that_runs_and_nothing_else() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             needed |= {name.partition(".")[0] for name in names} & packages
     assert needed <= let_in
+    linked = [path.resolve() for path in (ROOT / "dsgd").rglob("*.py") if path.is_symlink()]
+    assert {path.parent for path in linked} == {ROOT}, "dsgd/ links to files that *.py lets in"
+
+
+def test_the_image_installs_what_requirements_pin_and_nothing_else() -> None:
+    """Packages come from requirements.txt, each checked by its hash; the project is built from them."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    installs = [
+        " ".join(one.split()) for one in re.findall(r"\b(?:uv|pip)(?: pip)? (?:sync|install).*", text)
+    ]
+    packages, project = installs
+    assert packages.startswith("uv pip sync --require-hashes ")
+    assert packages.endswith(" /requirements.txt")
+    assert {"--offline", "--no-deps", "--no-build-isolation", "--editable"} <= set(project.split())
 
 
 def test_runs_in_the_image_say_which_commit_it_holds(

@@ -18,6 +18,7 @@ from deploy.project import ROOT, pinned
 _FILES = (
     "main.py",
     "pyproject.toml",
+    "requirements.txt",
     "Dockerfile",
     "deploy/jobs/thresholds.yaml",
     "deploy/kubernetes/base",
