@@ -74,7 +74,7 @@ def run_python(
     )
 
 
-class Ran(NamedTuple):
+class ToolRan(NamedTuple):
     code: int
     out: str
     err: str
@@ -125,12 +125,12 @@ class Tools:
             options += ["--job", "ssp"]
         return [*arguments, *options]
 
-    def __call__(self, *arguments: str, **environment: str) -> Ran:
+    def __call__(self, *arguments: str, **environment: str) -> ToolRan:
         """Run a command to its end, in a process of its own."""
         process = self.start(*arguments, env=self.environment | environment)
         out, err = process.communicate(timeout=100)
         assert "Traceback" not in err, err
-        return Ran(process.returncode, out, err)
+        return ToolRan(process.returncode, out, err)
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -181,12 +181,12 @@ class ToolsHere(Tools):
         # The project's own manifests name no bucket; here they may be applied all the same.
         monkeypatch.setattr(JobManifest, "has_bucket", True)
 
-    def __call__(self, *arguments: str, **environment: str) -> Ran:
+    def __call__(self, *arguments: str, **environment: str) -> ToolRan:
         for name, value in (self.environment | environment).items():
             self._monkeypatch.setenv(name, value)
         self._capfd.readouterr()
         code = main(self.arguments(*arguments))
-        return Ran(code, *self._capfd.readouterr())
+        return ToolRan(code, *self._capfd.readouterr())
 
 
 @pytest.fixture

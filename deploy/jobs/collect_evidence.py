@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 
 from deploy.jobs.driver_logs import READ_EVALUATIONS, losses_in_records
-from deploy.jobs.driver_metrics import RunMetrics, runs_in_metrics
+from deploy.jobs.driver_metrics import ScrapedRun, runs_in_metrics
 from deploy.jobs.evidence import Evidence, Logs
 from deploy.jobs.job_manifest import JobManifest
 from deploy.jobs.kubectl import Kubectl
@@ -55,7 +55,7 @@ def _take(kubectl: Kubectl, seen: Evidence, *, elapsed_s: float) -> None:
     seen.add(now, runs, why_not, elapsed_s)
 
 
-def scrape(kubectl: Kubectl, job: JobManifest, now: Snapshot) -> tuple[dict[str, RunMetrics], str]:
+def scrape(kubectl: Kubectl, job: JobManifest, now: Snapshot) -> tuple[dict[str, ScrapedRun], str]:
     """Return the runs by run_id that the driver exports on the head, or none and the reason."""
     head, port = now.head, job.metrics_port
     if port is None:

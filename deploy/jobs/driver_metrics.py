@@ -11,7 +11,7 @@ Values = defaultdict[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunMetrics:
+class ScrapedRun:
     """What the driver's metrics say of one run at one moment."""
 
     mode: str
@@ -44,7 +44,7 @@ class RunMetrics:
         return f"{self.mode} {self.updates} updates{loss}"
 
 
-def runs_in_metrics(text: str) -> dict[str, RunMetrics]:
+def runs_in_metrics(text: str) -> dict[str, ScrapedRun]:
     """Return the runs, by run_id, that a page of metrics has. Raises ValueError if it is none."""
     # By run, then by metric: the sum over the workers.
     values: defaultdict[tuple[str, str], Values] = defaultdict(lambda: defaultdict(float))
@@ -56,12 +56,12 @@ def runs_in_metrics(text: str) -> dict[str, RunMetrics]:
     return {run_id: _run(mode, run_id, of_run) for (run_id, mode), of_run in values.items()}
 
 
-def _run(mode: str, run_id: str, of_run: Values) -> RunMetrics:
+def _run(mode: str, run_id: str, of_run: Values) -> ScrapedRun:
     gradients = of_run.get("dsgd_staleness_updates_count", 0.0)
     computed_s = of_run.get("dsgd_compute_seconds_sum", 0.0)
     waited_s = of_run.get("dsgd_wait_seconds_sum", 0.0)
     busy_or_not_s = computed_s + waited_s
-    return RunMetrics(
+    return ScrapedRun(
         mode=mode,
         run_id=run_id,
         updates=int(of_run.get("dsgd_updates_total", 0)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deploy.jobs.driver_metrics import RunMetrics
+from deploy.jobs.driver_metrics import ScrapedRun
 from deploy.jobs.job_manifest import JobManifest
 from deploy.jobs.kubernetes_objects import Pod, Snapshot
 from deploy.jobs.thresholds import Limits
@@ -42,7 +42,7 @@ class Evidence:
         self.elapsed_s = 0.0
         self.pods_running_s: float | None = None
         self.first_update_s: float | None = None
-        self.runs: dict[str, RunMetrics] = {}
+        self.runs: dict[str, ScrapedRun] = {}
         """As they were last seen, by run_id."""
         self.no_metrics = ""
         """Why there are none."""
@@ -50,7 +50,7 @@ class Evidence:
         """Head and workers by uid, those that were replaced as well."""
         self.logs: Logs | None = None
 
-    def add(self, seen: Snapshot, runs: Mapping[str, RunMetrics], no_metrics: str, elapsed_s: float) -> None:
+    def add(self, seen: Snapshot, runs: Mapping[str, ScrapedRun], no_metrics: str, elapsed_s: float) -> None:
         """Take what was seen `elapsed_s` seconds after the job was applied."""
         self.now, self.elapsed_s, self.no_metrics = seen, elapsed_s, no_metrics
         self.runs |= runs

@@ -101,7 +101,7 @@ class JobManifest:
 
     @property
     def out(self) -> str:
-        """Where the records go, as far as it is known before the job has an id of its own."""
+        """Where the records go, as far as it is known before the job has an id."""
         found = re.search(r"--out[ =](\S+)", self.entrypoint)
         return found[1].partition("/$")[0] if found else "runs"
 
@@ -143,7 +143,7 @@ class JobManifest:
     def for_a_test(self, runs_s: float) -> JobManifest:
         """Return the job as it is tested: one seed, `runs_s` seconds for all runs together, records apart.
 
-        The tests' records go into a folder of their own, for one that is there is never overwritten.
+        The tests' records go into a new folder, because an existing one is never overwritten.
         """
         out = f"{self.out}/cluster-tests/{datetime.now(UTC):%Y%m%d-%H%M%S}"
         entrypoint = re.sub(r" --out[ =]\S+", "", self.entrypoint)

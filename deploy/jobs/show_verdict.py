@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from deploy.jobs.checks import ALL, Check, judge, trouble, verdict
-from deploy.jobs.driver_metrics import RunMetrics
+from deploy.jobs.driver_metrics import ScrapedRun
 from deploy.jobs.evidence import Evidence
 from deploy.jobs.kubectl import Kubectl
 from deploy.jobs.kubernetes_objects import Pod, Snapshot
@@ -34,7 +34,7 @@ def result(title: str, seen: Evidence, found: Sequence[Check]) -> int:
         Check(name=c.name, state="fail", detail=f"not known: {c.detail}") if c.state == "open" else c
         for c in found
     ]
-    # What was open only because another check had failed before it could be known is no failure of its own.
+    # A check that is open only because another one failed first has not failed itself.
     if any(check.state == "fail" for check in found):
         shown = list(found)
     code = checks(title, shown)
@@ -58,7 +58,7 @@ def progress(seen: Evidence) -> str:
     return "; ".join(parts)
 
 
-def latest(seen: Evidence) -> RunMetrics | None:
+def latest(seen: Evidence) -> ScrapedRun | None:
     """Return the run that was begun last."""
     return list(seen.runs.values())[-1] if seen.runs else None
 
@@ -133,7 +133,7 @@ def _pod(pod: Pod, now: Snapshot) -> dict[str, Any]:
     }
 
 
-def _run(run: RunMetrics) -> dict[str, Any]:
+def _run(run: ScrapedRun) -> dict[str, Any]:
     return {
         "mode": run.mode,
         "run_id": run.run_id,

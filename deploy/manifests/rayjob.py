@@ -31,7 +31,7 @@ def entrypoint(job: JobDefinition, settings: Settings) -> str:
         given = [f"--set {name.replace('-', '_')}={value}" for name, value in options.items()]
     else:
         given = [f"--{name} {value}" for name, value in options.items()]
-    # A run's name tells the time. An experiment's does not, and what is there is never written over: so the
+    # A run's name contains the time. An experiment's does not, and records are never overwritten: so the
     # submitter's shell puts in the submission's own name, ray-job-NAME-xxxxx.
     folder = "experiments/$RAY_JOB_SUBMISSION_ID" if job.is_experiment else "runs"
     metrics = f"--metrics-port {DRIVER_METRICS_PORT} --metrics-host 0.0.0.0 --metrics-linger-s {LINGER_S}"
