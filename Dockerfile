@@ -5,24 +5,19 @@ ARG UV_IMAGE=astral/uv:0.13.8
 # hadolint ignore=DL3006
 FROM ${UV_IMAGE} AS uv
 
+# Gigabytes, which change only with requirements.txt: code is added to them in the last stage.
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE} AS packages
 COPY --from=uv /uv /usr/local/bin/uv
 ENV UV_LINK_MODE=copy \
     UV_COMPILE_BYTECODE=1 \
-    UV_PYTHON_DOWNLOADS=never \
-    UV_PYTHON=3.13 \
-    UV_PROJECT_ENVIRONMENT=/opt/venv
-WORKDIR /app
-COPY pyproject.toml ./
+    UV_PYTHON_DOWNLOADS=never
+COPY requirements.txt /
 # Whoever installs from another registry hands its settings in as the secret `uv`: no layer keeps them.
 RUN --mount=type=cache,target=/root/.cache/uv \
     --mount=type=secret,id=uv,target=/etc/uv/uv.toml \
-    uv sync --no-dev --no-install-project
-COPY . ./
-RUN --mount=type=cache,target=/root/.cache/uv \
-    --mount=type=secret,id=uv,target=/etc/uv/uv.toml \
-    uv sync --no-dev
+    uv venv --python 3.13 /opt/venv \
+    && uv pip sync --require-hashes --python /opt/venv/bin/python /requirements.txt
 
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE}
@@ -45,7 +40,10 @@ ENV PATH=/opt/venv/bin:$PATH \
     RAY_USAGE_STATS_ENABLED=0
 WORKDIR /app
 COPY . ./
-RUN python -m compileall -q .
+# Editable, so that what runs is /app. It is built by the setuptools of requirements.txt: nothing is fetched.
+RUN --mount=type=bind,from=uv,source=/uv,target=/usr/local/bin/uv \
+    uv pip install --offline --no-cache --no-deps --no-build-isolation --python /opt/venv/bin/python --editable . \
+    && python -m compileall -q .
 USER 1000:1000
 
 ARG VERSION=0.1.0

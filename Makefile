@@ -2,16 +2,17 @@
 UV_VERSION := 0.13.8
 UV := $(or $(shell command -v uv 2>/dev/null),.tools/uv/bin/uv)
 PYTHON := .venv/bin/python
+EXPORT = $(UV) export --quiet --frozen --format requirements-txt --no-dev --no-emit-project --no-header --no-annotate
 
 .PHONY: help setup demo test test-sim lint types format check picture all-strategies theory docs labs dashboards observe bench clean \
-	image push manifests
+	requirements image push manifests
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 20
 
 setup: .venv/.done  ## make the environment in .venv (finds uv, or installs it into .tools)
 
-.venv/.done: pyproject.toml | $(UV)
+.venv/.done: pyproject.toml requirements.txt | $(UV)
 	$(UV) sync
 	@touch $@
 
@@ -19,6 +20,13 @@ setup: .venv/.done  ## make the environment in .venv (finds uv, or installs it i
 .tools/uv/bin/uv:
 	python3 -m venv .tools/uv
 	.tools/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+# From scratch, as `make setup` resolves in a fresh clone; an older uv.lock has no say. No registry is named.
+requirements: | $(UV)  ## write requirements.txt from pyproject.toml: all packages by version and hash
+	$(UV) lock --quiet --upgrade
+	{ echo "# Made by \`make requirements\` from pyproject.toml; docs/deploy.md says who uses it."; \
+		$(EXPORT); } > requirements.txt.partial
+	mv requirements.txt.partial requirements.txt
 
 demo: setup  ## train synchronous SGD on Ray with 2 workers
 	$(PYTHON) main.py --mode ssgd --num-workers 2 --steps 200
@@ -52,7 +60,7 @@ picture: setup  ## draw the figure of the README
 		$(PYTHON) main.py --mode $$mode $(SCENARIO) --out runs/picture --run-name $$mode; done
 	for mode in ssp asgd; do \
 		$(PYTHON) main.py --mode $$mode $(SCENARIO) --lr-scaling workers --out runs/picture --run-name $$mode; done
-	$(PYTHON) -m dsgd.report.curves docs/images/compare-modes.svg runs/picture/ssgd runs/picture/localsgd \
+	$(PYTHON) docs/tools/loss_curves.py docs/images/compare-modes.svg runs/picture/ssgd runs/picture/localsgd \
 		runs/picture/ssp runs/picture/asgd
 
 all-strategies: setup  ## compare all strategies under a heavy tail, and draw the figures of docs/all-strategies.md
@@ -66,11 +74,11 @@ theory: setup  ## print theory against measurement, and draw up docs/theory.md
 
 docs: setup  ## run the examples of the documents again, and put their output beside them
 	$(PYTHON) -m dsgd.records.documents
-	$(PYTHON) -m dsgd.report.examples README.md docs/strategies/*.md
+	$(PYTHON) docs/tools/examples.py README.md docs/strategies/*.md
 
 labs: setup  ## run the labs' examples and experiments again, and draw their figures
-	$(PYTHON) -m dsgd.report.examples docs/labs/*.md
-	$(PYTHON) -m dsgd.labs.figures docs/labs/*.md
+	$(PYTHON) docs/tools/examples.py docs/labs/*.md
+	$(PYTHON) docs/tools/lab_figures.py docs/labs/*.md
 
 dashboards: setup  ## write the Grafana dashboards' JSON from Python
 	$(PYTHON) -m deploy.observability.dashboards
@@ -117,14 +125,14 @@ manifests: setup  ## render ray-job-*.yaml: make manifests IMAGE=... BUCKET=... 
 # --- a job on a cluster (docs/cluster.md): make test-cluster JOB=compare-modes
 
 JOB := compare-modes
-# More options of deploy.cluster, like --yes
+# More options of deploy.jobs, like --yes
 CLUSTER_OPTIONS ?=
 CLUSTER_COMMANDS := validate-framework validate-setup run check-job monitor-pods logs-follow logs-all \
 	debug-describe debug-events test-status stop test-quick test-cluster perf-test
 .PHONY: $(CLUSTER_COMMANDS)
 
 $(CLUSTER_COMMANDS): setup
-	@$(PYTHON) -m deploy.cluster $@ --job $(JOB) $(CLUSTER_OPTIONS)
+	@$(PYTHON) -m deploy.jobs $@ --job $(JOB) $(CLUSTER_OPTIONS)
 
 validate-framework:  ## files, tools and manifests are in order; needs no cluster
 validate-setup:  ## the cluster has all that JOB needs

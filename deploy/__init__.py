@@ -1,1 +1,1 @@
-"""From this repository to a cluster: image, manifests, observability, tools."""
+"""From this repository to a cluster: manifests, jobs, observability."""

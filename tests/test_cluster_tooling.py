@@ -22,20 +22,18 @@ import yaml
 from conftest import ROOT, CommandLine
 from kubectl_standin.play import based, objects, prepare, scenario
 
-from deploy.cluster import COMMANDS, main, read_thresholds
-from deploy.job import Job, read_job
-from deploy.kubectl import Kubectl, Unreachable, explain
-from deploy.objects import snapshot
-from deploy.progress import READ_EVALUATIONS, losses_in_records, nccl_errors, runs_in_metrics, uploads_in_log
+from deploy.jobs.__main__ import COMMANDS, main
+from deploy.jobs.driver_logs import READ_EVALUATIONS, losses_in_records, nccl_errors, uploads_in_log
+from deploy.jobs.driver_metrics import runs_in_metrics
+from deploy.jobs.job_manifest import JobManifest, read_job
+from deploy.jobs.kubectl import Kubectl
+from deploy.jobs.kubectl_errors import Unreachable, explain
+from deploy.jobs.kubernetes_objects import snapshot
+from deploy.jobs.thresholds import DEFAULT, read_thresholds
 from dsgd.config import LiveConfig, OutputConfig, RayConfig, option_fields, options
 
 STANDIN = ROOT / "tests/kubectl_standin"
-PARTS = (
-    "deploy",
-    "dsgd",
-    "experiments",
-    "Dockerfile",
-)
+FOLDERS = ("deploy", "dsgd", "experiments")
 CHECKS = ["pods", "updates", "restarts", "job", "loss", "staleness", "nccl", "record"]
 PATIENT = {
     "pods_running_s": 60,
@@ -51,11 +49,13 @@ PATIENT = {
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the project, its manifests rendered for a bucket of its own."""
     copy = tmp_path_factory.mktemp("project")
-    for part in PARTS:
-        if (ROOT / part).is_dir():
-            shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in (*ROOT.glob("*.py"), *ROOT.glob("*.toml"), *ROOT.glob("ray-job-*.yaml"), ROOT / "Dockerfile"):
-        shutil.copy(path, copy)
+    for folder in FOLDERS:
+        shutil.copytree(
+            ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for pattern in ("*.py", "*.toml", "ray-job-*.yaml", "requirements.txt", "Dockerfile"):
+        for path in ROOT.glob(pattern):
+            shutil.copy(path, copy)
     rendered = run_python(copy, "deploy.manifests", "--image", "registry.test/dsgd:1", "--bucket", "results")
     assert rendered.returncode == 0, rendered.stderr
     return copy
@@ -74,7 +74,7 @@ def run_python(
     )
 
 
-class Ran(NamedTuple):
+class ToolRan(NamedTuple):
     code: int
     out: str
     err: str
@@ -125,16 +125,16 @@ class Tools:
             options += ["--job", "ssp"]
         return [*arguments, *options]
 
-    def __call__(self, *arguments: str, **environment: str) -> Ran:
+    def __call__(self, *arguments: str, **environment: str) -> ToolRan:
         """Run a command to its end, in a process of its own."""
         process = self.start(*arguments, env=self.environment | environment)
         out, err = process.communicate(timeout=100)
         assert "Traceback" not in err, err
-        return Ran(process.returncode, out, err)
+        return ToolRan(process.returncode, out, err)
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, "-m", "deploy.cluster", *self.arguments(*arguments)],
+            [sys.executable, "-m", "deploy.jobs", *self.arguments(*arguments)],
             cwd=self.project,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -179,14 +179,14 @@ class ToolsHere(Tools):
         super().__init__(ROOT, folder)
         self._capfd, self._monkeypatch = capfd, monkeypatch
         # The project's own manifests name no bucket; here they may be applied all the same.
-        monkeypatch.setattr(Job, "has_bucket", True)
+        monkeypatch.setattr(JobManifest, "has_bucket", True)
 
-    def __call__(self, *arguments: str, **environment: str) -> Ran:
+    def __call__(self, *arguments: str, **environment: str) -> ToolRan:
         for name, value in (self.environment | environment).items():
             self._monkeypatch.setenv(name, value)
         self._capfd.readouterr()
         code = main(self.arguments(*arguments))
-        return Ran(code, *self._capfd.readouterr())
+        return ToolRan(code, *self._capfd.readouterr())
 
 
 @pytest.fixture
@@ -417,7 +417,7 @@ def test_the_shipped_thresholds_are_what_the_simulator_says_can_be_had(
 ) -> None:
     """Without overhead, each mode of the default job is above its threshold, but less than twice."""
     (cfg,) = (cfg for cfg in read_job("compare-modes").for_a_test(160).configs if cfg.mode == mode)
-    threshold = read_thresholds(ROOT / "deploy/thresholds.yaml").performance["compare-modes"][mode]
+    threshold = read_thresholds(DEFAULT).performance["compare-modes"][mode]
     virtual = {name: value for name, value in options(cfg).items() if value is not None} | {
         "engine": "sim",
         "dataset": "none",  # the times are the same, whatever is learned
@@ -466,7 +466,7 @@ def test_a_signal_in_the_middle_ends_the_test_after_cleaning_up(
     process.send_signal(which)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert err == "deploy.cluster: interrupted\n"
+    assert err == "deploy.jobs: interrupted\n"
     assert tools_apart.cleaned_up
 
 
@@ -633,7 +633,7 @@ def test_without_kubectl_one_line_says_so(tools: Tools, tmp_path: Path) -> None:
     ran = tools("test-cluster", PATH=str(tmp_path))
     assert (ran.code, ran.err) == (
         2,
-        "deploy.cluster: no kubectl on the PATH: install it, then give it your cluster's context\n",
+        "deploy.jobs: no kubectl on the PATH: install it, then give it your cluster's context\n",
     )
 
 
@@ -775,7 +775,7 @@ def test_files_tools_and_manifests_are_checked_without_a_cluster(
     tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools.play({"based_on": "success", "context": None})
-    monkeypatch.setattr(Job, "has_bucket", False)
+    monkeypatch.setattr(JobManifest, "has_bucket", False)
     ran = tools("validate-framework")
     assert ran.code == 0, ran.out + ran.err
     assert {"files", "kubectl", "rendered", "ssp", "compare-modes", "settings"} < set(ran.checks)
@@ -788,7 +788,7 @@ def test_files_tools_and_manifests_are_checked_without_a_cluster(
 def test_without_kubectl_the_framework_is_not_in_order(
     tools: Tools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deploy.validation.job_names", lambda: ["ssp"])
+    monkeypatch.setattr("deploy.jobs.validate_framework.job_names", lambda: ["ssp"])
     ran = tools("validate-framework", PATH=str(tmp_path))
     assert ran.code == 1
     assert "install it" in ran.failed["kubectl"]
@@ -876,7 +876,7 @@ def test_validating_a_cluster_that_is_not_there_ends_with_exit_code_2(tools: Too
 
 
 def test_the_status_is_json_as_its_schema_says(tools: Tools) -> None:
-    schema = json.loads((ROOT / "deploy/status.schema.json").read_text())
+    schema = json.loads((ROOT / "deploy/jobs/status.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
     tools.play({"based_on": "success", "frames": scenario("success")["frames"][1:]})
     verdicts = []
@@ -1101,7 +1101,7 @@ def test_a_snapshot_holds_what_belongs_to_the_job_and_nothing_else(tools: Tools)
 
 def test_the_document_names_every_command_check_limit_and_verdict() -> None:
     text = (ROOT / "docs/cluster.md").read_text()
-    schema = json.loads((ROOT / "deploy/status.schema.json").read_text())["properties"]
+    schema = json.loads((ROOT / "deploy/jobs/status.schema.json").read_text())["properties"]
     named = [*COMMANDS, *CHECKS, "performance", *PATIENT, *schema["verdict"]["enum"], *schema]
     assert [name for name in named if f"`{name}`" not in text] == []
     assert set(CHECKS) == set(schema["checks"]["items"]["properties"]["name"]["enum"])

@@ -11,15 +11,15 @@ import pytest
 import yaml
 from conftest import ROOT, CommandLine
 
+from docs.tools.examples import EXAMPLE
+from docs.tools.lab_figures import COMMAND, IMAGE
 from dsgd.cluster.laws import Pareto
 from dsgd.execution.execute import execute
 from dsgd.experiments.spec import load
 from dsgd.labs import goals, laws, quantities
-from dsgd.labs.figures import COMMAND, IMAGE
 from dsgd.labs.spec import Finding, function, read_answers, read_lab
 from dsgd.labs.student import Work
 from dsgd.records.writer import RunRecord
-from dsgd.report.examples import EXAMPLE
 from dsgd.report.figures import draw_sections
 from dsgd.report.frames import read_folder
 from dsgd.terminal.cli import UsageError

@@ -23,8 +23,13 @@ import pytest
 import yaml
 from conftest import ROOT, CommandLine
 
-from deploy import manifests
-from deploy.manifests import GPU, JOBS, Device, Job, Settings, manifest
+from deploy.manifests.__main__ import main as render_all
+from deploy.manifests.files import files, problems, read_settings, render
+from deploy.manifests.job_table import JOBS, JobDefinition
+from deploy.manifests.monitoring import CONFIG_MAP_LIMIT
+from deploy.manifests.rayjob import SCRAPE_INTERVAL_S, entrypoint, manifest
+from deploy.manifests.settings import Device, Settings
+from deploy.project import GPU, NAMESPACE
 from dsgd.config import TrainConfig
 from dsgd.experiments.spec import load
 from dsgd.terminal.cli import parse
@@ -40,7 +45,7 @@ each_job = pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 each_device = pytest.mark.parametrize("device", ["cuda", "cpu"])
 
 
-def committed(job: Job) -> dict[str, Any]:
+def committed(job: JobDefinition) -> dict[str, Any]:
     document: dict[str, Any] = yaml.safe_load((ROOT / job.file).read_text())
     return document
 
@@ -61,7 +66,7 @@ def head_and_workers(rayjob: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 @functools.cache
-def runs(job: Job, settings: Settings) -> list[TrainConfig]:
+def runs(job: JobDefinition, settings: Settings) -> list[TrainConfig]:
     """Return the runs that a job's command line makes."""
     arguments = command_line(job, settings)
     if not job.is_experiment:
@@ -72,9 +77,9 @@ def runs(job: Job, settings: Settings) -> list[TrainConfig]:
     return [run.cfg for run in (*asked.tuning_runs(), *asked.runs())]
 
 
-def command_line(job: Job, settings: Settings) -> list[str]:
+def command_line(job: JobDefinition, settings: Settings) -> list[str]:
     """Return what main.py gets: the words that KubeRay's submitter, a shell, makes of the entrypoint."""
-    command = f"printf '%s\\n' {manifests.entrypoint(job, settings)}"
+    command = f"printf '%s\\n' {entrypoint(job, settings)}"
     submission = os.environ | {"RAY_JOB_SUBMISSION_ID": f"ray-job-{job.name}-x7k2p"}
     ran = subprocess.run(
         ["bash", "-ce", command], env=submission, capture_output=True, text=True, check=True, timeout=10
@@ -89,16 +94,16 @@ def command_line(job: Job, settings: Settings) -> list[str]:
 
 def test_committed_files_are_as_rendered() -> None:
     """`make manifests` would change nothing."""
-    assert manifests.problems() == []
+    assert problems() == []
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """Return a folder with the rendered files and what they are rendered from."""
     shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
-    for path, text in manifests.files(manifests.read_settings(), tmp_path).items():
+    for path, text in files(read_settings(), tmp_path).items():
         (tmp_path / path).write_text(text)
-    assert manifests.problems(tmp_path) == []
+    assert problems(tmp_path) == []
     return tmp_path
 
 
@@ -107,7 +112,7 @@ def test_a_manifest_edited_by_hand_is_named_with_line_and_remedy(copy: Path) -> 
     file = copy / "ray-job-ssp.yaml"
     before = file.read_text()
     file.write_text(before.replace("replicas: 4\n", "replicas: 5\n", 1))
-    (problem,) = manifests.problems(copy)
+    (problem,) = problems(copy)
     number = 1 + before[: before.index("replicas: 4")].count("\n")
     assert problem.startswith(
         f"ray-job-ssp.yaml, line {number}: has `replicas: 5`, rendered it would be `replicas: 4`"
@@ -121,26 +126,26 @@ def test_missing_extra_and_unmarked_files_are_each_one_line(copy: Path) -> None:
     (copy / "ray-job-mine.yaml").write_text("kind: RayJob\n")
     rule = copy / "deploy/kubernetes/base/prometheus-rule.yaml"
     rule.write_text(rule.read_text() + "# and more\n")
-    found = manifests.problems(copy)
+    found = problems(copy)
     assert [line.partition(":")[0].partition(",")[0] for line in found] == [
         "ray-job-ssp.yaml",
         "deploy/kubernetes/base/prometheus-rule.yaml",
         "ray-job-mine.yaml",
     ]
     (copy / JOBS[0].file).write_text("kind: RayJob\n")
-    (problem,) = manifests.problems(copy)
+    (problem,) = problems(copy)
     assert "does not say how it was rendered" in problem
 
 
 def test_files_rendered_for_someone_s_image_and_bucket_are_in_order_too(copy: Path) -> None:
     """The first line holds the settings; a file with others than the rest is found."""
     mine = Settings(image="example.org/team/dsgd-lab:abc", bucket="team-results", device="cpu")
-    for path, text in manifests.files(mine, copy).items():
+    for path, text in files(mine, copy).items():
         (copy / path).write_text(text)
-    assert manifests.problems(copy) == []
-    assert manifests.read_settings(copy) == mine
-    (copy / JOBS[-1].file).write_text(manifests.render(JOBS[-1], MINE["cuda"]))
-    (problem,) = manifests.problems(copy)
+    assert problems(copy) == []
+    assert read_settings(copy) == mine
+    (copy / JOBS[-1].file).write_text(render(JOBS[-1], MINE["cuda"]))
+    (problem,) = problems(copy)
     assert problem.startswith(f"{JOBS[-1].file}, line 1: ")
 
 
@@ -156,7 +161,7 @@ def test_files_rendered_for_someone_s_image_and_bucket_are_in_order_too(copy: Pa
 def test_settings_that_cannot_work_are_refused_in_one_line(
     arguments: list[str], option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert manifests.main(arguments) == 2
+    assert render_all(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"deploy.manifests: {option} ")
     assert error.count("\n") == 1
@@ -164,7 +169,7 @@ def test_settings_that_cannot_work_are_refused_in_one_line(
 
 def test_the_committed_files_name_no_account_registry_or_bucket() -> None:
     """Whoever clones this gets nobody's account: the image has no registry, the bucket is a placeholder."""
-    assert manifests.read_settings() == Settings(image=f"dsgd-lab:{PROJECT['version']}", bucket="BUCKET")
+    assert read_settings() == Settings(image=f"dsgd-lab:{PROJECT['version']}", bucket="BUCKET")
     texts = [ROOT / job.file for job in JOBS]
     texts += [ROOT / "Dockerfile", ROOT / ".dockerignore", *sorted(KUBERNETES.rglob("*.yaml"))]
     for path in texts:
@@ -217,10 +222,10 @@ def rayjob_schema() -> jsonschema.Draft202012Validator:
 @each_device
 @each_job
 def test_rayjobs_are_valid_strictly(
-    job: Job, device: Device, rayjob_schema: jsonschema.Draft202012Validator
+    job: JobDefinition, device: Device, rayjob_schema: jsonschema.Draft202012Validator
 ) -> None:
     """Each RayJob has the fields of KubeRay's CRD and no others."""
-    document = yaml.safe_load(manifests.render(job, MINE[device]))
+    document = yaml.safe_load(render(job, MINE[device]))
     assert [error.message for error in rayjob_schema.iter_errors(document)] == []
 
 
@@ -241,7 +246,7 @@ def test_the_strict_schema_refuses_a_misspelt_field(
 
 
 @each_job
-def test_rayjobs_keep_the_operators_own_rules(job: Job) -> None:
+def test_rayjobs_keep_the_operators_own_rules(job: JobDefinition) -> None:
     """What KubeRay checks itself, and refuses with an event only after the API has taken the job."""
     rayjob = committed(job)
     name, spec = rayjob["metadata"]["name"], rayjob["spec"]
@@ -271,7 +276,7 @@ def test_rayjobs_keep_the_operators_own_rules(job: Job) -> None:
 
 
 @each_job
-def test_a_head_keeps_the_ports_that_its_service_needs(job: Job) -> None:
+def test_a_head_keeps_the_ports_that_its_service_needs(job: JobDefinition) -> None:
     """A head that names any port gets no others from KubeRay, and the submitter needs the dashboard's."""
     head, workers = head_and_workers(committed(job))
     ports = {port["name"]: port["containerPort"] for port in head["ports"]}
@@ -282,14 +287,14 @@ def test_a_head_keeps_the_ports_that_its_service_needs(job: Job) -> None:
 
 
 @each_job
-def test_ray_of_manifest_image_and_project_are_one(job: Job) -> None:
+def test_ray_of_manifest_image_and_project_are_one(job: JobDefinition) -> None:
     """Its version is what pyproject.toml pins, and so what the image installs."""
     pins = [line.partition("==")[2] for line in PROJECT["dependencies"] if line.startswith("ray[")]
     assert pins == [committed(job)["spec"]["rayClusterSpec"]["rayVersion"]]
 
 
 @each_job
-def test_the_engine_s_environment_reaches_every_worker(job: Job) -> None:
+def test_the_engine_s_environment_reaches_every_worker(job: JobDefinition) -> None:
     """`uv run` is not in a pod, nor what Ray would make of it."""
     spec = committed(job)["spec"]
     assert yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] == "0"
@@ -299,10 +304,10 @@ def test_the_engine_s_environment_reaches_every_worker(job: Job) -> None:
 @each_device
 @each_job
 def test_entrypoints_are_what_main_takes(
-    job: Job, device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    job: JobDefinition, device: Device, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each command line is parsed by main.py's own parser, and asks for real workers on the device."""
-    assert committed(job)["spec"]["entrypoint"] == manifests.entrypoint(job, manifests.read_settings())
+    assert committed(job)["spec"]["entrypoint"] == entrypoint(job, read_settings())
     monkeypatch.chdir(ROOT)
     arguments = command_line(job, MINE[device])
     if job.is_experiment:
@@ -319,7 +324,7 @@ def test_entrypoints_are_what_main_takes(
 
 @each_device
 @each_job
-def test_there_are_resources_for_all_workers_asked_for(job: Job, device: Device) -> None:
+def test_there_are_resources_for_all_workers_asked_for(job: JobDefinition, device: Device) -> None:
     """Pods x GPUs of each are at least workers x GPUs of each; a head takes none."""
     rayjob = manifest(job, MINE[device])
     head, workers = head_and_workers(rayjob)
@@ -341,7 +346,7 @@ def test_there_are_resources_for_all_workers_asked_for(job: Job, device: Device)
 
 
 @each_job
-def test_only_workers_with_gpus_go_to_nodes_with_gpus(job: Job) -> None:
+def test_only_workers_with_gpus_go_to_nodes_with_gpus(job: JobDefinition) -> None:
     """Workers tolerate the taint of such nodes; head, submitter and CPU workers do not."""
     taint = {"key": GPU, "operator": "Exists", "effect": "NoSchedule"}
     found = [t["spec"].get("tolerations") for t in templates(manifest(job, MINE["cuda"]))]
@@ -352,7 +357,7 @@ def test_only_workers_with_gpus_go_to_nodes_with_gpus(job: Job) -> None:
 
 
 @each_job
-def test_pods_run_without_privileges(job: Job) -> None:
+def test_pods_run_without_privileges(job: JobDefinition) -> None:
     """User 1000 as in the image, no capability, the default seccomp profile, no token for Kubernetes."""
     for template in templates(committed(job)):
         spec = template["spec"]
@@ -370,7 +375,7 @@ def test_pods_run_without_privileges(job: Job) -> None:
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
         }
-        assert container["image"] == manifests.read_settings().image
+        assert container["image"] == read_settings().image
     assert re.search(r"^USER 1000:1000$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
 
 
@@ -378,7 +383,7 @@ def test_pods_run_without_privileges(job: Job) -> None:
 
 
 @each_job
-def test_every_metrics_port_is_scraped_and_every_scraped_port_is_there(job: Job) -> None:
+def test_every_metrics_port_is_scraped_and_every_scraped_port_is_there(job: JobDefinition) -> None:
     """main.py's --metrics-port, the container's port and the PodMonitors agree."""
     rayjob = committed(job)
     head, workers = head_and_workers(rayjob)
@@ -391,12 +396,12 @@ def test_every_metrics_port_is_scraped_and_every_scraped_port_is_there(job: Job)
         assert scraped == {p["name"] for p in container["ports"] if p["name"].endswith("metrics")}
         assert monitor["metadata"]["labels"]["release"] == "prometheus"
         for endpoint in monitor["spec"]["podMetricsEndpoints"]:
-            assert endpoint["interval"] == f"{manifests.SCRAPE_INTERVAL_S}s"
+            assert endpoint["interval"] == f"{SCRAPE_INTERVAL_S}s"
     ports = {port["name"]: port["containerPort"] for port in head["ports"]}
     options = shlex.split(rayjob["spec"]["entrypoint"])
     assert options[options.index("--metrics-port") + 1] == str(ports["driver-metrics"])
     assert options[options.index("--metrics-host") + 1] == "0.0.0.0"
-    assert float(options[options.index("--metrics-linger-s") + 1]) >= 2 * manifests.SCRAPE_INTERVAL_S
+    assert float(options[options.index("--metrics-linger-s") + 1]) >= 2 * SCRAPE_INTERVAL_S
 
 
 # --- ending
@@ -460,12 +465,12 @@ def test_a_kustomization_names_only_what_is_there_and_all_of_it(path: Path) -> N
     """Its resources exist, those outside its folder are folders, and no file beside it is forgotten."""
     content = yaml.safe_load(path.read_text())
     resources = [path.parent / name for name in content.get("resources", [])]
-    files = [path.parent / name for made in content.get("configMapGenerator", []) for name in made["files"]]
+    made = [path.parent / name for one in content.get("configMapGenerator", []) for name in one["files"]]
     for resource in resources:
         assert resource.exists()
         inside = resource.resolve().is_relative_to(path.parent)
         assert inside or (resource / "kustomization.yaml").is_file(), "kustomize reads no file above its own"
-    named = {p.resolve() for p in resources + files if p.is_file()}
+    named = {p.resolve() for p in resources + made if p.is_file()}
     beside = {p for p in path.parent.glob("*") if p.suffix in (".yaml", ".json")} - {path}
     assert named == beside
 
@@ -505,7 +510,7 @@ def test_dashboards_and_rules_are_all_deployed() -> None:
     assert groups == [group["name"] for one in written for group in one]
     assert written
     for path in (observability / "dashboards").glob("*.json"):
-        assert path.stat().st_size < manifests.CONFIG_MAP_LIMIT
+        assert path.stat().st_size < CONFIG_MAP_LIMIT
 
 
 def kustomize(folder: Path) -> list[dict[str, Any]]:
@@ -529,7 +534,7 @@ def test_overlays_build(overlay: str) -> None:
         "PrometheusRule",
         "ResourceQuota",
     }
-    assert {d["metadata"]["namespace"] for d in built if d["kind"] != "Namespace"} == {manifests.NAMESPACE}
+    assert {d["metadata"]["namespace"] for d in built if d["kind"] != "Namespace"} == {NAMESPACE}
     dashboards = [document for document in built if document["kind"] == "ConfigMap"]
     assert len(dashboards) == len(list((ROOT / "deploy/observability/dashboards").glob("*.json")))
     for dashboard in dashboards:
@@ -558,7 +563,7 @@ def test_the_image_has_the_project_s_versions() -> None:
     bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
     assert set(bases) == {"${UV_IMAGE}", "${PYTHON_IMAGE}"}, "whoever has other base images gives them so"
     assert arguments["PYTHON_IMAGE"] == "python:3.13-slim"
-    assert "UV_PYTHON=3.13 " in text
+    assert "uv venv --python 3.13 " in text
     assert arguments["VERSION"] == PROJECT["version"]
     uv = re.search(r"^UV_VERSION := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert uv
@@ -570,7 +575,7 @@ def test_the_image_gets_the_code_that_runs_and_nothing_else() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in lines
     let_in = {line.removeprefix("!") for line in lines if line.startswith("!")}
-    assert let_in >= {"pyproject.toml", "*.py"}
+    assert let_in >= {"pyproject.toml", "requirements.txt", "*.py"}
     assert not let_in & {"tests", "runs", "deploy", "docs", ".git", ".venv"}
     for name in let_in - {"*.py"}:
         assert (ROOT / name).exists(), f".dockerignore lets {name} in, which is not there"
@@ -582,6 +587,20 @@ def test_the_image_gets_the_code_that_runs_and_nothing_else() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             needed |= {name.partition(".")[0] for name in names} & packages
     assert needed <= let_in
+    linked = [path.resolve() for path in (ROOT / "dsgd").rglob("*.py") if path.is_symlink()]
+    assert {path.parent for path in linked} == {ROOT}, "dsgd/ links to files that *.py lets in"
+
+
+def test_the_image_installs_what_requirements_pin_and_nothing_else() -> None:
+    """Packages come from requirements.txt, each checked by its hash; the project is built from them."""
+    text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    installs = [
+        " ".join(one.split()) for one in re.findall(r"\b(?:uv|pip)(?: pip)? (?:sync|install).*", text)
+    ]
+    packages, project = installs
+    assert packages.startswith("uv pip sync --require-hashes ")
+    assert packages.endswith(" /requirements.txt")
+    assert {"--offline", "--no-deps", "--no-build-isolation", "--editable"} <= set(project.split())
 
 
 def test_runs_in_the_image_say_which_commit_it_holds(

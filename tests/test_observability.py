@@ -26,7 +26,7 @@ import yaml
 from conftest import ROOT, python
 
 from deploy.observability.dashboards import render
-from deploy.observability.local import (
+from deploy.observability.local_servers import (
     ALERTMANAGER_PORT,
     FOLDER,
     PROMETHEUS_PORT,

@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 from scipy import stats
 
+from docs.tools import loss_curves
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordError
-from dsgd.report import curves, tables
+from dsgd.report import tables
 from dsgd.report.answer import answer
 from dsgd.report.figures import chosen, draw_sections
 from dsgd.report.frames import FIGURES, read_folder
@@ -883,11 +884,11 @@ def test_the_readme_picture_is_drawn_from_records(race: Path, tmp_path: Path) ->
     """The picture is the same for the same records, knows dark ground, and refuses other formats."""
     records = [read_record(race / name) for name in ("v0-s0", "v1-s0")]
     for name in ("a.svg", "b.svg", "a.png"):
-        curves.draw(records, tmp_path / name)
+        loss_curves.draw(records, tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert "prefers-color-scheme:dark" in (tmp_path / "a.svg").read_text()
     with pytest.raises(ValueError, match=r"must end in \.svg or \.png"):
-        curves.draw(records, tmp_path / "a.pdf")
+        loss_curves.draw(records, tmp_path / "a.pdf")
 
 
 def test_drawing_changes_no_settings(race: Path) -> None:

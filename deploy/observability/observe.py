@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from deploy.observability.local import (
+from deploy.observability.local_servers import (
     ALERTMANAGER_PORT,
     PROMETHEUS_PORT,
     RECEIVER_PORT,

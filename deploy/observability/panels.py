@@ -120,7 +120,7 @@ def curve(
     """Return y against x, a curve for each run; x and y are queries with the labels mode and run_id.
 
     A PromQL query gives values over wall time. Two of them, as tables, are merged by time, mode and run, and
-    parted by mode and run: each part has one column for x and one for y.
+    split by mode and run: each part has one column for x and one for y.
     """
     targets = [query(x, ref_id="A"), query(y, ref_id="B")]
     for target in targets:

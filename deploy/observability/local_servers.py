@@ -75,7 +75,7 @@ def alertmanager(config: str, folder: Path, port: int) -> Iterator[str]:
 def receiver(take: Callable[[dict[str, Any]], None], port: int) -> Iterator[None]:
     """Hand each message that Alertmanager posts to `port` to `take`, in another thread."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Webhook(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             take(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(200)
@@ -84,7 +84,7 @@ def receiver(take: Callable[[dict[str, Any]], None], port: int) -> Iterator[None
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", port), Webhook) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield
@@ -107,7 +107,7 @@ def _running(names: Sequence[str], arguments: Sequence[str], log: Path, port: in
     _require_free(port, names[0])
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as stream:
-        # In a session of its own, so that ctrl-C reaches it through us, in order.
+        # In a new session, so that ctrl-C reaches it only through this process, in order.
         process = subprocess.Popen(
             [program, *arguments], stdout=stream, stderr=stream, start_new_session=True
         )

@@ -8,17 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 
-from deploy.evidence import Evidence, Limits, Logs
-from deploy.job import Job
-from deploy.kubectl import Kubectl, KubectlError, Unreachable
-from deploy.objects import Pod, Snapshot
-from deploy.progress import READ_EVALUATIONS, Run, losses_in_records, runs_in_metrics
+from deploy.jobs.driver_logs import READ_EVALUATIONS, losses_in_records
+from deploy.jobs.driver_metrics import ScrapedRun, runs_in_metrics
+from deploy.jobs.evidence import Evidence, Logs
+from deploy.jobs.job_manifest import JobManifest
+from deploy.jobs.kubectl import Kubectl
+from deploy.jobs.kubectl_errors import KubectlError, Unreachable
+from deploy.jobs.kubernetes_objects import Pod, Snapshot
+from deploy.jobs.thresholds import Limits
 
 _RAY_LOGS = "/tmp/ray/session_latest/logs/"
 _AT_ONCE = 8
 
 
-def look(kubectl: Kubectl, job: Job) -> Evidence:
+def look(kubectl: Kubectl, job: JobManifest) -> Evidence:
     """Look once, logs included. Raises KubectlError."""
     seen = Evidence(job)
     _take(kubectl, seen, elapsed_s=0.0)
@@ -27,7 +30,7 @@ def look(kubectl: Kubectl, job: Job) -> Evidence:
     return seen
 
 
-def watch(kubectl: Kubectl, job: Job, limits: Limits, poll_s: float) -> Iterator[Evidence]:
+def watch(kubectl: Kubectl, job: JobManifest, limits: Limits, poll_s: float) -> Iterator[Evidence]:
     """Look every `poll_s` seconds, for ever, from the moment that the job is applied.
 
     Raises KubectlError; Unreachable only after the cluster has been silent for too long.
@@ -52,7 +55,7 @@ def _take(kubectl: Kubectl, seen: Evidence, *, elapsed_s: float) -> None:
     seen.add(now, runs, why_not, elapsed_s)
 
 
-def scrape(kubectl: Kubectl, job: Job, now: Snapshot) -> tuple[dict[str, Run], str]:
+def scrape(kubectl: Kubectl, job: JobManifest, now: Snapshot) -> tuple[dict[str, ScrapedRun], str]:
     """Return the runs by run_id that the driver exports on the head, or none and the reason."""
     head, port = now.head, job.metrics_port
     if port is None:
@@ -74,7 +77,7 @@ def scrape(kubectl: Kubectl, job: Job, now: Snapshot) -> tuple[dict[str, Run], s
 def read_logs(kubectl: Kubectl, now: Snapshot) -> Logs:
     """Read the logs of all pods that have started, and the evaluations in the records on the head.
 
-    What cannot be read is told as missing.
+    `missing` says what could not be read.
     """
     started = [pod for pod in now.pods if pod.phase != "Pending"]
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # each call takes about a second of waiting

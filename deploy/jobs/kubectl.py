@@ -7,104 +7,16 @@ cannot send the second half of a test, or its clean-up, to another cluster.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deploy.objects import Snapshot, snapshot
+from deploy.jobs.kubectl_errors import KubectlError, SetupError, Unreachable, explain
+from deploy.jobs.kubernetes_objects import Snapshot, snapshot
 
 CALL_TIMEOUT_S = 20.0
 _RAY_JOBS = "rayjobs.ray.io"
-
-
-class KubectlError(Exception):
-    """kubectl could not do it; the message is one line."""
-
-
-class NotFound(KubectlError):
-    """There is no such object."""
-
-
-class SetupError(KubectlError):
-    """The tools, the user's access or the cluster are not ready."""
-
-
-class Unreachable(SetupError):
-    """The cluster does not answer; it may do so a moment later."""
-
-
-# What kubectl writes -> what it means here. {context}, {namespace} and the pattern's groups are filled in.
-_MEANINGS: list[tuple[str, type[KubectlError], str]] = [
-    (
-        r"context was not found|context \"[^\"]*\" does not exist|no context exists",
-        SetupError,
-        "the kubeconfig has no context {context!r}; see kubectl config get-contexts",
-    ),
-    (
-        r"connection to the server (\S+) was refused|dial tcp[^:]*: lookup (\S+?):? |no route to host"
-        r"|connection refused|network is unreachable",
-        Unreachable,
-        "the cluster of context {context!r} is unreachable ({line}); is the address right, is the VPN up?",
-    ),
-    (
-        r"i/o timeout|context deadline exceeded|request canceled|Client\.Timeout|TLS handshake timeout"
-        r"|timed out waiting for the condition",
-        Unreachable,
-        "the cluster of context {context!r} did not answer in time ({line})",
-    ),
-    (
-        r"You must be logged in|Unauthorized|getting credentials|token has expired|certificate has expired",
-        SetupError,
-        "the cluster of context {context!r} does not accept your credentials ({line}); log in again",
-    ),
-    (
-        r"Unable to connect to the server",
-        Unreachable,
-        "the cluster of context {context!r} is unreachable ({line})",
-    ),
-    (
-        r"doesn't have a resource type \"(rayjobs)\"|no matches for kind \"RayJob\""
-        r"|\"rayjobs\.ray\.io\" not found",
-        SetupError,
-        "the cluster has no RayJob of version ray.io/v1 (CRD rayjobs.ray.io): install KubeRay 1.7 or newer",
-    ),
-    (
-        r"unknown field \"(spec\.[\w.\[\]]+)\"",
-        SetupError,
-        "the cluster's RayJob CRD does not know {0}: it is older than KubeRay 1.7; upgrade operator and CRDs",
-    ),
-    (
-        r"doesn't have a resource type \"podmonitors\"",
-        NotFound,
-        "the cluster has no PodMonitors (monitoring.coreos.com): install the Prometheus operator",
-    ),
-    (
-        r"namespaces \"([^\"]+)\" not found",
-        SetupError,
-        "there is no namespace {0} in context {context}: kubectl apply --server-side -k "
-        "deploy/kubernetes/overlays/eks-gpu, or give the right one by --namespace",
-    ),
-    (
-        r"\(Forbidden\).*?cannot (\w+) resource \"([^\"]+)\"",
-        SetupError,
-        "you may not {0} {1} in namespace {namespace} of context {context!r}; ask for a role that allows it",
-    ),
-    (r"NotFound|not found", NotFound, "{line}"),
-]
-
-
-def explain(said: str, *, context: str, namespace: str) -> KubectlError:
-    """Return what kubectl said when it failed, as an exception with a message of one line."""
-    # Lines like E1121 12:15:33 are kubectl's own log: they repeat, at length, what the last line says.
-    lines = [line.strip() for line in said.splitlines() if not re.match(r"[EIW]\d{4} ", line)]
-    text = " ".join(filter(None, lines)) or " ".join(said.split()) or "it failed, and does not say why"
-    line = re.sub(r"^(error|Error from server \(\w+\)|Unable to connect to the server): ", "", text)
-    for pattern, kind, message in _MEANINGS:
-        if found := re.search(pattern, text, re.IGNORECASE):
-            return kind(message.format(*found.groups(), context=context, namespace=namespace, line=line))
-    return KubectlError(f"kubectl: {line}")
 
 
 class Kubectl:

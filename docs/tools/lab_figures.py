@@ -1,6 +1,6 @@
 """Draws the figures of docs/labs again, from the experiments that its pages name.
 
-    python -m dsgd.labs.figures docs/labs/*.md        # or make labs
+    python docs/tools/lab_figures.py docs/labs/*.md        # or make labs
 
 A page has the command `uv run python main.py --experiment docs/labs/experiments/NAME.yaml`, and shows figures
 of that experiment's report as images/NAME-FIGURE.svg.
@@ -58,4 +58,4 @@ if __name__ == "__main__":
             for name in sys.argv[1:]:
                 print(f"{name}: {len(refresh(Path(name), Path(folder)))} figures")
         except (OSError, ValueError) as error:
-            sys.exit(f"labs.figures: {error}")
+            sys.exit(f"lab_figures.py: {error}")

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from deploy.evidence import Evidence, Threshold
-from deploy.objects import Event, Pod
-from deploy.progress import nccl_errors, uploads_in_log
+from deploy.jobs.driver_logs import nccl_errors, uploads_in_log
+from deploy.jobs.evidence import Evidence
+from deploy.jobs.kubernetes_objects import Event, Pod
+from deploy.jobs.thresholds import Threshold
 
 State = Literal["pass", "fail", "open"]
 
@@ -42,10 +43,13 @@ def trouble(pod: Pod, events: Iterable[Event]) -> tuple[str, bool]:
     own = [event for event in events if event.about == pod.name and event.type == "Warning"]
     if pod.waiting in _HOPELESS:
         what = _HOPELESS[pod.waiting].format(image=pod.image)
-        told = next(
+        details = next(
             (e.message for e in reversed(own) if e.reason == "Failed" and "Error:" not in e.message), ""
         )
-        return f"{pod.name}: {what} ({pod.waiting}): {told or pod.waiting_message or pod.ended_before}", True
+        return (
+            f"{pod.name}: {what} ({pod.waiting}): {details or pod.waiting_message or pod.ended_before}",
+            True,
+        )
     if pod.waiting:
         return f"{pod.name}: {pod.waiting}: {pod.waiting_message}", False
     if pod.ended and pod.role != "submitter":
@@ -149,8 +153,8 @@ def loss(seen: Evidence) -> Check:
     found = (seen.logs and seen.logs.losses) or {}
     if not (seen.over and found):
         now = ", ".join(f"{r.run_id} {r.loss:.4g}" for r in seen.runs.values() if r.loss is not None)
-        told = "the records on the head could not be read" if seen.over else now or "none seen"
-        return _check("loss", "open", told)
+        details = "the records on the head could not be read" if seen.over else now or "none seen"
+        return _check("loss", "open", details)
     for name, (first, last) in found.items():
         if first is None or last is None or last >= first:
             pair = f"{_number(first)} at first and {_number(last)} at the end"
@@ -158,30 +162,32 @@ def loss(seen: Evidence) -> Check:
     learning = sum(cfg.data.dataset != "none" for cfg in seen.job.configs)
     if len(found) < learning:
         return _check("loss", "fail", f"{len(found)} of {learning} runs have a record: {', '.join(found)}")
-    told = ", ".join(f"{name} {_number(first)} to {_number(last)}" for name, (first, last) in found.items())
-    return _check("loss", "pass", told)
+    details = ", ".join(
+        f"{name} {_number(first)} to {_number(last)}" for name, (first, last) in found.items()
+    )
+    return _check("loss", "pass", details)
 
 
 def staleness(seen: Evidence) -> Check:
     """Ask whether no gradient was staler than its mode allows."""
     found = [(run.run_id, run.staleness_max, run.staleness_bound) for run in seen.runs.values()]
-    told, known = [], True
+    details, known = [], True
     for name, greatest, bound in found:
         if bound is None:
-            told.append(f"{name}: no bound")
+            details.append(f"{name}: no bound")
         elif greatest is None:
             known = False
-            told.append(f"{name}: not known, the bound is {bound:g}")
+            details.append(f"{name}: not known, the bound is {bound:g}")
         elif greatest > bound:
             return _check("staleness", "fail", f"{name}: {greatest:g} updates, the bound is {bound:g}")
         else:
-            told.append(f"{name}: {greatest:g} of at most {bound:g}")
+            details.append(f"{name}: {greatest:g} of at most {bound:g}")
     state: State = "pass" if found and known and (seen.over or seen.limits is None) else "open"
-    return _check("staleness", state, ", ".join(told) or "none seen")
+    return _check("staleness", state, ", ".join(details) or "none seen")
 
 
 def nccl(seen: Evidence) -> Check:
-    """Ask whether no log tells of an error of NCCL."""
+    """Ask whether no log reports an error of NCCL."""
     if seen.logs is None:
         return _check("nccl", "open", "the logs are read at the end")
     sources = {"driver": seen.logs.driver or "", **seen.logs.others}
@@ -200,39 +206,39 @@ def record(seen: Evidence) -> Check:
             "record", "fail", f"the entrypoint keeps it in the pod: --out {seen.job.out} is not s3://"
         )
     if seen.logs is None or seen.logs.driver is None:
-        return _check("record", "open", "the driver's log tells, at the end")
+        return _check("record", "open", "the driver's log says it, at the end")
     if uploaded := [url for url in uploads_in_log(seen.logs.driver) if url.startswith(f"{seen.job.out}/")]:
         return _check("record", "pass", uploaded[-1])
-    return _check("record", "fail" if seen.succeeded else "open", "the driver's log tells of no upload")
+    return _check("record", "fail" if seen.succeeded else "open", "the driver's log shows no upload")
 
 
 def performance(seen: Evidence, thresholds: Mapping[str, Threshold]) -> Check:
     """Ask whether every run is as fast, and idles as little, as its mode must; thresholds: by mode."""
-    told: list[str] = []
+    details: list[str] = []
     known = bool(seen.runs)
     for run in seen.runs.values():
         limit, rate, idle = thresholds.get(run.mode), run.samples_per_s, run.idle_share
         if limit is None or rate is None or idle is None:
             known = False
-            told.append(f"{run.run_id}: {'nothing measured' if limit else f'{run.mode} has no threshold'}")
+            details.append(f"{run.run_id}: {'nothing measured' if limit else f'{run.mode} has no threshold'}")
             continue
         speed = f"{run.run_id}: {rate:.4g} samples/s, {idle:.0%} idle"
         if seen.over and rate < limit.samples_per_s_min:
             return _check("performance", "fail", f"{speed}; at least {limit.samples_per_s_min:g} samples/s")
         if seen.over and idle > limit.idle_share_max:
             return _check("performance", "fail", f"{speed}; at most {limit.idle_share_max:.0%} idle")
-        told.append(speed)
+        details.append(speed)
     state: State = "pass" if known and seen.over else "open"
-    return _check("performance", state, ", ".join(told) or "nothing measured")
+    return _check("performance", state, ", ".join(details) or "nothing measured")
 
 
-Ask = Callable[[Evidence], Check]
+Question = Callable[[Evidence], Check]
 
-STARTS: tuple[Ask, ...] = (pods, updates, restarts, nccl)
-ALL: tuple[Ask, ...] = (pods, updates, restarts, job, loss, staleness, nccl, record)
+STARTS: tuple[Question, ...] = (pods, updates, restarts, nccl)
+ALL: tuple[Question, ...] = (pods, updates, restarts, job, loss, staleness, nccl, record)
 
 
-def judge(seen: Evidence, asked: Sequence[Ask]) -> list[Check]:
+def judge(seen: Evidence, asked: Sequence[Question]) -> list[Check]:
     """Return the answers."""
     return [ask(seen) for ask in asked]
 
@@ -243,8 +249,8 @@ def verdict(checks: Iterable[Check]) -> State:
     return "fail" if "fail" in states else "open" if "open" in states else "pass"
 
 
-def settled(seen: Evidence, asked: Sequence[Ask]) -> bool:
-    """Whether waiting tells no more: something failed, all is well, or the job is over."""
+def settled(seen: Evidence, asked: Sequence[Question]) -> bool:
+    """Whether waiting is useless: something failed, all passed, or the job is over."""
     states = {ask: ask(seen).state for ask in asked if ask is not nccl}  # which reads the logs, afterwards
     return "fail" in states.values() or seen.over or all(state == "pass" for state in states.values())
 

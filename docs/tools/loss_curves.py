@@ -1,6 +1,6 @@
 """Draws the loss of several runs against time and against gradients, from their records.
 
-    python -m dsgd.report.curves docs/images/compare-modes.svg runs/ssgd runs/asgd …
+    python docs/tools/loss_curves.py docs/images/compare-modes.svg runs/ssgd runs/asgd …
 
 One picture for the README; `main.py --report` draws all that can be said of the same runs.
 """
@@ -66,8 +66,8 @@ def _figure(records: Sequence[Record]) -> Figure:
 
 if __name__ == "__main__":
     if len(sys.argv) < 3:
-        sys.exit("report.curves: give the figure's file and the records of finished runs")
+        sys.exit("loss_curves.py: give the figure's file and the records of finished runs")
     try:
         draw([read_record(Path(record)) for record in sys.argv[2:]], Path(sys.argv[1]))
     except ValueError as error:
-        sys.exit(f"report.curves: {error}")
+        sys.exit(f"loss_curves.py: {error}")

@@ -1,4 +1,4 @@
-"""What the cluster tools read of the Kubernetes and KubeRay API, as typed values made from its JSON."""
+"""Pods, events and a RayJob's status, as typed values made from the JSON of Kubernetes and KubeRay."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RayJob:
+class RayJobStatus:
     """A RayJob's status."""
 
     name: str
@@ -87,7 +87,7 @@ class RayJob:
 class Snapshot:
     """A job, its pods and the events about them, read in one call."""
 
-    job: RayJob | None
+    job: RayJobStatus | None
     pods: tuple[Pod, ...] = ()
     events: tuple[Event, ...] = ()
 
@@ -126,9 +126,9 @@ def _role(labels: JSON, job: str, cluster: str) -> Role | None:
     return None
 
 
-def _ray_job(item: JSON) -> RayJob:
+def _ray_job(item: JSON) -> RayJobStatus:
     status = item.get("status") or {}
-    return RayJob(
+    return RayJobStatus(
         name=item["metadata"]["name"],
         uid=item["metadata"].get("uid", ""),
         cluster=status.get("rayClusterName", ""),

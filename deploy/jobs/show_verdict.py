@@ -1,21 +1,17 @@
-"""What the cluster tools print: verdicts, a job's state, its pods, events and logs."""
+"""Verdicts, printed: checks, the result of a test, a job's state as text and as JSON."""
 
 from __future__ import annotations
 
 import json
 import math
-import subprocess
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from deploy.checks import ALL, Check, judge, trouble, verdict
-from deploy.evidence import Evidence
-from deploy.job import Job
-from deploy.kubectl import Kubectl, KubectlError
-from deploy.objects import Pod, Snapshot
-from deploy.progress import Run
-from deploy.watch import read_logs
+from deploy.jobs.checks import ALL, Check, judge, trouble, verdict
+from deploy.jobs.driver_metrics import ScrapedRun
+from deploy.jobs.evidence import Evidence
+from deploy.jobs.kubectl import Kubectl
+from deploy.jobs.kubernetes_objects import Pod, Snapshot
 
 SCHEMA_VERSION = 1
 
@@ -34,14 +30,14 @@ def checks(title: str, found: Sequence[Check]) -> int:
 
 def result(title: str, seen: Evidence, found: Sequence[Check]) -> int:
     """Print a test's checks, where what is not known has not passed; return the exit code."""
-    told = [
+    shown = [
         Check(name=c.name, state="fail", detail=f"not known: {c.detail}") if c.state == "open" else c
         for c in found
     ]
-    # What was open only because another check had failed before it could be known is no failure of its own.
+    # A check that is open only because another one failed first has not failed itself.
     if any(check.state == "fail" for check in found):
-        told = list(found)
-    code = checks(title, told)
+        shown = list(found)
+    code = checks(title, shown)
     if code and seen.logs and seen.logs.tail:
         print("the driver's last lines:", *(f"    {line}" for line in seen.logs.tail), sep="\n", flush=True)
     return code
@@ -62,13 +58,13 @@ def progress(seen: Evidence) -> str:
     return "; ".join(parts)
 
 
-def latest(seen: Evidence) -> Run | None:
+def latest(seen: Evidence) -> ScrapedRun | None:
     """Return the run that was begun last."""
     return list(seen.runs.values())[-1] if seen.runs else None
 
 
 def status(seen: Evidence) -> int:
-    """Print what one look tells of the job; return 0 if all is well, as far as it has come."""
+    """Print what one look shows of the job; return 0 if all is well, as far as it has come."""
     found = judge(seen, ALL)
     for check in found:
         print(f"{check.state}  {check.name:12} {check.detail}")
@@ -98,7 +94,7 @@ def overall(seen: Evidence, found: Iterable[Check]) -> str:
 
 
 def status_json(seen: Evidence, kubectl: Kubectl) -> int:
-    """Print what one look tells of the job, as deploy/status.schema.json describes it; return as `status`."""
+    """Print what one look shows of the job, as status.schema.json describes it; return as `status`."""
     found = judge(seen, ALL)
     state, job = overall(seen, found), seen.now.job
     content = {
@@ -137,7 +133,7 @@ def _pod(pod: Pod, now: Snapshot) -> dict[str, Any]:
     }
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run(run: ScrapedRun) -> dict[str, Any]:
     return {
         "mode": run.mode,
         "run_id": run.run_id,
@@ -156,94 +152,3 @@ def _run(run: Run) -> dict[str, Any]:
 
 def _finite(x: float | None) -> float | None:
     return x if x is not None and math.isfinite(x) else None
-
-
-def monitor(kubectl: Kubectl, job: Job, poll_s: float) -> int:
-    """Print a line whenever a pod changes, until the job is over or gone; return the exit code."""
-    shown: dict[str, str] = {}
-    while True:
-        now = kubectl.snapshot(job.ray_job)
-        if now.job is None:
-            raise KubectlError(f"there is no RayJob {job.ray_job}; make run JOB={job.name}")
-        lines = {"": f"RayJob {now.job.name}: {now.job.state}"} | {
-            pod.name: _line(pod, now) for pod in now.pods
-        }
-        lines |= {name: f"{name}  gone" for name in shown.keys() - lines.keys()}
-        for name, line in lines.items():
-            if shown.get(name) != line:
-                print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
-        shown = lines
-        if now.job.over:
-            return 0
-        time.sleep(poll_s)
-
-
-def _line(pod: Pod, now: Snapshot) -> str:
-    ready = "leaving" if pod.leaving else "ready" if pod.ready else "not ready"
-    parts = [pod.name, f"{pod.phase}, {ready}", f"{pod.restarts} restarts", pod.node or "no node"]
-    return "  ".join(filter(None, (*parts, trouble(pod, now.events)[0])))
-
-
-def follow_logs(kubectl: Kubectl, job: Job, poll_s: float) -> int:
-    """Print the driver's log as it grows, from its first line to its end; return kubectl's exit code."""
-    told = ""
-    while True:
-        now = kubectl.snapshot(job.ray_job)
-        if now.job is None:
-            raise KubectlError(f"there is no RayJob {job.ray_job}; make run JOB={job.name}")
-        started = [pod for pod in now.of("submitter") if pod.phase != "Pending"]
-        if started:
-            pod = started[-1]
-            return subprocess.call(
-                kubectl.command("logs", pod.name, "--container", pod.container, "--follow")
-            )
-        if now.job.over:
-            raise KubectlError(
-                f"RayJob {job.ray_job} is over ({now.job.state}), and the driver's log is gone"
-            )
-        seen = Evidence(job)
-        seen.add(now, {}, "", 0.0)
-        if told != (told := progress(seen)):
-            print(f"no driver yet: {told}", flush=True)
-        time.sleep(poll_s)
-
-
-def all_logs(kubectl: Kubectl, job: Job) -> int:
-    """Print the logs of all pods, each under a headline; return 1 if one could not be read."""
-    now = kubectl.snapshot(job.ray_job)
-    if not now.pods:
-        raise KubectlError(
-            f"RayJob {job.ray_job} has no pods: {now.job.state if now.job else 'it is not there'}"
-        )
-    logs = read_logs(kubectl, now)
-    for name, text in {"driver": logs.driver, **logs.others}.items():
-        if text is not None:
-            print(f"=== {name}\n{text.rstrip()}")
-    for line in logs.missing:
-        print(f"=== {line}")
-    return 1 if logs.missing else 0
-
-
-def describe(kubectl: Kubectl, job: Job) -> int:
-    """Print kubectl's description of the job, its cluster and its pods."""
-    now = kubectl.snapshot(job.ray_job)
-    if now.job is None:
-        raise KubectlError(f"there is no RayJob {job.ray_job}; make run JOB={job.name}")
-    objects = [f"rayjobs.ray.io/{now.job.name}"]
-    if now.job.cluster:
-        objects.append(f"rayclusters.ray.io/{now.job.cluster}")
-    for name in (*objects, *(f"pods/{pod.name}" for pod in now.pods)):
-        print(f"=== {name}\n{kubectl('describe', name).rstrip()}")
-    return 0
-
-
-def events(kubectl: Kubectl, job: Job) -> int:
-    """Print the events about the job, its cluster and its pods, oldest first."""
-    now = kubectl.snapshot(job.ray_job)
-    for event in now.events:
-        times = f" ({event.count} times)" if event.count > 1 else ""
-        about = f"{event.kind}/{event.about}"
-        print(f"{event.time}  {event.type:7}  {about}  {event.reason}: {event.message}{times}")
-    if not now.events:
-        print(f"no events about RayJob {job.ray_job}: Kubernetes keeps them for an hour")
-    return 0

@@ -1,52 +1,16 @@
-"""What is held of a job: what was seen of it so far, and how long what may take."""
+"""All that has been seen of a job so far: what the checks judge."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deploy.job import Job
-from deploy.objects import Pod, Snapshot
-from deploy.progress import Run
+from deploy.jobs.driver_metrics import ScrapedRun
+from deploy.jobs.job_manifest import JobManifest
+from deploy.jobs.kubernetes_objects import Pod, Snapshot
+from deploy.jobs.thresholds import Limits
 
 _LOG_TAIL_LINES = 12
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How long what may take, in seconds; deploy/thresholds.yaml says them."""
-
-    pods_running_s: float
-    """From applying the job until head and workers run."""
-    first_update_s: float
-    """From then until the first update."""
-    job_over_s: float
-    """From then until the job is over."""
-    runs_s: float
-    """For the runs of a test, all together."""
-    gone_s: float
-    """For a deleted job to be gone."""
-    silence_s: float
-    """Of the cluster, in the middle of a test."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-                raise ValueError(f"limits: {name}: must be a number of seconds above 0, it is {value!r}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Threshold:
-    """What a mode must reach in perf-test."""
-
-    samples_per_s_min: float
-    idle_share_max: float
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-                raise ValueError(f"{name}: must be a number of at least 0, it is {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +36,13 @@ class Logs:
 class Evidence:
     """All that has been seen of one job so far; `limits` is None where nobody waits."""
 
-    def __init__(self, job: Job, limits: Limits | None = None) -> None:
+    def __init__(self, job: JobManifest, limits: Limits | None = None) -> None:
         self.job, self.limits = job, limits
         self.now = Snapshot(job=None)
         self.elapsed_s = 0.0
         self.pods_running_s: float | None = None
         self.first_update_s: float | None = None
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, ScrapedRun] = {}
         """As they were last seen, by run_id."""
         self.no_metrics = ""
         """Why there are none."""
@@ -86,7 +50,7 @@ class Evidence:
         """Head and workers by uid, those that were replaced as well."""
         self.logs: Logs | None = None
 
-    def add(self, seen: Snapshot, runs: Mapping[str, Run], no_metrics: str, elapsed_s: float) -> None:
+    def add(self, seen: Snapshot, runs: Mapping[str, ScrapedRun], no_metrics: str, elapsed_s: float) -> None:
         """Take what was seen `elapsed_s` seconds after the job was applied."""
         self.now, self.elapsed_s, self.no_metrics = seen, elapsed_s, no_metrics
         self.runs |= runs

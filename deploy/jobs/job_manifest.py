@@ -1,4 +1,4 @@
-"""A job's file, ray-job-NAME.yaml, as the cluster tools need it: what to apply, and what to expect of it."""
+"""A job's file, ray-job-NAME.yaml: what to apply, and what to expect of it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from typing import Any
 
 import yaml
 
-from deploy.kubectl import SetupError
+from deploy.jobs.kubectl_errors import SetupError
+from deploy.project import GPU, ROOT
 from dsgd.config import TrainConfig
 
-ROOT = Path(__file__).parents[1]
-GPU = "nvidia.com/gpu"
 _UNNAMED_BUCKET = "s3://BUCKET/"
 
 
@@ -28,7 +27,7 @@ def job_names(root: Path = ROOT) -> list[str]:
     return sorted(path.stem.removeprefix("ray-job-") for path in root.glob("ray-job-*.yaml"))
 
 
-def read_job(name: str, root: Path = ROOT) -> Job:
+def read_job(name: str, root: Path = ROOT) -> JobManifest:
     """Read ray-job-NAME.yaml. Raises SetupError in one line if it is missing or holds no RayJob."""
     path = root / f"ray-job-{name}.yaml"
     try:
@@ -40,11 +39,11 @@ def read_job(name: str, root: Path = ROOT) -> Job:
         raise SetupError(f"{path.name}: is not YAML ({' '.join(str(error).split())})") from None
     if len(documents) != 1 or documents[0].get("kind") != "RayJob":
         raise SetupError(f"{path.name}: must hold one RayJob and nothing else; run `make manifests`")
-    return Job(name=name, file=path.name, manifest=documents[0])
+    return JobManifest(name=name, file=path.name, manifest=documents[0])
 
 
 @dataclass(frozen=True)
-class Job:
+class JobManifest:
     """A RayJob that can be applied."""
 
     name: str
@@ -102,7 +101,7 @@ class Job:
 
     @property
     def out(self) -> str:
-        """Where the records go, as far as it is known before the job has an id of its own."""
+        """Where the records go, as far as it is known before the job has an id."""
         found = re.search(r"--out[ =](\S+)", self.entrypoint)
         return found[1].partition("/$")[0] if found else "runs"
 
@@ -135,16 +134,16 @@ class Job:
         except UsageError as error:
             raise SetupError(f"{self.file}: main.py would refuse the entrypoint: {error}") from None
 
-    def in_namespace(self, namespace: str) -> Job:
+    def in_namespace(self, namespace: str) -> JobManifest:
         """Return the job as it is applied to another namespace."""
         changed = copy.deepcopy(dict(self.manifest))
         changed["metadata"]["namespace"] = namespace
         return replace(self, manifest=changed)
 
-    def for_a_test(self, runs_s: float) -> Job:
+    def for_a_test(self, runs_s: float) -> JobManifest:
         """Return the job as it is tested: one seed, `runs_s` seconds for all runs together, records apart.
 
-        The tests' records go into a folder of their own, for one that is there is never overwritten.
+        The tests' records go into a new folder, because an existing one is never overwritten.
         """
         out = f"{self.out}/cluster-tests/{datetime.now(UTC):%Y%m%d-%H%M%S}"
         entrypoint = re.sub(r" --out[ =]\S+", "", self.entrypoint)
@@ -154,7 +153,7 @@ class Job:
         run_s = runs_s / len(one_seed.configs)
         return self._with(f"{one_seed.entrypoint} --set max_seconds={run_s:.0f}")
 
-    def _with(self, entrypoint: str) -> Job:
+    def _with(self, entrypoint: str) -> JobManifest:
         changed = copy.deepcopy(dict(self.manifest))
         changed["spec"]["entrypoint"] = entrypoint
         return replace(self, manifest=changed)

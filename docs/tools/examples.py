@@ -1,6 +1,6 @@
 """Runs the examples of the documents again and puts what they print beside them.
 
-    python -m dsgd.report.examples README.md docs/strategies/*.md        # or make docs
+    python docs/tools/examples.py README.md docs/strategies/*.md        # or make docs
 
 An example is a simulator command in a code block, and the block after it, which begins with the row `run`.
 """
@@ -23,7 +23,7 @@ EXAMPLE = re.compile(
 
 
 def output_of(command: str) -> str:
-    """Run an example, with its record in a folder that is thrown away; return what it prints but the path."""
+    """Run an example, its record in a temporary folder; return what it prints, without the record's path."""
     arguments = shlex.split(command.replace("\\\n", " "))[3:]
     with tempfile.TemporaryDirectory() as out:
         printed = subprocess.run(
@@ -34,7 +34,7 @@ def output_of(command: str) -> str:
 
 
 def refresh(path: Path) -> int:
-    """Run all examples of a document anew; return how many it has."""
+    """Run all examples of a document again; return how many it has."""
     text, count = EXAMPLE.subn(
         lambda match: match["command"] + match["between"] + output_of(match["command"]), path.read_text()
     )

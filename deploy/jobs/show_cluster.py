@@ -1,0 +1,106 @@
+"""What the cluster holds of a job, printed: its pods, logs, descriptions and events."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+from deploy.jobs.checks import trouble
+from deploy.jobs.collect_evidence import read_logs
+from deploy.jobs.evidence import Evidence
+from deploy.jobs.job_manifest import JobManifest
+from deploy.jobs.kubectl import Kubectl
+from deploy.jobs.kubectl_errors import KubectlError
+from deploy.jobs.kubernetes_objects import Pod, Snapshot
+from deploy.jobs.show_verdict import progress
+
+
+def monitor(kubectl: Kubectl, job: JobManifest, poll_s: float) -> int:
+    """Print a line whenever a pod changes, until the job is over or gone; return the exit code."""
+    shown: dict[str, str] = {}
+    while True:
+        now = kubectl.snapshot(job.ray_job)
+        if now.job is None:
+            raise KubectlError(f"there is no RayJob {job.ray_job}; make run JOB={job.name}")
+        lines = {"": f"RayJob {now.job.name}: {now.job.state}"} | {
+            pod.name: _line(pod, now) for pod in now.pods
+        }
+        lines |= {name: f"{name}  gone" for name in shown.keys() - lines.keys()}
+        for name, line in lines.items():
+            if shown.get(name) != line:
+                print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
+        shown = lines
+        if now.job.over:
+            return 0
+        time.sleep(poll_s)
+
+
+def _line(pod: Pod, now: Snapshot) -> str:
+    ready = "leaving" if pod.leaving else "ready" if pod.ready else "not ready"
+    parts = [pod.name, f"{pod.phase}, {ready}", f"{pod.restarts} restarts", pod.node or "no node"]
+    return "  ".join(filter(None, (*parts, trouble(pod, now.events)[0])))
+
+
+def follow_logs(kubectl: Kubectl, job: JobManifest, poll_s: float) -> int:
+    """Print the driver's log as it grows, from its first line to its end; return kubectl's exit code."""
+    shown = ""
+    while True:
+        now = kubectl.snapshot(job.ray_job)
+        if now.job is None:
+            raise KubectlError(f"there is no RayJob {job.ray_job}; make run JOB={job.name}")
+        started = [pod for pod in now.of("submitter") if pod.phase != "Pending"]
+        if started:
+            pod = started[-1]
+            return subprocess.call(
+                kubectl.command("logs", pod.name, "--container", pod.container, "--follow")
+            )
+        if now.job.over:
+            raise KubectlError(
+                f"RayJob {job.ray_job} is over ({now.job.state}), and the driver's log is gone"
+            )
+        seen = Evidence(job)
+        seen.add(now, {}, "", 0.0)
+        if shown != (shown := progress(seen)):
+            print(f"no driver yet: {shown}", flush=True)
+        time.sleep(poll_s)
+
+
+def all_logs(kubectl: Kubectl, job: JobManifest) -> int:
+    """Print the logs of all pods, each under a headline; return 1 if one could not be read."""
+    now = kubectl.snapshot(job.ray_job)
+    if not now.pods:
+        raise KubectlError(
+            f"RayJob {job.ray_job} has no pods: {now.job.state if now.job else 'it is not there'}"
+        )
+    logs = read_logs(kubectl, now)
+    for name, text in {"driver": logs.driver, **logs.others}.items():
+        if text is not None:
+            print(f"=== {name}\n{text.rstrip()}")
+    for line in logs.missing:
+        print(f"=== {line}")
+    return 1 if logs.missing else 0
+
+
+def describe(kubectl: Kubectl, job: JobManifest) -> int:
+    """Print kubectl's description of the job, its cluster and its pods."""
+    now = kubectl.snapshot(job.ray_job)
+    if now.job is None:
+        raise KubectlError(f"there is no RayJob {job.ray_job}; make run JOB={job.name}")
+    objects = [f"rayjobs.ray.io/{now.job.name}"]
+    if now.job.cluster:
+        objects.append(f"rayclusters.ray.io/{now.job.cluster}")
+    for name in (*objects, *(f"pods/{pod.name}" for pod in now.pods)):
+        print(f"=== {name}\n{kubectl('describe', name).rstrip()}")
+    return 0
+
+
+def events(kubectl: Kubectl, job: JobManifest) -> int:
+    """Print the events about the job, its cluster and its pods, oldest first."""
+    now = kubectl.snapshot(job.ray_job)
+    for event in now.events:
+        times = f" ({event.count} times)" if event.count > 1 else ""
+        about = f"{event.kind}/{event.about}"
+        print(f"{event.time}  {event.type:7}  {about}  {event.reason}: {event.message}{times}")
+    if not now.events:
+        print(f"no events about RayJob {job.ray_job}: Kubernetes keeps them for an hour")
+    return 0

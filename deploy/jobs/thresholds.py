@@ -1,0 +1,77 @@
+"""How long each step may take, and how fast a mode must be: thresholds.yaml, or what --thresholds names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from deploy.jobs.kubectl_errors import SetupError
+
+DEFAULT = Path(__file__).with_name("thresholds.yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How long each step of a job may take, in seconds."""
+
+    pods_running_s: float
+    """From applying the job until head and workers run."""
+    first_update_s: float
+    """From then until the first update."""
+    job_over_s: float
+    """From then until the job is over."""
+    runs_s: float
+    """For the runs of a test, all together."""
+    gone_s: float
+    """For a deleted job to be gone."""
+    silence_s: float
+    """Of the cluster, in the middle of a test."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise ValueError(f"limits: {name}: must be a number of seconds above 0, it is {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """What a mode must reach in perf-test."""
+
+    samples_per_s_min: float
+    idle_share_max: float
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+                raise ValueError(f"{name}: must be a number of at least 0, it is {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """The whole file."""
+
+    limits: Limits
+    performance: Mapping[str, Mapping[str, Threshold]]
+    """By job and mode."""
+
+
+def read_thresholds(path: Path) -> Thresholds:
+    """Read limits and thresholds. Raises SetupError in one line for anything wrong with them."""
+    try:
+        content = yaml.safe_load(path.read_text())
+        return Thresholds(
+            limits=Limits(**content["limits"]),
+            performance={
+                job: {mode: Threshold(**values) for mode, values in modes.items()}
+                for job, modes in content["performance"].items()
+            },
+        )
+    except OSError as error:
+        raise SetupError(f"--thresholds {path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise SetupError(f"--thresholds {path}: {reason}; docs/cluster.md describes the file") from None

@@ -1,0 +1,1 @@
+"""Renders the RayJobs, and what goes with them in a cluster, from one table."""

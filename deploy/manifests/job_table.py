@@ -1,0 +1,124 @@
+"""The table of jobs: one entry is one RayJob, and so one file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDefinition:
+    """One RayJob: what it runs, on how many pods, for how long at most."""
+
+    name: str
+    shows: str
+    """One sentence."""
+    arguments: str
+    """Of main.py: the run or the experiment. Engine, device, output and metrics are the same for all."""
+    gpus_per_worker: float | None = None
+    """Share of a GPU that each worker takes, where there are GPUs. None: a whole one."""
+    workers: int = 4
+    """Pods, of one GPU each, among which a run's workers are shared out."""
+    deadline_s: int = 3600
+    """From its creation to its end, starting up included."""
+
+    @property
+    def file(self) -> str:
+        return f"ray-job-{self.name}.yaml"
+
+    @property
+    def is_experiment(self) -> bool:
+        return self.arguments.startswith("--experiment ")
+
+
+# Some three minutes, so that there is something to see in Grafana.
+_RUN = "--num-workers 4 --steps 2000 --dataset digits --eval-every 20 --compute-time exponential:0.05"
+
+
+def _experiment(
+    name: str, shows: str, *settings: str, gpus_per_worker: float, file: str = ""
+) -> JobDefinition:
+    """Return the job of experiments/NAME.yaml, unless the file has another name.
+
+    settings: what makes it fit for real workers, whose seconds are not simulated, like shorter compute times.
+    """
+    given = (f"--set {setting}" for setting in settings)
+    return JobDefinition(
+        name=name,
+        shows=shows,
+        arguments=" ".join([f"--experiment experiments/{file or name}.yaml", *given]),
+        gpus_per_worker=gpus_per_worker,
+        deadline_s=4 * 3600,
+    )
+
+
+JOBS = (
+    JobDefinition(
+        name="ssgd",
+        shows="Synchronous SGD: every update waits for all workers.",
+        arguments=f"--mode ssgd {_RUN}",
+    ),
+    JobDefinition(
+        name="asgd",
+        shows="Asynchronous SGD: each gradient is applied as it comes.",
+        arguments=f"--mode asgd --lr-scaling workers {_RUN}",
+    ),
+    JobDefinition(
+        name="ssp",
+        shows="Stale-synchronous parallel: no worker runs more than 4 steps ahead.",
+        arguments=f"--mode ssp --slack 4 --lr-scaling workers {_RUN}",
+    ),
+    JobDefinition(
+        name="localsgd",
+        shows="Local SGD: weights are averaged every 8 local steps.",
+        arguments=f"--mode localsgd --local-steps 8 {_RUN}",
+    ),
+    _experiment(
+        "compare-modes",
+        "Which of four modes reaches a loss first under one slow worker?",
+        "seeds=3",
+        "compute_time=exponential:0.05",
+        gpus_per_worker=0.5,
+    ),
+    _experiment(
+        "compare-ssgd",
+        "What does a barrier cost, and do backup workers buy it back?",
+        "seeds=3",
+        "compute_time=exponential:0.05",
+        gpus_per_worker=0.25,
+    ),
+    _experiment(
+        "compare-asgd",
+        "What to do about stale gradients?",
+        "seeds=3",
+        "compute_time=exponential:0.05",
+        gpus_per_worker=0.25,
+    ),
+    _experiment(
+        "compare-ssp",
+        "From which slack on does nobody wait any more, and how stale do gradients get?",
+        "seeds=3",
+        "compute_time=markov:0.025,0.15,0.025,0.1",
+        gpus_per_worker=0.5,
+    ),
+    _experiment(
+        "compare-localsgd",
+        "How many local steps between two averagings?",
+        "seeds=3",
+        "compute_time=exponential:0.05",
+        "latency_s=0.0",  # the network's own
+        gpus_per_worker=0.5,
+    ),
+    _experiment(
+        "stragglers",
+        "Which mode keeps its speed under which kind of straggler?",
+        "seeds=2",
+        "steps=60",  # of about a second: the laws of compute times are what is compared
+        gpus_per_worker=0.5,
+    ),
+    _experiment(
+        "scaling",
+        "How far does adding real workers help, from 1 to 16?",
+        gpus_per_worker=0.25,
+        file="scaling-real",  # scaling.yaml goes to a thousand
+    ),
+)

@@ -1,0 +1,28 @@
+"""What the rooms of deploy/ share: the project's folder, its pins, and names used in the cluster."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+NAMESPACE = "ray-jobs"
+GPU = "nvidia.com/gpu"
+
+
+def version() -> str:
+    """Return the project's own version."""
+    return str(_project()["version"])
+
+
+def pinned(package: str) -> str:
+    """Return the version of a package that pyproject.toml pins."""
+    pins = (re.fullmatch(rf"{package}(\[.*\])?==(\S+)", line) for line in _project()["dependencies"])
+    return next(pin[2] for pin in pins if pin)
+
+
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return project
