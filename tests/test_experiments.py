@@ -447,17 +447,20 @@ def test_tuning_picks_the_best_value_and_compares_on_other_seeds(tmp_path: Path,
     assert (config["lr"], config["seed"]) == (1.0, 1)
 
 
-def test_the_edge_of_what_was_tried_is_pointed_out(tmp_path: Path) -> None:
+def test_the_edge_of_what_was_tried_is_pointed_out(tmp_path: Path, ask: Ask) -> None:
     """A best value that is the smallest or largest tried is said to be; names have no order."""
     asked = load(
         write(tmp_path, tune={"momentum": [0.5, 0, 0.9], "partition": ["iid", "label"], "seeds": [7]})
     )
+    any_run = "--engine sim --steps 1 --dataset quadratic --quiet --run-name any"
+    assert ask.main(*any_run.split(), "--out", str(tmp_path)).code == 0
+    whole = json.loads((tmp_path / "any" / "summary.json").read_text())
     for r in asked.tuning_runs():
         loss = abs(r.cfg.momentum - 0.9) + (r.cfg.data.partition == "iid")
         path = asked.folder / "tuning" / r.name
         where = tmp_path / path
         where.mkdir(parents=True)
-        summary = {"eval": {"loss": loss}, "stopped_by": "budget"}
+        summary = whole | {"eval": whole["eval"] | {"loss": loss}}
         (where / "summary.json").write_text(json.dumps(summary))
     with contextlib.chdir(tmp_path):
         choice, _ = choose(asked)
@@ -487,12 +490,15 @@ def test_what_is_in_the_way_is_refused_and_left_alone(tmp_path: Path, ask: Ask) 
     ask.refuses(path, ["ssgd-s0", "not the record of a run"])
 
 
-def test_two_at_once_are_one_too_many(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_at_once_are_one_too_many(tmp_path: Path, ask: Ask) -> None:
     """While a process runs an experiment, another gets one line; a dry run may look on."""
-    monkeypatch.setattr(kept, "_PATIENCE_S", 0.1)
-    path = write(tmp_path, base=FAST | {"steps": 5}, seeds=1)
-    with kept.locked(ask.out / "try"):
-        ask.refuses(path, [str(ask.out / "try"), "another process", "choose another --out"])
+    path, folder = write(tmp_path, base=FAST | {"steps": 5}, seeds=1), ask.out / "try"
+    with kept.locked(folder):
+        with (
+            pytest.raises(UsageError, match=f"{folder}: another process .* choose another --out"),
+            kept.locked(folder, patience_s=0.1),
+        ):
+            pass
         assert ask(path, "--dry-run").code == 0
     assert ask(path).code == 0
 
