@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,18 +51,25 @@ needs_crd = pytest.mark.skipif(
 )
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what the tests that were left out need, one line a remedy."""
-    skipped = terminalreporter.stats.get("skipped", [])
-    if not skipped:
-        return
-    tests: dict[str, int] = defaultdict(int)
-    for report in skipped:
+    """Say what the tests that were left out need: all Debian packages in one command, and the others."""
+    others: set[str] = set()
+    packages: set[str] = set()
+    for report in terminalreporter.stats.get("skipped", []):
         _, _, reason = report.longrepr
-        tests[reason.removeprefix("Skipped: ").rpartition(": ")[2]] += 1
-    terminalreporter.section(f"{len(skipped)} tests were left out; to run them too")
-    for remedy, count in sorted(tests.items()):
-        terminalreporter.line(f"{remedy}  # {count} tests")
+        _, apt, package = reason.rpartition("apt-get install ")
+        if apt:
+            packages.add(package)
+        else:
+            others.add(reason.removeprefix("Skipped: "))
+    if packages or others:
+        left_out = len(terminalreporter.stats["skipped"])
+        terminalreporter.section(f"tests left out: {left_out}; to run them too")
+        if packages:
+            terminalreporter.line(f"apt-get install {' '.join(sorted(packages))}")
+        for reason in sorted(others):
+            terminalreporter.line(reason)
 
 
 # --- Which tests run, and in which process ------------------------------------------------------------------
