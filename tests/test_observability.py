@@ -7,7 +7,6 @@ import math
 import os
 import queue
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -23,7 +22,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, python
+from conftest import ROOT, needs, python
 
 from deploy.observability.dashboards import render
 from deploy.observability.local_servers import (
@@ -49,12 +48,6 @@ from dsgd.theory.predictions import staleness_bound
 RULES = sorted((FOLDER / "rules").glob("*.yaml"))
 RULE_TESTS = sorted((FOLDER / "rules" / "tests").glob("*.yaml"))
 DASHBOARDS = {name: json.loads(text) for name, text in render().items()}
-
-
-def needs(program: str) -> pytest.MarkDecorator:
-    package = {"promtool": "prometheus", "amtool": "prometheus-alertmanager"}.get(program, program)
-    reason = f"needs {program}: on Debian, apt-get install {package}"
-    return pytest.mark.skipif(not shutil.which(program), reason=reason)
 
 
 def succeeds(*command: str | Path) -> None:
@@ -308,6 +301,13 @@ def test_alertmanager_groups_deduplicates_resolves_and_inhibits(tmp_path: Path) 
             )
             urllib.request.urlopen(request, timeout=10).close()
 
+        def decisions() -> float:
+            """Return how often Alertmanager has asked itself whether a message was sent before."""
+            page = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
+            counted = re.search(r"^alertmanager_nflog_queries_total (\S+)$", page, re.MULTILINE)
+            assert counted
+            return float(counted[1])
+
         def names(message: Message) -> dict[str, str]:
             return {alert["labels"]["alertname"]: alert["status"] for alert in message["alerts"]}
 
@@ -325,8 +325,9 @@ def test_alertmanager_groups_deduplicates_resolves_and_inhibits(tmp_path: Path) 
         ]
 
         for _ in range(2):  # Prometheus sends what fires again and again
+            before = decisions()
             send(*known)
-            time.sleep(1.1)  # longer than group_interval: each time Alertmanager decides anew
+            until(lambda: decisions() >= before + 2, "both groups to be looked at anew")  # noqa: B023
         assert arrived.empty()
 
         send(alert("DsgdWorkerRestarting", "a", worker="1", over=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -10,8 +11,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,38 +21,49 @@ import pytest
 from conftest import ROOT, CommandLine, python
 
 from dsgd.cluster import ClusterError, Engine, Update
+from dsgd.cluster.laws import parse_law
+from dsgd.cluster.timing import ComputeTimes
 from dsgd.execution.execute import Running, Watcher, execute
-from dsgd.execution.quick import assert_close, config, run, same_bytes
+from dsgd.execution.quick import Outcome, assert_close, config, run, same_bytes
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import modes
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 
-FIRST_FOUR = ("ssgd", "asgd", "ssp", "localsgd")
+# Workers that compute gradients import torch first, which takes most of a short run's time: who needs no
+# weights asks for none, and runs that several laws look at are made once.
+SCHEDULE: dict[str, Any] = {"engine": "ray", "num_workers": 3, "dataset": "none"}
+IN_STEP = ("ssgd", "localsgd", "diloco", "easgd")  # whose weights do not depend on who is faster
+
+
+def two_workers(mode: str) -> dict[str, Any]:
+    return {"num_workers": 2, "steps": 24, "momentum": 0.0 if mode == "diloco" else 0.5}
+
+
+@cache
+def undisturbed(mode: str) -> Outcome:
+    """Return a run of two real workers to which nothing happens."""
+    return run(mode, engine="ray", **two_workers(mode))
 
 
 @pytest.mark.parametrize(
-    ("mode", "dataset", "workers"),
-    [(mode, dataset, 4) for mode in FIRST_FOUR for dataset in ("xor", "digits")]
-    + [(mode, "xor", 2) for mode in modes() if mode not in FIRST_FOUR],
+    ("mode", "dataset"), [*((mode, "xor") for mode in modes()), ("ssgd", "digits"), ("asgd", "digits")]
 )
-def test_every_mode_learns_on_ray(mode: str, dataset: str, workers: int, cli: CommandLine) -> None:
+def test_every_mode_learns_on_ray(mode: str, dataset: str, cli: CommandLine) -> None:
     """Each mode spends its budget on real workers and ends below the loss it began with."""
-    ran = cli(f"--mode {mode} --num-workers {workers} --steps 40 --dataset {dataset} --quiet")
+    ran = cli(f"--mode {mode} --num-workers 2 --steps 40 --dataset {dataset} --quiet")
     assert ran.code == 0
     assert ran.err == ""
-    assert ran.summary["gradients"] >= 40 * workers
+    assert ran.summary["gradients"] >= 40 * 2
     assert ran.summary["engine"] == "ray"
     assert ran.summary["eval"]["loss"] < ran.lines("evals.jsonl")[0]["loss"]
 
 
-@pytest.mark.parametrize("mode", ["ssgd", "localsgd", "diloco", "easgd"])
+@pytest.mark.parametrize("mode", IN_STEP)
 def test_synchronous_modes_give_the_same_weights_on_both_engines(mode: str) -> None:
     """Where workers wait for each other, a version's weights do not depend on the engine."""
-    momentum = 0.0 if mode == "diloco" else 0.5
-    options: dict[str, Any] = {"num_workers": 3, "steps": 16, "dataset": "digits", "momentum": momentum}
-    real, simulated = run(mode, engine="ray", **options), run(mode, engine="sim", **options)
+    real, simulated = undisturbed(mode), run(mode, engine="sim", **two_workers(mode))
     assert len(real.updates) == len(simulated.updates)
     for a, b in zip(real.updates, simulated.updates, strict=True):
         assert_close(a.weights.vector, b.weights.vector)
@@ -60,35 +72,32 @@ def test_synchronous_modes_give_the_same_weights_on_both_engines(mode: str) -> N
 
 def test_ssp_with_slack_0_ends_and_is_ssgd_with_summed_gradients() -> None:
     """On real workers too, slack 0 never deadlocks and keeps to its rounds."""
-    options: dict[str, Any] = {"engine": "ray", "num_workers": 3, "steps": 15}
-    ssp, ssgd = run("ssp", slack=0.0, lr=0.02, **options), run("ssgd", lr=0.06, **options)
+    ssp = run("ssp", engine="ray", num_workers=3, steps=15, slack=0.0, lr=0.02)
+    ssgd = run("ssgd", engine="sim", num_workers=3, steps=15, lr=0.06)
     assert len(ssp.updates) == 45
     assert_close(ssp.w, ssgd.w)
 
 
 def test_ssp_keeps_its_bound_in_wall_time() -> None:
     """A slow worker: no gap above slack + 1, no staleness above (P-1)(2 slack+1)."""
-    outcome = run(
-        "ssp", engine="ray", num_workers=3, steps=12, slack=2.0, compute_time="constant:.005", slowdown="0=6"
-    )
+    outcome = run("ssp", **SCHEDULE, steps=12, slack=2.0, compute_time="constant:.005", slowdown="0=6")
     assert outcome.tally.clock_gap_max <= 3
     assert max(outcome.staleness) <= 2 * 5
 
 
 def test_asgd_staleness_is_p_minus_1_on_real_workers() -> None:
     """On Ray as in the simulator, N gradients and the tasks in flight share N (P - 1) updates of age."""
-    outcome = run("asgd", engine="ray", num_workers=3, steps=40)
+    outcome = run("asgd", **SCHEDULE, steps=40)
     n, last = len(outcome.updates), dict.fromkeys(range(3), 0)
     for update in outcome.updates:
         last[update.dones[0].worker] = update.weights.version
     assert sum(outcome.staleness) + sum(n - version for version in last.values()) == n * 2
 
 
-def test_equal_workers_get_equal_shares() -> None:
-    """Completion is fair: of equal workers none gets a tenth more than its share."""
-    outcome = run("asgd", engine="ray", num_workers=3, steps=60, dataset="none", compute_time="constant:.01")
-    shares = Counter(d.worker for d in outcome.dones)
-    assert max(shares.values()) - min(shares.values()) <= 6
+def test_nobody_starves() -> None:
+    """However fast the others are, no worker's results are left lying: to the end all take part."""
+    outcome = run("asgd", **SCHEDULE, steps=200)
+    assert {d.worker for d in outcome.dones[-200:]} == {0, 1, 2}
 
 
 def test_both_engines_draw_the_same_times() -> None:
@@ -106,15 +115,16 @@ def test_both_engines_draw_the_same_times() -> None:
 
 
 def test_more_workers_than_cores_run() -> None:
-    """Workers ask for no CPU, so twelve of them start on a cluster of two."""
-    assert run("ssgd", engine="ray", num_workers=12, steps=2, dataset="none").tally.gradients == 24
+    """Workers ask for no CPU, so six of them start on a cluster of two."""
+    assert run("ssgd", engine="ray", num_workers=6, steps=2, dataset="none").tally.gradients == 12
 
 
 @pytest.mark.parametrize("padding_mb", [0.01, 0.3])
 def test_small_and_large_vectors_give_the_same_weights(padding_mb: float) -> None:
     """Vectors inside the call or in the object store: the same bytes arrive."""
-    options: dict[str, Any] = {"engine": "ray", "num_workers": 2, "steps": 6}
-    assert same_bytes(run("ssgd", **options, padding_mb=padding_mb), run("ssgd", **options))
+    assert same_bytes(
+        run("ssgd", engine="ray", **two_workers("ssgd"), padding_mb=padding_mb), undisturbed("ssgd")
+    )
 
 
 def kill(*, worker: int, at_update: int) -> Callable[[Engine, Update], None]:
@@ -127,30 +137,32 @@ def kill(*, worker: int, at_update: int) -> Callable[[Engine, Update], None]:
     return on_update
 
 
-@pytest.mark.parametrize("mode", ["ssgd", "localsgd", "diloco", "easgd"])
+@pytest.mark.parametrize("mode", IN_STEP)
 def test_a_killed_worker_changes_nothing(mode: str) -> None:
     """Its task is repeated from the same bytes and state, so every version of the weights is the same."""
-    options: dict[str, Any] = {"engine": "ray", "num_workers": 2, "steps": 24}
-    calm = run(mode, **options)
-    stormy = run(mode, kill(worker=1, at_update=2), **options)
-    assert list(stormy.cluster.restarts) == [0, 1]
-    assert same_bytes(calm, stormy)
+    killed = run(mode, kill(worker=1, at_update=2), engine="ray", **two_workers(mode))
+    assert list(killed.cluster.restarts) == [0, 1]
+    assert same_bytes(undisturbed(mode), killed)
 
 
 def test_a_killed_worker_does_not_stop_the_others() -> None:
     """Under ASGD the others go on while a lost worker returns, and it takes part again."""
-    outcome = run(
-        "asgd",
-        kill(worker=0, at_update=10),
-        engine="ray",
-        num_workers=2,
-        steps=400,
-        dataset="none",
-        compute_time="constant:.01",
-    )
-    assert list(outcome.cluster.restarts) == [1, 0]
-    late = [d.worker for d in outcome.dones[-20:]]
-    assert set(late) == {0, 1}
+
+    class TakesPartAgain(Exception):
+        pass
+
+    meanwhile: list[int] = []
+
+    def on_update(cluster: Engine, update: Update) -> None:
+        kill(worker=0, at_update=10)(cluster, update)
+        if cluster.restarts[0]:
+            meanwhile.append(update.dones[0].worker)
+            if meanwhile[-1] == 0:
+                raise TakesPartAgain
+
+    with pytest.raises(TakesPartAgain):
+        run("asgd", on_update, **SCHEDULE, steps=1_000_000, compute_time="constant:.01")
+    assert len(meanwhile) > 1
 
 
 class Kill(Watcher):
@@ -192,28 +204,31 @@ def test_missing_resources_are_an_error_after_a_bounded_wait(cli: CommandLine) -
 
 def test_max_seconds_ends_a_run_that_waits() -> None:
     """A worker that takes too long does not hold a run beyond --max-seconds."""
-    law = {"dataset": "none", "compute_time": "constant:4", "max_seconds": 0.5}
-    began_s = time.monotonic()
-    ended = execute(config("ssgd", engine="ray", num_workers=2, steps=3, **law))
-    assert ended.stopped_by == "seconds"
+    ended = execute(config("ssgd", **SCHEDULE, steps=3, compute_time="constant:10000", max_seconds=0.5))
+    assert ended.stopped_by == "seconds"  # long before the first of its tasks has ended
     assert ended.tally.updates == 0
-    assert time.monotonic() - began_s < 30
 
 
 def test_a_cancelled_task_ends_at_once() -> None:
-    """K-sync that cancels does not wait for a straggler that sleeps, and the straggler works again."""
-    outcome = run(
-        "ksync",
-        engine="ray",
-        num_workers=3,
-        steps=6,
-        k=2,
-        dataset="none",
-        compute_time="constant:.02",
-        slowdown="0=100",
-    )
-    assert outcome.tally.last_update_s < 2.0 < 0.02 * 100 * 9
-    assert outcome.cluster.cancelled[0] == len(outcome.updates)
+    """A worker that is cancelled in a task of hours makes its next one, of no time, at once."""
+    from dsgd.cluster.open import open_cluster
+    from dsgd.data import make_workload
+    from dsgd.work.optim import Weights
+    from dsgd.work.tasks import gradient
+
+    law = "markov:0,10000,.5,.5"
+    drawn = (ComputeTimes(parse_law(law), seed) for seed in itertools.count())
+    seed = next(seed for seed, times in enumerate(drawn) if times.seconds(0, 0) > 0 == times.seconds(0, 1))
+    cfg = config("asgd", **SCHEDULE, compute_time=law, seed=seed)
+    with open_cluster(cfg, make_workload(cfg)) as cluster:
+        w = Weights(np.zeros(0, np.float32))
+        cluster.start(0, gradient, w)
+        cluster.cancel(0)
+        cluster.start(0, gradient, w)
+        done = cluster.next_done()
+        assert done
+        assert done.step == 1
+        assert cluster.cancelled[0] == 1
 
 
 def test_both_engines_side_by_side(cli: CommandLine) -> None:
@@ -223,7 +238,7 @@ def test_both_engines_side_by_side(cli: CommandLine) -> None:
     compared = json.loads((ran.record / "comparison.json").read_text())
     assert compared["loss_at_the_end"]["ray"] == pytest.approx(compared["loss_at_the_end"]["sim"], rel=1e-4)
     assert compared["staleness_distance"]["total_variation"] == 0
-    assert compared["s_per_update"]["sim"] == pytest.approx(compared["s_per_update"]["ray"], rel=0.5)
+    assert compared["s_per_update"]["sim"] <= compared["s_per_update"]["ray"]
     for engine in ("ray", "sim"):
         assert json.loads((ran.record / engine / "summary.json").read_text())["engine"] == engine
 
@@ -243,11 +258,20 @@ def test_an_error_in_a_task_names_the_worker() -> None:
 
 
 def test_the_clock_starts_when_all_workers_are_ready() -> None:
-    """The start barrier: every worker's first task begins at once, however long one took to start."""
-    outcome = run("asgd", engine="ray", num_workers=4, steps=5, dataset="none", compute_time="constant:.02")
-    first = {d.worker: d for d in reversed(outcome.dones)}
-    assert all(d.started_s < 0.5 for d in first.values())
-    assert len(first) == 4
+    """The start barrier: the clock stands at zero after the last worker's process has begun."""
+    zeros_s: list[float] = []
+    begun_s: list[float] = []
+
+    def look(cluster: Engine, update: Update) -> None:
+        zeros_s.append(time.clock_gettime(time.CLOCK_BOOTTIME) - cluster.now_s)
+        ticks = [
+            int(Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[19]) for pid in cluster.pids
+        ]
+        begun_s.extend(n / os.sysconf("SC_CLK_TCK") for n in ticks)
+
+    run("ssgd", look, **SCHEDULE, steps=1)
+    assert len(begun_s) == 3
+    assert max(begun_s) < min(zeros_s)
 
 
 def test_evaluation_is_recorded_off_the_clock(cli: CommandLine) -> None:
@@ -265,31 +289,37 @@ def test_a_target_loss_is_reached_on_ray(cli: CommandLine) -> None:
     assert min(e["loss"] for e in ran.lines("evals.jsonl")) <= 0.6
 
 
-def _processes_with(mark: str) -> list[str]:
-    """Return the processes that inherited `mark` in their environment."""
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
+def _processes_with(mark: str) -> dict[int, str]:
+    """Return the command lines of the processes that inherited `mark` in their environment."""
+    found = {}
+    for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if mark.encode() in environ.read_bytes():
-                found.append(environ.parent.name)
+            if mark.encode() in (process / "environ").read_bytes():
+                found[int(process.name)] = (process / "cmdline").read_text()
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("after_s", [1.5, 3.5])
+@pytest.mark.parametrize(
+    ("stage", "which"), [("gcs_server", signal.SIGINT), ("default_worker", signal.SIGTERM)]
+)
 def test_a_signal_while_ray_starts_leaves_nothing_behind(
-    which: signal.Signals, after_s: float, tmp_path: Path
+    stage: str, which: signal.Signals, tmp_path: Path
 ) -> None:
-    """Whenever it comes during start-up: exit 130, one line, no record and no process."""
+    """As the cluster starts, or its workers: exit 130, at most one line, no record and no process."""
     mark = f"dsgd-test-{uuid.uuid4().hex}"
     command = f"main.py --num-workers 2 --steps 1000000 --out {tmp_path / 'runs'} --run-name r"
     process = python(*command.split(), env=os.environ | {"DSGD_TEST_MARK": mark})
-    time.sleep(after_s)
+    until = time.monotonic() + 60
+    while not any(stage in line for line in _processes_with(mark).values()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
     process.send_signal(which)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert len(err.strip().splitlines()) <= 1
+    assert not (tmp_path / "runs").exists()
     assert not _processes_with(mark)
 
 

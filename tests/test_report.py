@@ -873,11 +873,11 @@ def test_curves_are_steps_and_end_with_their_first_seed(race: Path) -> None:
     record = read_record(race / "v0-s0")
     x, y = panel_curves.steps(record, lambda e: e.t_s)
     between = (x[3] + x[4]) / 2
-    assert panel_curves._at(x, y, np.array([x[3], between, x[4]])).tolist() == [y[3], y[3], y[4]]
+    assert panel_curves.values_at(x, y, np.array([x[3], between, x[4]])).tolist() == [y[3], y[3], y[4]]
     shorter = (x[:5], y[:5])
-    assert panel_curves._end([(x, y), shorter]) == x[4]
+    assert panel_curves.last_x([(x, y), shorter]) == x[4]
     diverged = (np.array([*x[:2], np.inf]), np.array([*y[:2], np.inf]))
-    assert panel_curves._end([shorter, diverged]) == x[4]
+    assert panel_curves.last_x([shorter, diverged]) == x[4]
 
 
 def test_the_readme_picture_is_drawn_from_records(race: Path, tmp_path: Path) -> None:

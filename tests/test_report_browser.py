@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from conftest import needs, where
 from test_report import ASGD, LOCAL, SSGD, experiment
 
 from dsgd.report.page import build_report
 
-CHROMIUM = Path("/usr/bin/chromium")
-pytestmark = pytest.mark.skipif(
-    not CHROMIUM.is_file(), reason=f"needs a browser at {CHROMIUM} (apt-get install chromium)"
-)
+pytestmark = needs("chromium")
 
 # The contrast of each text with what is behind it, as WCAG 2.2 defines it; texts of figures lie on the page.
 CONTRASTS = """() => {
@@ -75,7 +73,7 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=where("chromium"), args=["--no-sandbox"])
         yield browser
         browser.close()
 

@@ -42,20 +42,6 @@ def test_the_servers_link_is_first_come_first_served() -> None:
     assert outcome.s_per_update == 6
 
 
-def test_a_busy_server_is_a_machine_repair_queue() -> None:
-    """ASGD's update rate with exponential compute (Z = 1) and service (S = .1) is (1 - p0)/S, P = 1 and 8."""
-    for workers, expected in ((1, 1 / 1.1), (8, 6.617)):
-        outcome = run(
-            "asgd",
-            dataset="none",
-            num_workers=workers,
-            steps=40_000 // workers,
-            compute_time="exponential:1",
-            server_time="exponential:.1",
-        )
-        assert 1 / outcome.s_per_update == pytest.approx(expected, rel=0.02)
-
-
 def test_no_server_is_faster_than_its_service() -> None:
     """However many workers push, at most one update per service time leaves the server."""
     outcome = run("asgd", dataset="none", num_workers=50, steps=20, server_time="constant:.5")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,55 +51,16 @@ def test_local_sgd_reports_the_mean_distance_to_the_average() -> None:
     assert run("localsgd", num_workers=1, steps=8).updates[0].measured["drift"] == 0
 
 
-def test_local_sgd_drift_moves_the_fixed_point() -> None:
-    """With curvatures 1, 5 and optima 0, 1: H = 1 ends at the optimum 5/6, H = 32 near 1/2 (theory: q_i)."""
-    options: dict[str, Any] = {"num_workers": 2, "dataset": "quadratic", "curvatures": "1,5", "optima": "0,1"}
-    for h in (1, 4, 32):
-        q = 1 - (1 - 0.1 * np.array([1.0, 5.0])) ** h
-        outcome = run("localsgd", steps=40 * h, local_steps=h, lr=0.1, **options)
-        assert outcome.w[0] == pytest.approx(q[1] / q.sum(), abs=1e-5)
-
-
 @pytest.mark.parametrize("law", ["exponential:1", "constant:1", "pareto:2,1"])
 def test_asgd_staleness_is_p_minus_1_whatever_the_law(law: str) -> None:
     """ASGD: each of N updates ages the P - 1 other tasks in flight by one, so the staleness of the applied
     gradients and the ages of those still in flight add up to N (P - 1) exactly.
     """
-    outcome = run("asgd", **EXPONENTIAL | {"compute_time": law}, steps=1000)
+    outcome = run("asgd", **EXPONENTIAL | {"compute_time": law}, steps=100)
     n, last = len(outcome.updates), dict.fromkeys(range(8), 0)
     for update in outcome.updates:
         last[update.dones[0].worker] = update.weights.version  # the version its next task has read
     assert sum(outcome.staleness) + sum(n - version for version in last.values()) == n * 7
-    assert np.mean(outcome.staleness) == pytest.approx(7, abs=0.02)
-
-
-def test_asgd_staleness_of_unequal_workers() -> None:
-    """A worker whose rate is r_i has mean staleness R / r_i - 1, R the sum of rates."""
-    outcome = run(
-        "asgd", dataset="none", num_workers=3, compute_time="exponential:1", slowdown="0=4", steps=20_000
-    )
-    rates = np.array([1 / 4, 1, 1])
-    for worker, expected in enumerate(rates.sum() / rates - 1):
-        own = [u.staleness(u.dones[0]) for u in outcome.updates if u.dones[0].worker == worker]
-        spread = 4 * np.std(own) / math.sqrt(len(own))
-        assert abs(np.mean(own) - expected) < spread
-
-
-def test_asgd_staleness_is_geometric_for_exponential_times() -> None:
-    """P(staleness = k) = (1 - 1/P)^k / P, by a chi-square test at the level 0.001."""
-    from scipy.stats import chi2
-
-    outcome = run("asgd", **EXPONENTIAL, steps=5000)
-    # Neighbouring gradients share the updates between them: every 64th is nearly independent.
-    sample = outcome.staleness[64::64]
-    counts, n = Counter(sample), len(sample)
-    bins = range(20)
-    expected = [n * (7 / 8) ** k / 8 for k in bins]
-    observed = [counts[k] for k in bins]
-    expected.append(n - sum(expected))
-    observed.append(n - sum(observed))
-    statistic = sum((o - e) ** 2 / e for o, e in zip(observed, expected, strict=True))
-    assert statistic < chi2.ppf(0.999, len(bins))
 
 
 @settings(max_examples=40, deadline=None)
@@ -130,21 +89,6 @@ def test_ssp_never_breaks_its_bound(num_workers: int, slack: int, seed: int, law
     assert max(outcome.staleness) <= (num_workers - 1) * (2 * slack + 1)
 
 
-@pytest.mark.parametrize("slack", [0, 3, 10])
-def test_ssp_one_slow_worker_holds_all_to_its_rate(slack: int) -> None:
-    """With one worker 4 times slower, every worker takes one step per 4 s in the long run, for any slack."""
-    outcome = run(
-        "ssp",
-        dataset="none",
-        num_workers=4,
-        compute_time="constant:1",
-        slowdown="0=4",
-        slack=float(slack),
-        steps=500,
-    )
-    assert outcome.tally.last_update_s / 500 == pytest.approx(4, rel=0.03)
-
-
 def test_ssp_waits_only_at_its_bound() -> None:
     """Until the slack is used up, SSP's fast workers run as freely as ASGD's."""
     slow = run(
@@ -162,9 +106,11 @@ def test_a_slow_worker_takes_a_smaller_share_in_asgd() -> None:
     assert abs(shares[1] - shares[2]) <= 1
 
 
-@pytest.mark.parametrize(("workers", "expected"), [(1, 1.0), (2, 1.5), (4, 25 / 12), (8, 761 / 280)])
-def test_ssgd_takes_as_long_as_the_slowest(workers: int, expected: float) -> None:
-    """The mean time of an update is E[max of P], for exponential times H_P; within 4 standard errors."""
-    outcome = run("ssgd", dataset="none", num_workers=workers, compute_time="exponential:1", steps=4000)
-    variance = sum(1 / k**2 for k in range(1, workers + 1))
-    assert abs(outcome.s_per_update - expected) < 4 * math.sqrt(variance / 4000)
+def test_an_update_of_ssgd_lasts_as_long_as_its_slowest_worker() -> None:
+    """Each update ends when the longest of its P tasks does, and the next tasks all begin then."""
+    outcome = run("ssgd", **EXPONENTIAL, steps=50)
+    ended_s = 0.0
+    for update in outcome.updates:
+        assert {done.started_s for done in update.dones} == {ended_s}
+        ended_s = max(done.finished_s for done in update.dones)
+        assert ended_s == max(done.started_s + done.compute_s for done in update.dones)

@@ -20,18 +20,18 @@ from dsgd.records.reader import read_ending, read_yaml
 from dsgd.records.schema import RecordError
 from dsgd.terminal.cli import UsageError
 
-_PATIENCE_S = 3.0  # in which the processes of an experiment that was killed have ended
 _FILES = (
     "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "weights.npy", "trace.json", "tensorboard"
 )  # fmt: skip
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[int]:
+def locked(folder: Path, patience_s: float = 3.0) -> Iterator[int]:
     """Make the experiment's folder and keep other processes out of it; yield the lock's file descriptor.
 
-    The lock ends with the last process that has the descriptor, however that ends. Raises UsageError where
-    the folder cannot be made or another process has it.
+    The lock ends with the last process that has the descriptor, however that ends; those of an experiment
+    that was killed have `patience_s` to end. Raises UsageError where the folder cannot be made or another
+    process has it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,7 +42,7 @@ def locked(folder: Path) -> Iterator[int]:
             "choose another folder"
         ) from None
     try:
-        until_s = time.monotonic() + _PATIENCE_S
+        until_s = time.monotonic() + patience_s
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

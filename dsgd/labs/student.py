@@ -28,7 +28,6 @@ from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
 
 _MOST_FOR_NOTHING = 4  # finished tasks, in budgets: who took so many without spending one never will
-_AGAIN_S = 1.0
 
 
 class Start(NamedTuple):
@@ -78,14 +77,17 @@ class Work:
         options: Mapping[str, Any],
         scenarios: Sequence[Mapping[str, Any]],
         time_limit_s: float = 60.0,
+        again_s: float = 1.0,
     ) -> None:
         """Load the file, and see that it takes the options of the lab in each scenario; nothing is run yet.
 
         time_limit_s: wall seconds after which what does not come back is broken off: a run, or the import.
+        again_s: seconds between one attempt to break it off and the next.
         Raises UsageError, in one line, for a file that is no strategy.
         """
         self.path = path
-        self._options, self._time_limit_s = {"engine": "sim", **options}, time_limit_s
+        self._options = {"engine": "sim", **options}
+        self._time_limit_s, self._again_s = time_limit_s, again_s
         self._scenarios = scenarios
         with self._must_come_back("the import"):
             self.tree, self._strategy = _load(path)
@@ -102,7 +104,7 @@ class Work:
         options, cfg = self._prepared(scenario)
         attempt = Attempt(scenario=scenario, options=options, cfg=cfg)
         try:
-            with _time_limit(self._time_limit_s, "train"):
+            with _time_limit(self._time_limit_s, self._again_s, "train"):
                 ended = execute(cfg, strategy=_Noted(self._strategy, attempt), evaluate=False)
         except _BreaksOff as error:
             attempt.broke_off = str(error)
@@ -125,7 +127,7 @@ class Work:
     def _must_come_back(self, what: str) -> Iterator[None]:
         """Refuse the file if a part of it that comes before a run never ends."""
         try:
-            with _time_limit(self._time_limit_s, what):
+            with _time_limit(self._time_limit_s, self._again_s, what):
                 yield
         except _BreaksOff as error:
             raise UsageError(f"strategy {self.path}: {error}") from None
@@ -275,10 +277,10 @@ def _load(path: Path) -> tuple[ast.Module, Strategy]:
 
 
 @contextmanager
-def _time_limit(seconds: float, what: str) -> Iterator[None]:
+def _time_limit(seconds: float, again_s: float, what: str) -> Iterator[None]:
     """Break off what runs for so many wall seconds: a loop that never asks for a finished task.
 
-    Again every _AGAIN_S, for a bare `except` may have caught it.
+    Again every `again_s`, for a bare `except` may have caught it.
     """
     if threading.current_thread() is not threading.main_thread():  # signals go to the main thread only
         yield
@@ -288,7 +290,7 @@ def _time_limit(seconds: float, what: str) -> Iterator[None]:
         raise _BreaksOff(f"{what} did not come back within {seconds:g} s; look for a loop that never ends")
 
     before = signal.signal(signal.SIGALRM, break_off)
-    signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN_S)
+    signal.setitimer(signal.ITIMER_REAL, seconds, again_s)
     try:
         yield
     finally:

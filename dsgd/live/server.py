@@ -5,9 +5,9 @@ threads or, with fewer threads than clients, lock out the scrape. A framework (a
 bodies, files, keep-alive and a slower import, to be switched off again. Of a GET only the first line matters:
 reading it within limits is all there is to write.
 
-Limits: a request has _REQUEST_S seconds and _REQUEST_BYTES, a client _SEND_S seconds for each piece of an
-answer, a connection serves one request, and of more than _MOST_CONNECTIONS the one that has been asking for
-longest is dropped. A path is looked up in a table: no request can reach the file system. A listener that only
+Limits: a request and each piece of an answer have the seconds of Limits, a request _REQUEST_BYTES, a
+connection serves one request, and of more than _MOST_CONNECTIONS the one that has been asking for longest is
+dropped. A path is looked up in a table: no request can reach the file system. A listener that only
 this machine reaches answers to this machine's names only: a page from elsewhere, whose own name was made to
 resolve to it (DNS rebinding), reads nothing.
 """
@@ -24,13 +24,10 @@ from contextlib import aclosing, contextmanager, suppress
 from http import HTTPStatus
 from typing import NamedTuple, TypeAlias
 
-_REQUEST_S = 5.0
 _REQUEST_BYTES = 8192
-_SEND_S = 10.0
 _HANG_UP_S = 1.0
 _PIECE_BYTES = 1 << 16  # of an answer, which waits until the client has taken the one before
 _MOST_CONNECTIONS = 128
-_MOST_STREAMS = 32
 _CLOSING_TURNS = 3  # of the event loop, in which transports that are aborted, or just accepted, close
 _THIS_MACHINE = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d+)?", re.IGNORECASE)
 
@@ -46,6 +43,20 @@ class Response(NamedTuple):
 
 
 Routes: TypeAlias = Mapping[str, Callable[[], Response]]
+
+
+class Limits(NamedTuple):
+    """What a client may take."""
+
+    request_s: float = 5.0
+    """For its whole request."""
+    send_s: float = 10.0
+    """For each piece of an answer."""
+    streams: int = 32
+    """Open at a time, by all clients together."""
+
+
+LIMITS = Limits()
 
 
 def listen(option: str, host: str, port: int) -> socket.socket:
@@ -79,10 +90,10 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve(listener: socket.socket, routes: Routes) -> None:
+async def serve(listener: socket.socket, routes: Routes, limits: Limits = LIMITS) -> None:
     """Answer requests until cancelled."""
     here_only = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
-    connections = _Connections(routes, here_only)
+    connections = _Connections(routes, limits, here_only)
     server = await asyncio.start_server(
         connections.accept, sock=listener, limit=_REQUEST_BYTES, backlog=_MOST_CONNECTIONS
     )
@@ -94,10 +105,10 @@ async def serve(listener: socket.socket, routes: Routes) -> None:
 
 
 @contextmanager
-def serving(listener: socket.socket, routes: Routes) -> Iterator[None]:
+def serving(listener: socket.socket, routes: Routes, limits: Limits = LIMITS) -> Iterator[None]:
     """Answer requests in a thread until the block ends."""
     loop = asyncio.new_event_loop()
-    task = loop.create_task(serve(listener, routes))
+    task = loop.create_task(serve(listener, routes, limits))
 
     def work() -> None:
         with suppress(asyncio.CancelledError):
@@ -126,8 +137,8 @@ def _end(task: _Task, writer: asyncio.StreamWriter) -> None:
 class _Connections:
     """The connections of a server, within its limits."""
 
-    def __init__(self, routes: Routes, here_only: bool) -> None:
-        self._routes, self._here_only = routes, here_only
+    def __init__(self, routes: Routes, limits: Limits, here_only: bool) -> None:
+        self._routes, self._limits, self._here_only = routes, limits, here_only
         self._asking: dict[_Task, asyncio.StreamWriter] = {}  # without a whole request yet; longest first
         self._answering: dict[_Task, asyncio.StreamWriter] = {}
         self._streams = 0
@@ -157,7 +168,7 @@ class _Connections:
         task = asyncio.current_task()
         assert task
         try:
-            async with asyncio.timeout(_REQUEST_S):
+            async with asyncio.timeout(self._limits.request_s):
                 head = await reader.readuntil(b"\r\n\r\n")
             self._asking.pop(task, None)
             self._answering[task] = writer
@@ -175,28 +186,55 @@ class _Connections:
         method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
         target, _, version = rest.rpartition(" ")
         if not version.startswith("HTTP/1."):
-            return await _error(writer, HTTPStatus.BAD_REQUEST)
+            return await self._error(writer, HTTPStatus.BAD_REQUEST)
         if self._here_only and not _asks_this_machine(head):
-            return await _error(writer, HTTPStatus.MISDIRECTED_REQUEST)
+            return await self._error(writer, HTTPStatus.MISDIRECTED_REQUEST)
         if method != "GET":
-            return await _error(writer, HTTPStatus.METHOD_NOT_ALLOWED, "Allow: GET")
+            return await self._error(writer, HTTPStatus.METHOD_NOT_ALLOWED, "Allow: GET")
         route = self._routes.get(target.partition("?")[0])
         if route is None:
-            return await _error(writer, HTTPStatus.NOT_FOUND)
+            return await self._error(writer, HTTPStatus.NOT_FOUND)
         response = route()
         if isinstance(response.body, bytes):
-            await _head(writer, HTTPStatus.OK, response, f"Content-Length: {len(response.body)}")
-            return await _send(writer, response.body)
-        if self._streams >= _MOST_STREAMS:
-            return await _error(writer, HTTPStatus.SERVICE_UNAVAILABLE, "Retry-After: 10")
+            await self._head(writer, HTTPStatus.OK, response, f"Content-Length: {len(response.body)}")
+            return await self._send(writer, response.body)
+        if self._streams >= self._limits.streams:
+            return await self._error(writer, HTTPStatus.SERVICE_UNAVAILABLE, "Retry-After: 10")
         self._streams += 1
         try:
-            await _head(writer, HTTPStatus.OK, response)
+            await self._head(writer, HTTPStatus.OK, response)
             async with aclosing(response.body) as pieces:
                 async for piece in pieces:
-                    await _send(writer, piece)
+                    await self._send(writer, piece)
         finally:
             self._streams -= 1
+
+    async def _error(self, writer: asyncio.StreamWriter, status: HTTPStatus, *headers: str) -> None:
+        body = f"{status.value} {status.phrase}\n".encode()
+        await self._head(
+            writer, status, Response("text/plain", body, headers), f"Content-Length: {len(body)}"
+        )
+        await self._send(writer, body)
+
+    async def _head(
+        self, writer: asyncio.StreamWriter, status: HTTPStatus, response: Response, *more: str
+    ) -> None:
+        lines = [
+            f"HTTP/1.1 {status.value} {status.phrase}",
+            f"Content-Type: {response.content_type}",
+            "X-Content-Type-Options: nosniff",
+            "Cache-Control: no-store",
+            "Connection: close",
+            *response.headers,
+            *more,
+        ]
+        await self._send(writer, "".join(f"{line}\r\n" for line in [*lines, ""]).encode("latin-1"))
+
+    async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        for i in range(0, len(data), _PIECE_BYTES):
+            async with asyncio.timeout(self._limits.send_s):
+                writer.write(data[i : i + _PIECE_BYTES])
+                await writer.drain()
 
 
 def _asks_this_machine(head: bytes) -> bool:
@@ -206,35 +244,9 @@ def _asks_this_machine(head: bytes) -> bool:
     return len(hosts) == 1 and _THIS_MACHINE.fullmatch(hosts[0]) is not None
 
 
-async def _error(writer: asyncio.StreamWriter, status: HTTPStatus, *headers: str) -> None:
-    body = f"{status.value} {status.phrase}\n".encode()
-    await _head(writer, status, Response("text/plain", body, headers), f"Content-Length: {len(body)}")
-    await _send(writer, body)
-
-
-async def _head(writer: asyncio.StreamWriter, status: HTTPStatus, response: Response, *more: str) -> None:
-    lines = [
-        f"HTTP/1.1 {status.value} {status.phrase}",
-        f"Content-Type: {response.content_type}",
-        "X-Content-Type-Options: nosniff",
-        "Cache-Control: no-store",
-        "Connection: close",
-        *response.headers,
-        *more,
-    ]
-    await _send(writer, "".join(f"{line}\r\n" for line in [*lines, ""]).encode("latin-1"))
-
-
 async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Let the client close first: closing on what it still sends would take the answer from it."""
     writer.write_eof()
     async with asyncio.timeout(_HANG_UP_S):
         while await reader.read(_PIECE_BYTES):
             pass
-
-
-async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
-    for i in range(0, len(data), _PIECE_BYTES):
-        async with asyncio.timeout(_SEND_S):
-            writer.write(data[i : i + _PIECE_BYTES])
-            await writer.drain()

@@ -137,7 +137,7 @@ def draw(
     axes = canvas.axes()
     curves = {variant: [c for c in seeds if len(c[0])] for variant, seeds in curves.items()}
     curves = {variant: seeds for variant, seeds in curves.items() if seeds}
-    ends = {variant: _end(seeds) for variant, seeds in curves.items()}
+    ends = {variant: last_x(seeds) for variant, seeds in curves.items()}
     starts = [x[x > 0][0] for seeds in curves.values() for x, _ in seeds if (x > 0).any()]
     spread = max(ends.values(), default=1.0) / max(min(ends.values(), default=1.0), 1e-300)
     log_x = bool(starts) and spread > 6
@@ -148,7 +148,7 @@ def draw(
             grid = np.geomspace(min(starts), max(ends[variant], min(starts)), _POINTS)
         else:
             grid = np.linspace(min(x[0] for x, _ in seeds), ends[variant], _POINTS)
-        values = np.array([_at(x, y, grid) for x, y in seeds])
+        values = np.array([values_at(x, y, grid) for x, y in seeds])
         centre, low, high = median_bands(values)
         shown = np.isfinite(centre)
         (line,) = axes.plot(
@@ -189,13 +189,13 @@ def _scale(axes: Axes, shown: Floats, first: Floats, target: float | None) -> No
     readable_ticks(axes, "y", log=log)
 
 
-def _end(seeds: Sequence[tuple[Floats, Floats]]) -> float:
+def last_x(seeds: Sequence[tuple[Floats, Floats]]) -> float:
     """Return where the first seed ends that did not diverge; if all did, where the last finite value is."""
     ends = [float(x[-1]) for x, _ in seeds if np.isfinite(x[-1])]
     return min(ends) if ends else max(float(x[np.isfinite(x)][-1]) for x, _ in seeds)
 
 
-def _at(x: Floats, y: Floats, grid: Floats) -> Floats:
+def values_at(x: Floats, y: Floats, grid: Floats) -> Floats:
     """Return a step function's values: what was last known at each point of the grid."""
     places = np.searchsorted(x, grid, side="right") - 1
     return y[np.clip(places, 0, len(y) - 1)]
