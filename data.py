@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from dsgd.options.texts import Partition
 from dsgd.work.model import Classifier, Evaluation, Nothing, Objective, Quadratic
-from dsgd.work.optim import Vector
 from dsgd.work.rng import Purpose, at, generator
 from dsgd.work.shard import Shard
+from dsgd.work.weights import Vector
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,9 +23,9 @@ from dsgd.cluster import Cluster, Update, start_idle
 from dsgd.config import AsynchronousConfig
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.closed_forms import ClosedForms, asynchronous
-from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
+from dsgd.work.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,9 +27,9 @@ from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.assumptions import need
 from dsgd.theory.closed_forms import ClosedForms, rounds
 from dsgd.theory.quadratics import local_sgd_fixed_point
-from dsgd.work.optim import Weights, spread
 from dsgd.work.optimizers import local_sgd
 from dsgd.work.rules import Average, chain
+from dsgd.work.weights import Weights, spread
 
 
 @dataclass(frozen=True, kw_only=True)

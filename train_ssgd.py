@@ -23,9 +23,9 @@ from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import GradientConfig
 from dsgd.theory.closed_forms import ClosedForms, timed, workers
 from dsgd.theory.times import ssgd_time
-from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
+from dsgd.work.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)

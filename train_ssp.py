@@ -34,9 +34,9 @@ from dsgd.theory.bounded_staleness import (
     ssp_steps_per_s,
 )
 from dsgd.theory.closed_forms import ClosedForms, equal_workers, timed, workers
-from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
+from dsgd.work.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from dsgd.data import make_workload
 from dsgd.metrics import Tally
 from dsgd.strategies import load
 from dsgd.work.model import Objective
-from dsgd.work.optim import Weights
+from dsgd.work.weights import Weights
 
 WORKERS = 1024
 

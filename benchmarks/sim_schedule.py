@@ -2,36 +2,79 @@
 
     python benchmarks/sim_schedule.py
 
-Runs ASGD as a user does (`--dataset none --record none`) with 64 to 8,192 workers and prints gradients a
-second, and the cost of one relative to 64 workers.
+Runs the product as a user does (`--dataset none --record none`, exponential times) and prints: ASGD with
+1,024 workers beside a bare `heapq` loop over the same draws; the cost of a gradient with 8,192 workers
+against that with 64, for every mode; time and memory of ASGD with 100,000 workers.
 """
 
 from __future__ import annotations
 
+import heapq
+import resource
 import tempfile
+import time
 
+from dsgd.cluster.laws import parse_law
+from dsgd.cluster.timing import ComputeTimes
 from dsgd.execution.execute import execute
 from dsgd.execution.quick import config
 from dsgd.records.writer import RunRecord
+from dsgd.strategies import modes
 
-GRADIENTS = 1 << 20
+LAW = "exponential:1"
+GRADIENTS = 1 << 19
 
 
-def gradients_per_s(num_workers: int, law: str, out: str) -> float:
-    steps = GRADIENTS // num_workers
-    options = {"num_workers": num_workers, "steps": steps, "compute_time": law}
-    cfg = config("asgd", dataset="none", record="none", out=out, **options)
+def gradients_per_s(mode: str, num_workers: int, gradients: int, out: str) -> float:
+    """Return how many mini-batches of one run were applied in a second."""
+    cfg = config(
+        mode,
+        num_workers=num_workers,
+        steps=max(5, gradients // num_workers),
+        dataset="none",
+        record="none",
+        compute_time=LAW,
+        out=out,
+    )
     ended = execute(cfg, record=RunRecord(cfg))
     assert not ended.error, ended.error
     return ended.tally.gradients / ended.wall_s
 
 
-if __name__ == "__main__":
+def bare_gradients_per_s(num_workers: int, gradients: int) -> float:
+    """Return how many events of a heap are handled in a second, with the times that the simulator draws."""
+    times = ComputeTimes(parse_law(LAW), seed=0)
+    steps = [0] * num_workers
+    heap = [(times.seconds(worker, 0), worker, worker) for worker in range(num_workers)]
+    heapq.heapify(heap)
+    serial, began_s = num_workers, time.perf_counter()
+    for _ in range(gradients):
+        now_s, _, worker = heapq.heappop(heap)
+        steps[worker] += 1
+        serial += 1
+        heapq.heappush(heap, (now_s + times.seconds(worker, steps[worker]), serial, worker))
+    return gradients / (time.perf_counter() - began_s)
+
+
+def main() -> None:
     with tempfile.TemporaryDirectory() as out:
-        for law in ("none", "exponential:1"):
-            rates = {p: max(gradients_per_s(p, law, out) for _ in range(3)) for p in (64, 512, 8192)}
-            for num_workers, rate in rates.items():
-                print(
-                    f"{law:14} {num_workers:5} workers: {rate:9,.0f} gradients/s, "
-                    f"{rates[64] / rate:.2f} x the cost of 64 workers"
-                )
+        ours = max(gradients_per_s("asgd", 1024, GRADIENTS, out) for _ in range(3))
+        bare = max(bare_gradients_per_s(1024, GRADIENTS) for _ in range(3))
+        print(
+            f"asgd, 1,024 workers: {ours:,.0f} gradients/s, a bare heapq loop {bare:,.0f}: {ours / bare:.3f}"
+        )
+        for mode in modes():
+            few, many = (
+                max(gradients_per_s(mode, p, GRADIENTS // 4, out) for _ in range(3)) for p in (64, 8192)
+            )
+            rates = f"64 workers {few:9,.0f}/s, 8,192 workers {many:9,.0f}/s"
+            print(f"{mode:12} {rates}: {few / many:.2f} x the cost")
+        began_s = time.perf_counter()
+        gradients_per_s("asgd", 100_000, 500_000, out)
+        took_s = time.perf_counter() - began_s
+        peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"asgd, 100,000 workers x 5 steps: {took_s:.1f} s, {peak_gib:.2f} GiB at most")
+
+
+if __name__ == "__main__":
+    main()

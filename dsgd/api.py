@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from dsgd.cluster import Update
-    from dsgd.work.optim import Vector
+    from dsgd.work.weights import Vector
 
 __all__ = ["Comparison", "Result", "Watcher", "experiment", "modes", "run"]
 

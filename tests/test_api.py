@@ -196,7 +196,7 @@ def test_a_mistake_in_a_strategy_comes_out_where_it_is(monkeypatch: pytest.Monke
     def broken(*_: object) -> object:
         raise ZeroDivisionError("a student's mistake")
 
-    monkeypatch.setattr(train_ssgd, "mean", broken)
+    monkeypatch.setattr(train_ssgd, "run_all", broken)
     with pytest.raises(ZeroDivisionError) as caught:
         dsgd.run("ssgd", **SIM)
     assert any(Path(entry.path).name == "train_ssgd.py" for entry in caught.traceback)

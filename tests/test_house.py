@@ -24,7 +24,7 @@ FLOORS = [
     {"labs", "experiments"},
 ]
 # Some of their files are below `execution` and some above it: the law of circles alone holds them.
-ON_SEVERAL_FLOORS = {"records", "terminal", "theory"}
+ON_SEVERAL_FLOORS = {"options", "records", "terminal", "theory"}
 
 
 def module_of(path: Path) -> str:

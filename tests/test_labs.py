@@ -638,7 +638,7 @@ NO_STRATEGY = {
     "a missing name": (
         "import server_rule",
         "import server_rules",
-        ["line 14", "server_rules"],
+        ["line 13", "server_rules"],
     ),
     "no train": ("def train", "def trains", ["needs a Config and a function train"]),
     "no option": ("    slack: float", "    gap: float", ["Config"]),

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from dsgd.cluster.clocks import Clocks
 from dsgd.cluster.ledger import Ledger
-from dsgd.work.optim import Weights
 from dsgd.work.tasks import LocalSGD, Task
+from dsgd.work.weights import Weights
 
 
 class Flight(NamedTuple):

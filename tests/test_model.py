@@ -11,9 +11,9 @@ import torch
 from dsgd.data import make_workload
 from dsgd.execution.quick import config
 from dsgd.work.model import Objective
-from dsgd.work.optim import Weights, mean
 from dsgd.work.rules import Arrived, Descend, Momentum, chain
 from dsgd.work.tasks import Elastic, LocalAdamW, LocalSGD, Task, gradient
+from dsgd.work.weights import Weights, mean
 
 OBJECTIVES: list[dict[str, Any]] = [
     {},

@@ -20,9 +20,9 @@ from dsgd.config import AsynchronousConfig
 from dsgd.data import make_workload
 from dsgd.execution.quick import Outcome, assert_close, config, run, same_bytes
 from dsgd.strategies.train_dssp import extra_steps
-from dsgd.work.optim import Vector, Weights, mean
 from dsgd.work.rules import Arrived, ByStaleness, DelayedNesterov, Descend, Momentum, chain
 from dsgd.work.tasks import LocalAdamW, Task, gradient
+from dsgd.work.weights import Vector, Weights, mean
 
 EXPONENTIAL: dict[str, Any] = {"dataset": "none", "num_workers": 8, "compute_time": "exponential:1"}
 

@@ -10,8 +10,8 @@ import torch
 
 from dsgd.data import make_workload
 from dsgd.execution.quick import assert_close, config, run
-from dsgd.work.optim import Vector
 from dsgd.work.rules import Schedule
+from dsgd.work.weights import Vector
 
 STEPS = 24
 GRADIENT_MODES = ("ssgd", "asgd", "ssp", "dssp", "dcasgd", "kasync", "ksync", "rennala", "ringmaster")

@@ -213,8 +213,8 @@ def test_a_cancelled_task_ends_at_once() -> None:
     """A worker that is cancelled in a task of hours makes its next one, of no time, at once."""
     from dsgd.cluster.open import open_cluster
     from dsgd.data import make_workload
-    from dsgd.work.optim import Weights
     from dsgd.work.tasks import gradient
+    from dsgd.work.weights import Weights
 
     law = "markov:0,10000,.5,.5"
     drawn = (ComputeTimes(parse_law(law), seed) for seed in itertools.count())
@@ -247,8 +247,8 @@ def test_an_error_in_a_task_names_the_worker() -> None:
     """What a task raises on a worker fails the run with the worker's number."""
     from dsgd.cluster.open import open_cluster
     from dsgd.data import make_workload
-    from dsgd.work.optim import Weights
     from dsgd.work.tasks import gradient
+    from dsgd.work.weights import Weights
 
     cfg = config("ssgd", engine="ray", num_workers=2)
     with open_cluster(cfg, make_workload(cfg)) as cluster:

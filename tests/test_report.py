@@ -579,7 +579,11 @@ def test_options_that_only_some_modes_have_are_shown(race: Path) -> None:
     columns = dict(zip(table.headings, zip(*table.rows, strict=True), strict=True))
     assert columns["variant"] == ("ssgd", "asgd", "localsgd")
     assert columns["mode"] == ("ssgd", "asgd", "localsgd")
-    assert columns["not in all modes"] == ("–", "lr_scaling=workers staleness_lr=none", "local_steps=4")
+    assert columns["not in all modes"] == (
+        "optimizer=sgd",
+        "optimizer=sgd lr_scaling=workers staleness_lr=none",
+        "local_steps=4",
+    )
 
 
 def test_a_target_that_nobody_reaches_is_said(copy: Path) -> None:

@@ -19,7 +19,7 @@ from dsgd.config import TrainConfig
 from dsgd.data import make_workload
 from dsgd.execution.quick import config
 from dsgd.strategies import load
-from dsgd.work.optim import Weights
+from dsgd.work.weights import Weights
 
 EACH = [
     pytest.param(mode, options, scenario, id=name(mode, options, scenario))

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsgd.work.optim import Vector, Weights, mean
 from dsgd.work.rules import (
     Adam,
     Arrived,
@@ -29,6 +28,7 @@ from dsgd.work.rules import (
     Schedule,
     chain,
 )
+from dsgd.work.weights import Vector, Weights, mean
 
 RULES: dict[str, Chain] = {
     "plain": chain(Descend(0.1)),

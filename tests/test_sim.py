@@ -15,8 +15,8 @@ from dsgd.cluster.timing import ComputeTimes
 from dsgd.data import make_workload
 from dsgd.execution.quick import config, run, same_bytes
 from dsgd.strategies import load
-from dsgd.work.optim import Weights
 from dsgd.work.tasks import gradient
+from dsgd.work.weights import Weights
 
 
 def test_a_step_without_a_law_lasts_one_virtual_second() -> None:

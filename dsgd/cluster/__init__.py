@@ -15,9 +15,9 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from typing import NamedTuple, Protocol
 
 from dsgd.cluster.clocks import Clocks
-from dsgd.work.optim import Vector, Weights
 from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
+from dsgd.work.weights import Vector, Weights
 
 
 class Done(NamedTuple):

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from dsgd.cluster.clocks import Clocks
-from dsgd.work.optim import Weights
 from dsgd.work.tasks import Task
+from dsgd.work.weights import Weights
 
 
 class Flight(Protocol):

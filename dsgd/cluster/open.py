@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from dsgd.cluster import Engine
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
-from dsgd.strategies import strategy_of
 from dsgd.terminal.interruptions import Interruptions
 
 
 def open_cluster(
-    cfg: TrainConfig, workload: Workload, interruptions: Interruptions | None = None
+    cfg: TrainConfig,
+    workload: Workload,
+    interruptions: Interruptions | None = None,
+    unknown_to_workers: Any = None,
 ) -> AbstractContextManager[Engine]:
     """Start the engine that the configuration names; only Ray's imports ray.
 
+    unknown_to_workers: a module that they cannot import; its tasks are sent to them with their code.
     Raises ValueError for a device that is not there, ClusterError if the workers cannot be started.
     """
     if cfg.engine == "ray":
         from dsgd.cluster.ray import RayCluster, connect
 
-        if cfg.strategy_file:  # workers do not have the file, so its tasks are sent with their code
+        if unknown_to_workers:
             from ray.cloudpickle import register_pickle_by_value
 
-            register_pickle_by_value(strategy_of(cfg))  # type: ignore[no-untyped-call]
+            register_pickle_by_value(unknown_to_workers)  # type: ignore[no-untyped-call]
         # Interrupted while it starts, Ray would leave processes behind.
         connection = None
         try:

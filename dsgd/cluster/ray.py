@@ -42,10 +42,10 @@ from dsgd.config import TrainConfig
 from dsgd.data import Workload
 from dsgd.work import rules
 from dsgd.work.model import Objective
-from dsgd.work.optim import Vector, Weights
 from dsgd.work.rules import Rule
 from dsgd.work.shard import Shard
 from dsgd.work.tasks import Task
+from dsgd.work.weights import Vector, Weights
 
 _INLINE_BYTES = 64_000  # below the size up to which Ray sends arguments and results inside the call
 _REQUEST = struct.Struct("qqq")  # ticket, step, length of the pickled task

@@ -23,8 +23,8 @@ from dsgd.cluster.timing import ComputeTimes
 from dsgd.cluster.values import LazyValues
 from dsgd.data import Workload
 from dsgd.work import rules
-from dsgd.work.optim import Weights
 from dsgd.work.tasks import Task
+from dsgd.work.weights import Weights
 
 
 class _Flight(NamedTuple):

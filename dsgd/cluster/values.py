@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsgd.data import Workload
-from dsgd.work.optim import Vector
 from dsgd.work.tasks import Task
+from dsgd.work.weights import Vector
 
 if TYPE_CHECKING:
     from torch import Tensor

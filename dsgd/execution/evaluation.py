@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dsgd.data import Workload
 from dsgd.work.model import Evaluation
-from dsgd.work.optim import Weights
+from dsgd.work.weights import Weights
 
 _MOST_WAITING = 8  # each keeps a version of the weights in memory
 

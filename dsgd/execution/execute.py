@@ -29,7 +29,7 @@ from dsgd.records.outcomes import StoppedBy, one_line
 from dsgd.strategies import Strategy, strategy_of
 from dsgd.terminal.interruptions import Interruptions
 from dsgd.theory.predictions import compare
-from dsgd.work.optim import Weights
+from dsgd.work.weights import Weights
 
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord
@@ -129,7 +129,8 @@ def execute(
     strategy = strategy or strategy_of(cfg)
     interruptions = interruptions or Interruptions()
     workload = make_workload(cfg)
-    with open_cluster(cfg, workload, interruptions) as cluster:
+    own = strategy if cfg.strategy_file else None
+    with open_cluster(cfg, workload, interruptions, unknown_to_workers=own) as cluster:
         following = _Following(cfg, workload, cluster, record, tuple(watchers), evaluate=evaluate)
         interruptions.hold()  # a record that is begun will be completed
         if record:

@@ -27,7 +27,7 @@ from dsgd.data import make_workload
 from dsgd.execution.execute import Running, Watcher, execute
 from dsgd.metrics import Tally
 from dsgd.strategies import load
-from dsgd.work.optim import Vector
+from dsgd.work.weights import Vector
 
 GROUPS: Mapping[str, type] = {
     "data": DataConfig,

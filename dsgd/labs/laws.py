@@ -18,9 +18,9 @@ from dsgd.execution.quick import run
 from dsgd.labs.spec import Finding
 from dsgd.labs.student import Attempt, Work
 from dsgd.strategies import load
-from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.rules import ByStaleness
+from dsgd.work.weights import Weights
 
 _ROUNDING = 1e-6  # largest difference of two weights that only the order of float32 arithmetic makes
 _NOT_NEEDED = ("eval", "exec", "open", "__import__", "globals", "locals", "vars", "getattr", "setattr")

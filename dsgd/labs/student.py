@@ -23,9 +23,9 @@ from dsgd.labs.trial import floats
 from dsgd.strategies import Strategy
 from dsgd.strategies.files import StrategyFileError, from_file, located
 from dsgd.terminal.cli import UsageError
-from dsgd.work.optim import Weights
 from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
+from dsgd.work.weights import Weights
 
 _MOST_FOR_NOTHING = 4  # finished tasks, in budgets: who took so many without spending one never will
 

@@ -34,7 +34,7 @@ from dsgd.records.schema import (
 )
 from dsgd.records.tensorboard import TensorBoard, require_tensorboard
 from dsgd.records.trace import write_trace
-from dsgd.work.optim import Vector
+from dsgd.work.weights import Vector
 
 _FLUSH_S = 1.0  # a killed simulation loses at most the updates of this many seconds
 

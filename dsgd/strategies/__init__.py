@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 if TYPE_CHECKING:
     from dsgd.cluster import Cluster, Update
     from dsgd.config import TrainConfig
-    from dsgd.work.optim import Weights
+    from dsgd.work.weights import Weights
 
 
 class Strategy(Protocol):

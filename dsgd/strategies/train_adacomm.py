@@ -27,9 +27,9 @@ from dsgd.cluster import Cluster, Update, next_round, run_all
 from dsgd.config import Ge, Gt, Lt, TrainConfig
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.closed_forms import ClosedForms
-from dsgd.work.optim import Weights, spread
 from dsgd.work.optimizers import local_sgd
 from dsgd.work.rules import Average, chain
+from dsgd.work.weights import Weights, spread
 
 
 @dataclass(frozen=True, kw_only=True)

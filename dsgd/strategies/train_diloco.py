@@ -22,10 +22,10 @@ from dsgd.cluster import Cluster, Update, next_round, run_all, start_portions
 from dsgd.config import FINITE, ExchangeConfig, Ge, Gt, Lt, OnlyWith
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.closed_forms import ClosedForms, exchanges
-from dsgd.work.optim import Weights, spread
 from dsgd.work.optimizers import ADAMW_DECAY, local_sgd, schedule
 from dsgd.work.rules import DelayedNesterov, Descend, Momentum, Moved, chain
 from dsgd.work.tasks import LocalAdamW, LocalSGD
+from dsgd.work.weights import Weights, spread
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,9 @@ from dsgd.config import AsynchronousConfig, Ge, require
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.bounded_staleness import ssp_clock_gap_bound, ssp_staleness_bound
 from dsgd.theory.closed_forms import ClosedForms
-from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
+from dsgd.work.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,10 +26,10 @@ from dsgd.cluster import Cluster, Update, next_round, run_all, start_portions
 from dsgd.config import ExchangeConfig, Gt, Le
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.closed_forms import ClosedForms, exchanges
-from dsgd.work.optim import Weights, spread
 from dsgd.work.optimizers import schedule
 from dsgd.work.rules import Pull, chain
 from dsgd.work.tasks import Elastic
+from dsgd.work.weights import Weights, spread
 
 
 @dataclass(frozen=True, kw_only=True)

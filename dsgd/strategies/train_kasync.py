@@ -32,9 +32,9 @@ from dsgd.theory.stale_gradients import (
     k_batch_async_mean_staleness,
 )
 from dsgd.theory.times import k_async_time, k_batch_async_time
-from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
+from dsgd.work.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)

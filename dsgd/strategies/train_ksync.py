@@ -31,9 +31,9 @@ from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.assumptions import need
 from dsgd.theory.closed_forms import ClosedForms, equal_workers, timed
 from dsgd.theory.times import k_batch_sync_time, k_sync_time
-from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
+from dsgd.work.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,9 +25,9 @@ from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
 from dsgd.config import GradientConfig, require
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.closed_forms import ClosedForms
-from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
+from dsgd.work.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)

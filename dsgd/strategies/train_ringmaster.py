@@ -25,9 +25,9 @@ from dsgd.cluster import Cluster, Done, Update, start_all
 from dsgd.config import AsynchronousConfig, whole_or_inf
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.closed_forms import ClosedForms
-from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
+from dsgd.work.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)

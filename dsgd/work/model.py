@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dsgd.work.optim import Vector
 from dsgd.work.rng import Purpose, generator
+from dsgd.work.weights import Vector
 
 if TYPE_CHECKING:
     from torch import Tensor

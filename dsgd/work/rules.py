@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from dsgd.work.optim import Vector, Weights, mean
+from dsgd.work.weights import Vector, Weights, mean
 
 Slots: TypeAlias = dict[str, Vector]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from dsgd.cluster import Cluster, Update
 from dsgd.config import AsynchronousConfig, require
-from dsgd.work.optim import Weights
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
+from dsgd.work.weights import Weights
 
 
 @dataclass(frozen=True, kw_only=True)

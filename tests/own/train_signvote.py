@@ -26,8 +26,8 @@ from dsgd.config import TrainConfig, require
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.closed_forms import ClosedForms, timed, workers
 from dsgd.theory.times import ssgd_time
-from dsgd.work.optim import Vector, Weights
 from dsgd.work.rules import Descend, Result, Slots, chain
+from dsgd.work.weights import Vector, Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
