@@ -5,7 +5,7 @@ ARG UV_IMAGE=astral/uv:0.13.8
 # hadolint ignore=DL3006
 FROM ${UV_IMAGE} AS uv
 
-# Gigabytes, which change only with requirements.txt: code is added to them in the last stage.
+# Gigabytes that change only with requirements.txt; the code is added in the last stage.
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE} AS packages
 COPY --from=uv /uv /usr/local/bin/uv
@@ -13,7 +13,7 @@ ENV UV_LINK_MODE=copy \
     UV_COMPILE_BYTECODE=1 \
     UV_PYTHON_DOWNLOADS=never
 COPY requirements.txt /
-# Whoever installs from another registry hands its settings in as the secret `uv`: no layer keeps them.
+# To install from another registry, pass its settings as the secret `uv`: no layer keeps them.
 RUN --mount=type=cache,target=/root/.cache/uv \
     --mount=type=secret,id=uv,target=/etc/uv/uv.toml \
     uv venv --python 3.13 /opt/venv \
@@ -21,7 +21,7 @@ RUN --mount=type=cache,target=/root/.cache/uv \
 
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE}
-# wget: probes of older KubeRay. procps: pkill, with which a pod that is deleted ends its run in order.
+# wget: probes of older KubeRay. procps: pkill, with which a deleted pod ends its run cleanly.
 # Versions are Debian's, which keeps only the newest of each.
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -30,7 +30,7 @@ RUN apt-get update \
     && groupadd --gid 1000 ray \
     && useradd --uid 1000 --gid ray --create-home --shell /bin/bash ray \
     && install --directory --owner ray --group ray /app/runs \
-    # A login shell, in which some operators start Ray, sets PATH anew.
+    # Some operators start Ray in a login shell, which resets PATH.
     && echo "PATH=/opt/venv/bin:\$PATH" > /etc/profile.d/venv.sh
 COPY --from=packages /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH \
@@ -40,7 +40,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     RAY_USAGE_STATS_ENABLED=0
 WORKDIR /app
 COPY . ./
-# Editable, so that what runs is /app. It is built by the setuptools of requirements.txt: nothing is fetched.
+# Editable, so that /app itself runs. The setuptools of requirements.txt build it: nothing is downloaded.
 RUN --mount=type=bind,from=uv,source=/uv,target=/usr/local/bin/uv \
     uv pip install --offline --no-cache --no-deps --no-build-isolation --python /opt/venv/bin/python --editable . \
     && python -m compileall -q .
@@ -56,6 +56,6 @@ LABEL org.opencontainers.image.title="dsgd-lab" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${GIT_COMMIT}"
 
-# KubeRay puts `ray start` in the place of both; on its own the image is main.py.
+# KubeRay replaces both with `ray start`; by itself the image runs main.py.
 ENTRYPOINT ["python", "main.py"]
 CMD ["--help"]

@@ -21,12 +21,12 @@ setup: .venv/.done  ## make the environment in .venv (finds uv, or installs it i
 	$(UV) sync
 	@touch $@
 
-# Only where no uv is on the PATH: into a folder of its own, never into the system's Python.
+# Only where no uv is on the PATH: into .tools, never into the system's Python.
 .tools/uv/bin/uv:
 	python3 -m venv .tools/uv
 	.tools/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-# From scratch, as `make setup` resolves in a fresh clone; an older uv.lock has no say. No registry is named.
+# From scratch, as `make setup` resolves in a fresh clone; an older uv.lock is ignored. No registry is named.
 requirements: | $(UV)  ## write requirements.txt from pyproject.toml: all packages by version and hash
 	$(UV) lock --quiet --upgrade
 	{ echo "# Made by \`make requirements\` from pyproject.toml; docs/deploy.md says who uses it."; \
@@ -36,7 +36,7 @@ requirements: | $(UV)  ## write requirements.txt from pyproject.toml: all packag
 demo: setup  ## train synchronous SGD on Ray with 2 workers
 	$(PYTHON) main.py --mode ssgd --num-workers 2 --steps 200
 
-quick: setup  ## in a minute: the tests that a change most likely breaks; MODE=ssp: those of one mode
+quick: setup  ## the tests that a change most likely breaks, in a minute; MODE=ssp: those of one mode
 ifdef MODE
 	$(PYTEST) -m "not ray and not slow" --mode $(MODE) tests
 else
@@ -56,7 +56,7 @@ lint: setup  ## check style
 types: setup  ## check types
 	.venv/bin/mypy
 
-format: setup  ## mend style
+format: setup  ## fix style
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
@@ -84,11 +84,11 @@ theory: setup  ## print theory against measurement, and draw up docs/theory.md
 	$(PYTHON) -m dsgd.theory.gate --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md
 	@cat docs/theory.md
 
-docs: setup  ## run the examples of the documents again, and put their output beside them
+docs: setup  ## rerun the examples in the documents and insert their output
 	$(PYTHON) -m dsgd.records.documents
 	$(PYTHON) docs/tools/examples.py README.md docs/strategies/*.md
 
-labs: setup  ## run the labs' examples and experiments again, and draw their figures
+labs: setup  ## rerun the labs' examples and experiments, and draw their figures
 	$(PYTHON) docs/tools/examples.py docs/labs/*.md
 	$(PYTHON) docs/tools/lab_figures.py docs/labs/*.md
 
@@ -107,7 +107,7 @@ clean:  ## remove the environment and caches (run records stay)
 # --- image and cluster (docs/deploy.md)
 
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-# The commit that an image holds; nothing while there are changes, for then it holds none.
+# The commit that an image holds; empty while there are uncommitted changes.
 COMMIT := $(shell test -z "$$(git status --porcelain 2>&1)" && git rev-parse HEAD)
 REGISTRY = $(AWS_ACCOUNT).dkr.ecr.$(AWS_REGION).amazonaws.com
 REPOSITORY = $(REGISTRY)/dsgd-lab
@@ -121,9 +121,9 @@ image:  ## build the image dsgd-lab:VERSION for this machine's Docker
 
 push: export AWS_PROFILE ?= self
 push:  ## build the image of this commit and push it to ECR: make push AWS_ACCOUNT=... AWS_REGION=...
-	@test -n "$(AWS_ACCOUNT)" || { echo "make push: AWS_ACCOUNT is not set; give the account that has the registry" >&2; exit 2; }
+	@test -n "$(AWS_ACCOUNT)" || { echo "make push: AWS_ACCOUNT is not set; give the account of the registry" >&2; exit 2; }
 	@test -n "$(AWS_REGION)" || { echo "make push: AWS_REGION is not set; give the region of the registry" >&2; exit 2; }
-	@test -n "$(COMMIT)" || { echo "make push: the tag names the commit; commit or put away your changes first" >&2; exit 2; }
+	@test -n "$(COMMIT)" || { echo "make push: the tag names the commit; commit or stash your changes first" >&2; exit 2; }
 	aws ecr get-login-password --region $(AWS_REGION) | docker login --username AWS --password-stdin $(REGISTRY)
 	$(BUILD) --cache-from type=registry,ref=$(REPOSITORY):cache \
 		--cache-to type=registry,ref=$(REPOSITORY):cache,mode=max,image-manifest=true,oci-mediatypes=true \
@@ -148,7 +148,7 @@ $(CLUSTER_COMMANDS): setup
 
 validate-framework:  ## files, tools and manifests are in order; needs no cluster
 validate-setup:  ## the cluster has all that JOB needs
-run:  ## apply JOB anew, and leave it running
+run:  ## apply JOB, replacing an earlier one, and leave it running
 check-job:  ## look at JOB once: is all well so far?
 monitor-pods:  ## a line whenever a pod of JOB changes
 logs-follow:  ## the driver's log as it grows
@@ -159,4 +159,4 @@ test-status:  ## look at JOB once, as JSON
 stop:  ## delete JOB and wait until it is gone
 test-quick:  ## about 1 minute: JOB starts and makes updates; cleans up
 test-cluster:  ## about 5 minutes: a short run of JOB, all of it checked; cleans up
-perf-test:  ## as test-cluster, with throughput and idle share held to thresholds
+perf-test:  ## as test-cluster, with thresholds for throughput and idle share

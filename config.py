@@ -1,9 +1,9 @@
 """The options of a run: frozen dataclasses, checked when they are made.
 
 Every field is one option of the command line, one key of `config.yaml` and nothing else: values
-derived from options are properties. The rules of one field stand beside it (dsgd/options/rules.py);
+derived from options are properties. The rules of one field are in its type (dsgd/options/rules.py);
 those that concern several are code below. A bad value raises ValueError in one line that names the
-option, the rule and, where it is not plain from the rule, the remedy.
+option, the rule and, where the rule does not imply it, the remedy.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 MEGABYTE = 1_000_000
-MOST_EXPORTED = 256  # workers: some 60 series each, that a scrape must not take long to write
+MOST_EXPORTED = 256  # workers, of some 60 series each: a scrape must be quick to write
 
 SAMPLED = OnlyWith(dataset=("xor", "digits"))
 LEARNED = OnlyWith(dataset=("xor", "digits", "quadratic"))
@@ -69,7 +69,7 @@ PORT = Must("must be a port, 0 to 65535", lambda port: 0 <= port < 65536)
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(Checked):
-    """What is learned, from which data."""
+    """What is learned, and from which data."""
 
     dataset: Literal["xor", "digits", "quadratic", "none"] = "xor"
     """xor: points labelled by the sign of a product. digits: scikit-learn's 8x8 handwritten digits.
@@ -131,7 +131,7 @@ class TimingConfig(Checked):
     """
 
     compute_time: str = "none"
-    """LAW of seconds per mini-batch. On Ray a step lasts max(real compute, draw); `none` draws nothing, and
+    """LAW of seconds per mini-batch. On Ray a step lasts max(real compute, draw); `none` draws nothing;
     in the simulator such a step lasts 1 virtual second."""
     compute_law = Parsed("compute_time", parse_law)
 
@@ -140,16 +140,16 @@ class TimingConfig(Checked):
     slowdowns = Parsed("slowdown", texts.slowdowns)
 
     padding_mb: Annotated[float, FINITE, Ge(0)] = 0.0
-    """Zeros that travel with the weights and with each result, in MB (10^6 bytes)."""
+    """Zeros sent along with the weights and with each result, in MB (10^6 bytes)."""
 
     latency_s: Annotated[float, FINITE, Ge(0), SIMULATED] = 0.0
     """Seconds a message travels each way (sim only)."""
 
     server_bytes_per_s: Annotated[float, Gt(0), SIMULATED] = math.inf
-    """Speed of the server's link in each direction, first come, first served (sim only)."""
+    """Bandwidth of the server's link in each direction, first come, first served (sim only)."""
 
     server_time: Annotated[str, SIMULATED] = "none"
-    """LAW of the seconds the server takes for each result it gets (sim only); `none` takes no time."""
+    """LAW of the seconds the server takes to process a result (sim only); `none` takes no time."""
     server_law = Parsed("server_time", texts.service_law)
 
     @property
@@ -188,7 +188,7 @@ class RayConfig(Checked):
     """The real workers (--engine ray)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where gradients are computed. auto: cuda on Ray if the cluster has GPUs enough, else cpu."""
+    """Where gradients are computed. auto: cuda on Ray if the cluster has enough GPUs, else cpu."""
 
     gpus_per_worker: Annotated[
         float,
@@ -199,13 +199,13 @@ class RayConfig(Checked):
     """Share of a GPU that a worker on cuda takes, like 0.25 for four workers on one GPU."""
 
     max_restarts: Annotated[int, Ge(0), ON_RAY] = 3
-    """How often a worker that dies is started again before the run fails."""
+    """How many times a worker that dies is restarted before the run fails."""
 
     start_timeout_s: Annotated[float, FINITE, Gt(0), ON_RAY] = 60.0
-    """Seconds to wait for the cluster to have what the workers need."""
+    """Seconds to wait until the cluster has the resources for the workers."""
 
     def on(self, engine: str) -> RayConfig:
-        """Return what of it has an effect on that engine."""
+        """Return these options as far as they have an effect on that engine."""
         return RayConfig(device=self.device) if engine == "sim" else self
 
 
@@ -215,7 +215,7 @@ class OutputConfig(Checked):
 
     out: str = "runs"
     """Folder of the run records. s3://BUCKET/PREFIX: they are written to runs/s3/BUCKET/PREFIX and uploaded
-    when the run ends, however it does."""
+    when the run ends, however it ends."""
     folder = Parsed("out", texts.folder)
 
     run_name: Annotated[
@@ -236,7 +236,7 @@ class OutputConfig(Checked):
     0: no trace.json."""
 
     tensorboard: bool = False
-    """Write the scalars for TensorBoard too, while the run goes on (needs the extra `tensorboard`)."""
+    """Also write scalars for TensorBoard while the run goes on (needs the extra `tensorboard`)."""
 
     quiet: bool = False
     """Print nothing but the record's path."""
@@ -249,25 +249,25 @@ class OutputConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class LiveConfig(Checked):
-    """What can be seen of a run while it goes on (docs/observing.md)."""
+    """How a run can be observed while it goes on (docs/observing.md)."""
 
     metrics_port: Annotated[int | None, PORT] = None
-    """Port at which Prometheus finds the metrics, under /metrics; 0 takes any that is free."""
+    """Port of the metrics for Prometheus, under /metrics; 0 takes any that is free."""
 
     metrics_host: Annotated[str, matches(r"\S+", "must be an address, like 0.0.0.0")] = "127.0.0.1"
-    """Address of that port: 0.0.0.0 lets other machines in."""
+    """Address of that port; 0.0.0.0 admits other machines."""
 
     metrics_linger_s: Annotated[float, FINITE, Ge(0)] = 0.0
-    """Wall seconds for which the metrics and the live page are still served after the run; ctrl-C ends it."""
+    """Wall seconds to keep serving the metrics and the live page after the run; ctrl-C ends it."""
 
     pushgateway: Annotated[
         str | None,
         matches(r"https?://[^/@\s]+(/[^@\s]*)?", "must be a URL like http://HOST:9091, without a password"),
     ] = None
-    """URL of a Prometheus Pushgateway that gets the metrics every ten seconds and at the end."""
+    """URL of a Prometheus Pushgateway to push the metrics to, every ten seconds and at the end."""
 
     dashboard: Annotated[int | None, PORT] = None
-    """Port of this machine (127.0.0.1) at which a browser sees the run live; 0 takes any that is free."""
+    """Port of the live page in a browser on this machine (127.0.0.1); 0 takes any that is free."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -301,7 +301,7 @@ class TrainConfig(Checked):
 
     engine: Literal["ray", "sim", "both"] = "ray"
     """ray: real workers in wall time. sim: the same strategy in virtual time, real gradients. both: one
-    after the other, and a table of where the simulator is off."""
+    after the other, and a table of the simulator's errors."""
 
     num_workers: Annotated[int, Ge(1)] = 4
     """P, the number of workers."""
@@ -382,7 +382,7 @@ class GradientConfig(TrainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalConfig(TrainConfig):
-    """The options of strategies whose workers take several steps on weights of their own."""
+    """The options of strategies whose workers take several steps on their own weights."""
 
     local_steps: Annotated[int, Ge(1)] = 8
     """H, the mini-batches each worker takes between two exchanges with the server."""
@@ -401,8 +401,8 @@ class AsynchronousConfig(GradientConfig):
     """The options of strategies that apply each gradient as it comes."""
 
     lr_scaling: Literal["none", "workers"] = "none"
-    """none: each gradient moves the weights by lr. workers: by lr / num_workers, so that as many gradients
-    move them as far as in a synchronous mode, which averages."""
+    """none: each gradient moves the weights by lr. workers: by lr / num_workers, so that the same number
+    of gradients moves them as far as in a synchronous mode, which averages."""
 
     staleness_lr: str = "none"
     """Smaller steps for staler gradients (Zhang et al. 2015). none: no. inverse: staleness t counts

@@ -1,4 +1,4 @@
-"""Data sets, how they are parted among the workers, and the shard that each worker gets.
+"""Data sets, how they are split among the workers, and the shard that each worker gets.
 
 Everything here runs on the driver's CPU with numpy; a shard goes to its device inside the worker.
 
@@ -32,10 +32,10 @@ class DatasetShard:
     """One worker's samples, in mini-batches drawn without replacement.
 
     Each epoch passes once over the shard in a new random order (random reshuffling: Mishchenko et al.
-    2020, arXiv 2006.05988); what does not fill a last mini-batch waits for another epoch's order.
+    2020, arXiv 2006.05988); samples that do not fill a last mini-batch are left to later epochs.
 
-    x (N, F) and y (N,) may hold more samples than this worker's; `rows` (n,) says which are its own. So
-    ten thousand simulated workers share one copy of the data.
+    x (N, F) and y (N,) may hold more samples than this worker's; `rows` (n,) are the numbers of its own.
+    So ten thousand simulated workers share one copy of the data.
     """
 
     def __init__(self, worker: int, x: Any, y: Any, rows: Indices, *, batch_size: int, seed: int) -> None:
@@ -134,7 +134,7 @@ class QuadraticShard:
 
 @dataclass(frozen=True)
 class EmptyShard:
-    """Nothing to hold: `--dataset none` has no weights and only schedules."""
+    """An empty shard: `--dataset none` has no weights and only schedules."""
 
     @staticmethod
     def batches(shards: Sequence[EmptyShard], steps: Sequence[int]) -> tuple[()]:
@@ -165,7 +165,7 @@ class Workload(NamedTuple):
 def make_workload(cfg: TrainConfig) -> Workload:
     """Make the objective and the shards of a run.
 
-    Raises ValueError, naming the option, where the data cannot be parted as asked.
+    Raises ValueError, naming the option, where the data cannot be split as asked.
     """
     if cfg.data.dataset == "none":
         return Workload(Nothing(), [EmptyShard()] * cfg.num_workers, (), 0)

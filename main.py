@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_here(cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers) -> int:
-    """Run on one engine or on both, print what came of it and return the exit code."""
+    """Run on one engine or on both, print the result and return the exit code."""
     console = Console(highlight=False)
 
     def run_one(cfg: TrainConfig, started: float | None = None) -> Ended:
@@ -93,14 +93,14 @@ def run_here(cfg: TrainConfig, started: float, interruptions: Interruptions, obs
 
 
 def run_to_s3(cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers) -> int:
-    """Run, and upload what there is of the record, however the run ends.
+    """Run, and upload the record as far as it got, however the run ends.
 
     Raises UsageError, before anything runs, for a bucket that cannot be written to and a name that is taken;
     OSError if only the upload failed.
     """
     upload, code = None, 0
     try:
-        with usage_errors(), interruptions.held():  # a name that is claimed is used or given back
+        with usage_errors(), interruptions.held():  # a claimed name is used or given back
             upload = Upload(cfg)
         code = run_here(upload.cfg, started, interruptions, observers)
     finally:

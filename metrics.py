@@ -87,7 +87,7 @@ class Tally:
     def _measure(self, update: Update) -> None:
         if unknown := update.measured.keys() - self._sums.keys():
             raise ValueError(
-                f"Update.measured has {', '.join(sorted(unknown))}, which dsgd.metrics.QUANTITIES has not; "
+                f"Update.measured has {', '.join(sorted(unknown))}, which dsgd.metrics.QUANTITIES lacks; "
                 "add a row with of_updates"
             )
         for name, of in self._taken.items():
@@ -138,7 +138,7 @@ class Tally:
 
 
 def finite(x: float | None) -> float | None:
-    """JSON has no NaN and no infinity: a loss that is neither number becomes null."""
+    """JSON has no NaN and no infinity: such a loss becomes null."""
     return float(x) if x is not None and math.isfinite(x) else None
 
 
@@ -292,32 +292,32 @@ QUANTITIES: list[Quantity] = [
         families={
             "dsgd_run_info": Family(
                 "info",
-                "1: what the run is.",
+                "Always 1; the labels describe the run.",
                 "info",
                 ("engine", "num_workers", "dataset", "git_commit", "version"),
-                note="1. Join it to other metrics to split them by engine or data.",
+                note="Always 1; the labels describe the run. Join it to other metrics to split them by "
+                "engine or data.",
             ),
             "dsgd_run_active": Family(
                 "gauge",
                 "1 while the run takes updates, 0 once it has ended.",
                 "active",
-                note="1 while the run takes updates, 0 once it has ended. Alerts about standing still ask "
-                "for 1: the series of an ended run stay while the process does.",
+                note="1 while the run takes updates, 0 once it has ended. Alerts on stalled runs require "
+                "1, as the series of an ended run stay while the process lives.",
             ),
             "dsgd_last_update_timestamp_seconds": Family(
                 "gauge",
                 "Wall time of the last update, since 1970.",
                 "last_update_epoch_s",
                 unit="wall s",
-                note="When the last update was made, since 1970; on both engines wall time. Absent before "
-                "the first.",
+                note="Wall time of the last update, since 1970, on both engines. Absent before the first.",
             ),
         },
     ),
     Quantity(
         name="eval",
         per="evaluation",
-        text="loss, and share of samples that are right, on held-out data",
+        text="loss, and share of samples classified correctly, on held-out data",
         of_evaluation={"loss": lambda found: found.loss, "accuracy": lambda found: found.accuracy},
         families={
             "dsgd_eval_loss": Family(
@@ -325,10 +325,10 @@ QUANTITIES: list[Quantity] = [
             ),
             "dsgd_eval_accuracy": Family(
                 "gauge",
-                "Share of held-out samples that were right, 0 to 1.",
+                "Share of held-out samples classified correctly, 0 to 1.",
                 "eval_accuracy",
                 unit="0 to 1",
-                note="Share of held-out samples that are right. Absent for the quadratic.",
+                note="Share of held-out samples classified correctly. Absent for the quadratic.",
             ),
         },
         columns={
@@ -369,8 +369,8 @@ QUANTITIES: list[Quantity] = [
                 "gradients",
                 ("worker",),
                 "mini-batches",
-                "Of each worker, applied to the weights. Rates that differ between workers are stragglers, "
-                "or a mode that ignores the slow.",
+                "Of each worker, applied to the weights. Rates that differ between workers show stragglers, "
+                "or a mode that ignores slow workers.",
             )
         },
         columns={
@@ -450,11 +450,11 @@ QUANTITIES: list[Quantity] = [
             ),
             "dsgd_staleness_bound_updates": Family(
                 "gauge",
-                "What the staleness never exceeds in this mode with these options, where theory has a bound.",
+                "Upper bound of the staleness in this mode with these options, where theory has one.",
                 "staleness_bound",
                 unit="updates",
-                note="What no staleness exceeds in this mode with these options ([theory](theory.md)); "
-                "absent where there is no bound. The largest is never above it.",
+                note="Upper bound of the staleness in this mode with these options ([theory](theory.md)); "
+                "absent where there is none.",
             ),
         },
         columns={
@@ -531,22 +531,22 @@ QUANTITIES: list[Quantity] = [
             )
         },
         columns={
-            # Rounded: of a difference that is rounding alone, nothing is left.
+            # Rounded, so that a mere rounding error becomes 0.
             "idle_share": Column(float, lambda s: round(s.idle_share, 9) if s.clock_s else None)
         },
     ),
     Quantity(
         name="restarts",
         per="worker",
-        text="how often it was lost and started again",
+        text="how often it was lost and restarted",
         by_worker=lambda _, cluster: cluster.restarts,
         families={
             "dsgd_worker_restarts_total": Family(
                 "counter",
-                "How often a worker was lost and started again.",
+                "How many times a worker was lost and restarted.",
                 "restarts",
                 ("worker",),
-                note="How often a worker was lost and started again. Read at the scrape, so it rises while "
+                note="How many times a worker was lost and restarted. Read at the scrape, so it rises while "
                 "the run waits for the worker.",
             )
         },

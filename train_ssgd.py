@@ -11,7 +11,7 @@ Limits: with P = 1 it is plain SGD; on P workers it is plain SGD with a P times 
 Staleness is always 0; an update takes as long as the slowest of P workers.
 
 How this differs from the papers: nothing is all-reduced, the server adds the gradients (in worker
-order, so that the sum does not depend on who came first).
+order, so that the sum does not depend on the order of arrival).
 """
 
 from __future__ import annotations

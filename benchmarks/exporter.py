@@ -4,8 +4,8 @@
 
 An update on Ray (logistic regression, mini-batches of 32, 1,000 weights, 4 workers) is timed without it;
 what the exporter adds to it is timed by itself, on the updates of that run, because one percent of an update
-is less than updates differ by. To be fair, the fastest of several turns stands for the update, the median for
-the exporter. The time to write out a scrape is given beside it.
+is less than updates differ by. To be fair, the update's time is the fastest of several turns,
+the exporter's the median. The time to write out a scrape is given too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WORKERS, FIRST, UPDATES, TURNS = 4, 200, 1500, 7
 
 
 class Timer(Watcher):
-    """Keeps the updates, and notes when they come, the first FIRST excepted."""
+    """Keeps the updates and their arrival times, except the first FIRST."""
 
     def __init__(self) -> None:
         self.updates: list[Update] = []

@@ -55,7 +55,7 @@ def wait_loop_s(actors: list[Any]) -> float:
 
 
 class Timer(Watcher):
-    """Notes when updates come, the first FIRST excepted."""
+    """Notes the arrival times of updates, except the first FIRST."""
 
     def __init__(self) -> None:
         self._count, self.began_s = 0, 0.0

@@ -3,8 +3,8 @@
     python benchmarks/sim_gradients.py
 
 xor, mini-batches of 32, 1,024 workers, one thread each. Two loops, one mini-batch after the other, with
-neither scheduling nor update: over a torch.nn.Sequential, with parameters of their own, and over one flat
-vector, as the suite and its optimizers have it (the suite's own loss, differentiated by autograd). The
+neither scheduling nor update: over a torch.nn.Sequential, with separate parameters, and over one flat
+vector, as in the suite and its optimizers (the suite's own loss, differentiated by autograd). The
 simulator's time includes everything: schedule, mini-batches, gradients, updates, staleness.
 """
 

@@ -2,8 +2,8 @@
 
     python benchmarks/sim_schedule.py
 
-Runs the product as a user does (`--dataset none --record none`, exponential times) and prints: ASGD with
-1,024 workers beside a bare `heapq` loop over the same draws; the cost of a gradient with 8,192 workers
+Runs the suite as a user does (`--dataset none --record none`, exponential times) and prints: ASGD with
+1,024 workers against a bare `heapq` loop over the same draws; the cost of a gradient with 8,192 workers
 against that with 64, for every mode; time and memory of ASGD with 100,000 workers.
 """
 

@@ -1,4 +1,4 @@
-"""What the rooms of deploy/ share: the project's folder, its pins, and names used in the cluster."""
+"""What the packages of deploy/ share: the project's folder, its pins, and names used in the cluster."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class Ran(NamedTuple):
 
 
 class CommandLine:
-    """Runs main.py in this process, with records in a folder of its own."""
+    """Runs main.py in this process, with records in its own folder."""
 
     def __init__(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.out, self._capsys, self._count = out, capsys, 0
@@ -212,7 +212,7 @@ def ray_cluster() -> Iterator[str]:
 
 
 def python(*arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """Start a Python of this environment in a process group of its own."""
+    """Start a Python of this environment in its own process group."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,

@@ -1,6 +1,6 @@
 """A strategy is one file and its page: one that nobody has seen before does all that the shipped ones do.
 
-It is copied into a folder of its own, and nothing else is touched.
+It is copied into a separate folder, and nothing else is touched.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_a_run_is_recorded_with_the_file_and_repeated_from_its_record(
 
 
 def test_a_strategy_may_say_nothing_of_theory_and_laws(cli: CommandLine, my: Path) -> None:
-    """Without `theory` and `LAWS` a strategy makes the same run; only the theory beside it is missing."""
+    """Without `theory` and `LAWS` a strategy makes the same run; only the theory is missing."""
     file = my / "train_signvote.py"
     whole = cli(SIM)
     file.write_text(file.read_text().partition("def theory(")[0])
@@ -92,7 +92,7 @@ def test_real_workers_compute_the_tasks_it_defines(cli: CommandLine) -> None:
 
 
 def test_it_is_compared_in_an_experiment_and_reported(cli: CommandLine, tmp_path: Path) -> None:
-    """An experiment's processes load the file, and the report shows the strategy beside SSGD."""
+    """An experiment's processes load the file, and the report compares the strategy with SSGD."""
     from main import main
 
     variants = {

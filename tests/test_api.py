@@ -33,7 +33,7 @@ SIM: dict[str, Any] = {
     "compute_time": "exponential:1",
 }
 
-# What a user may well have beside a notebook; to import one by mistake is to fail.
+# What a user may well have next to a notebook; importing one by mistake fails.
 THEIRS = {
     name: f"raise AssertionError('{name} of the user was imported')\n"
     for name in ("config.py", "data.py", "metrics.py", "main.py", "records.py", "train_asgd.py", "work.py")
@@ -266,7 +266,7 @@ print(result)
 
 @pytest.mark.parametrize("engine", ["sim", pytest.param("ray", marks=pytest.mark.ray)])
 def test_files_of_the_users_own_and_ours_do_not_meet(engine: str, tmp_path: Path) -> None:
-    """A config.py, data.py … beside a script does not break dsgd, and dsgd does not shadow them."""
+    """A config.py, data.py … next to a script does not break dsgd, and dsgd does not shadow them."""
     for name, text in THEIRS.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "theirs").mkdir()

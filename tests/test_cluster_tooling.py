@@ -47,7 +47,7 @@ PATIENT = {
 
 @pytest.fixture(scope="session")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the project, its manifests rendered for a bucket of its own."""
+    """Return a copy of the project, its manifests rendered for a separate bucket."""
     copy = tmp_path_factory.mktemp("project")
     for folder in FOLDERS:
         shutil.copytree(
@@ -91,7 +91,7 @@ class ToolRan(NamedTuple):
 
 
 class Tools:
-    """Runs the cluster tools in front of a scenario: in this process, or in one of their own."""
+    """Runs the cluster tools in front of a scenario: in this process, or in a separate one."""
 
     def __init__(self, project: Path, folder: Path) -> None:
         self.project, self.state = project, folder / "standin"
@@ -126,7 +126,7 @@ class Tools:
         return [*arguments, *options]
 
     def __call__(self, *arguments: str, **environment: str) -> ToolRan:
-        """Run a command to its end, in a process of its own."""
+        """Run a command to its end, in a separate process."""
         process = self.start(*arguments, env=self.environment | environment)
         out, err = process.communicate(timeout=100)
         assert "Traceback" not in err, err
@@ -154,7 +154,7 @@ class Tools:
 
     @property
     def calls(self) -> list[list[str]]:
-        """What kubectl was asked to do, in order, but for context and namespace."""
+        """What kubectl was asked to do, in order, without context and namespace."""
         path = self.state / "calls.jsonl"
         calls = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         return [[call[0], *(call[5:] if call[1:2] == ["--context"] else call[1:])] for call in calls]
@@ -257,7 +257,7 @@ def test_a_job_that_is_there_is_deleted_to_the_end_before_it_is_applied_anew(too
     assert tools("run").code == 0
     again = tools("test-quick")
     assert again.code == 0
-    assert "RayJob ray-job-ssp was there and is deleted" in again.out
+    assert "an earlier RayJob ray-job-ssp was deleted" in again.out
     deletes = [call for call in tools.calls if call[0] == "delete"]
     for call in deletes:
         assert {"--wait=true", "--cascade=foreground", "--ignore-not-found", "--timeout=60s"} < set(call)
@@ -1046,7 +1046,7 @@ def test_what_the_tools_read_is_what_main_py_writes(tmp_path: Path) -> None:
         log = ""
         for line in driver.stdout:
             log += line
-            if line.startswith("shown for"):
+            if line.startswith("served for"):
                 break
         url = re.search(r"http://\S+", log)
         assert url, log

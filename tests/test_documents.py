@@ -1,4 +1,4 @@
-"""The documents show what the commands beside them print."""
+"""The documents show the current output of their commands."""
 
 from __future__ import annotations
 

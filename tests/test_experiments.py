@@ -59,7 +59,7 @@ class Asked(NamedTuple):
 
 
 class Ask:
-    """Runs main.py in this process, with experiments in a folder of its own."""
+    """Runs main.py in this process, with experiments in its own folder."""
 
     def __init__(self, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.out, self._capsys = out, capsys
@@ -157,7 +157,7 @@ def test_named_points_change_options_together(tmp_path: Path) -> None:
 
 
 def test_set_replaces_what_the_base_says(tmp_path: Path) -> None:
-    """`--set` goes before the base, takes dashes for underscores, and can change the seeds."""
+    """`--set` overrides the base, takes dashes for underscores, and can change the seeds."""
     asked = load(write(tmp_path), ["steps=10", "--eval-every=3", "seeds=[4]", "slowdown=0=4"], "other")
     assert {(r.cfg.steps, r.cfg.stop.eval_every, r.cfg.seed) for r in asked.runs()} == {(10, 3, 4)}
     assert asked.runs()[0].cfg.timing.slowdowns == {0: 4.0}
@@ -205,7 +205,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"target_loss": "low"}, ["target_loss:", "low"]),
     ({"show": ["los"]}, ["show:", "did you mean loss"]),
     ({"show": []}, ["show:", "list of figures"]),
-    ({"tune": {"momentum": [0, 0.9]}}, ["tune:", "seeds: of its own"]),
+    ({"tune": {"momentum": [0, 0.9]}}, ["tune:", "its own seeds:"]),
     ({"tune": {"momentum": [0, 0.9], "seeds": [1, 9]}}, ["1 is a seed of the experiment too", "others"]),
     ({"tune": {"momentum": [0, 2], "seeds": [9]}}, ["momentum=2", "[0, 1)"]),
     ({"tune": {"lr": [0.1, 1], "seeds": [9]}}, ["lr is set under variants: and tune:"]),
@@ -266,7 +266,7 @@ def test_a_file_that_is_no_experiment_is_refused(
 def test_a_mistake_on_its_command_line_gets_one_line(
     arguments: list[str], parts: list[str], ask: Ask, tmp_path: Path
 ) -> None:
-    """Also where only the data tell: a shard too small is found before anything runs."""
+    """A mistake that only the data show, a shard too small, is found before anything runs."""
     ask.refuses(write(tmp_path), parts, *arguments, "--dry-run")
 
 
@@ -346,7 +346,7 @@ def test_killed_and_started_again_it_loses_only_what_was_being_run(tmp_path: Pat
     out, err = process.communicate()
     assert process.returncode == 130
     assert err.splitlines() == [
-        "main.py: interrupted; the runs that had ended are kept, and the same command makes the others"
+        "main.py: interrupted; finished runs are kept, and the same command makes the others"
     ]
     assert f"{len(summaries)} finished runs are kept" in out
 
@@ -488,7 +488,7 @@ def test_what_is_in_the_way_is_refused_and_left_alone(tmp_path: Path, ask: Ask) 
 
 
 def test_two_at_once_are_one_too_many(tmp_path: Path, ask: Ask) -> None:
-    """While a process runs an experiment, another gets one line; a dry run may look on."""
+    """While a process runs an experiment, another gets one line; a dry run may still read."""
     path, folder = write(tmp_path, base=FAST | {"steps": 5}, seeds=1), ask.out / "try"
     with kept.locked(folder):
         with (

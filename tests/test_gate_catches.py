@@ -2,7 +2,7 @@
 
 The mistakes are those that public suites of this kind have shipped. Each is planted into a copy of a
 strategy's source, or into the count that it concerns; the rows (of dsgd/theory/gate.py) or the laws named
-beside it must then fail. Without the mistake they hold: tests/test_theory.py.
+given with it must then fail. Without the mistake they hold: tests/test_theory.py.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ MISTAKES: list[tuple[str, Plant, list[str]]] = [
         ["DC-ASGD with the exact Hessian"],
     ),
     (
-        "K-sync takes whoever comes, however old",
+        "K-sync takes any gradient, however old",
         in_strategy("ksync", "fresh = done.read == w.version", "fresh = True"),
         ["K-sync, K=4, rest ignored, exponential, P=8: greatest"],
     ),

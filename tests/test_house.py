@@ -75,7 +75,7 @@ GRAPH = {module: imports(module) & MODULES.keys() for module in MODULES}
 
 
 def room(module: str) -> str:
-    """Return the folder of a module in the package; empty for the files beside the folders."""
+    """Return the folder of a module in the package; empty for the files outside the folders."""
     parts = module.split(".")
     return parts[1] if (PACKAGE / "/".join(parts[1:2])).is_dir() and len(parts) > 1 else ""
 

@@ -1,4 +1,4 @@
-"""The HTTP server and the live page: they hold, they tell the truth, and they cannot slow a run down."""
+"""The HTTP server and the live page: they hold, they show the truth, and they cannot slow a run down."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def get(port: int, path: str = "/") -> bytes:
 
 @pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "PATCH", "get"])
 def test_only_get_is_answered(method: str) -> None:
-    """Every other method gets 405 and is told so, also with a body."""
+    """Every other method gets 405 with a message, also with a body."""
     with serving({"/": hello}) as port:
         body = b"x" * 100_000
         head = f"{method} / HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode()
@@ -228,7 +228,7 @@ def test_200_slow_clients_keep_nobody_from_the_metrics(cli: CommandLine) -> None
     def look(url: str, record: Path) -> None:
         wait_for(record / "meta.json")
         before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        # A process of their own: in this one they would share the interpreter with the run.
+        # A separate process: in this one they would share the interpreter with the run.
         command = [sys.executable, "-c", SLOW_CLIENTS, str(urlsplit(url).port)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as clients:
             assert clients.stdin
@@ -432,7 +432,7 @@ def test_a_run_that_cannot_be_read_hides_no_other(asgd: Path, tmp_path: Path) ->
 
 
 def events(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what the page is told, until the end."""
+    """Yield the page's events, until the end."""
     with urllib.request.urlopen(f"{url}/events", timeout=60) as stream:
         assert stream.headers["Content-Type"] == "text/event-stream"
         name = ""
@@ -474,7 +474,7 @@ def test_the_page_tells_the_last_word_and_ends_with_the_run(cli: CommandLine) ->
 
 
 def test_a_browser_that_does_not_read_slows_nothing(cli: CommandLine) -> None:
-    """A listener that takes nothing of what it is told changes nothing of the run or of its end."""
+    """A listener that reads nothing changes neither the run nor its end."""
     port = free_port()
     with ExitStack() as stack:
 

@@ -114,9 +114,7 @@ def test_a_manifest_edited_by_hand_is_named_with_line_and_remedy(copy: Path) -> 
     file.write_text(before.replace("replicas: 4\n", "replicas: 5\n", 1))
     (problem,) = problems(copy)
     number = 1 + before[: before.index("replicas: 4")].count("\n")
-    assert problem.startswith(
-        f"ray-job-ssp.yaml, line {number}: has `replicas: 5`, rendered it would be `replicas: 4`"
-    )
+    assert problem.startswith(f"ray-job-ssp.yaml, line {number}: has `replicas: 5`, should be `replicas: 4`")
     assert "make manifests" in problem
     assert "\n" not in problem
 
@@ -462,7 +460,7 @@ KUSTOMIZATIONS = [
 
 @pytest.mark.parametrize("path", KUSTOMIZATIONS, ids=lambda path: path.parent.name)
 def test_a_kustomization_names_only_what_is_there_and_all_of_it(path: Path) -> None:
-    """Its resources exist, those outside its folder are folders, and no file beside it is forgotten."""
+    """Its resources exist, those outside its folder are folders, and no file next to it is forgotten."""
     content = yaml.safe_load(path.read_text())
     resources = [path.parent / name for name in content.get("resources", [])]
     made = [path.parent / name for one in content.get("configMapGenerator", []) for name in one["files"]]
@@ -561,7 +559,7 @@ def test_the_image_has_the_project_s_versions() -> None:
     text = (ROOT / "Dockerfile").read_text()
     arguments = dict(re.findall(r"^ARG (\w+)=(.*)$", text, re.MULTILINE))
     bases = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
-    assert set(bases) == {"${UV_IMAGE}", "${PYTHON_IMAGE}"}, "whoever has other base images gives them so"
+    assert set(bases) == {"${UV_IMAGE}", "${PYTHON_IMAGE}"}, "other base images are given as arguments"
     assert arguments["PYTHON_IMAGE"] == "python:3.13-slim"
     assert "uv venv --python 3.13 " in text
     assert arguments["VERSION"] == PROJECT["version"]
@@ -675,7 +673,9 @@ def test_make_push_builds_this_commit_with_ecrs_cache(make: Make) -> None:
     assert code == 0, error
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=make.checkout, capture_output=True, text=True)
     commit = head.stdout.strip()
-    assert "aws self ecr get-login-password --region REGION" in calls  # beside the login, which reads from it
+    assert (
+        "aws self ecr get-login-password --region REGION" in calls
+    )  # besides the login, which reads from it
     login, password, build = (call for call in calls if not call.startswith("aws "))
     assert login.startswith("docker self login --username AWS --password-stdin ACCOUNT.")
     assert password.strip() == "PASSWORD"

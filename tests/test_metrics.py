@@ -352,7 +352,7 @@ def test_simulations_of_an_experiment_have_no_metrics(
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_an_experiment_on_ray_is_scraped_at_one_port(tmp_path: Path) -> None:
-    """Its runs are told apart by mode and run_id, and stay for as long as was asked after the last."""
+    """Its runs are distinguished by mode and run_id, and stay for as long as was asked after the last."""
     (tmp_path / "two.yaml").write_text(EXPERIMENT.format(engine="ray"))
     port, found = free_port(), []
 

@@ -49,7 +49,7 @@ def test_gradients_by_hand_equal_autograd(options: dict[str, Any]) -> None:
 
 
 def test_an_objective_needs_only_a_loss() -> None:
-    """Without a gradient of its own, an objective is differentiated by autograd."""
+    """Without its own gradient, an objective is differentiated by autograd."""
 
     class OnlyLoss(Objective):
         num_weights = 65

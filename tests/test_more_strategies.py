@@ -1,4 +1,4 @@
-"""Laws of the strategies that wait for some, do without the stale, mend them, or adapt as they go."""
+"""Laws of the strategies that wait for some, discard or correct stale gradients, or adapt as they go."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_k_sync_applies_k_fresh_gradients_and_counts_the_others(
 
 
 def test_k_sync_ignores_what_comes_late() -> None:
-    """With K = 3 of 4, a worker 2.25 times slower than the others delivers every 2.25 s, for nothing."""
+    """With K = 3 of 4, a worker 2.25 times slower than the others delivers every 2.25 s, and is discarded."""
     options: dict[str, Any] = {"dataset": "none", "num_workers": 4, "k": 3, "steps": 15, "slowdown": "0=2.25"}
     ignore, cancel = run("ksync", rest="ignore", **options), run("ksync", **options)
     assert len(ignore.updates) == len(cancel.updates) == 20
@@ -415,7 +415,7 @@ WRONG = [
     # command line, what the message must name
     ("--mode ksync --k 5", ["--k 5", "between 1 and 4"]),
     ("--mode ksync --k 0", ["--k 0", "between 1 and 4"]),
-    ("--mode ksync --k 3 --backup 1", ["--k 3", "--backup", "give one of them"]),
+    ("--mode ksync --k 3 --backup 1", ["--k 3", "--backup", "give only one"]),
     ("--mode ksync --backup 4", ["--backup 4", "between 0 and", "3"]),
     ("--mode ksync --backup -1", ["--backup -1", "between 0 and", "3"]),
     ("--mode ksync --count gradients --k 401", ["--k 401", "between 1 and 400"]),

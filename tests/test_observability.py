@@ -183,7 +183,7 @@ def test_a_dashboard_is_read_back_by_grafanas_models(name: str) -> None:
 
 @pytest.mark.parametrize("name", DASHBOARDS)
 def test_every_panel_says_what_it_shows_and_how_to_read_it(name: str) -> None:
-    """Each panel has a title of its own, a unit and a description, and asks the variable's data source."""
+    """Each panel has its own title, a unit and a description, and asks the variable's data source."""
     shown = panels(DASHBOARDS[name])
     titles = [panel["title"] for panel in shown]
     assert len(set(titles)) == len(titles)
@@ -283,7 +283,7 @@ def alert(name: str, run: str, *, over: bool = False, **labels: str) -> Message:
 
 @needs("prometheus-alertmanager")
 def test_alertmanager_groups_deduplicates_resolves_and_inhibits(tmp_path: Path) -> None:
-    """A run's alerts are one message, told once; ends are told; a NaN hides divergence."""
+    """A run's alerts are one message, sent once; their ends are sent; a NaN hides divergence."""
     port, arrived = free_port(), queue.Queue[Message]()
     config = alertmanager_config(receiver_port=port)
     for slow, fast in {
@@ -368,7 +368,7 @@ class Client:
         return self._ask("query_range", query=expr, start=start_s, end=end_s, step=1)
 
     def at(self, expr: str, time_s: float) -> dict[tuple[str, ...], float]:
-        """Return the values at a time, by the values of the labels that tell a run's series apart."""
+        """Return the values at a time, by the values of the labels that distinguish a run's series."""
         return {
             tuple(
                 value

@@ -99,14 +99,14 @@ def test_a_record_from_before_the_row_is_read(
 
 
 def test_what_has_no_row_is_refused() -> None:
-    """A strategy that hands over a number that has no row is stopped, and is told where to add one."""
+    """A strategy that hands over a number that has no row is stopped with a message where to add one."""
     update = run("asgd", num_workers=2, steps=1).updates[0]._replace(measured={"parity": 1.0})
     with pytest.raises(ValueError, match=r"has parity, which dsgd\.metrics\.QUANTITIES has not; add a row"):
         Tally(2, 32).add(update)
 
 
 def test_the_rows_are_the_fields_of_the_summary() -> None:
-    """Each row of a count is a field of summary.json and each field a row, but for what no update changes."""
+    """Each row of a count is a field of summary.json and each field a row, except what no update changes."""
 
     def fields(kind: type[Struct]) -> set[str]:
         return set(kind.__struct_fields__)

@@ -41,7 +41,7 @@ def test_the_same_command_twice_gives_the_same_weights(cli: CommandLine) -> None
 
 @pytest.mark.parametrize("mode", ["ssgd", "ssp"])
 def test_a_record_is_enough_to_repeat_its_run(mode: str, cli: CommandLine) -> None:
-    """`--config RECORD/config.yaml` makes the same run again; the command line goes before the file."""
+    """`--config RECORD/config.yaml` makes the same run again; the command line overrides the file."""
     own = "--slack 1" if mode == "ssp" else ""
     first = cli(
         f"{SIM} --mode {mode} {own} --steps 20 --seed 7 --slowdown 0=2 --max-seconds 1e6 --target-loss -1"
@@ -154,7 +154,7 @@ def test_divergence_is_named_and_recorded(cli: CommandLine) -> None:
 
 
 def test_divergence_in_the_last_update_is_noticed(cli: CommandLine) -> None:
-    """No later update meets the loss of the last weights: their evaluation tells, exit 3."""
+    """No later update meets the loss of the last weights: their evaluation detects divergence, exit 3."""
     ran = cli(f"{SIM} --steps 1 --lr 1e38")
     assert ran.code == 3
     assert ran.summary["stopped_by"] == "diverged"

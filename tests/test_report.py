@@ -485,7 +485,7 @@ def test_holm_rejects_what_the_step_down_procedure_rejects(ps: list[float], leve
 
 
 def test_false_alarms_stay_at_their_level() -> None:
-    """Where all variants are alike, one pair or more of them is told apart in 5 % of experiments at most."""
+    """Where all variants are alike, at least one pair differs significantly in 5 % of experiments at most."""
     rng = np.random.default_rng(3)
     alarms = 0
     for _ in range(400):
@@ -513,7 +513,7 @@ def test_a_clear_winner_is_named_with_its_numbers(race: Path) -> None:
 
 
 def test_equals_have_no_clear_winner(tmp_path: Path) -> None:
-    """Two variants that do the same are not told apart, whatever their order."""
+    """Two variants that do the same do not differ, whatever their order."""
     folder = experiment(tmp_path / "x", {"one": SSGD, "two": SSGD}, 3, target_loss=0.69)
     for sentence in answer(read_folder(folder)):
         assert "there is no clear winner" in sentence
@@ -596,7 +596,7 @@ def test_a_target_that_nobody_reaches_is_said(copy: Path) -> None:
 
 
 def test_never_loses(tmp_path: Path) -> None:
-    """A variant that never reaches the target comes last, as never, and the exact test of ranks tells it."""
+    """A variant that never reaches the target comes last, as never, and the exact rank test shows it."""
     variants = {"slow": SSGD | {"lr": 1e-4}, "quick": SSGD}
     frames = read_folder(experiment(tmp_path / "x", variants, 4, target_loss=0.69))
     times = frames.runs.group_by("variant").agg(pl.col("time_to_target_s").null_count()).rows()
@@ -678,7 +678,7 @@ def test_every_mode_has_a_look_of_its_own() -> None:
 
 
 def test_a_mode_looks_the_same_in_every_figure() -> None:
-    """A mode of the repository has the same look alone and beside any other; a stranger takes a free one."""
+    """A mode of the repository looks the same alone and with any other; an unknown mode takes a free look."""
     every = styles({mode: mode for mode in modes()})
     assert all(styles({mode: mode})[mode] == every[mode] for mode in modes())
     for stranger in {"signvote", "mine", "a", "b", "c", "d"} - set(modes()):

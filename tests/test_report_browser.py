@@ -98,7 +98,7 @@ def seen(request: pytest.FixtureRequest, reports: dict[str, Path], browser: Any)
 
 
 def test_a_report_fits_and_can_be_read(seen: Seen) -> None:
-    """A page asks the network for nothing, says nothing to the console, is no wider than its window, shows
+    """A page makes no network request, logs nothing to the console, is no wider than its window, shows
     every figure whole, and all its words stand out from their ground.
     """
     page = seen.page
@@ -118,7 +118,7 @@ def test_a_report_fits_and_can_be_read(seen: Seen) -> None:
 
 
 def test_wide_tables_scroll_in_their_own_box(reports: dict[str, Path], browser: Any) -> None:
-    """On a phone a table that is too wide scrolls in its box, and its first column stays in sight."""
+    """On a phone a table that is too wide scrolls in its box, and its first column stays visible."""
     context = browser.new_context(viewport={"width": 390, "height": 844})
     page = context.new_page()
     page.goto(reports["experiment"].as_uri())

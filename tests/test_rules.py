@@ -190,7 +190,7 @@ def test_slots_are_values() -> None:
 
 
 def test_several_results_are_averaged_in_their_order() -> None:
-    """Without weights of their own, K results count as their mean, summed in the order given."""
+    """Without individual weights, K results count as their mean, summed in the order given."""
     rng = np.random.default_rng(0)
     w = Weights(np.zeros(5, np.float32))
     values = [rng.standard_normal(5).astype(np.float32) for _ in range(3)]

@@ -40,7 +40,7 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Be someone who has the empty bucket `lab`, in a folder of their own; yield a client."""
+    """Be someone who has the empty bucket `lab`, in a separate folder; yield a client."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in {
@@ -70,7 +70,7 @@ def stored(client: Any) -> dict[str, bytes]:
 
 
 class StandIn:
-    """A server in the place of S3 that answers as it is told, and remembers what it was asked."""
+    """A server in place of S3 that answers as scripted, and remembers the requests."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -191,7 +191,7 @@ def test_a_taken_name_is_refused_before_the_run(aws: Any, capsys: pytest.Capture
     capsys.readouterr()
     assert run("--dataset none --steps 4 --quiet") == 2
     err = capsys.readouterr().err
-    assert err == f"main.py: --run-name a: {URL}/a is taken and is never overwritten; choose another name\n"
+    assert err == f"main.py: --run-name a: {URL}/a exists and is never overwritten; choose another name\n"
     assert stored(aws) == before
     assert not Path("runs").exists()
 
@@ -313,7 +313,7 @@ def test_a_failed_upload_leaves_the_record_and_says_where(
 def test_a_run_that_failed_keeps_its_code_when_its_upload_fails_too(
     stand_in: StandIn, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Both are told, the exit code is the run's."""
+    """Both errors are reported, the exit code is the run's."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     stand_in.answer = lambda key, times: 200 if times == 1 else 503
     assert run("--mode asgd --dataset quadratic --lr 1e6 --steps 100 --quiet") == 3
@@ -323,7 +323,7 @@ def test_a_run_that_failed_keeps_its_code_when_its_upload_fails_too(
 
 
 def test_what_fails_for_a_moment_is_repeated(stand_in: StandIn) -> None:
-    """A 503 and then an answer: all is well. Unless it is told otherwise it tries five times."""
+    """A 503 and then an answer: all is well. By default it tries five times."""
     stand_in.answer = lambda key, times: 503 if "/meta" in key and times == 1 else 200
     assert run("--dataset none --steps 3 --quiet") == 0
     assert stand_in.asked.count("/lab/runs/may/a/meta.json") == 2

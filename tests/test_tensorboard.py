@@ -75,7 +75,7 @@ def test_a_long_run_gives_a_thousand_points(cli: CommandLine) -> None:
 
 
 def test_points_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
-    """Who looks on finds the points of all updates so far."""
+    """A reader during the run finds the points of all updates so far."""
     board = TensorBoard(tmp_path / "tensorboard", budget=40)
     found = []
 

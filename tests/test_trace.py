@@ -184,7 +184,7 @@ def test_with_latency_alone_computing_is_where_it_was(cli: CommandLine) -> None:
 
 
 def test_ignored_tasks_are_shown(cli: CommandLine) -> None:
-    """What a worker computed for nothing is on its track, all of it, under a name of its own."""
+    """All discarded work of a worker is on its track, under a separate name."""
     ran = cli(f"{SIM} --mode ksync --backup 1 --rest ignore --slowdown 0=2 --steps 50 {NETWORK}")
     shown = Counter(e["name"] for e in checked(ran.record) if e["ph"] == "X")
     assert shown["compute"] == ran.summary["gradients"]

@@ -19,6 +19,11 @@ GLOBS = [
     "docs/**/*.md",
     "docs/labs/**/*.yaml",
     "experiments/*.yaml",
+    "*.py",
+    "dsgd/**/*.py",
+    "deploy/**/*.py",
+    "benchmarks/*.py",
+    "tests/**/*.py",
 ]
 BANNED = {
     "tells": r"tells",

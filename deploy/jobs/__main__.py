@@ -34,7 +34,7 @@ EXIT_FAILED, EXIT_SETUP, EXIT_INTERRUPTED = 1, 2, 130
 COMMANDS = {
     "validate-framework": "files, tools and manifests are in order; needs no cluster",
     "validate-setup": "the cluster has all that the job needs",
-    "run": "apply the job anew, and leave it running",
+    "run": "apply the job, replacing an earlier one, and leave it running",
     "check-job": "look once: is all well so far?",
     "monitor-pods": "a line whenever a pod changes, until the job is over",
     "logs-follow": "the driver's log as it grows",
@@ -143,7 +143,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _hang_up_like_sigterm() -> None:
-    """Clean up also when the terminal is closed, unless nohup says that we stay."""
+    """Clean up also when the terminal is closed, unless under nohup."""
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
         signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
 

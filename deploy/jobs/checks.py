@@ -1,4 +1,4 @@
-"""From what was seen of a job to a verdict: plain functions, without a cluster and without a clock."""
+"""From observations of a job to a verdict: plain functions, without a cluster and without a clock."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def updates(seen: Evidence) -> Check:
         when = "" if seen.limits is None else f", the first seen after {seen.first_update_s:.0f} s"
         return _check("updates", "pass", f"{seen.updates} in {len(seen.runs)} runs{when}")
     why = f"none seen{f' ({seen.no_metrics})' if seen.no_metrics else ''}"
-    if seen.over:  # of a job that failed, why it did is the news
+    if seen.over:  # of a job that failed, the reason matters more
         return _check("updates", "fail" if seen.succeeded and seen.limits else "open", why)
     started_s = seen.pods_running_s
     if seen.limits and started_s is not None and seen.elapsed_s - started_s > seen.limits.first_update_s:

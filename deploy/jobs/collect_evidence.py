@@ -68,7 +68,7 @@ def scrape(kubectl: Kubectl, job: JobManifest, now: Snapshot) -> tuple[dict[str,
             head.name, head.container, "wget", "-q", "-O", "-", "--timeout=5", "--tries=1", url
         )
         return runs_in_metrics(page), ""
-    except KubectlError as error:  # before the driver has started and after it has ended, nobody answers
+    except KubectlError as error:  # before the driver has started and after it has ended, nothing answers
         return {}, f"no metrics at port {port} of {head.name}: {error}"
     except ValueError as error:
         return {}, f"port {port} of {head.name} serves something else: {error}"

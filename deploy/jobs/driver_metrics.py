@@ -28,7 +28,7 @@ class ScrapedRun:
     update_s: float
     """Engine seconds of all updates so far."""
     idle_share: float | None
-    """Of the workers' time, the share in which they did not compute."""
+    """Share of the workers' time without computing."""
 
     @property
     def loss(self) -> float | None:

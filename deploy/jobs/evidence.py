@@ -1,4 +1,4 @@
-"""All that has been seen of a job so far: what the checks judge."""
+"""Everything observed of a job so far, for the checks to judge."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Logs:
 
 
 class Evidence:
-    """All that has been seen of one job so far; `limits` is None where nobody waits."""
+    """Everything observed of one job so far; `limits` is None where nothing waits for it."""
 
     def __init__(self, job: JobManifest, limits: Limits | None = None) -> None:
         self.job, self.limits = job, limits

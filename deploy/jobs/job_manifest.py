@@ -107,7 +107,7 @@ class JobManifest:
 
     @property
     def has_bucket(self) -> bool:
-        """Whether the files were rendered for a bucket of somebody's own."""
+        """Whether the files were rendered for a real bucket."""
         return not f"{self.out}/".startswith(_UNNAMED_BUCKET)
 
     @cached_property

@@ -42,7 +42,7 @@ class Kubectl:
         return self._call(self.command(*arguments)[1:], stdin, timeout_s)
 
     def command(self, *arguments: str) -> list[str]:
-        """Return the whole command line, for who runs it himself."""
+        """Return the whole command line, for the user to run."""
         verb, *rest = arguments
         return ["kubectl", verb, "--context", self.context, "--namespace", self.namespace, *rest]
 
@@ -51,7 +51,7 @@ class Kubectl:
         return json.loads(self("get", *arguments, "--output", "json"))
 
     def get_version(self) -> str:
-        """Return the version of the cluster, which this is the cheapest way to reach."""
+        """Return the version of the cluster: the cheapest way to see that it answers."""
         return str(json.loads(self("version", "--output", "json"))["serverVersion"]["gitVersion"])
 
     def may(self, verb: str, resource: str) -> bool:
@@ -72,7 +72,7 @@ class Kubectl:
         self("apply", "--filename", "-", stdin=json.dumps(manifest))
 
     def delete(self, job: str, *, limit_s: float) -> bool:
-        """Delete the RayJob, wait until all that is its own is gone, and return whether it was there.
+        """Delete the RayJob, wait until all that belongs to it is gone, and return whether it was there.
 
         Raises KubectlError if they are not gone within `limit_s` seconds.
         """
@@ -107,7 +107,7 @@ class Kubectl:
                 text=True,
                 errors="replace",
                 timeout=timeout_s,
-                start_new_session=True,  # ctrl-C is for us: it must not tear a delete
+                start_new_session=True,  # ctrl-C is for this process: it must not interrupt a delete
             )
         except subprocess.TimeoutExpired:
             raise Unreachable(

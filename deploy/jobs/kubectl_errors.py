@@ -85,7 +85,7 @@ def explain(said: str, *, context: str, namespace: str) -> KubectlError:
     """Return what kubectl said when it failed, as an exception with a message of one line."""
     # Lines like E1121 12:15:33 are kubectl's own log: they repeat, at length, what the last line says.
     lines = [line.strip() for line in said.splitlines() if not re.match(r"[EIW]\d{4} ", line)]
-    text = " ".join(filter(None, lines)) or " ".join(said.split()) or "it failed, and does not say why"
+    text = " ".join(filter(None, lines)) or " ".join(said.split()) or "it failed without a message"
     line = re.sub(r"^(error|Error from server \(\w+\)|Unable to connect to the server): ", "", text)
     for pattern, kind, message in _MEANINGS:
         if found := re.search(pattern, text, re.IGNORECASE):

@@ -54,7 +54,7 @@ def applied(
     finally:
         interruptions.hold()
         failed = sys.exception()
-        with suppress(OSError):  # who read this may be gone, like a closed terminal
+        with suppress(OSError):  # the reader may be gone, like a closed terminal
             print(f"cleaning up, at most {limits.gone_s:g} s", flush=True)
         try:
             kubectl.delete(job.ray_job, limit_s=limits.gone_s)
@@ -67,7 +67,7 @@ def applied(
 def make_room(kubectl: Kubectl, job: JobManifest, limits: Limits) -> None:
     """Delete a RayJob of that name, if there is one, and wait until it is gone."""
     if kubectl.delete(job.ray_job, limit_s=limits.gone_s):
-        print(f"RayJob {job.ray_job} was there and is deleted", flush=True)
+        print(f"an earlier RayJob {job.ray_job} was deleted", flush=True)
 
 
 def apply(kubectl: Kubectl, job: JobManifest) -> None:
@@ -97,7 +97,7 @@ def may_act(command: str, kubectl: Kubectl, *, yes: bool) -> None:
         return
     what = f"{command} would change namespace {kubectl.namespace} of context {kubectl.context}"
     if not sys.stdin.isatty():
-        raise SetupError(f"{what}, not {NAMESPACE}; say --yes if that is meant")
+        raise SetupError(f"{what}, not {NAMESPACE}; give --yes to confirm")
     try:
         answer = input(f"{what}, not {NAMESPACE}. Go on? [y/N] ")
     except EOFError:

@@ -34,7 +34,7 @@ def result(title: str, seen: Evidence, found: Sequence[Check]) -> int:
         Check(name=c.name, state="fail", detail=f"not known: {c.detail}") if c.state == "open" else c
         for c in found
     ]
-    # A check that is open only because another one failed first has not failed itself.
+    # A check left open because another one failed first has not failed itself.
     if any(check.state == "fail" for check in found):
         shown = list(found)
     code = checks(title, shown)

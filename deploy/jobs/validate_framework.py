@@ -1,4 +1,4 @@
-"""Is everything in order here before a job is run? Files, tools and manifests; needs no cluster."""
+"""Checks before a job is run: files, tools and manifests; needs no cluster."""
 
 from __future__ import annotations
 

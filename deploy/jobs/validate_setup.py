@@ -1,4 +1,4 @@
-"""Has the cluster all that a job needs? CRD, operator, GPUs, namespace, monitor, and the user's rights."""
+"""Whether the cluster has all that a job needs: CRD, operator, GPUs, namespace, monitor, user's rights."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _operator(kubectl: Kubectl) -> Finding:
         return False, f"{place} ({image}) has no replica that is available: kubectl describe it"
     tag = re.search(r":v?(\d+)\.(\d+)[^/]*$", image)
     if tag is None:
-        return True, f"{place} runs; {image} has no version in its tag; the CRD's decides"
+        return True, f"{place} runs; {image} has no version in its tag; that of the CRD decides"
     if (int(tag[1]), int(tag[2])) < _OLDEST_KUBERAY:
         return False, f"{place} is KubeRay {tag[1]}.{tag[2]} ({image}), 1.7 or newer is needed: upgrade it"
     return True, f"{place} is KubeRay {tag[1]}.{tag[2]}"

@@ -1,4 +1,4 @@
-"""The rendered files: what each should hold, and how those that are there differ from it."""
+"""The rendered files: what each should hold, and how the files on disk differ from it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _problem(path: Path, name: str, wanted: str) -> str | None:
     for number, (has, should) in enumerate(pairs, 1):
         if has != should:
             return (
-                f"{name}, line {number}: has `{has.strip()}`, rendered it would be `{should.strip()}`; "
+                f"{name}, line {number}: has `{has.strip()}`, should be `{should.strip()}`; "
                 "edit what it is rendered from, then run `make manifests`"
             )
     return None

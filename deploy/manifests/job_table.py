@@ -81,7 +81,7 @@ JOBS = (
     ),
     _experiment(
         "compare-ssgd",
-        "What does a barrier cost, and do backup workers buy it back?",
+        "What does a barrier cost, and do backup workers make up for it?",
         "seeds=3",
         "compute_time=exponential:0.05",
         gpus_per_worker=0.25,
@@ -95,7 +95,7 @@ JOBS = (
     ),
     _experiment(
         "compare-ssp",
-        "From which slack on does nobody wait any more, and how stale do gradients get?",
+        "From which slack on does no worker wait, and how stale do gradients get?",
         "seeds=3",
         "compute_time=markov:0.025,0.15,0.025,0.1",
         gpus_per_worker=0.5,

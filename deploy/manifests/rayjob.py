@@ -120,7 +120,7 @@ def _pod(container: Json, settings: Settings, **more: Any) -> Json:
 
 
 def _head(settings: Settings) -> Json:
-    # Whole command line, so that neither this shell nor the one that Ray starts main.py in is meant.
+    # The whole command line, so that neither this shell nor the one in which Ray starts main.py matches.
     stop = f"pkill -TERM -x -f '{_DRIVER}'; while pgrep -x -f '{_DRIVER}' >/dev/null; do sleep 1; done"
     container = {
         "name": "ray-head",

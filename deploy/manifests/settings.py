@@ -1,4 +1,4 @@
-"""What differs between one user's manifests and another's, and how a file says it."""
+"""The settings in which users' manifests differ, and how a file records them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Device = Literal["cuda", "cpu"]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What differs between one user's files and another's."""
+    """The settings in which users' files differ."""
 
     image: str
     """With its tag, which a cluster must be able to pull."""
     bucket: str = "BUCKET"
-    """Of S3, where results go. No bucket's name has capitals, so this one is nobody's."""
+    """Of S3, where results go. No bucket's name has capitals, so this one cannot exist."""
     device: Device = "cuda"
 
     def __post_init__(self) -> None:

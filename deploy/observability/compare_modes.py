@@ -1,4 +1,4 @@
-"""The dashboard "Compare modes": what each mode pays, in staleness, waiting and bytes, for how it learns."""
+"""The dashboard "Compare modes": how each mode learns, and the cost in staleness, waiting and bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _learning() -> list[Panel]:
         curve(
             "Loss against time",
             "none",
-            "Lower and further left is better: what a mode makes of the same seconds. Time is the run's "
+            "Lower and further left is better: what a mode achieves in the same time. Time is the run's "
             f"own clock (wall seconds on Ray, virtual ones in the simulator), 0 at its start. {_LAG}",
             x=f"max by (mode, run_id) (dsgd_update_seconds_sum{{{ALL_RUNS}}})",
             x_unit="s",
@@ -78,8 +78,8 @@ def _learning() -> list[Panel]:
         curve(
             "Loss against samples",
             "none",
-            "What one sample is worth: all modes get the same number of them. Where curves lie on each "
-            f"other here and apart against time, the difference is speed, not learning. {_LAG}",
+            "What one sample is worth: all modes get the same number of them. Where curves coincide "
+            f"here but differ against time, the difference is speed, not learning. {_LAG}",
             x=f"max by (mode, run_id) (dsgd_samples_total{{{ALL_RUNS}}})",
             x_unit="short",
             x_label="samples",
@@ -106,7 +106,7 @@ def _staleness() -> list[Panel]:
             "Staleness quantiles by mode",
             "short",
             "Half of the gradients are at most as stale as p50, all but one in twenty as p95. A p95 far "
-            "above p50 is the work of stragglers. Values within a bucket of the histogram (0, 1, 2, 4, 8, "
+            "above p50 is caused by stragglers. Values within a bucket of the histogram (0, 1, 2, 4, 8, "
             "...) are interpolated; the record has exact ones.",
             query(f"histogram_quantile(0.5, sum by (mode, le) ({buckets}))", "{{mode}} p50"),
             query(f"histogram_quantile(0.95, sum by (mode, le) ({buckets}))", "{{mode}} p95", "B"),
@@ -116,7 +116,7 @@ def _staleness() -> list[Panel]:
             "Mean staleness, last minute",
             "short",
             "The mean over the gradients of the last minute. It should be steady: a mean that grows with "
-            "time says that some worker falls behind.",
+            "time means that some worker falls behind.",
             query(f"run:dsgd_staleness_updates:mean1m{{{ALL_RUNS}}}", RUN),
             width=6,
         ),
@@ -197,7 +197,7 @@ def _bytes() -> list[Panel]:
         bars(
             "Bytes, whole run",
             "decbytes",
-            "All that has travelled, both ways.",
+            "Total traffic, both ways.",
             query(f"sum by (mode, run_id) (dsgd_bytes_total{{{ALL_RUNS}}})", RUN),
             width=6,
         ),

@@ -73,7 +73,7 @@ def alertmanager(config: str, folder: Path, port: int) -> Iterator[str]:
 
 @contextmanager
 def receiver(take: Callable[[dict[str, Any]], None], port: int) -> Iterator[None]:
-    """Hand each message that Alertmanager posts to `port` to `take`, in another thread."""
+    """Pass each message that Alertmanager posts to `port` to `take`, in another thread."""
 
     class Webhook(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -93,7 +93,7 @@ def receiver(take: Callable[[dict[str, Any]], None], port: int) -> Iterator[None
 
 
 def free_port() -> int:
-    """Return a port of 127.0.0.1 that nobody listens on now."""
+    """Return a free port of 127.0.0.1."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         return int(taken.getsockname()[1])

@@ -1,6 +1,6 @@
 """Starts Prometheus and Alertmanager on this machine, with the rules of this folder: `make observe`.
 
-What they store lies in a temporary folder that goes with them. Alerts are printed as they arrive.
+Their data are in a temporary folder that is deleted at the end. Alerts are printed as they arrive.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _start(options: argparse.Namespace, stack: ExitStack) -> None:
     except NotStarted as error:
         print(f"Alertmanager  not running, alerts are shown by Prometheus only: {error}")
     print("Runs          scraped at ports 9400 to 9407: main.py ... --metrics-port 9400")
-    print("ctrl-C ends all of it; alerts follow.", flush=True)
+    print("ctrl-C ends everything; alerts follow.", flush=True)
 
 
 def _print(message: dict[str, Any]) -> None:

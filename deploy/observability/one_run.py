@@ -107,15 +107,15 @@ def _learning() -> list[Panel]:
         lines(
             "Accuracy",
             "percentunit",
-            "Share of held-out samples that were right at the last evaluation. Regression has none.",
+            "Share of held-out samples classified correctly at the last evaluation. Regression has none.",
             query(f"max(dsgd_eval_accuracy{{{RUN}}})", "held out"),
             width=6,
         ),
         lines(
             "Drift of local weights",
             "none",
-            "Only with local steps: how far the workers' weights are from their average when they meet, "
-            "the mean over the updates so far. Large or growing drift asks for fewer local steps.",
+            "Only with local steps: how far the workers' weights are from their average when averaged, "
+            "the mean over the updates so far. Large or growing drift calls for fewer local steps.",
             query(f"max(dsgd_localsgd_drift{{{RUN}}})", "mean distance"),
             width=6,
         ),
@@ -242,8 +242,7 @@ def _faults() -> list[Panel]:
         lines(
             "Restarts of each worker",
             "short",
-            "How often a worker was lost and started again. After --max-restarts of one worker the run "
-            "fails.",
+            "How often a worker was lost and restarted. After --max-restarts of one worker the run fails.",
             query(f"sum by (worker) (dsgd_worker_restarts_total{{{RUN}}})", WORKER),
             width=12,
         ),

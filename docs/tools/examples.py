@@ -1,4 +1,4 @@
-"""Runs the examples of the documents again and puts what they print beside them.
+"""Runs the examples of the documents again and inserts their output.
 
     python docs/tools/examples.py README.md docs/strategies/*.md        # or make docs
 

@@ -1,11 +1,11 @@
-"""What a strategy sees of the machines: members that are given tasks, and the queue of finished ones.
+"""The cluster as a strategy sees it: members that are given tasks, and the queue of finished tasks.
 
 Two engines implement `Cluster`: `cluster.ray` (actors, wall seconds) and `cluster.sim` (virtual seconds). A
 strategy runs unchanged on both.
 
 **The restart law.** A strategy keeps nothing between two updates: what it remembers is in `Weights` (vector,
 version, slots, `kept`) or in the cluster (clocks, what is in flight and what it read, workers' states). So at
-any update `train(cluster, w, cfg)`, begun anew, goes on as the old generator would have, bit for bit.
+any update `train(cluster, w, cfg)`, started again, goes on as the old generator would have, bit for bit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Update(NamedTuple):
     weights: Weights
     dones: Sequence[Done]
     ignored: Sequence[Done] = ()
-    """Finished tasks that were thrown away since the update before."""
+    """Finished tasks that were discarded since the previous update."""
     measured: Mapping[str, float] = {}
     """What the strategy has measured of this update, by the names of rows in dsgd/metrics.py, like drift."""
 
@@ -143,7 +143,7 @@ class Cluster(Protocol):
 
 
 class Telemetry(Protocol):
-    """What only those who record a run need to know of an engine; a strategy must not depend on it."""
+    """What only the recording of a run needs of an engine; a strategy must not depend on it."""
 
     @property
     def restarts(self) -> Sequence[int]:
@@ -195,7 +195,7 @@ def run_all(cluster: Cluster, task: Task, w: Weights) -> list[Done]:
     """Give every worker the same task and wait for all: a barrier.
 
     The result is in worker order, so that sums do not depend on the order of arrival. Tasks of members that
-    leave meanwhile are missing from it; those who join wait for the next round, unless nobody else is left.
+    leave meanwhile are missing from it; those that join wait for the next round, unless no other is left.
     """
     dones: list[Done] = []
     while not dones:
@@ -230,7 +230,7 @@ def start_portions(cluster: Cluster, task: Callable[[int], Task], w: Weights, bu
 
 
 def in_worker_order(dones: Iterable[Done]) -> list[Done]:
-    """Return finished tasks by worker and step, so that a sum over them does not depend on who came first."""
+    """Return finished tasks by worker and step: sums over them do not depend on the order of arrival."""
     return sorted(dones, key=_worker_and_step)
 
 

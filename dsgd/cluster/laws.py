@@ -106,7 +106,7 @@ class Exponential(ShiftedExponential):
 
 @dataclass(frozen=True)
 class Uniform:
-    """Evenly anywhere between two times."""
+    """Uniform between two times."""
 
     low_s: float
     high_s: float

@@ -1,7 +1,7 @@
-"""Who is here, what each member has done, and what it is doing: decided in one place for every engine.
+"""The members, what each has done and what it is doing: decided in one place for every engine.
 
-The ledger is plain data. It has no clock, starts nothing and waits for nothing: an engine carries out what is
-decided here, and reports what happened. So what becomes of a task when its worker is cancelled, leaves or
+The ledger is plain data. It has no clock, starts nothing and never waits: an engine carries out what is
+decided here, and reports what happened. So what happens to a task when its worker is cancelled, leaves or
 joins is tested without Ray and without time (tests/test_ledger.py).
 """
 
@@ -60,7 +60,7 @@ class Idle:
     """The members without a task: the one that finished last, then those that have waited longest first.
 
     Adding and removing one costs O(1). Members are kept by clock, so finding those that are at most `ahead`
-    of the slowest costs as much as there are such members and different clocks, whoever else waits.
+    of the slowest costs as much as there are such members and different clocks, however many others wait.
     """
 
     def __init__(self, clocks: Clocks, members: Iterable[int]) -> None:
@@ -97,13 +97,13 @@ class Idle:
         return found
 
     def add(self, worker: int) -> None:
-        """Put a member that has just finished before all others."""
+        """Put a member that has just finished ahead of all others."""
         if self._latest is not None:
             self._wait(self._latest)
         self._latest = worker
 
     def join(self, worker: int) -> None:
-        """Put a member that has just come behind all others."""
+        """Put a member that has just joined behind all others."""
         self._wait(worker)
 
     def remove(self, worker: int) -> None:
@@ -135,7 +135,7 @@ class Ledger(Generic[F]):
         """By worker, in the order in which they were started: what was read grows from first to last."""
         self.in_flight = Started(self.flights)
         self.steps = [0] * num_workers
-        """By worker: the number of its next mini-batch. It outlives the membership, so none is
+        """By worker: the number of its next mini-batch. It survives a departure, so none is
         given twice.
         """
         self.came_in_s = [(0.0, 0.0)] * num_workers

@@ -1,6 +1,6 @@
 """The processes of a private Ray cluster: when it is closed, none of them is left.
 
-`ray.shutdown` returns when it has told them to end; on a busy machine, workers are still there then. Import
+`ray.shutdown` returns once it has asked them to end; on a busy machine, workers outlive it. Import
 `dsgd.cluster.ray` first: it sets what Ray reads when it is imported.
 """
 
@@ -46,7 +46,7 @@ def awaited(processes: Sequence[psutil.Process], timeout_s: float = _END_S) -> I
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Whether a process runs; one that has ended but that its parent has not asked about does not."""
+    """Whether a process runs; a zombie, ended but not yet reaped by its parent, does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 # Read when ray is imported. Under `uv run` it would rebuild the environment in every worker, which
 # here run in the driver's. Its own messages (a worker died, …) are not for the terminal of a run that
-# reports and mends what they tell: all of them are dropped, they stay in Ray's log files.
+# reports and handles these events itself: all of them are dropped here and stay in Ray's log files.
 os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
@@ -51,7 +51,7 @@ _INLINE_BYTES = 64_000  # below the size up to which Ray sends arguments and res
 _REQUEST = struct.Struct("qqq")  # ticket, step, length of the pickled task
 _REPLY = struct.Struct("dd")  # loss, seconds of computing
 _SLIVER = 0.001  # of a CPU, the least that Ray counts
-_POLL_S = 1.0  # how often waiting looks up: for the deadline, and for workers that do not come back
+_POLL_S = 1.0  # how often waiting checks the deadline, and workers that do not restart
 
 
 class Worker:
@@ -92,7 +92,7 @@ class Worker:
         began_s = time.perf_counter()
         ticket, step, length = _REQUEST.unpack_from(request)
         if ticket <= self._stopped:
-            return b""  # also where two are expected: nobody looks
+            return b""  # even where two values are expected: the result of a stopped task is not read
         end = _REQUEST.size + length
         pickled_task = request[_REQUEST.size : end]
         task = self._tasks.get(pickled_task)
@@ -121,7 +121,7 @@ class Worker:
             return reply, kept[0].cpu().numpy()
         return reply
 
-    # In a concurrency group, and so a thread, of its own: it must be heard while a task runs.
+    # In its own concurrency group, and so its own thread: it must be heard while a task runs.
     @ray.method(concurrency_group="control")
     def stop(self, ticket: int) -> None:
         """Stop the task with this ticket, whether it runs or has not begun."""
@@ -170,7 +170,7 @@ class RayCluster:
         # Where workers keep state the ledger holds a reference: the state stays on the worker's machine and
         # outlives the worker. This is what the task in flight will hand on.
         self._next_states: dict[int, Any] = {}
-        # Oldest first: of several finished tasks, ray.wait takes the first in this order, so nobody starves.
+        # Oldest first: of several finished tasks, ray.wait takes the first in this order, so none starves.
         self._refs: dict[Any, int] = {}
         self._returning: dict[int, tuple[Any, float]] = {}  # restarted: when ready, and until when to wait
         self._pickled: dict[Task, bytes] = {}
@@ -449,7 +449,9 @@ def connect(timeout_s: float = 60.0) -> Connection:
         try:
             _init()
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ClusterError(f"RAY_ADDRESS={address}: {_one_line(error)}; mend it or unset it") from error
+            raise ClusterError(
+                f"RAY_ADDRESS={address}: {_one_line(error)}; correct it or unset it"
+            ) from error
         return Connection(made_here=True, private=address == "local")
     # A bare ray.init() would attach to any cluster alive on this machine.
     _init(address="local", include_dashboard=False)

@@ -2,7 +2,7 @@
 
 Only time is simulated; gradients are real (`values`). A topology (`star`) says when messages arrive.
 
-What will happen stands in two heaps of (time, serial number, what): tasks that finish computing, and events
+The future is in two heaps of (time, serial number, what): tasks that finish computing, and events
 (a member joins or leaves). The serial number makes ties deterministic: what was scheduled first happens
 first. On the star the results come in in the order in which they were computed, and whatever a strategy
 starts after taking a finished task finishes later still: so the task to come in next is the one that is
@@ -70,13 +70,12 @@ class SimCluster:
         self.pids: Sequence[int] = ()
         self.restarts = [0] * len(workload.shards)
         self._ledger = ledger = Ledger[_Flight](len(workload.shards))
-        # The same objects as long as the cluster lives; plain attributes, for they are looked at in every
-        # task.
+        # The same objects as long as the cluster lives; plain attributes, because every task reads them.
         self.idle, self.clocks, self.in_flight = ledger.idle, ledger.clocks, ledger.in_flight
         self._times, self._deadline_s = times, deadline_s
         self._star = Star(network, 4 * workload.objective.num_weights + network.padding_bytes)
         self._instant, self._message_bytes = self._star.instant, self._star.message_bytes
-        # A task's serial number also tells it from one of its worker that was cancelled and is still in the
+        # A task's serial number also distinguishes it from a cancelled one of its worker that is still in the
         # heap.
         self._computing: list[tuple[float, int, int]] = []
         self._events: list[tuple[float, int, Event]] = []
@@ -113,9 +112,9 @@ class SimCluster:
     combine = staticmethod(rules.combine)
 
     def schedule(self, at_s: float, what: Literal["join", "leave"], worker: int) -> None:
-        """Have `worker` join or leave at a virtual time; what is not possible then does not happen.
+        """Have `worker` join or leave at a virtual time; a change that is impossible then is ignored.
 
-        Nobody joins twice or leaves twice, and the last member stays.
+        No worker joins or leaves twice, and the last member stays.
         """
         self._serial += 1
         heapq.heappush(self._events, (at_s, self._serial, Event(what, worker)))

@@ -2,8 +2,8 @@
 
     server's outgoing link -> latency -> compute -> latency -> server's incoming link -> service
 
-A topology is plain functions of time: when does a message that leaves now arrive? It starts nothing and waits
-for nothing; the simulator asks it.
+A topology is plain functions of time: when does a message that leaves now arrive? It starts nothing and never
+waits; the simulator calls it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dsgd.cluster.timing import ComputeTimes
 
 
 class Network(NamedTuple):
-    """What stands between the server and its workers."""
+    """The network between the server and its workers."""
 
     latency_s: float = 0.0
     """Seconds a message travels, each way."""

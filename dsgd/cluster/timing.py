@@ -59,7 +59,7 @@ class ComputeTimes:
             times = law.replay(worker, number * _BLOCK, _BLOCK)
         elif isinstance(law, Markov):
             last, _, state = self._blocks.get(worker, (-1, [], None))
-            if last >= number:  # a chain cannot be entered in its middle: walk it from its start
+            if last >= number:  # a chain has memory: walk it from its start
                 last, state = -1, None
             for b in range(last + 1, number + 1):
                 times, state = law.walk(at(self.seed, self.purpose, worker, b), _BLOCK, state)

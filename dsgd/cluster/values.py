@@ -83,7 +83,7 @@ class LazyValues:
         alone = len(workers) == 1
         if (
             alone
-        ):  # torch takes another kernel for one row: with two equal ones the bits do not depend on company
+        ):  # torch uses another kernel for one row: with two equal rows the bits do not depend on the batch
             workers = workers * 2
         waiting = [self._waiting[worker] for worker in workers]
         w = torch.from_numpy(np.stack([vector for _, _, vector in waiting])).to(self._device)

@@ -1,4 +1,4 @@
-"""One configuration on both engines: the simulator held against reality."""
+"""One configuration on both engines: the simulator compared with reality."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulator against reality: the same configuration on both engines, side by side."""
+"""The simulator compared with reality: the same configuration on both engines."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Evaluated(NamedTuple):
 
 
 class Evaluator:
-    """Evaluates in a thread of the driver or, where the clock is virtual and waits for nobody, at once.
+    """Evaluates in a thread of the driver or, where the clock is virtual and does not wait, at once.
 
     With `background`, an evaluation that is due while several others wait is left out.
     """
@@ -40,7 +40,7 @@ class Evaluator:
         return bool(self._waiting)
 
     def submit(self, w: Weights, t_s: float, gradients: int, num_bytes: int, *, last: bool = False) -> bool:
-        """Have the weights `w` evaluated, which stood at `t_s` seconds after `gradients` mini-batches and
+        """Have the weights `w` evaluated, current at `t_s` seconds after `gradients` mini-batches and
         `num_bytes` bytes.
 
         Returns whether they will be; the `last` weights of a run are, however many others wait.

@@ -1,8 +1,8 @@
 """One run as a value: a strategy on an engine, followed update by update until it is over.
 
 `execute` is the one loop: the command line, experiments, labs, tests, benchmarks and notebooks call it. It
-prints nothing. Who wants to see the run while it goes on passes a `Watcher`; who wants to keep it passes a
-`RunRecord`; how it ended is the `Ended` that comes back.
+prints nothing. To see the run while it goes on, pass a `Watcher`; to keep it, pass a
+`RunRecord`; the `Ended` that comes back says how it ended.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class Watcher:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a run ended, and what it came to."""
+    """How a run ended, and its result."""
 
     cfg: TrainConfig
     stopped_by: StoppedBy
     error: str | None
     """One line, if it failed or diverged."""
     exception: Exception | None
-    """What it failed of."""
+    """The error that ended it."""
     weights: Weights
     """The last version."""
     evaluations: Sequence[Evaluated]
@@ -97,7 +97,7 @@ class Ended:
 
     @property
     def traceback(self) -> str:
-        """Where in a strategy, or in dsgd, a mistake was made; empty if the run did not fail of one."""
+        """Where in a strategy, or in dsgd, a mistake was made; empty if that did not end the run."""
         if self.exception is None or isinstance(self.exception, ClusterError | OSError | MemoryError):
             return ""
         return "".join(traceback.format_exception(self.exception))
@@ -121,9 +121,9 @@ def execute(
     started: epoch seconds at which the program started, if earlier than now.
     evaluate: whether the weights are evaluated; a target loss needs it.
 
-    An error after the workers are ready ends the run, and is in what is returned. Raises ValueError for what
-    can be seen to be impossible before that, ClusterError if the workers cannot be started and
-    KeyboardInterrupt if they are interrupted at it; nothing is written then.
+    An error after the workers are ready ends the run, and is in what is returned. Raises ValueError for
+    options that prove impossible before that, ClusterError if the workers cannot be started and
+    KeyboardInterrupt if their start is interrupted; nothing is written then.
     """
     started = time.time() if started is None else started
     strategy = strategy or strategy_of(cfg)
@@ -167,7 +167,7 @@ class _Following:
         """Take updates until the run is over, and complete its record."""
         startup_s, began_s = time.time() - started, time.perf_counter()
         try:
-            with np.errstate(over="ignore", invalid="ignore"):  # divergence is looked for, and named
+            with np.errstate(over="ignore", invalid="ignore"):  # divergence is detected, and reported
                 self._stopped_by = self._follow(updates)
         except TimeUp:
             self._stopped_by = "seconds"
@@ -178,7 +178,7 @@ class _Following:
         for complete in (self._evaluate_the_last, self._end_watchers, self._close_streams):
             try:
                 complete()
-            except Exception as error:  # the summary is written all the same
+            except Exception as error:  # the summary is written nevertheless
                 self._fail(error)
         self._look_at_the_last_loss()
         wall_s = time.perf_counter() - began_s
@@ -186,7 +186,7 @@ class _Following:
             try:
                 self._record.draw_trace()
             except (OSError, MemoryError) as error:
-                if not self._error:  # a run that diverged is no less so without its trace
+                if not self._error:  # a run that diverged has diverged, with or without its trace
                     self._fail(error)
         ended = self._ended(wall_s, startup_s)
         if not self._record:
@@ -280,7 +280,7 @@ class _Following:
             self._record.close_streams()
 
     def _look_at_the_last_loss(self) -> None:
-        """No later update shows that the last one has diverged: its evaluation does."""
+        """Detect divergence in the last update, which no later update shows, by its evaluation."""
         last = self._evaluations[-1].found.loss if self._evaluations else 0.0
         if self._stopped_by in ("budget", "seconds") and not math.isfinite(last):
             self._stopped_by = "diverged"

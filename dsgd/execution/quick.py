@@ -58,7 +58,7 @@ class Outcome:
 
     @property
     def finished(self) -> list[Any]:
-        """All finished tasks, those that were thrown away among them."""
+        """All finished tasks, including those that were discarded."""
         return [done for update in self.updates for done in (*update.dones, *update.ignored)]
 
     @property
@@ -105,7 +105,7 @@ def config(mode: str, **options: Any) -> TrainConfig:
 def run(mode: str, on_update: Callable[[Engine, Update], None] | None = None, **options: Any) -> Outcome:
     """Run a strategy until its budget is spent; in the simulator unless `engine="ray"`.
 
-    Raises what the run failed of. Nothing is evaluated.
+    Raises the error that ended the run. Nothing is evaluated.
     """
     keep = Keep(on_update)
     ended = execute(config(mode, **options), [keep], evaluate=False)

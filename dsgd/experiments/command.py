@@ -25,7 +25,7 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
     parser = Parser(
         "--experiment",
         "Run an experiment: several runs, compared. docs/experiments.md describes its file. "
-        "Repeated, the command keeps the runs that are there and makes the others.",
+        "Finished runs are reused when the command is repeated.",
     )
     parser.add_argument("--experiment", metavar="FILE", required=True, help="the experiment's file")
     parser.add_argument(
@@ -33,7 +33,7 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
         metavar="OPTION=VALUE",
         action="append",
         default=[],
-        help="replace an option of the file's base, like steps=1000, or its seeds; may be given again",
+        help="replace an option of the file's base, like steps=1000, or its seeds; repeatable",
     )
     parser.add_argument(
         "--out",
@@ -42,19 +42,19 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
         help="where the experiment's folder goes (default: runs); s3://BUCKET/PREFIX uploads it too",
     )
     parser.add_argument(
-        "--processes", metavar="N", type=int, help="simulations at the same time (default: one a core)"
+        "--processes", metavar="N", type=int, help="simulations at the same time (default: one per core)"
     )
     parser.add_argument(
         "--dashboard",
         metavar="PORT",
         type=int,
-        help="port of this machine where a browser sees the runs live",
+        help="port of the live page in a browser on this machine",
     )
     parser.add_argument(
         "--metrics-port",
         metavar="PORT",
         type=int,
-        help="port at which Prometheus finds the metrics of runs on Ray",
+        help="port of the metrics of runs on Ray, for Prometheus",
     )
     parser.add_argument("--metrics-host", metavar="HOST", default="127.0.0.1", help="address of that port")
     parser.add_argument(
@@ -62,9 +62,9 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
         metavar="SECONDS",
         type=float,
         default=0.0,
-        help="how long metrics and live page stay after the last run; ctrl-C ends that",
+        help="seconds to keep serving metrics and live page after the last run; ctrl-C ends it",
     )
-    parser.add_argument("--pushgateway", metavar="URL", help="a Pushgateway that gets the metrics too")
+    parser.add_argument("--pushgateway", metavar="URL", help="URL of a Pushgateway to push the metrics to")
     parser.add_argument(
         "--dry-run", action="store_true", help="list the runs and how long they would take; write nothing"
     )
@@ -87,7 +87,7 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
             if run.cfg.engine == "sim" and (live.metrics_port is not None or live.pushgateway):
                 option = "--pushgateway" if live.metrics_port is None else "--metrics-port"
                 raise ValueError(
-                    f"{option}: variant {run.variant} is simulated, in a process of its own; metrics are for "
+                    f"{option}: variant {run.variant} is simulated, in a separate process; metrics are for "
                     "experiments on Ray (--set engine=ray), others are seen with --dashboard"
                 )
     console = Console(highlight=False)
@@ -112,5 +112,5 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
             observers.linger(interruptions)
             return EXIT_FAILED if finished.failed else 0
     except KeyboardInterrupt:
-        kept = "interrupted; the runs that had ended are kept, and the same command makes the others"
+        kept = "interrupted; finished runs are kept, and the same command makes the others"
         return report_error(kept, EXIT_INTERRUPTED)

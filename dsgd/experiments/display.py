@@ -1,4 +1,4 @@
-"""What people see of an experiment on the terminal: one line of progress, then a short table."""
+"""The output of an experiment on the terminal: one line of progress, then a short table."""
 
 from __future__ import annotations
 

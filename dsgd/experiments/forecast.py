@@ -1,7 +1,7 @@
 """How long an experiment would take, found without running it or writing into its folder.
 
 A simulated run: tiny runs of each variant are timed here and now, start to record, and scaled to the budget.
-A run on Ray: the simulator tells how long its schedule lasts; what a start and a message take is a constant.
+A run on Ray: the simulator gives the length of its schedule; a start and a message cost a constant.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dsgd.records.outcomes import is_result
 from dsgd.records.reader import read_summary
 from dsgd.terminal.cli import UsageError
 
-# Measured on a machine with 2 cores (docs/experiments.md says how); their errors are small beside a run.
+# Measured on a machine with 2 cores (see docs/experiments.md); their errors are small compared with a run.
 _RAY_CONNECT_S = 3.0
 _RAY_START_S, _RAY_START_A_WORKER_S = 1.5, 0.7
 _RAY_MESSAGE_S, _RAY_GRADIENT_S = 0.0005, 0.001
@@ -74,7 +74,7 @@ def _one_each(runs: Sequence[Run]) -> list[Run]:
 
 
 def _alike(runs: Sequence[Run]) -> dict[str, Run]:
-    """Return for each variant a run that takes as long as its own: the same, but for the step size."""
+    """Return for each variant a run that takes as long as its own: they differ only in the step size."""
     first: dict[str, Run] = {}
     return {
         run.variant: first.setdefault(repr(replace(run.cfg, seed=0, lr=1.0, output=OutputConfig())), run)
@@ -115,8 +115,8 @@ def print_forecast(experiment: Experiment, console: Console, processes: int | No
 
 
 def _simulated_s(pool: Pool, runs: Sequence[Run]) -> dict[str, float]:
-    """Return by variant what its run takes, from tiny ones that grow
-    until the time of their mini-batches can be told from that of their start.
+    """Return by variant how long its run takes, from tiny runs that grow
+    until the time of their mini-batches is measurable apart from that of their start.
     """
     timed: dict[str, list[tuple[int, float]]] = {run.variant: [] for run in runs}
     _try(pool, [_shortened(run, 1) for run in runs])  # the first runs load what is loaded only once

@@ -1,4 +1,4 @@
-"""What of an experiment is there already: its folder, locked while it is written, and the runs in it."""
+"""What an experiment already has: its folder, locked while it is written, and the runs in it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def is_kept(run: Run) -> bool:
 
 
 def clear(run: Run) -> None:
-    """Remove what `is_kept` found not worth keeping; a kill in the middle of it does no harm."""
+    """Remove what `is_kept` found not worth keeping; safe to kill at any point."""
     if not run.path.exists():
         return
     removed = run.path.with_name(f".{run.name}.removed")

@@ -1,7 +1,7 @@
 """Processes that simulate at the same time, each many runs, one after another.
 
 By hand, because the executors of concurrent.futures and loky give up all work when one process dies: here the
-death of a process costs its own run alone.
+death of a process costs only the run it was making.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Pool:
         if not worker.ready:
             raise ClusterError(
                 f"a process for the simulations ended with {how} while it started; "
-                "look at what it printed above, or try --processes 1"
+                "see its output above, or try --processes 1"
             )
         worker.ready = False
         self._spawn()
@@ -157,4 +157,4 @@ def _give(worker: _Worker, run: Run) -> None:
         pickle.dump(options(run.cfg), worker.process.stdin)
         worker.process.stdin.flush()
     except BrokenPipeError:
-        pass  # it has died: the end of its answers will tell
+        pass  # it has died: the end of its answers will show it

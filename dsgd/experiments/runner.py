@@ -25,7 +25,7 @@ from dsgd.terminal.interruptions import Interruptions
 
 
 class Finished(NamedTuple):
-    """What an experiment came to."""
+    """The result of an experiment."""
 
     experiment: Experiment
     """With the options that were chosen for its variants, if it was tuned."""
@@ -49,11 +49,11 @@ def run_experiment(
 ) -> Finished:
     """Run what is not there yet, write the tables and, with `draw`, the report.
 
-    console: shows how far it is, and a table at the end.
+    console: shows the progress, and a table at the end.
     processes: how many simulate at the same time; as many as there are cores, unless said.
     uploads: gets the records as they are finished.
     observers: see the runs on Ray, which are in this process.
-    Raises UsageError for runs that cannot be, and for what is in the way of their records, before any is run;
+    Raises UsageError for impossible runs, and for files in the way of their records, before any is run;
     KeyboardInterrupt when interrupted: what had finished is kept.
     """
     with locked(experiment.folder) as lock:
@@ -78,9 +78,7 @@ def _run_locked(
         if experiment.tuning:
             missing = _missing(experiment.tuning_runs(), engines, display, uploads)
             if failed := _run(missing, engines, display, uploads):
-                display.say(
-                    f"{len(failed)} of the runs that tune failed, so nothing was compared; run it again"
-                )
+                display.say(f"{len(failed)} of the tuning runs failed, so nothing was compared; run it again")
                 return Finished(experiment, failed, {}, None)
             choices = choose(experiment)
             for choice in choices:
@@ -90,8 +88,8 @@ def _run_locked(
         _write_as_run(experiment, choices)
         failed = _run(missing, engines, display, uploads)
     report = None
-    with Interruptions():  # of its own: those above keep signals once the last run has ended
-        with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
+    with Interruptions():  # a second one: the caller's holds signals once the last run has ended
+        with suppress(BrokenPipeError, UnicodeEncodeError):  # closed pipe, or no such characters
             print_results(experiment, console)
         if draw and len(failed) < len(experiment.runs()):
             report = _write_tables_and_report(experiment)
@@ -100,7 +98,7 @@ def _run_locked(
 
 
 def check_data(runs: Sequence[Run]) -> None:
-    """Raise UsageError for runs whose data cannot be parted as asked: what options alone do not tell."""
+    """Raise UsageError for runs whose data cannot be split as asked, which options alone do not show."""
     seen = set()
     for run in runs:
         data = (run.cfg.data, run.cfg.num_workers, run.cfg.batch_size)
@@ -113,7 +111,7 @@ def check_data(runs: Sequence[Run]) -> None:
 
 
 def _missing(runs: Sequence[Run], engines: _Engines, display: Display, uploads: Uploads | None) -> list[Run]:
-    """Return the runs that are not there yet, having seen that they can be run and nothing is in the way."""
+    """Return the runs that are not there yet, once checked to be possible and to have a free folder."""
     kept = {run.path for run in runs if is_kept(run)}
     missing = [run for run in runs if run.path not in kept]
     display.kept([run for run in runs if run.path in kept])
@@ -167,7 +165,7 @@ class _Engines:
         yield from self._interruptions.between(self._pool.outcomes(simulated))
         if real:
             self._pool.end()
-        for run in self._interruptions.between(iter(real)):  # alone on the machine, for it is being timed
+        for run in self._interruptions.between(iter(real)):  # alone on the machine, because it is timed
             self._connect(run)
             watchers = self._observers.watchers() if self._observers else ()
             outcome = execute_recorded(run.cfg, self._interruptions, watchers)

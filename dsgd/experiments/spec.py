@@ -30,7 +30,7 @@ NOT_HERE = {
     "out": "give --out DIR on the command line",
     "run_name": "each run is named after its variant and seed",
     "quiet": "the experiment shows its runs itself",
-    **dict.fromkeys(option_fields(LiveConfig), "give --dashboard PORT on the command line to look on"),
+    **dict.fromkeys(option_fields(LiveConfig), "give --dashboard PORT on the command line to watch the runs"),
 }
 """Options of single runs that an experiment does not leave to its file, and what is there instead."""
 
@@ -64,7 +64,7 @@ class Variant:
 
     @property
     def folder(self) -> str:
-        """The name of its records' folders, but for the seed."""
+        """The name of its records' folders, without the seed."""
         return re.sub(r"[^\w.=+-]", "-", self.name.replace(" ", "+"))
 
     def run(self, seed: int, out: Path) -> Run:
@@ -75,7 +75,7 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What is tried for each variant before it is compared, on seeds of its own."""
+    """What is tried for each variant before it is compared, on separate seeds."""
 
     values: Mapping[str, Sequence[Any]]
     """The values tried, by option; every combination is."""
@@ -119,7 +119,7 @@ def load(path: str | Path, settings: Sequence[str] = (), out: str | Path = "runs
     """Read an experiment's file; its records go into a folder of the file's name in `out`.
 
     settings: `option=value` texts, which replace what the file's base says (`seeds=N`: its seeds).
-    Raises UsageError in one line for anything that is wrong with any of its runs, as far as options tell.
+    Raises UsageError in one line for anything wrong with any of its runs that the options show.
     """
     where = f"--experiment {path}"
     return read(_read(Path(path), where), Path(path).stem, where, settings, out)
@@ -140,7 +140,7 @@ def read(
     variants = _named(content.get("variants"), f"{where}: variants:")
     points = _points(content.get("grid"), f"{where}: grid:")
     if variants is None and points is None:
-        raise UsageError(f"{where}: compares nothing; give variants: or a grid:")
+        raise UsageError(f"{where}: compares nothing; give variants: or grid:")
     tune = content.get("tune")
     tuned_seeds, tried = _tune(tune, f"{where}: tune:") if tune is not None else ((), {})
     _set_in_one_place(variants, points, tried, where)
@@ -157,8 +157,8 @@ def read(
     seeds = _seeds(content.get("seeds"), f"{where}: seeds:")
     if common := set(seeds) & set(tuned_seeds):
         raise UsageError(
-            f"{where}: tune: seeds: {min(common)} is a seed of the experiment too, which would reward the "
-            "choice twice; take others"
+            f"{where}: tune: seeds: {min(common)} is a seed of the experiment too, which would count the "
+            "choice twice; choose others"
         )
     expanded = _expand(base, variants, points, where)
     return Experiment(
@@ -199,7 +199,7 @@ def _unique(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     for key, _ in node.value:
         if key.value in seen:
             raise UsageError(
-                f"line {key.start_mark.line + 1}: '{key.value}' is there twice; give one of them another name"
+                f"line {key.start_mark.line + 1}: '{key.value}' appears twice; rename one of them"
             )
         if isinstance(key, yaml.ScalarNode):
             seen.add(key.value)
@@ -286,7 +286,7 @@ def _product(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def _tune(value: Any, where: str) -> tuple[tuple[int, ...], dict[str, list[Any]]]:
     grid = _options(value, where)
     if not isinstance(grid.get("seeds"), list):
-        raise UsageError(f"{where} needs seeds: of its own, a list, like [100, 101]")
+        raise UsageError(f"{where} needs its own seeds:, a list, like [100, 101]")
     seeds = _seeds(grid.pop("seeds"), f"{where} seeds:")
     return seeds, _lists(grid, where)
 
@@ -306,7 +306,7 @@ def _set_in_one_place(
 
 
 def _known_option(option: str, where: str) -> None:
-    """Raise UsageError for what is an option of no mode: it is the setting, not the file, that is wrong."""
+    """Raise UsageError for an option that no mode has: the setting is wrong, not the file."""
     known = {name for mode in modes() for name in option_fields(load_strategy(mode).Config)}
     if option not in known:
         near = difflib.get_close_matches(option, known, n=1)
@@ -335,7 +335,7 @@ def _seeds(value: Any, where: str) -> tuple[int, ...]:
     ):
         given = "there is none" if value is None else f"it is {value}"
         raise UsageError(
-            f"{where} must be how many (5 means 0 to 4) or a list of whole numbers like [0, 1]; {given}"
+            f"{where} must be a count (5 means 0 to 4) or a list of whole numbers like [0, 1]; {given}"
         )
     if len(set(seeds)) < len(seeds):
         raise UsageError(f"{where} has a seed twice; give each once")
@@ -411,7 +411,7 @@ def _distinct(variants: Iterable[Variant], where: str) -> None:
     folders: dict[str, str] = {}
     configurations: dict[str, str] = {}
     for variant in variants:
-        folder = variant.folder.casefold()  # some file systems do not tell A from a
+        folder = variant.folder.casefold()  # some file systems ignore case
         if other := folders.get(folder):
             raise UsageError(
                 f"{where}: variants {other} and {variant.name} would share the folder {variant.folder}; "

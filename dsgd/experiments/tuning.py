@@ -33,9 +33,8 @@ class Choice:
     def __str__(self) -> str:
         text = f"{self.variant}: the best is {' '.join(described(*item) for item in self.chosen.items())}"
         for option in self.edges:
-            text += (
-                f"; {option} {self.chosen[option]} is at the edge of what was tried, a better may lie beyond"
-            )
+            chosen = f"{option} {self.chosen[option]}"
+            text += f"; {chosen} is at the edge of what was tried; a better value may lie beyond"
         return text
 
     def as_run(self) -> dict[str, Any]:
@@ -69,7 +68,7 @@ def _choose(name: str, tried: Sequence[Variant], losses: Sequence[float], tuning
     points = [{option: variant.own[option] for option in tuning.values} for variant in tried]
     if not math.isfinite(loss):
         raise UsageError(
-            f"tune: variant {name} diverged with all that was tried ({', '.join(tuning.values)}); "
+            f"tune: variant {name} diverged with every value tried ({', '.join(tuning.values)}); "
             "try smaller step sizes"
         )
     chosen = points[at]

@@ -43,13 +43,13 @@ def check(arguments: Sequence[str]) -> int:
         metavar=("LAB", "ANSWERS"),
         required=True,
         type=Path,
-        help="a lab's file, like docs/labs/01.yaml, and your answers, written as the lab's page shows",
+        help="a lab's file, like docs/labs/01.yaml, and your answers, written as on the lab's page",
     )
     given = parser.parse(arguments)
     lab = read_lab(given.check[0])
     answers = read_answers(given.check[1], lab)
     work = None
-    if lab.strategy and answers.strategy:  # a file that is no strategy is told before anything is printed
+    if lab.strategy and answers.strategy:  # its errors come before anything is printed
         work = Work(answers.strategy, lab.strategy.options, lab.strategy.scenarios)
     print(lab.title)
     count: Counter[str] = Counter()
@@ -64,7 +64,7 @@ def check(arguments: Sequence[str]) -> int:
             seen = finding.seen
             print(f"  {mark:<5}  {text}\n         {seen}", flush=True)
             count[mark] += 1
-    except ValueError as error:  # of options that do not go together, or a law that is not there
+    except ValueError as error:  # options that conflict, or a law that does not exist
         raise UsageError(f"--check {given.check[0]}: {error}") from None
     print(
         f"\n{count['holds']} of {count.total()} hold"

@@ -43,7 +43,7 @@ def is_only_its_algorithm(work: Work, *, allowed: Sequence[str], forbidden: Sequ
             case ast.keyword(arg=str(name)) | ast.Attribute(attr=name) if name in forbidden:
                 return Finding(False, f"line {node.lineno} uses {name}; needed: do yourself what it does")
             case ast.Name(id=name) if name in _NOT_NEEDED:
-                return Finding(False, f"line {node.lineno} uses {name}; needed: nothing of the kind")
+                return Finding(False, f"line {node.lineno} uses {name}; needed: nothing like it")
             case ast.Attribute(attr=name) if name.startswith("_") and name != "__post_init__":
                 return Finding(
                     False, f"line {node.lineno} uses {name}, which is private; needed: nothing private"
@@ -52,11 +52,11 @@ def is_only_its_algorithm(work: Work, *, allowed: Sequence[str], forbidden: Sequ
 
 
 def ends(work: Work) -> Finding:
-    """Check that no run breaks off."""
+    """Check that no run stops early."""
     for attempt in work.attempts:
         if attempt.broke_off:
             return Finding(False, f"{attempt.broke_off} ({attempt})")
-    seen = f"{len(work.attempts)} runs came to their end"
+    seen = f"{len(work.attempts)} runs completed"
     return _kept(seen, ((attempt, len(attempt.updates)) for attempt in work.attempts))
 
 
@@ -77,10 +77,12 @@ def counts_each_task_once(work: Work) -> Finding:
         for place, (one, came) in enumerate(zip(applied, attempt.taken, strict=False), start=1):
             if one is not came:
                 seen = f"task {place} of the updates is mini-batch {one.step} of worker {one.worker}"
-                needed = f"what came as number {place}, mini-batch {came.step} of worker {came.worker}"
+                needed = f"the {place}th that came, mini-batch {came.step} of worker {came.worker}"
                 return _broken(attempt, seen, needed)
         if len(applied) != len(attempt.taken) and not attempt.broke_off:
-            return _broken(attempt, f"{len(applied)} tasks are in updates", f"{len(attempt.taken)}, who came")
+            return _broken(
+                attempt, f"{len(applied)} tasks are in updates", f"all {len(attempt.taken)} finished"
+            )
     looked = ((attempt, len(attempt.updates)) for attempt in work.attempts)
     return _kept("each task that came back is in one update", looked)
 
@@ -102,7 +104,7 @@ def everyone_takes_part(work: Work) -> Finding:
         seen = {done.worker for update in attempt.updates for done in update.dones}
         missing = sorted(set(range(attempt.cfg.num_workers)) - seen)
         if missing and not attempt.broke_off:
-            return _broken(attempt, f"worker {missing[0]} gave no gradient", "some of each worker")
+            return _broken(attempt, f"no gradient of worker {missing[0]} was applied", "some of each worker")
         looked.append((attempt, not missing))
     return _kept("gradients of every worker", looked)
 
@@ -121,7 +123,7 @@ def nobody_starts_too_far_ahead(work: Work) -> Finding:
 
 
 def nobody_waits_in_vain(work: Work) -> Finding:
-    """Check that no worker is idle that may start, whenever an update is yielded."""
+    """Check that every worker that may start has been started whenever an update is yielded."""
     waits = 0
     for attempt in work.attempts:
         slack = attempt.options["slack"]
@@ -133,7 +135,7 @@ def nobody_waits_in_vain(work: Work) -> Finding:
                     return _broken(attempt, seen, needed)
             waits += len(idle)
     looked = ((attempt, len(attempt.idle)) for attempt in work.attempts)
-    return _kept(f"{waits} times a worker waited at an update, each time with reason", looked)
+    return _kept(f"a worker waited at an update {waits} times, each time as required", looked)
 
 
 def reads_the_newest(work: Work) -> Finding:
@@ -163,7 +165,7 @@ def is_the_same_again(work: Work, *, run: int) -> Finding:
     place = _differ([u.weights for u in first.updates], [u.weights for u in again.updates])
     if place is None:
         return _kept(f"{len(again.updates)} versions are the same", [(first, len(again.updates))])
-    seen = f"the second time the weights are others from update {place} on"
+    seen = f"on repetition the weights differ from update {place} on"
     return _broken(first, seen, "the same; what is kept outside train?")
 
 
@@ -197,8 +199,8 @@ def _kept(seen: str, looked: Iterable[tuple[Attempt, int]]) -> Finding:
     for attempt, number in looked:
         if not number:
             how = "broke off" if attempt.broke_off else "ended"
-            return Finding(None, f"cannot be seen yet: a run {how} before what this looks at ({attempt})")
-    return Finding(True, seen) if looked else Finding(None, "cannot be seen: the lab has no run for this")
+            return Finding(None, f"not tested: a run {how} too early ({attempt})")
+    return Finding(True, seen) if looked else Finding(None, "not tested: the lab has no run for this")
 
 
 def _restarts(work: Work) -> list[tuple[Attempt, int]]:

@@ -20,7 +20,7 @@ _QUESTION_MARK = re.compile(r"(:[ \t]+)\?(?=[ \t]*(?:$|[,}]|[ \t]#))", re.MULTIL
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """Something that has to hold: a sentence, the function that looks, and what that function is told."""
+    """Something that has to hold: a sentence, the function that checks it, and that function's arguments."""
 
     name: str
     text: str
@@ -28,7 +28,7 @@ class Law:
 
 
 class Finding(NamedTuple):
-    """Whether a law holds, and what was seen beside what is needed."""
+    """Whether a law holds, what was seen, and what is needed."""
 
     holds: bool | None
     """None if what it looks at did not happen."""
@@ -96,7 +96,7 @@ class Answers:
 def read_lab(path: Path) -> Lab:
     """Read a lab's file.
 
-    Raises UsageError, in one line, for a file that is none.
+    Raises UsageError, in one line, for a file that is not one.
     """
     where = f"--check {path}"
     content = _read(path, where, "give a lab's file, like docs/labs/01.yaml")

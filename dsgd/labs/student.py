@@ -27,7 +27,7 @@ from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Weights
 
-_MOST_FOR_NOTHING = 4  # finished tasks, in budgets: who took so many without spending one never will
+_MOST_FOR_NOTHING = 4  # in budgets: a strategy that took so many tasks without spending one never will
 
 
 class Start(NamedTuple):

@@ -36,7 +36,7 @@ class Trial:
         return config(**self._with(changes))
 
     def value(self, quantity: str, of: Mapping[str, Any] | None = None, **changes: Any) -> Value:
-        """Return a quantity of such a run. of: what the quantity is told."""
+        """Return a quantity of such a run. of: the quantity's arguments."""
         found: Value = function(quantities, quantity)(self.run(**changes), **(of or {}))
         return found
 

@@ -1,4 +1,4 @@
-"""Shows the metrics of this process's runs to Prometheus: at a port of their own, and to a Pushgateway."""
+"""Shows the metrics of this process's runs to Prometheus: at a separate port, and to a Pushgateway."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from dsgd.theory.predictions import staleness_bound
 
 _PUSH_EVERY_S = 10.0
 _PUSH_TIMEOUT_S = 5.0
-# A simulation in the main thread never waits: it gives the interpreter up by force only, every 5 ms unless
-# told otherwise, and each read from a socket would cost the other threads so much.
+# A simulation in the main thread never waits and so never releases the GIL voluntarily, only every 5 ms by
+# default; each read from a socket would cost the other threads that long.
 _SWITCH_S = 0.0002
 
 
@@ -67,7 +67,7 @@ class Exporter:
         self._stack.close()
 
     def run(self, cfg: TrainConfig, record: Path, cluster: Engine, tally: Tally) -> RunMetrics:
-        """Return what to tell of a run whose record is open; its run_id is the record's name."""
+        """Return the metrics of a run whose record is open; its run_id is the record's name."""
         meta = read_meta(record)
         info = {
             "engine": cfg.engine,

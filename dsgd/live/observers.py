@@ -1,4 +1,4 @@
-"""All that looks on while this process trains: metrics, Pushgateway, live page."""
+"""Everything that observes this process while it trains: metrics, Pushgateway, live page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Metrics(Watcher):
         self._metrics: RunMetrics | None = None
 
     def started(self, running: Running) -> None:
-        assert running.path, "metrics bear the name of a record"
+        assert running.path, "metrics carry the name of a record"
         self._metrics = self._exporter.run(running.cfg, running.path, running.cluster, running.tally)
 
     def updated(self, update: Update) -> None:
@@ -98,7 +98,7 @@ class Observers:
         """Keep what was shown for as long as was asked for, or until ctrl-C."""
         if self._live.metrics_linger_s:
             if not self._quiet:
-                print(f"shown for {self._live.metrics_linger_s:g} s more; ctrl-C ends that", flush=True)
+                print(f"served for {self._live.metrics_linger_s:g} s more; ctrl-C ends it", flush=True)
             interruptions.wait(self._live.metrics_linger_s)
 
     def _say(self, what: str, url: str | None) -> None:

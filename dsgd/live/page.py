@@ -2,7 +2,7 @@
 
     python -m dsgd.live.page runs/experiment        # records of runs, finished or not, of any machine
 
-With `--dashboard` a run starts this as a process of its own. So it cannot slow the run down, whatever
+With `--dashboard` a run starts this as a separate process. So it cannot slow the run down, whatever
 browsers do: it reads the record's files (docs/record.md) as they grow, at low priority, and never talks to
 the run.
 """
@@ -30,8 +30,8 @@ from dsgd.live.server import Response
 from dsgd.report.style import styles
 
 _LOOK_EVERY_S = 0.5
-_PING_EVERY = 20  # looks: a stream that has nothing to say finds out this often whether anybody listens
-_FAREWELL_S = 2.0  # in which the browsers are told the end
+_PING_EVERY = 20  # looks: how often a stream with nothing to send checks that its client is there
+_FAREWELL_S = 2.0  # for sending the browsers the end
 _STOP_S = 5.0
 _HEADERS = (
     "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -83,7 +83,7 @@ class Page:
 
 @contextmanager
 def serve(folder: Path, port: int) -> Iterator[str]:
-    """Show a folder's records, from a process of its own, until the block ends; yield the page's address.
+    """Show a folder's records, from a separate process, until the block ends; yield the page's address.
 
     Raises ValueError if the port cannot be had.
     """
@@ -93,7 +93,7 @@ def serve(folder: Path, port: int) -> Iterator[str]:
 
 
 class _Feed:
-    """What the browsers are told: the runs as they are, and whatever changes from then on."""
+    """What the browsers are sent: the runs as they are, and every change from then on."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = FollowedFolder(folder)
@@ -107,7 +107,7 @@ class _Feed:
         while not self._over.is_set() and (parent is None or os.getppid() == parent):
             if not await self._read():
                 await self._pause()
-        while await self._read():  # the last words of what has ended
+        while await self._read():  # the last lines of runs that have ended
             pass
         self._finished = True
         until_s = time.monotonic() + _FAREWELL_S
@@ -173,7 +173,7 @@ class _Feed:
         return {"title": folder.title, "planned": folder.planned, "looks": looks}
 
     def _view(self, key: tuple[str, int], run: FollowedRun) -> bytes:
-        """Return the event that tells of a run, made once for all who listen."""
+        """Return the event that describes a run, made once for all listeners."""
         revision, event = self._views.get(key, (0, b""))
         if revision != run.revision:
             event = _event("run", {"id": _id(key), **run.view()})
@@ -223,7 +223,7 @@ def main(arguments: list[str]) -> int:
     else:
         try:
             if not options.folder.is_dir():
-                raise ValueError(f"{options.folder}: is no folder; give a run record, or a folder of them")
+                raise ValueError(f"{options.folder}: is not a folder; give a run record, or a folder of them")
             listener = server.listen("--port", "127.0.0.1", options.port)
         except (ValueError, OverflowError) as error:
             print(f"live.page: {error}", file=sys.stderr)

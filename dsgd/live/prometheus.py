@@ -115,13 +115,13 @@ class RunMetrics:
             for done in came_in:
                 worker = done.worker
                 until_s = done.finished_s
-                if not last or last[worker] is done:  # until it got its next task, or the barrier fell
+                if not last or last[worker] is done:  # until it got its next task, or the barrier opened
                     until_s = min(now_s, in_flight.get(worker, now_s))
                 # All of a worker's time is computing, computing that was cancelled, or waiting.
                 rest_s = until_s - compute_s[worker].sum - cancelled_s[worker] - wait_s[worker].sum
                 wait_s[worker].observe(rest_s if rest_s > 0.0 else 0.0)
             self.update_s.observe(now_s - self.update_s.sum)
-            self.update_s.sum = now_s  # what it is but for rounding
+            self.update_s.sum = now_s  # equal up to rounding
             self._counted = self._count(tally)
             if tally.has_means:
                 self._means = tally.means

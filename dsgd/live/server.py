@@ -175,7 +175,7 @@ class _Connections:
             await self._answer(head, writer)
             await _hang_up(reader, writer)
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass  # too slow, too long or gone: nobody is there to be told
+            pass  # too slow, too long or gone: there is nobody to answer
         finally:
             self._asking.pop(task, None)
             self._answering.pop(task, None)

@@ -1,1 +1,1 @@
-"""What options are made of: the rules that stand beside a field, and what the text of an option means."""
+"""What options are made of: the rules of a field, and the meaning of an option's text."""

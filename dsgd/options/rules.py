@@ -1,4 +1,4 @@
-"""Rules that stand beside a field, and the one check that holds a configuration to them.
+"""Rules in a field's type, and the one check that holds a configuration to them.
 
 A configuration is a frozen, keyword-only dataclass that derives from `Checked`. A field's type carries its
 rules, and what its text means is a `Parsed` value, computed once:
@@ -252,7 +252,7 @@ def _parsed(config_type: type) -> Sequence[tuple[str, Parsed[Any]]]:
 
 
 def _taken_apart(hint: Any) -> tuple[list[Any], tuple[Any, ...]]:
-    """Return the types of which a value may be, and all rules beside them.
+    """Return the types that a value may have, and all rules.
 
     >>> _taken_apart(Annotated[int, Ge(1)] | None)
     ([<class 'int'>, <class 'NoneType'>], (Ge(ge=1),))
@@ -308,7 +308,7 @@ def _number(x: Any) -> str:
 
 
 def _require_effect(name: str, values: Mapping[str, Any], rule: OnlyWith) -> None:
-    """Raise ValueError for an option that is set and has no effect, as far as these options tell."""
+    """Raise ValueError for an option that is set but, given these options, has no effect."""
     for other, allowed in rule.allowed.items():
         if other in values and values[other] not in allowed:
             with_ = f"--{other.replace('_', '-')}"

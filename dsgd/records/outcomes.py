@@ -1,4 +1,4 @@
-"""How a run ends: what its summary says, and what the process answers (docs/record.md)."""
+"""How a run ends: its state in the summary, and the exit code (docs/record.md)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXIT_FAILED, EXIT_USAGE, EXIT_DIVERGED, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
 def is_result(stopped_by: str) -> bool:
-    """Whether a run that ended so says something of its options; divergence does, being cut off does not."""
+    """Whether such an end is a result of the run's options: divergence is, being cut off is not."""
     return stopped_by not in ("failed", "interrupted")
 
 

@@ -57,7 +57,7 @@ class Record:
     def updates(self) -> Iterator[RecordedUpdate]:
         """Return the recorded updates in order; a line is read when it is asked for.
 
-        Raises RecordError at the first line that is not as docs/record.md says, but for a torn last one.
+        Raises RecordError at the first line that is not as docs/record.md says, except for a torn last one.
         """
         return _lines(self.path / "updates.jsonl", update_type())
 

@@ -1,7 +1,7 @@
 """Records in S3: `--out s3://BUCKET/PREFIX` uploads them, `--report s3://BUCKET/PREFIX` fetches them.
 
 Credentials, region and endpoint are looked for where AWS's own tools look. boto3 is imported when S3 is
-first spoken to: a run that keeps its record here starts without it.
+first used: a run that keeps its record here starts without it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-_ATTEMPTS = 5  # with growing pauses; AWS_MAX_ATTEMPTS goes before it
+_ATTEMPTS = 5  # with growing pauses; AWS_MAX_ATTEMPTS overrides it
 _CONNECT_S, _READ_S = 5, 30
 _FIRST = "config.yaml"  # claims a record's name
 _LAST = "summary.json"  # completes it
@@ -59,10 +59,10 @@ def local_folder(url: str) -> Path:
 
 
 class Destination:
-    """A bucket and prefix to which records are uploaded, each under a name of its own."""
+    """A bucket and prefix to which records are uploaded, each under its own name."""
 
     def __init__(self, url: str) -> None:
-        """Prepare to speak to S3, without doing so; raises ValueError if AWS's settings cannot be used."""
+        """Prepare a client without contacting S3; raises ValueError if AWS's settings cannot be used."""
         self.url = url.rstrip("/")
         self._bucket, self._prefix = bucket_and_prefix(url)
         self._token = uuid.uuid4().hex
@@ -80,8 +80,8 @@ class Destination:
     def claim(self, name: str, config: str, token: str | None = None) -> None:
         """Begin the record `name` there with its config.yaml: from now on nobody else can.
 
-        token: by what a claimant is known, if not only by being this object.
-        Raises TakenError if there is one, ValueError for what the user can mend (the bucket, credentials,
+        token: identifies the claimant, if not this object alone.
+        Raises TakenError if there is one, ValueError for what the user can fix (the bucket, credentials,
         permissions), OSError if S3 fails.
         """
         key, token = self._key(name, _FIRST), token or self._token
@@ -103,7 +103,7 @@ class Destination:
                     raise _taken(f"--run-name {name}", f"{self.url}/{name}") from None
 
     def release(self, name: str) -> None:
-        """Give back a claimed name of which no record came; one that S3 keeps all the same stays taken."""
+        """Give back a claimed name that got no record; one that S3 keeps nevertheless stays taken."""
         with suppress(ValueError, OSError), _explained(f"--out {self.url}"):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(name, _FIRST))
 
@@ -131,7 +131,7 @@ class Destination:
             self._put(folder, name, folder.rglob("*"), token)
 
     def add_beside(self, folder: Path, name: str) -> None:
-        """Upload what is beside the records in `folder` under `name`, over what an earlier call has uploaded.
+        """Upload `folder`, except its records, under `name`, replacing what an earlier call uploaded.
 
         Raises as `claim` does.
         """
@@ -161,7 +161,7 @@ class Destination:
 class Uploads:
     """Uploads the records of an experiment's folder as they are finished, while others still run.
 
-    A context manager: at its end the uploads are. After one has failed no other is tried; `finish` tells.
+    A context manager: it waits for the uploads at its end. After a failure it tries no more; `finish` raises.
     """
 
     def __init__(self, url: str, folder: Path) -> None:
@@ -181,7 +181,7 @@ class Uploads:
         self._thread.shutdown()
 
     def add(self, record: Path) -> None:
-        """Have a finished record uploaded, unless it was."""
+        """Have a finished record uploaded, unless it already is."""
         name = f"{self._folder.name}/{record.relative_to(self._folder).as_posix()}"
         self._waiting.append(self._thread.submit(self._try, self._destination.add, record, name))
 
@@ -210,7 +210,7 @@ def fetch(url: str) -> Path:
     """Download what reports are made of from a URL to runs/from-s3, and return the folder there.
 
     What an earlier call has fetched is not fetched again, unless it was written since.
-    Raises ValueError for what the user can mend (an empty prefix too), OSError if S3 or the disk fails.
+    Raises ValueError for what the user can fix (an empty prefix too), OSError if S3 or the disk fails.
     """
     try:
         bucket, prefix = bucket_and_prefix(url)
@@ -236,7 +236,7 @@ def fetch(url: str) -> Path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 client.download_file(bucket, entry["Key"], str(path))
     if not found:
-        raise ValueError(f"--report {url}: holds no records; give what --out was, or a run in it")
+        raise ValueError(f"--report {url}: holds no records; give the URL of --out, or of a run in it")
     return folder
 
 
@@ -251,12 +251,12 @@ def _client() -> S3Client:
 
 
 def _taken(option: str, place: str) -> TakenError:
-    return TakenError(f"{option}: {place} is taken and is never overwritten; choose another name")
+    return TakenError(f"{option}: {place} exists and is never overwritten; choose another name")
 
 
 @contextmanager
 def _explained(where: str) -> Iterator[None]:
-    """Turn what goes wrong with S3 into one line: a ValueError if the user can mend it, else an OSError."""
+    """Turn an error of S3 into one line: a ValueError if the user can fix it, else an OSError."""
     from boto3.exceptions import Boto3Error
     from botocore import exceptions as aws
 
@@ -267,7 +267,7 @@ def _explained(where: str) -> Iterator[None]:
     except aws.ClientError as error:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         if error.response["Error"]["Code"] == "NoSuchBucket":
-            raise ValueError(f"{where}: there is no such bucket; make it, or name another") from error
+            raise ValueError(f"{where}: there is no such bucket; create it, or name another") from error
         if 300 <= status < 500:
             remedy = "check the bucket's name, its region and what AWS_PROFILE may do there"
             raise ValueError(f"{where}: S3 refuses ({error}); {remedy}") from error

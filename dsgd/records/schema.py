@@ -107,7 +107,8 @@ class RecordedEvaluation(Struct, frozen=True, kw_only=True, gc=False):
         field("", "on held-out samples; quadratic: the exact objective, the mean over workers"),
     ]
     accuracy: Annotated[
-        float | None, field("0 to 1", "share of held-out samples that are right; null for the quadratic")
+        float | None,
+        field("0 to 1", "share of held-out samples classified correctly; null for the quadratic"),
     ]
 
 

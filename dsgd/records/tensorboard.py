@@ -88,4 +88,4 @@ class TensorBoard:
         values = [Summary.Value(tag=tag, simple_value=x) for tag, x in scalars.items() if math.isfinite(x)]
         event = Event(wall_time=self._began_s + t_s, step=gradients, summary=Summary(value=values))
         self._writer.write(event.SerializeToString())
-        self._writer.flush()  # for who looks on
+        self._writer.flush()  # for a TensorBoard that is watching

@@ -1,4 +1,4 @@
-"""trace.json: who computed, waited and sent, in the Chrome trace-event format that Perfetto and others open.
+"""trace.json: when workers computed, waited and sent, in the Chrome trace-event format that Perfetto opens.
 
 It is drawn from the other files of a record alone. docs/trace-and-storage.md says how to read it.
 """
@@ -24,7 +24,7 @@ _PROCESS, _SERVER, _FIRST_WORKER = 1, 1, 2  # the process, and its threads: one 
 
 
 def write_trace(record: Path, last: int | None = None) -> None:
-    """Write `record`/trace.json, of what the last updates in its updates.jsonl tell.
+    """Write `record`/trace.json, from the last updates in its updates.jsonl.
 
     last: how many updates; None: those in the last MB, one at least. Without any, no file is made.
     Raises OSError, and RecordError for a line that is no update.
@@ -71,7 +71,7 @@ def _last_updates(path: Path, last: int | None) -> list[RecordedUpdate]:
 
 
 def _whole(lines: Iterable[bytes], path: Path) -> list[RecordedUpdate]:
-    """Return the whole lines; one that a full disk tore is left out."""
+    """Return the whole lines; one cut off by a full disk is left out."""
     return [decode(line, update_type(), path) for line in lines if line.endswith(b"\n")]
 
 
@@ -81,7 +81,7 @@ def _us(seconds: float) -> int:
 
 
 def _at_us(updates: list[RecordedUpdate]) -> dict[int, int]:
-    """Return when each version began to stand, the initial weights among them if they are in sight.
+    """Return when each version became current, including the initial weights if the window reaches them.
 
     Updates of one instant are put 1 µs apart: an arrow needs a slice of some width to begin in.
     """
@@ -114,7 +114,7 @@ def _slice(tid: int, name: str, begin_us: int, end_us: int, args: Mapping[str, A
 
 
 def _server(updates: list[RecordedUpdate], at_us: Mapping[int, int]) -> Iterator[Event]:
-    """Yield a slice an update, which lasts until the next: so long its weights were the latest."""
+    """Yield a slice per update, lasting until the next: the time while its weights were the latest."""
     if 0 in at_us:
         yield _slice(_SERVER, "initial weights", at_us[0], at_us[1], {})
     for update, after in zip(updates, [*updates[1:], None], strict=True):
@@ -141,7 +141,7 @@ def _workers(updates: list[RecordedUpdate], unlisted: str) -> Iterator[Event]:
         for task, name in own:
             yield from _task(tid, task, name)
         spans = [(task.step, task.batches, task.started_s, task.finished_s) for task, _ in own]
-        if updates[0].version == 1:  # then what is before the first task is known too
+        if updates[0].version == 1:  # then the time before the first task is known too
             spans.insert(0, (0, 0, 0.0, 0.0))
         for (step, done, _, from_s), (next_step, _, to_s, _) in pairwise(spans):
             begin_us, end_us = _us(from_s), _us(to_s)
@@ -164,7 +164,7 @@ def _task(tid: int, task: RecordedTask, name: str) -> Iterator[Event]:
 def _stations_us(task: RecordedTask) -> tuple[int, int, int, int]:
     """Return when a task was given out, began to compute, ended computing, and was back.
 
-    Of the way there and back only the sum is known. Half each is exact for latency, which is the same
+    Only the sum of both transfers is known. Half each is exact for latency, which is the same
     both ways.
     """
     begin_us, end_us = _us(task.started_s), _us(task.finished_s)

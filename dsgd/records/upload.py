@@ -31,7 +31,7 @@ class Upload:
                     raise
 
     def finish(self) -> str | None:
-        """Upload what the run has left and return its URL; if that is nothing, give the name back.
+        """Upload the run's record and return its URL; if there is none, give the name back.
 
         Raises OSError for an upload that fails.
         """

@@ -70,7 +70,7 @@ class RunRecord:
             self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget)
 
     def _make_folder(self) -> None:
-        """Make the folder; where another run took a name that nobody chose, take the next."""
+        """Make the folder; if another run took the default name meanwhile, take the next one."""
         while True:
             try:
                 return self.path.mkdir(parents=True)
@@ -102,7 +102,7 @@ class RunRecord:
             **{name: finite(of(update)) for name, of in self._taken.items()},
         )
         self._updates.write(encode(line) + b"\n")
-        # On Ray, where the next update may be long in coming, each line is written at once.
+        # On Ray, where the next update may take long, each line is written at once.
         if self._cfg.engine == "ray" or time.monotonic() - self._flushed_s > _FLUSH_S:
             self._updates.flush()
             self._flushed_s = time.monotonic()
@@ -174,7 +174,7 @@ def free_path(output: OutputConfig, default_name: str) -> Path:
         path = out / output.run_name
         if path.exists():
             raise ValueError(
-                f"--run-name {output.run_name}: {path} is taken and is never overwritten; choose another name"
+                f"--run-name {output.run_name}: {path} exists and is never overwritten; choose another name"
             )
         return path
     names = (default_name + suffix for suffix in ("", *(f"-{n}" for n in range(2, 10_000))))

@@ -38,7 +38,7 @@ def answer(frames: Frames) -> list[str]:
 
 
 def _sentence(question: Question) -> str:
-    """Return who is ahead, by how much, and how sure that is."""
+    """Return which variant is ahead, by how much, and with what confidence."""
     if len(question.scenarios) > 1:
         return _sentence_of_scenarios(question)
     (scenario,) = question.scenarios
@@ -68,8 +68,9 @@ def _sentence(question: Question) -> str:
     rest = f"; {question.lost}: {few(behind)}" if behind else ""
     return _begun(
         question,
-        f"there is no clear winner: {question.winner} {said} ({of_seeds}), but these seeds do not tell it "
-        f"from {others} ({p_value(least).replace('=', '≥')} after {corrected}){rest}",
+        f"there is no clear winner: {question.winner} {said} ({of_seeds}), but its lead over "
+        f"{others} is not significant with these seeds ({p_value(least).replace('=', '≥')} after "
+        f"{corrected}){rest}",
     )
 
 
@@ -88,7 +89,9 @@ def _sentence_of_scenarios(question: Question) -> str:
         if not question.pairs or not equal:
             said += _gap(question, question.ranking(scenario), scenario)
         else:
-            said += f", not told from {few([name.removesuffix(f' {scenario}') for name in equal])}"
+            said += (
+                f", not significantly ahead of {few([name.removesuffix(f' {scenario}') for name in equal])}"
+            )
         parts.append(said)
     more = len(question.scenarios) - len(parts)
     if more > 0:
@@ -97,7 +100,7 @@ def _sentence_of_scenarios(question: Question) -> str:
         n = max(map(len, question.values.values()))
         level = median_interval(list(range(n))).level
         intervals = f"their {round(100 * level)}\N{NO-BREAK SPACE}% intervals"
-        told = f"told apart where p < {SIGNIFICANT:g} after Holm's correction within each scenario"
+        told = f"a lead is significant where p < {SIGNIFICANT:g} after Holm's correction within each scenario"
         if question.tested < len(question.pairs):
             told += f", or {_DETERMINISTIC}"
         basis = f"medians of {plural(n, 'seed')} with {intervals}, {told}"
@@ -123,7 +126,7 @@ def _begun(question: Question, text: str) -> str:
 
 
 def _not_told_apart(question: Question, ranking: Mapping[str, Interval]) -> list[str]:
-    """Return the variants that these seeds do not tell from the first of them."""
+    """Return the variants over which the first has no significant lead with these seeds."""
     first = next(iter(ranking))
     pairs = question.against(first)
     return [variant for variant in ranking if variant != first and not differs(pairs.get(variant))]
@@ -141,7 +144,7 @@ def _gap(question: Question, ranking: Mapping[str, Interval], scenario: str = ""
     the_next = second.removesuffix(f" {scenario}")
     if pair and pair.ratio and pair.ratio.level:
         ratio = pair.ratio.centre if pair.a == first else 1 / pair.ratio.centre
-        if (ratio < 1) == question.low_is_good:  # the medians and the pairs disagree who is ahead
+        if (ratio < 1) == question.low_is_good:  # the medians and the pairs disagree about which is ahead
             return ""
         return f", {_times(max(ratio, 1 / ratio), question.than)} than the next, {the_next}"
     if low == high:
@@ -154,11 +157,11 @@ def _times(ratio: float, than: str) -> str:
     """Return how far one is ahead, by a ratio of 1 or more.
 
     >>> _times(1.25, "lower"), _times(1.0041, "lower"), _times(1.0000001, "lower")
-    ('1.2 times lower', '1.004 times lower', 'hardly lower')
+    ('1.2 times lower', '1.004 times lower', 'less than 0.1 % lower')
     """
     digits = 2 if number(ratio, 2) != "1" else 4
     text = number(ratio, digits)
-    return f"hardly {than}" if text == "1" else f"{text} times {than}"
+    return f"less than 0.1 % {than}" if text == "1" else f"{text} times {than}"
 
 
 def test_name(pair: Pair) -> str:
@@ -167,7 +170,7 @@ def test_name(pair: Pair) -> str:
 
 
 def _price(frames: Frames) -> str:
-    """Return what throughput is paid with: idleness or staleness, by variant."""
+    """Return what the throughput costs by variant: idleness or staleness."""
     parts = []
     for variant in frames.variants[:4]:
         records = frames.of(variant)
@@ -175,7 +178,7 @@ def _price(frames: Frames) -> str:
         stale = [r.summary.staleness.mean for r in records if r.summary.staleness.mean is not None]
         updates = f", gradients {number(median_interval(stale).centre)} updates stale" if stale else ""
         parts.append(f"{percent(idle)} idle{updates} ({variant})")
-    return f"What it is paid with: {'; '.join(parts)}."
+    return f"The cost: {'; '.join(parts)}."
 
 
 def _one_variant(frames: Frames) -> list[str]:
@@ -205,7 +208,7 @@ def _how_it_went(records: Sequence[Record], target: float | None, unit: str) -> 
         return f"The loss on held-out data is {number(at_end.centre)} {after} ({_detail(at_end)})."
     rates = [rate for record in records if (rate := record.summary.gradients_per_s) is not None]
     throughput = median_interval(rates or [0.0])
-    return f"The workers do {number(throughput.centre)} gradients per {unit} ({_detail(throughput)})."
+    return f"The workers compute {number(throughput.centre)} gradients per {unit} ({_detail(throughput)})."
 
 
 def _detail(interval: Interval) -> str:
@@ -245,7 +248,7 @@ def _measured(record: Record, name: str) -> float | None:
 
 
 def _scaling(frames: Frames, found: Sequence[Series]) -> list[str]:
-    """Return how throughput grows with workers, and what comes of it."""
+    """Return how throughput grows with workers, and the result."""
     unit, asked = seconds(frames), questions(frames, {"": frames.variants})
     growth = [_growth(frames, one) for one in found]
     most = max(len(frames.of(variant)) for variant in frames.variants)
@@ -258,7 +261,7 @@ def _scaling(frames: Frames, found: Sequence[Series]) -> list[str]:
     if len(asked) > 1:
         return [first, _sentence(asked[0])]
     fastest, rate = next(iter(asked[0].ranking("").items()))
-    second = f"The most is {number(rate.centre)} gradients per {unit}, by {fastest}"
+    second = f"The highest is {number(rate.centre)} gradients per {unit}, by {fastest}"
     differences = [
         abs(measured - said) / said
         for run in frames.records
@@ -278,7 +281,7 @@ def _growth(frames: Frames, one: Series) -> str:
     before, after = ({r.summary.seed: r.summary.gradients_per_s for r in frames.of(v)} for v in (start, end))
     times = [y / x for seed, x in before.items() if x and (y := after.get(seed))]
     if not times:
-        return f"for {one.name} by what no common seed tells"
+        return f"for {one.name} by an unknown factor (no seed in common)"
     interval = median_interval(times)
     detail = f", {confidence(interval)}" if interval.level else ""
     return f"{number(interval.centre)} times for {one.name} ({few:,} to {many:,} workers{detail})"

@@ -24,7 +24,7 @@ FIGURES = ("loss", "time_to_target", "staleness", "timeline", "throughput", "dri
 """What `show:` of an experiment may name."""
 
 OWN_FOLDERS = ("figures", "tuning")
-"""Folders beside the records that hold none that are compared."""
+"""Folders next to the records whose runs are not compared."""
 
 _ENVIRONMENT = {*option_fields(DataConfig), *option_fields(TimingConfig), "engine", "num_workers"}
 NOT_COMPARED = {
@@ -186,7 +186,7 @@ def _tuned(tuning: Any, file: Path) -> list[tuple[str, str, str]]:
         for choice in tuning["choices"] if tuning else ():
             tried = ", ".join(f"{text(one['options'])}: {loss(one['loss'])}" for one in choice["tried"])
             edges = ", ".join(choice["at_the_edge"])
-            edge = f" ({edges} at the edge of what was tried: a better may lie beyond)" if edges else ""
+            edge = f" ({edges} at the edge of what was tried: a better value may lie beyond)" if edges else ""
             found.append((str(choice["variant"]), text(choice["chosen"]) + edge, tried))
     except (KeyError, TypeError, AttributeError):
         raise RecordError(f"{file}: tuning cannot be read; run the experiment again") from None

@@ -1,4 +1,4 @@
-"""By which measures variants are compared, and who is ahead in them."""
+"""The measures by which variants are compared, and which variant is ahead in each."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Question:
 
 
 def differs(pair: Pair | None) -> bool:
-    """Whether two variants are told apart: after the correction for their number, or without any chance."""
+    """Whether two variants differ: significantly after the correction, or deterministically."""
     return pair is not None and (pair.corrected_p is None or pair.corrected_p < SIGNIFICANT)
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 LEVEL = 0.95
 SIGNIFICANT = 0.05
-_EXACT = 8  # values on each side: 12,870 ways to part 16
+_EXACT = 8  # values on each side: 12,870 ways to split 16
 
 
 class Interval(NamedTuple):
@@ -105,7 +105,7 @@ def compare(values: Mapping[str, Mapping[int, float]]) -> list[Pair]:
     """Compare each two variants on their common seeds, and correct the p-values for the number of pairs.
 
     values: by variant and seed; infinite where a run never got there. Pairs with fewer than two common seeds
-    are left out: one seed tells nothing about chance.
+    are left out: one seed says nothing about chance.
     """
     pairs = []
     for a, b in combinations(values, 2):
@@ -136,7 +136,7 @@ def _pair(a: str, b: str, x: Sequence[float], y: Sequence[float]) -> Pair:
 
 
 def _alike(values: Sequence[float]) -> bool:
-    """Whether all are one value, but for rounding."""
+    """Whether all are one value, up to rounding."""
     return math.isclose(min(values), max(values), rel_tol=1e-12)
 
 
@@ -159,7 +159,7 @@ def paired_t(differences: NDArray[np.float64]) -> tuple[float, float, float] | N
 def rank_test(x: Sequence[float], y: Sequence[float]) -> float:
     """Return the two-sided p of Wilcoxon's rank-sum test, exact with ties for up to 8 values each.
 
-    The pairing is not used. That makes the test careful where pairs go up and down together, and lets it tell
+    The pairing is not used. That makes the test conservative where pairs are correlated, but it can separate
     five seeds that got there from five that did not, which no test of five signs can.
 
     >>> round(rank_test([1, 2, 3, 4, 5], [6, 7, 8, math.inf, math.inf]), 4)

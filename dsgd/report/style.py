@@ -1,9 +1,9 @@
-"""How figures look: one colour a mode, told apart without colour too, readable on light and on dark.
+"""How figures look: one colour and one marker per mode, readable on light and on dark.
 
-A mode's name decides its colour and its marker, so both are the same in every figure. So many colours cannot
-be told apart by everybody; the marker says it again. Variants of one mode share both, and differ by lightness
-and by dashes. All colours have a contrast of 3 or more on white and on the pages' dark ground; text and axes
-have the colour of the text around them.
+A mode's name decides its colour and its marker, so both are the same in every figure. Not
+everybody can distinguish so many colours, hence the markers. Variants of one mode share both, and differ by
+lightness and dashes. All colours have a contrast of 3 or more on white and on the pages' dark ground; text
+and axes have the colour of the text around them.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _adapted(tag: re.Match[str]) -> str:
 
 
 def standalone_svg(inline: str) -> str:
-    """Return a page's <svg> element as a file: with a ground and fonts of its own, light or dark."""
+    """Return a page's <svg> element as a file: with its own ground and fonts, light or dark."""
     viewbox = re.search(r'viewBox="0 0 ([0-9.]+) ([0-9.]+)"', inline)
     assert viewbox
     end = inline.index(">")

@@ -30,7 +30,7 @@ _THEORY = {
 
 
 _DETERMINISTIC = (
-    " Deterministic: each of the two has one value, whatever the seed, so nothing is left to test."
+    " Deterministic: each of the two has one value, whatever the seed, so there is nothing to test."
 )
 
 
@@ -55,7 +55,7 @@ def results(frames: Frames) -> Table:
     )
     columns: list[tuple[str, str, Callable[[float], str]]] = [
         *([(f"{unit} to loss {target:g}", "time_to_target_s", number)] if target is not None else []),
-        *([("gradients to it", "gradients_to_target", number)] if target is not None else []),
+        *([(f"gradients to loss {target:g}", "gradients_to_target", number)] if target is not None else []),
         ("last loss", "eval_loss", lambda x: "diverged" if math.isinf(x) else number(x)),
         ("accuracy", "eval_accuracy", percent),
         (f"gradients/{unit}", "gradients_per_s", number),
@@ -101,7 +101,7 @@ def _intervals(seeds: set[int]) -> str:
 
 
 def _cell(values: pl.Series, write: Callable[[float], str]) -> str:
-    """Return a median and, on a line of its own, its interval."""
+    """Return a median and, on a second line, its interval."""
     if not len(values):
         return "–"
     interval = median_interval([float(value) for value in values])
@@ -111,7 +111,7 @@ def _cell(values: pl.Series, write: Callable[[float], str]) -> str:
 
 
 def pairs(question: Question) -> Table | None:
-    """Return a row for each variant beside the best of its scenario; None where no two share two seeds."""
+    """Return each variant compared with the best of its scenario; None where no two share two seeds."""
     rows = []
     for scenario in question.scenarios:
         ranking = question.ranking(scenario)
@@ -123,12 +123,12 @@ def pairs(question: Question) -> Table | None:
     alone = len(question.scenarios) == 1
     best = rows[0][1] if alone else "the best of each scenario"
     return Table(
-        title=f"Beside {best}: {question.name}",
-        note="Ratio on common seeds, with its 95 % interval, and the p of no difference, as it is and "
-        f"corrected by Holm's method for all pairs{'' if alone else ' of a scenario'} "
+        title=f"Compared with {best}: {question.name}",
+        note="Ratio on common seeds, with its 95 % interval, and the p-value, raw and "
+        f"Holm-corrected for all pairs{'' if alone else ' of a scenario'} "
         f"({question.tested}{'' if alone else ' in all scenarios'})."
         + (_DETERMINISTIC if question.tested < len(question.pairs) else ""),
-        headings=["variant", "beside", "ratio", "95 % interval", "p", "corrected p", "test", "seeds"],
+        headings=["variant", "baseline", "ratio", "95 % interval", "p", "corrected p", "test", "seeds"],
         rows=rows,
     )
 
@@ -161,7 +161,7 @@ def _p(p: float | None) -> str:
 
 
 def theory(frames: Frames) -> Table | None:
-    """Return what closed forms say beside what was measured; None where none is known."""
+    """Return the values of closed forms and those measured; None where no form is known."""
     rows = []
     for variant in frames.variants:
         records = frames.of(variant)
@@ -184,9 +184,9 @@ def theory(frames: Frames) -> Table | None:
     if not rows:
         return None
     return Table(
-        title="Theory beside measurement",
+        title="Theory and measurement",
         note=f"Times in {seconds(frames)}, staleness in updates, clock gaps in mini-batches; measured is the "
-        "median over seeds, of bounds the largest. Closed forms are for the long run, so short ones are off.",
+        "median over seeds, or for bounds the largest. Closed forms are for the long run; short runs differ.",
         headings=["variant", "quantity", "theory", "measured", "difference"],
         rows=rows,
     )
@@ -209,7 +209,7 @@ def ended_early(frames: Frames) -> Table | None:
         return None
     return Table(
         title="Runs that did not end as planned",
-        note="A run that diverged counts as infinitely bad from there on. Of several runs, those that failed "
+        note="A run that diverged counts as infinitely bad from then on. Of several runs, those that failed "
         "or were interrupted are left out of all figures and tables.",
         headings=["run", "ended", "reason"],
         rows=rows,

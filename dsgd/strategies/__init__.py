@@ -1,4 +1,4 @@
-"""Finds the strategies: each file `train_<mode>.py` in this folder is a mode of `--mode`.
+"""Finds the strategies: each file `train_<mode>.py` in this folder is a value of `--mode`.
 
 The first four are links to the files at the top of the repository, its public face. `--strategy-file` runs a
 file from any other folder; its mode is known only to the runs that name the file.
@@ -34,7 +34,7 @@ class Strategy(Protocol):
     """The run's options, with the strategy's own added."""
 
     def train(self, cluster: Cluster, w: Weights, cfg: TrainConfig) -> Iterator[Update]:
-        """Train from the weights `w` and yield every new version; whoever iterates decides when to stop."""
+        """Train from the weights `w` and yield every new version; the caller decides when to stop."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Loads a strategy from a user's file, without leaving compiled files beside it."""
+"""Loads a strategy from a user's file, without leaving compiled files next to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsgd.config import TrainConfig
 
 
 class StrategyFileError(ValueError):
-    """A file is no strategy; the message is one line and names the line of the file, not its path."""
+    """A file is not a strategy; the message is one line and names the line of the file, not its path."""
 
 
 def from_file(path: Path) -> ModuleType:

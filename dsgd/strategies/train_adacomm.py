@@ -3,8 +3,8 @@
 Source: Wang and Joshi 2018, "Adaptive communication strategies to achieve the best error-runtime trade-off in
 local-update SGD" (arXiv 1810.08313), section 4.
 
-As LocalSGD, but the number of local steps is chosen anew at the start of each interval of T_0 seconds of the
-engine's clock, from the training loss F then and at the start:
+As LocalSGD, but the number of local steps is chosen at the start of each interval of T_0 seconds on the
+engine's clock, from the training loss F then and at the start of the run:
 
     tau_l = ceil( sqrt(F(w_l) / F(w_0)) tau_0 ),    or, if that is not below tau_{l-1}, ceil(gamma tau_{l-1})
 

@@ -1,10 +1,10 @@
-"""Delay-compensated ASGD: mend a stale gradient by what its weights have moved since.
+"""Delay-compensated ASGD: correct a stale gradient for the weights' movement since it was read.
 
 Source: Zheng et al. 2017, "Asynchronous stochastic gradient descent with delay compensation" (arXiv
 1609.08326), algorithm 2 and section 5 (the adaptive lambda, DC-ASGD-a).
 
-A gradient at the old weights is carried to the present ones by a first-order Taylor step, with the outer
-product of the gradient, reduced to its diagonal, for the Hessian:
+A first-order Taylor step carries a gradient from the old weights to the present ones, with the diagonal of
+the gradient's outer product in place of the Hessian:
 
     w_{v+1} = w_v - lr (g + lambda g*g*(w_v - w_{v - tau})),     g = g_i(w_{v - tau})
 

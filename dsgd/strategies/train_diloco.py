@@ -1,4 +1,4 @@
-"""DiLoCo: many local AdamW steps, then a Nesterov step of the server along what the workers have moved.
+"""DiLoCo: many local AdamW steps, then a Nesterov step of the server in the direction the workers moved.
 
 Source: Douillard et al. 2023, "DiLoCo: distributed low-communication training of language models" (arXiv
 2311.08105), algorithm 1; Liu et al. 2024 (arXiv 2401.09135), delayed Nesterov, for `--exchange async`.
@@ -9,7 +9,8 @@ From w_v each worker takes H inner steps, to x_i, with moments that stay with it
     w <- w - outer_lr D/N,  and every N of them  m <- b m + sum D/N,  w <- w - outer_lr b m
 
 Limits: outer lr 1, outer momentum 0 and plain inner SGD is LocalSGD. P = 1: sync and async are the same.
-How this differs from the papers: no schedules of the step size; c = 0 and equal H in the second.
+How this differs from the papers: no schedules of the step size. In Liu et al. the momentum activation c is 0,
+    and all workers take the same H.
 """
 
 from __future__ import annotations

@@ -4,15 +4,15 @@ Source: Zhao et al. 2019, "Dynamic stale synchronous parallel distributed traini
 1908.11848), algorithms 1 and 2.
 
 As SSP with the lower slack s_L; but when the fastest worker reaches it, the server predicts, from the last
-two pushes of that worker and of the slowest one, after how many more of its mini-batches (r, at most so
-many that the gap stays within s_U) it would wait the least for the slowest, and lets it run these r first:
+two pushes of that worker and of the slowest, the number r of further mini-batches after which it would wait
+least for the slowest (the gap stays within s_U), and lets it run these r first:
 
     r = argmin over r of min over k of | (A_fast + r I_fast) - (A_slow + k I_slow) |
     A: time of the last push,  I: time between the last two
 
 Limits: s_L = s_U is SSP. The gap at a start never exceeds s_U.
 
-How this differs from the paper: r counts towards the gap there is, so s_U bounds it strictly.
+How this differs from the paper: r counts towards the current gap, so s_U is a strict bound on it.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Elastic averaging SGD: each worker keeps weights of its own, on a spring to a common centre.
+"""Elastic averaging SGD: each worker keeps its own weights, tied by a spring to a common centre.
 
 Source: Zhang, Choromanska and LeCun 2015, "Deep learning with elastic averaging SGD" (arXiv 1412.6651):
 section 3 (synchronous), algorithm 1 (asynchronous), algorithm 2 (with momentum: EAMSGD).
 
-Every H = `local_steps` mini-batches a worker and the centre w draw each other, at the weights both have:
+Every H = `local_steps` mini-batches a worker and the centre w attract each other, from their current weights:
 
     x_i <- x_i - lr g_i(x_i) - alpha (x_i - w),     w <- w + alpha (x_i - w)     (all i, or one at a time)
 
-and in between a worker takes plain steps of its own, x_i <- x_i - lr g_i(x_i).
+and in between a worker takes plain local steps, x_i <- x_i - lr g_i(x_i).
 
-Limits: alpha -> 0 leaves P separate runs of SGD, and a centre that stays. P = 1: sync and async are the same.
-In turn, on a quadratic of curvature 1, with H = 1: stable for alpha up to (4 - 2 lr)/(4 - lr).
+Limits: alpha -> 0 leaves P separate runs of SGD, and a fixed centre. P = 1: sync and async are the same.
+Round-robin, on a quadratic of curvature 1, with H = 1: stable for alpha up to (4 - 2 lr)/(4 - lr).
 
-How this differs from the paper: not in the rule. A worker takes its pull when it gets the centre as it was
-at the exchange; staleness counts the exchanges of others between two of its own.
+How this differs from the paper: the rule is the same. A worker applies its pull when it receives the centre
+as it was at the exchange; staleness counts the other workers' exchanges between two of one worker.
 """
 
 from __future__ import annotations

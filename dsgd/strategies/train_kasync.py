@@ -1,4 +1,4 @@
-"""K-async SGD: average K gradients an update, whichever weights they were computed at.
+"""K-async SGD: average K gradients per update, at whatever weights they were computed.
 
 Source: Dutta et al. 2018 (arXiv 1803.01113), section 2.1 (K-async and K-batch-async); Zhang et al. 2015,
 "Staleness-aware async-SGD" (arXiv 1511.05950), section 3 (n-softsync). FedBuff's buffer (Nguyen et al. 2022,
@@ -12,7 +12,7 @@ gradients` (K-batch-async) it goes on at once, at the weights there are.
 Limits: K = 1 is ASGD; K = P counting workers is SSGD. K-async: mean staleness (P - K)/K, and P(0) = K/P for
 exponential times. K-batch-async: mean staleness (P - 1)/K, and an update every K E[X]/P, whatever the law.
 
-How this differs from the papers: the K-th gradient's worker fetches the new weights, as all pushers do that
+How this differs from the papers: the K-th gradient's worker fetches the new weights, like all workers that
 wait: pushing and fetching is one step.
 """
 
@@ -45,7 +45,7 @@ class Config(AsynchronousConfig):
     """K, the gradients that are averaged in an update. None: half of the workers, rounded up."""
 
     count: Literal["workers", "gradients"] = "workers"
-    """workers: who has pushed waits for the update. gradients: it goes on at once."""
+    """workers: a worker that has pushed waits for the update. gradients: it goes on at once."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +67,7 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         while len(dones) < k:
             if cfg.count == "gradients" or not (dones or cluster.in_flight):
                 start_all(cluster, gradient, w)
-            if dones and not cluster.in_flight:  # so many members are not here
+            if dones and not cluster.in_flight:  # fewer members are present
                 break
             if done := cluster.next_done():
                 dones.append(done)

@@ -10,13 +10,13 @@ the rest:
     w_{v+1} = w_v - lr/K  sum over the first K of g_i(w_v)
 
 With `--count gradients` (K-batch-sync) a worker that has delivered starts another mini-batch at the same
-weights, and the first K gradients count, whoever they are from.
+weights, and the first K gradients count, from any worker.
 
 Limits: K = P is SSGD. Staleness is always 0. An update takes the K-th smallest of P times; for
 exponential times H_P - H_{P-K}, and K/P when gradients are counted.
 
 How this differs from the papers: `--rest cancel` stops the slow workers as they do; `--rest ignore` lets
-them finish, throws their results away and starts them anew, as a cluster must where a task cannot be stopped.
+them finish, discards their results and starts them again, as a cluster must where a task cannot be stopped.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Config(GradientConfig):
     """b, the backup workers: K = num_workers - b."""
 
     rest: Literal["cancel", "ignore"] = "cancel"
-    """What becomes of the other workers' tasks. cancel: they are stopped. ignore: they go on, for nothing."""
+    """What happens to the other workers' tasks. cancel: stopped at once. ignore: discarded when they end."""
 
     count: Literal["workers", "gradients"] = "workers"
     """workers: K different workers. gradients: K mini-batches, a fast worker may give several."""
@@ -56,7 +56,7 @@ class Config(GradientConfig):
         super().__post_init__()
         rule = f"must lie between 0 and num_workers - 1 = {self.num_workers - 1}; lower it or add workers"
         require(0 <= self.backup < self.num_workers, "backup", self.backup, rule)
-        rule = "is an alternative to --backup; give one of them"
+        rule = "is an alternative to --backup; give only one"
         require(self.k is None or not self.backup, "k", self.k, rule)
         most = self.num_workers if self.count == "workers" else self.budget
         rule = f"must lie between 1 and {most}; choose such a K, or add workers"
@@ -70,9 +70,9 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         start_all(cluster, gradient, w)
         dones: list[Done] = []
         late: list[Done] = []
-        while len(dones) < k and (cluster.in_flight or not dones):  # fewer if so many members are not here
+        while len(dones) < k and (cluster.in_flight or not dones):  # fewer if fewer members are present
             done = cluster.next_done()
-            if not done:  # who has joined takes part at once; who has delivered waits
+            if not done:  # new members take part at once; those that have delivered wait
                 start_all(cluster, gradient, w, besides={done.worker for done in dones})
                 continue
             fresh = done.read == w.version
@@ -92,7 +92,7 @@ def theory(cfg: Config) -> ClosedForms:
 
     def s_per_update() -> float:
         afresh = cfg.rest == "cancel" or (k == cfg.num_workers and cfg.count == "workers")
-        need(afresh, "all workers must start afresh")
+        need(afresh, "all workers must start at the new weights")
         return known(*equal_workers(timed(cfg)), k)
 
     return ClosedForms(staleness_mean=lambda: 0.0, s_per_update=s_per_update)

@@ -9,8 +9,8 @@ weights; a gradient at older weights is ignored:
     w_{v+1} = w_v - lr/S  sum of the first S gradients at w_v
 
 Limits: it is K-batch-sync with K = S whose late results are ignored instead of cancelled; with P = S = 1
-it is plain SGD. Staleness is always 0, so neither slow nor crashed workers do harm; S trades waiting
-against the noise of a gradient. Its time is optimal, up to constants, where each worker's time is bounded.
+it is plain SGD. Staleness is always 0, so slow or crashed workers do no harm; S trades waiting
+against gradient noise. Its time is optimal, up to constants, where each worker's time is bounded.
 
 How this differs from the paper: the run's budget counts the gradients that were applied; those ignored are
 reported as `wasted`.

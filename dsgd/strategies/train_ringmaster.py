@@ -1,12 +1,12 @@
-"""Ringmaster ASGD: asynchronous SGD that does without gradients which are too old.
+"""Ringmaster ASGD: asynchronous SGD that discards gradients which are too old.
 
 Source: Maranjyan, Tyurin and Richtarik 2025, "Ringmaster ASGD: the first asynchronous SGD with optimal time
 complexity" (arXiv 2501.16168), algorithms 4 (ignoring) and 5 (stopping).
 
-    on the arrival of g_i(w_{v - tau}):   w_{v+1} = w_v - lr g_i    if tau < R,   else it is thrown away
+    on the arrival of g_i(w_{v - tau}):   w_{v+1} = w_v - lr g_i    if tau < R,   else it is discarded
 
-With `--rest cancel` a worker whose gradient has become too old is stopped and starts anew at the current
-weights, without waiting for a result that would be thrown away.
+With `--rest cancel` a worker whose gradient has become too old is stopped and starts again at the current
+weights, without waiting for a result that would be discarded.
 
 Limits: R = inf is ASGD; R = 1 applies only fresh gradients, like Rennala with S = 1. No staleness reaches R.
 
@@ -38,7 +38,7 @@ class Config(AsynchronousConfig):
     """R: a gradient counts only if fewer than R updates came since its weights were read; inf is ASGD."""
 
     rest: Literal["cancel", "ignore"] = "cancel"
-    """What becomes of a task that is too old. cancel: stopped at once. ignore: thrown away when it ends."""
+    """What happens to a task that is too old. cancel: stopped at once. ignore: discarded when it ends."""
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:

@@ -1,1 +1,1 @@
-"""What a person at a terminal meets: options, progress, summaries, ctrl-C."""
+"""The user at the terminal: options, progress, summaries, ctrl-C."""

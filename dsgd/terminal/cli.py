@@ -78,7 +78,7 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
             raise SystemExit(0)
         arguments, config_file = _take_option(arguments, "--config")
         file_options = _read_config(config_file) if config_file is not None else {}
-        file_options.pop("run_name", None)  # a repetition is another run, with a name of its own
+        file_options.pop("run_name", None)  # a repetition is another run, with its own name
         return configure(file_options, f"--config {config_file}", arguments)
     except (SystemExit, BrokenPipeError):
         _flush()
@@ -190,7 +190,7 @@ def _explain(
     match event:
         case tyro_errors.UnrecognizedArgs(tokens=unknown):
             if not unknown[0].startswith("-"):
-                return f"'{unknown[0]}' belongs to no option; options are written --name value, see --help"
+                return f"'{unknown[0]}' is not an option; options are written --name value, see --help"
             return _unknown(_field(unknown[0]), mode, known, spelled=unknown[0])
         case tyro_errors.InvalidChoice(argument=argument, value=value, choices=choices):
             return f"{_name(argument)} {value}: must be one of {', '.join(choices)}"

@@ -1,4 +1,4 @@
-"""What people see of a run on the terminal: a progress line, then a short table."""
+"""The output of a run on the terminal: a progress line, then a short table."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dsgd.metrics import taken_of_updates
 from dsgd.records.schema import Comparison, Difference
 
 _REFRESH_S = 0.1
-_LOG_LINE_S = 10.0  # where nobody sees a line change: in a file, or a pod's log
+_LOG_LINE_S = 10.0  # where a line cannot be redrawn: in a file, or a pod's log
 _BAR_WIDTH = 24
 _MOST_BARS = 8
 _WORKERS_PER_LINE = 6
-_MOST_WORKERS = 24  # beyond which the table sums up
+_MOST_WORKERS = 24  # beyond which the table shows mean and minimum
 
 
 class ProgressLine(Watcher):
@@ -76,14 +76,14 @@ class ProgressLine(Watcher):
         )
         done = min(tally.gradients, self._budget)
         if self._logged:
-            with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
+            with suppress(BrokenPipeError, UnicodeEncodeError):  # closed pipe, or no such characters
                 print(f"{done / self._budget:4.0%} · {status}", flush=True)
         self._progress.update(self._task, completed=done, status=status)
 
 
 def print_ended(ended: Ended, console: Console) -> None:
-    """Print what a recorded run came to: its summary or, if it is quiet, the path of its record."""
-    with suppress(BrokenPipeError, UnicodeEncodeError):  # who reads no further, or no such letters
+    """Print a recorded run's result: its summary or, if it is quiet, the path of its record."""
+    with suppress(BrokenPipeError, UnicodeEncodeError):  # closed pipe, or no such characters
         if ended.cfg.output.quiet:
             print(ended.path, flush=True)
         else:
@@ -169,7 +169,7 @@ def _busy(workers: Mapping[str, Mapping[str, Any]], clock_s: float) -> str:
     lost = f"; {restarts} restarts" if restarts else ""
     if len(shares) > _MOST_WORKERS:
         mean = sum(shares.values()) / len(shares)
-        return f"{mean:.0%} of the time on average, {min(shares.values()):.0%} the least{lost}"
+        return f"mean {mean:.0%}, minimum {min(shares.values()):.0%}{lost}"
     cells = [f"{worker:>2}: {share:>4.0%}" for worker, share in shares.items()]
     lines = [cells[i : i + _WORKERS_PER_LINE] for i in range(0, len(cells), _WORKERS_PER_LINE)]
     return "\n".join("  ".join(line) for line in lines) + lost
@@ -185,7 +185,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     names = {
         "s_per_update": "seconds an update",
         "staleness_mean": "mean staleness",
-        "staleness_p95": "95 % of gradients are at most … stale",
+        "staleness_p95": "95th percentile of staleness",
         "idle_share": "idle share",
         "loss_at_the_end": "loss at the end",
     }

@@ -22,7 +22,7 @@ NOTHING_WRITTEN = "interrupted before the first update; nothing was written"
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """End the process at once, with one line, if a signal comes while the block runs: it has nothing to lose.
+    """End the process at once, with one line, if a signal comes while the block runs: nothing can be lost.
 
     For imports, where a KeyboardInterrupt could be raised, and caught, anywhere.
     """
@@ -71,12 +71,12 @@ class Interruptions:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep signals while the block runs, which must not be torn, and raise after it if there was one."""
+        """Hold signals while the block runs, which must not be interrupted; raise after it if one came."""
         before, self._raises = self._raises, False
         try:
             yield
         finally:
-            self._install()  # what starts there (Ray) may have put handlers of its own in their place
+            self._install()  # what starts there (Ray) may have replaced them with its own handlers
             self._raises = before
         if self._requested and self._raises:
             raise KeyboardInterrupt
@@ -86,7 +86,7 @@ class Interruptions:
         self._raises = False
 
     def wait(self, seconds: float) -> None:
-        """Do nothing for that long; a signal, also one that came before, ends it."""
+        """Wait for that long, or until a signal, also one that came before."""
         self._raises = False
         until_s = time.monotonic() + seconds
         while not self._requested and (left_s := until_s - time.monotonic()) > 0:

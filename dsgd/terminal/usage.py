@@ -1,4 +1,4 @@
-"""How every command refuses a mistake: in one line, with the remedy."""
+"""How every command reports a usage error: in one line, with the remedy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dsgd.terminal.messages import program
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turn what the block refuses with ValueError into UsageError."""
+    """Turn a ValueError of the block into UsageError."""
     try:
         yield
     except ValueError as error:
@@ -22,7 +22,7 @@ def usage_errors() -> Iterator[None]:
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of a command that is no run: --experiment, --report or --check."""
+    """The parser of a command other than a run: --experiment, --report or --check."""
 
     def __init__(self, verb: str, description: str) -> None:
         super().__init__(prog=program(), allow_abbrev=False, description=description)
@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self._verb} --help")
 
     def parse(self, arguments: Sequence[str]) -> Any:
-        """Return the options' values; raises UsageError for an option that does not go with the verb."""
+        """Return the options' values; raises UsageError for an option that the verb does not take."""
         if {"-h", "--help"} & set(arguments):  # also where the verb still lacks its value
             self.parse_args(["--help"])
         given, others = self.parse_known_args([with_dashes(argument) for argument in arguments])
@@ -46,4 +46,4 @@ class Parser(argparse.ArgumentParser):
             hint = f"an option of its runs is given as --set {name.removeprefix('--')}=VALUE"
         else:
             hint = f"see {self._verb} --help"
-        raise UsageError(f"{name}: does not go with {self._verb}; {hint}")
+        raise UsageError(f"{name}: is not an option of {self._verb}; {hint}")

@@ -138,7 +138,7 @@ def exchanges(cfg: ExchangeConfig) -> ClosedForms:
     if cfg.exchange == "sync":
         return rounds(cfg)
     h = cfg.local_steps
-    if cfg.budget % h:  # shorter last tasks have times of their own
+    if cfg.budget % h:  # shorter last tasks have other times
         return ClosedForms()
     return ClosedForms(
         s_per_update=lambda: h * asgd_time(*workers(timed(cfg))),

@@ -141,7 +141,7 @@ def _row(
     tolerance: float = 0.0,
     **at: Any,
 ) -> Row:
-    """Make a row whose measurement has the parameters `at` beside its seed."""
+    """Make a row whose measurement has the parameters `at` and its seed."""
     return Row(
         group=group,
         what=what,
@@ -392,7 +392,7 @@ def optimization_rows() -> Iterator[Row]:
             largest_stable_step(tau),
             lambda seed, tau: _stability_limit(tau),
             seeds=1,
-            tolerance=0.002,  # of the bisection, and of what 400 steps can tell
+            tolerance=0.002,  # of the bisection, and of what 400 steps can show
             tau=tau,
         )
     for workers in (1, 16):
@@ -468,7 +468,7 @@ def optimization_rows() -> Iterator[Row]:
             easgd_largest_stable_alpha(eta),
             lambda seed, eta: _largest_stable_alpha(eta),
             seeds=1,
-            tolerance=0.002,  # of the bisection, and of what 600 steps can tell
+            tolerance=0.002,  # of the bisection, and of what 600 steps can show
             eta=eta,
         )
     yield row(

@@ -1,4 +1,4 @@
-"""What theory predicts of a run, from its options alone, beside what was measured.
+"""What theory predicts of a run, from its options alone, compared with what was measured.
 
 The closed forms are declared by the strategies: `theory(cfg)` in `train_<mode>.py`.
 """
@@ -47,7 +47,7 @@ def predict(cfg: TrainConfig) -> dict[str, float]:
         "clock_gap_max": known(forms.clock_gap_max),
         "s_per_update": known(forms.s_per_update),
     }
-    # An infinite bound bounds nothing, an infinite time is never measured.
+    # An infinite bound says nothing, an infinite time is never measured.
     return {name: float(x) for name, x in values.items() if x is not None and math.isfinite(x)}
 
 

@@ -30,7 +30,7 @@ ADAMW_DECAY = 0.01
 def server_rule(cfg: GradientConfig, gradients: float, *corrections: EachPart) -> Chain:
     """Return the rule by which a server applies `gradients` mini-batches an update.
 
-    corrections: parts of the strategy's own, for each gradient.
+    corrections: the strategy's own parts, for each gradient.
     """
     each, lr = [*corrections], cfg.lr
     bound = getattr(cfg, "full_weight_until", math.inf)
@@ -51,7 +51,7 @@ def _optimizer(cfg: GradientConfig) -> list[Part]:
 
 
 def schedule(cfg: TrainConfig, share: float = 1.0) -> Schedule | None:
-    """Return how the step size changes, None if it does not; `share` is how many steps one count is."""
+    """Return how the step size changes, None if it does not; `share` is the number of steps per count."""
     if cfg.schedule == "constant" and not cfg.warmup:
         return None
     return Schedule(shape=cfg.schedule, warmup=cfg.warmup, steps=cfg.steps, share=share)

@@ -1,4 +1,4 @@
-"""What a worker's share of the data can be asked for."""
+"""The interface of a worker's share of the data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Shard(Protocol):
         """
 
     def alone(self) -> Shard:
-        """Return this shard without what belongs to other workers, to be sent to its own."""
+        """Return this shard without other workers' data, to be sent to its worker."""
 
     @staticmethod
     def on_device(shards: Sequence[Any], device: str) -> Sequence[Any]:

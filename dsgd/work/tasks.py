@@ -1,4 +1,4 @@
-"""What a worker can be asked to do.
+"""The tasks that a worker can compute.
 
 A task is a value: its fields are its parameters, and calling it computes what it stands for, for
 several workers at once. On Ray each call has one worker (P = 1); the simulator hands over all the
@@ -6,7 +6,7 @@ tasks in flight, so a thousand small gradients cost one large matrix product.
 
 The same task on the same shard, step, weights and state gives the same bytes. Most tasks have no state.
 One that does (the moments of an optimizer, a worker's own weights) declares how many vectors of it a
-worker keeps; the engine hands them to the worker's next task, also if the worker was lost in between.
+worker keeps; the engine hands them to the worker's next task, even if the worker was lost in between.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float32]
 
 EMPTY: Mapping[str, Vector] = {}
-"""No slots. It is shared, so nobody writes to it: a rule that has slots makes a mapping for each version."""
+"""No slots. It is shared, so never written to: a rule that has slots makes a mapping for each version."""
 
 
 class Weights(NamedTuple):
@@ -33,7 +33,7 @@ class Weights(NamedTuple):
         return Weights(vector, self.version + 1, self.slots if slots is None else slots, self.kept)
 
     def keeping(self, kept: Any) -> Weights:
-        """Return the same version with something else kept beside it."""
+        """Return the same version with another `kept`."""
         return Weights(self.vector, self.version, self.slots, kept)
 
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 WIDTH = 4.6  # inches: text of 9 points stays readable when a phone shows this at full width
 MOST_PANELS = 12  # of one kind, such as one a variant
-MOST_SCENARIOS = 4  # that have curves of their own
+MOST_SCENARIOS = 4  # that get curves
 _LEFT, _RIGHT, _TITLE, _AXIS, _LEGEND_ROW = 0.7, 0.14, 0.34, 0.46, 0.2
 _LETTER = 0.07  # inches, of 9 points
 
@@ -41,7 +41,7 @@ class Panel:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Panels that belong together, and what to know when looking at them."""
+    """Panels that belong together, with their heading and caption."""
 
     name: str
     """One of `FIGURES`."""
@@ -90,7 +90,7 @@ class Scene:
         return seconds(self.frames)
 
     def most(self, variants: Sequence[str]) -> tuple[Sequence[str], str]:
-        """Return as many of the variants as get a panel each, and a sentence about the others.
+        """Return the variants that get a panel each, and a sentence about the others.
 
         Those of a scenario stay together, for they are to be compared.
         """
@@ -228,7 +228,7 @@ def _tick(x: float, _place: object) -> str:
 
 
 def shortened(name: str, most: int = 25) -> str:
-    """Return a name that fits beside an axis.
+    """Return a name that fits next to an axis.
 
     >>> shortened("a" * 30)[-3:], shortened("ssgd")
     ('aa…', 'ssgd')
@@ -237,7 +237,7 @@ def shortened(name: str, most: int = 25) -> str:
 
 
 def left_margin(names: Sequence[str]) -> float:
-    """Return the inches that names beside a vertical axis take."""
+    """Return the inches that names next to a vertical axis take."""
     return 0.3 + _LETTER * max(len(shortened(name)) for name in names)
 
 

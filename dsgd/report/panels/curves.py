@@ -16,7 +16,7 @@ from dsgd.report.words import number
 
 Floats = NDArray[np.float64]
 
-_POINTS = 160  # of a curve: more than the eye tells apart, few enough for twenty curves
+_POINTS = 160  # of a curve: more than the eye can resolve, few enough for twenty curves
 _MOST_BANDS = 8  # beyond, intervals only cover each other
 
 
@@ -46,7 +46,7 @@ def loss(scene: Scene) -> Section:
     if any(len(scene.of(variant)) > 1 for variant in scene.variants):
         caption += " Lines are medians over seeds"
         banded = max(map(len, shown.values())) <= _MOST_BANDS
-        caption += ", bands their intervals." if banded else "; with so many, the intervals are left out."
+        caption += ", bands their intervals." if banded else "; intervals of so many are left out."
         caption += " A curve ends where the first of its seeds has spent its budget."
     if any(_diverged(run.record) for run in scene.frames.records):
         caption += " A diverged run counts as infinite from there on."
@@ -54,7 +54,7 @@ def loss(scene: Scene) -> Section:
         name="loss",
         heading="How does the loss fall?"
         if len(scene.variants) == 1
-        else "Who learns fastest, in time, per gradient and per byte?",
+        else "Which learns fastest, in time, per gradient and per byte?",
         caption=caption + others,
         panels=panels,
     )

@@ -1,4 +1,4 @@
-"""One row a variant: seeds as dots, their median and its interval, and theory where there is some."""
+"""One row per variant: seeds as dots, their median and its interval, and theory where it is known."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def time_to_target(scene: Scene) -> Section:
     ]
     return Section(
         name="time_to_target",
-        heading=f"Who reaches loss {target:g} first?",
+        heading=f"Which reaches loss {target:g} first?",
         caption="Small dots are seeds, large marks medians, bars the intervals around them. A run counts "
-        "from its first evaluation at or below the target. One that ended before stands at “never”: it is "
-        "not dropped but counts as later than all others, so a median is “never” when half of the runs or "
-        "more did not get there.",
+        "from its first evaluation at or below the target. Runs that never reach it are "
+        "drawn at “never” and ranked last, so a median is “never” when half of the runs or more "
+        "did not get there.",
         panels=panels,
     )
 
@@ -91,9 +91,9 @@ def throughput(scene: Scene) -> Section:
     ]
     return Section(
         name="throughput",
-        heading="How much work is done, and who waits?",
+        heading="How much work is done, and which workers wait?",
         caption="Throughput counts the mini-batches that were applied. Idle is the share of the time in "
-        "which a worker computed nothing, mean over workers; rings are the workers of one run, so a "
+        "which a worker did not compute, averaged over workers; rings are the workers of one run, so a "
         "straggler stands out.",
         panels=panels,
     )

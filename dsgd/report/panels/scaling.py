@@ -1,4 +1,4 @@
-"""What more workers bring: throughput, time and staleness against their number."""
+"""What more workers gain: throughput, time and staleness against their number."""
 
 from __future__ import annotations
 
@@ -113,10 +113,10 @@ def scaling(scene: Scene) -> Section:
     panels = [_panel(scene, quantity) for quantity in quantities]
     return Section(
         name="scaling",
-        heading="What do more workers bring?",
+        heading="What do more workers gain?",
         caption="Medians over seeds with their intervals. Dashed: theory, where a closed form is known. "
-        "Dotted: as many times faster as there are more workers. Empty marks above are numbers of workers "
-        "with which it is never reached; 0 has no place on a logarithmic axis.",
+        "Dotted: linear scaling. Empty marks above are numbers of workers "
+        "with which the target is never reached; 0 cannot be shown on a logarithmic axis.",
         panels=[panel for panel in panels if panel],
     )
 

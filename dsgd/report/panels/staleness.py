@@ -32,9 +32,9 @@ def staleness(scene: Scene) -> Section:
     fresh = [v for v in scene.variants if v not in stale]
     shown, others = scene.most(stale)
     caption = (
-        "Above: the share of gradients by how many updates came between reading the weights and applying the "
-        "gradient, its own not counted, over all seeds. Below: the same for each worker of one run, the more "
-        "gradients the darker; dots are the workers' means."
+        "Above: the share of gradients by the number of updates between reading the weights and applying the "
+        "gradient, its own not counted, over all seeds. Below: the same for each worker of one run, darker "
+        "for more gradients; dots are the workers' means."
     )
     if fresh:
         caption += f" Always 0, and so not drawn: {few(fresh)}."

@@ -1,4 +1,4 @@
-"""Who computed, who sent and who waited: a window of one run, worker by worker."""
+"""When workers computed, sent and waited: a window of one run, worker by worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Window:
     tasks: list[list[RecordedTask]]
     """Of each shown worker, in the order in which they came in."""
     ignored: list[list[RecordedTask]]
-    """The same, of those that were thrown away."""
+    """The same, of those that were discarded."""
     updates_s: list[float] = field(default_factory=list)
 
 
@@ -42,17 +42,17 @@ def timeline(scene: Scene) -> Section:
     ends_s = {v: max(common_s, 1.05 * _second_update_s(record)) for v, record in records.items()}
     caption = (
         "The first moments of one run a variant, all with the same seed; where updates are rare, as with "
-        "local steps, the window is longer. From being given a task until the server has its result, a "
-        "worker computes (full colour) and its messages travel (pale: half before and half behind, for a "
-        "record has their sum); grey work came back and was thrown away. In the gaps it waits, or worked at "
-        "a task that was cancelled. Ticks above are updates."
+        "local steps, the window is longer. Between receiving a task and delivering its result, a "
+        "worker computes (full colour) and its messages travel (pale: half before and half after, as the "
+        "record has only their sum); grey work was discarded. In the gaps the worker waits, or worked on a "
+        "task that was cancelled. Ticks above are updates."
     )
     left_out = [v for v in scene.variants if v not in complete]
     if left_out:
         caption += f" Without a record of every update: {few(left_out)}."
     return Section(
         name="timeline",
-        heading="Who computes, who sends, who waits?",
+        heading="When do workers compute, send and wait?",
         caption=caption + others,
         panels=[_panel(scene, v, records[v], ends_s[v], place) for place, v in enumerate(shown)],
     )
@@ -109,7 +109,7 @@ def _panel(scene: Scene, variant: str, record: Record, end_s: float, place: int)
     canvas.legend.append(("computes", Patch(facecolor=colour, alpha=0.95)))
     if for_nothing:
         boxes(axes, for_nothing, facecolor=INK, alpha=0.45)
-        canvas.legend.append(("for nothing", Patch(facecolor=INK, alpha=0.45)))
+        canvas.legend.append(("discarded", Patch(facecolor=INK, alpha=0.45)))
     if sending:
         canvas.legend.append(("sends, or is served", Patch(facecolor=colour, alpha=0.35)))
     waits = "waits, or is cancelled" if record.summary.wasted.cancelled else "waits"
