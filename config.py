@@ -97,11 +97,11 @@ class DataConfig(Checked):
     split = Parsed("partition", texts.Partition.parse)
 
     curvatures: Annotated[str, QUADRATIC] = "1"
-    """Quadratic: a_i, one value a worker or one for all."""
+    """Quadratic: a_i, one value per worker or one for all."""
     curvature_values = Parsed("curvatures", texts.positive_numbers)
 
     optima: Annotated[str, QUADRATIC] = "0"
-    """Quadratic: x_i (in every coordinate), one value a worker or one for all. Weights start at 1."""
+    """Quadratic: x_i (in every coordinate), one value per worker or one for all. Weights start at 1."""
     optimum_values = Parsed("optima", texts.numbers)
 
     grad_noise: Annotated[float, FINITE, Ge(0), QUADRATIC] = 0.0

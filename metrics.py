@@ -155,7 +155,7 @@ class Family(NamedTuple):
     labels: tuple[str, ...] = ()
     unit: str = ""
     note: str = ""
-    """What docs/observing.md says: what it means and how to read it; if empty, the help."""
+    """The text in docs/observing.md: its meaning and how to read it; if empty, the help."""
 
 
 class Column(NamedTuple):
@@ -203,7 +203,7 @@ def of_updates(
 ) -> Quantity:
     """Return the row of a number that updates have; of a run its mean over those that have it is shown.
 
-    text: what it is of one update. family: Prometheus' name, `dsgd_NAME` unless given. note: what
+    text: its meaning in one update. family: Prometheus' name, `dsgd_NAME` unless given. note: what
     docs/observing.md says of that, its help if empty. of: takes it from an update; without, strategies hand
     it over in `Update.measured`.
     """
@@ -288,7 +288,7 @@ QUANTITIES: list[Quantity] = [
     Quantity(
         name="run",
         per="run",
-        text="what runs, and whether it goes on",
+        text="the run's options, and whether it is active",
         families={
             "dsgd_run_info": Family(
                 "info",

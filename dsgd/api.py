@@ -125,18 +125,18 @@ class Result:
 
     @cached_property
     def evaluations(self) -> pl.DataFrame:
-        """The loss curve, a row an evaluation: version, t_s, gradients, bytes, loss, accuracy."""
+        """The loss curve, one row per evaluation: version, t_s, gradients, bytes, loss, accuracy."""
         found = self._ended.evaluations
         return _frame([(e.version, e.t_s, e.gradients, e.bytes, *e.found[:2]) for e in found], _EVALUATIONS)
 
     @cached_property
     def updates(self) -> pl.DataFrame:
-        """A row an update: version, t_s, loss, and the numbers of updates (`QUANTITIES` in metrics.py)."""
+        """One row per update: version, t_s, loss, and the numbers of updates (`QUANTITIES` in metrics.py)."""
         return _frame(self._rows.updates, self._rows.columns)
 
     @cached_property
     def tasks(self) -> pl.DataFrame:
-        """A row a finished task: version (of the update that it came to), worker, step, batches, staleness,
+        """One row per finished task: version (of its update), worker, step, batches, staleness,
         started_s, finished_s, compute_s, loss, and whether it was applied or ignored.
         """
         return _frame(self._rows.tasks, _TASKS)
@@ -147,7 +147,7 @@ def run(mode: str = "ssgd", *, watch: Iterable[Watcher] = (), **options: Any) ->
 
     options: those of the command line, with underscores: `num_workers=8, engine="sim"`. With `out` the run
     leaves a record there; without, nothing is written.
-    watch: sees the run while it goes on.
+    watch: observe the run while it goes on.
 
     Raises ValueError, in the words of the command line, for a mistake in the options; ClusterError if the
     workers cannot be started or kept; whatever a strategy raises; KeyboardInterrupt after ctrl-C, once the
@@ -171,7 +171,7 @@ def run(mode: str = "ssgd", *, watch: Iterable[Watcher] = (), **options: Any) ->
         if "out" in options:
             watchers += stack.enter_context(Observers(cfg.live, quiet=True)).watchers()
             if is_s3(cfg.output.out):
-                with interruptions.held():  # a name that is claimed is used or given back
+                with interruptions.held():  # a claimed name is used or given back
                     upload = Upload(cfg)
                     stack.callback(upload.finish)
                 cfg = upload.cfg
@@ -190,9 +190,9 @@ class Comparison:
 
     name: str
     runs: pl.DataFrame
-    """A row a run; docs/experiments.md describes the columns of results.parquet."""
+    """One row per run; docs/experiments.md describes the columns of results.parquet."""
     curves: pl.DataFrame
-    """A row an evaluation: variant, seed, version, t_s, gradients, bytes, loss, accuracy."""
+    """One row per evaluation: variant, seed, version, t_s, gradients, bytes, loss, accuracy."""
     failed: Mapping[str, str]
     """The runs that failed, and why."""
     chosen: Mapping[str, Mapping[str, Any]]
@@ -218,7 +218,7 @@ def experiment(
 
     asked: an experiment's file, or what would stand in one (docs/experiments.md).
     out: where the experiment's folder goes, with records and report; what is there already is not run again.
-    Without it, nothing is kept. name: of the folder, where `asked` is no file.
+    Without it, nothing is kept. name: of the folder, where `asked` is not a file.
     settings: options that replace those of the base, and `seeds`.
     processes: how many simulate at the same time; as many as there are cores, unless given.
 
@@ -281,5 +281,5 @@ def _frame(rows: list[tuple[Any, ...]], columns: tuple[str, ...]) -> pl.DataFram
 
     floats = {"loss", "accuracy", *taken_of_updates()}
     kinds = {name: pl.Float64 for name in columns if name in floats}
-    schema = {name: kinds.get(name) for name in columns}  # a column of None alone is of numbers, too
+    schema = {name: kinds.get(name) for name in columns}  # a column of only None is numeric, too
     return pl.DataFrame(rows, schema=schema, orient="row", infer_schema_length=None)

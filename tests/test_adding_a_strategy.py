@@ -1,4 +1,4 @@
-"""A strategy is one file and its page: one that nobody has seen before does all that the shipped ones do.
+"""A strategy is one file and its page: a new one does all that the shipped ones do.
 
 It is copied into a separate folder, and nothing else is touched.
 """

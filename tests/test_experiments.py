@@ -1,4 +1,4 @@
-"""Experiments: what their files may say, what becomes of it, and that nothing that was run is lost."""
+"""Experiments: what their files may say, what results, and that no finished run is lost."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_the_runs_are_the_cross_product_under_names_of_their_own(
 
 
 def test_named_points_change_options_together(tmp_path: Path) -> None:
-    """A grid of mappings has one point a name, not a cross product."""
+    """A grid of mappings has one point per name, not a cross product."""
     points = {"two": {"num_workers": 2, "steps": 8}, "four": {"num_workers": 4, "steps": 4}}
     runs = load(write(tmp_path, grid=points, seeds=[7])).runs()
     assert [r.variant for r in runs] == ["ssgd two", "ssgd four", "asgd two", "asgd four"]
@@ -228,8 +228,8 @@ def test_a_mistake_in_the_file_gets_one_line_and_nothing_is_run(
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("title: a\ntitle: b", ["line 2", "'title' is there twice"]),
-        ("variants: {ssgd: {mode: ssgd}, ssgd: {mode: asgd}}", ["line 1", "'ssgd' is there twice"]),
+        ("title: a\ntitle: b", ["line 2", "'title' appears twice"]),
+        ("variants: {ssgd: {mode: ssgd}, ssgd: {mode: asgd}}", ["line 1", "'ssgd' appears twice"]),
         ("title: 'open", ["is not YAML"]),
         ("- title", ["mapping"]),
         (None, ["cannot be read", "compare-modes.yaml"]),
@@ -502,7 +502,7 @@ def test_two_at_once_are_one_too_many(tmp_path: Path, ask: Ask) -> None:
 
 @pytest.mark.parametrize(("option", "value"), [("steps", 9), ("momentum", 0.9)])
 def test_a_record_without_an_option_had_its_default(option: str, value: float, tmp_path: Path) -> None:
-    """What an older version did not know is no difference, unless it is asked for now."""
+    """An option that an older version lacked makes no difference, unless it is set now."""
     asked = load(write(tmp_path, variants={"ssgd": {"mode": "ssgd"}}, seeds=1), out=tmp_path / "runs")
     (r,) = asked.runs()
     r.path.mkdir(parents=True)

@@ -1,6 +1,6 @@
 """No change moves the weights by accident: those of every mode and variant are kept, as hashes.
 
-`DSGD_REWRITE_GOLDEN=1 python -m pytest tests/test_golden.py` writes golden/weights.json anew: only for a
+`DSGD_REWRITE_GOLDEN=1 python -m pytest tests/test_golden.py` rewrites golden/weights.json: only for a
 change that is meant to move results, in a separate commit that says why.
 """
 

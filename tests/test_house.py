@@ -1,4 +1,4 @@
-"""The house: who may import whom. Read from the source alone, imports inside functions included."""
+"""The house: which module may import which. Read from the source alone, imports inside functions included."""
 
 from __future__ import annotations
 

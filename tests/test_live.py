@@ -154,7 +154,7 @@ def test_who_does_not_finish_asking_is_dropped() -> None:
 
 
 def test_who_does_not_read_is_dropped() -> None:
-    """A client that takes nothing of an endless answer is dropped, and keeps nobody else waiting."""
+    """A client that takes nothing of an endless answer is dropped, and keeps no other client waiting."""
     dropped = threading.Event()
 
     async def endless() -> Any:
@@ -372,7 +372,7 @@ def test_a_thinned_curve_keeps_its_end_and_its_mean(n: int) -> None:
 
 
 def test_a_folder_shows_its_records_and_skips_the_rest(asgd: Path, tmp_path: Path) -> None:
-    """Records come and go; what is no record, or another version's, is left out without a word."""
+    """Records come and go; what is no record, or another version's, is left out silently."""
     folder = FollowedFolder(tmp_path / "runs", most_runs=2)
     assert list(folder.read()) == []
     (tmp_path / "runs" / "figures").mkdir(parents=True)

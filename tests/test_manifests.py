@@ -166,7 +166,7 @@ def test_settings_that_cannot_work_are_refused_in_one_line(
 
 
 def test_the_committed_files_name_no_account_registry_or_bucket() -> None:
-    """Whoever clones this gets nobody's account: the image has no registry, the bucket is a placeholder."""
+    """A clone names no account: the image has no registry, the bucket is a placeholder."""
     assert read_settings() == Settings(image=f"dsgd-lab:{PROJECT['version']}", bucket="BUCKET")
     texts = [ROOT / job.file for job in JOBS]
     texts += [ROOT / "Dockerfile", ROOT / ".dockerignore", *sorted(KUBERNETES.rglob("*.yaml"))]
@@ -308,7 +308,7 @@ def test_entrypoints_are_what_main_takes(
     monkeypatch.chdir(ROOT)
     arguments = command_line(job, MINE[device])
     if job.is_experiment:
-        # A mistake of ours, so that nothing runs: that it is the one found says that the rest was understood.
+        # A deliberate mistake, so that nothing runs: it is the one reported, so the rest was understood.
         assert main([*arguments, "--processes", "0"]) == 2
         error = capsys.readouterr().err
         assert error.startswith("main.py: --processes 0: ")
@@ -540,7 +540,7 @@ def test_overlays_build(overlay: str) -> None:
 
 @needs("kubectl")
 def test_kustomize_puts_another_image_into_a_rayjob(tmp_path: Path) -> None:
-    """`images:` reaches head, workers and submitter, for those who render nothing."""
+    """`images:` reaches head, workers and submitter, without rendering."""
     shutil.copy(ROOT / JOBS[0].file, tmp_path)
     image = {"name": "dsgd-lab", "newName": "example.org/dsgd-lab", "newTag": "abc"}
     (tmp_path / "kustomization.yaml").write_text(

@@ -453,7 +453,7 @@ def refusal() -> Iterator[str]:
 def test_a_pushgateway_that_is_gone_costs_one_warning(
     gone: Any, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing answers, nothing is said, or it is refused: training goes on, and one line says so."""
+    """If the gateway is absent, silent or refuses, training goes on, and one line says so."""
     monkeypatch.setattr(exporter, "_PUSH_EVERY_S", 0.01)
     monkeypatch.setattr(exporter, "_PUSH_TIMEOUT_S", 0.5)
     with gone() as url:

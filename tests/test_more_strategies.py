@@ -76,7 +76,7 @@ def test_k_sync_applies_k_fresh_gradients_and_counts_the_others(
         assert all(len({done.worker for done in update.dones}) == k for update in outcome.updates)
     late = [update.staleness(done) for update in outcome.updates for done in update.ignored]
     assert min(late, default=1) >= 1
-    idle = k if count == "workers" else 1  # who has delivered and waits, when the K-th gradient comes
+    idle = k if count == "workers" else 1  # workers that wait when the K-th gradient comes
     if rest == "cancel":
         assert wasted(outcome) == (0, n * (num_workers - idle))
     else:
@@ -162,7 +162,7 @@ def test_k_batch_async_staleness_is_that_of_all_others(k: int, law: str) -> None
 def test_dssp_keeps_between_its_two_bounds(
     num_workers: int, low: int, more: int, seed: int, law: str, slow: str
 ) -> None:
-    """Who is at most slack_low ahead never waits, nobody starts more than slack_high ahead, and so staleness
+    """A worker at most slack_low ahead never waits, none starts more than slack_high ahead, so staleness
     stays within SSP's bound for slack_high.
     """
     high, clocks = low + more, [0] * num_workers

@@ -76,7 +76,7 @@ def test_one_worker_is_torch(mode: str, options: dict[str, Any], theirs: dict[st
         return
     special = {"compensation": 0.0} if mode == "dcasgd" else LOCAL_MODES.get(mode, {})
     if mode == "localsgd" and "momentum" in options:
-        special = {"local_steps": STEPS}  # its velocity starts anew with each task
+        special = {"local_steps": STEPS}  # its velocity starts at 0 in each task
     if mode == "adacomm" and "momentum" in options:
         special = {"first_local_steps": STEPS}
     ours = run(mode, num_workers=1, steps=STEPS, **special, **options)

@@ -51,7 +51,7 @@ def test_a_process_that_does_not_end_is_killed() -> None:
 
 
 def test_what_has_ended_already_is_not_waited_for() -> None:
-    """A process that nobody has asked about yet counts as ended."""
+    """A zombie, whose parent has not reaped it, counts as ended."""
     with ready(STUBBORN) as process:
         gone = psutil.Process(process.pid)
         process.kill()

@@ -101,7 +101,7 @@ def test_a_record_from_before_the_row_is_read(
 def test_what_has_no_row_is_refused() -> None:
     """A strategy that hands over a number that has no row is stopped with a message where to add one."""
     update = run("asgd", num_workers=2, steps=1).updates[0]._replace(measured={"parity": 1.0})
-    with pytest.raises(ValueError, match=r"has parity, which dsgd\.metrics\.QUANTITIES has not; add a row"):
+    with pytest.raises(ValueError, match=r"has parity, which dsgd\.metrics\.QUANTITIES lacks; add a row"):
         Tally(2, 32).add(update)
 
 

@@ -143,7 +143,7 @@ def test_target_loss_stops_at_the_evaluation_that_reached_it(cli: CommandLine) -
 
 
 def test_divergence_is_named_and_recorded(cli: CommandLine) -> None:
-    """A loss that is no number: exit 3, the update and the worker are named, the record is kept."""
+    """A loss that is NaN: exit 3, the update and the worker are named, the record is kept."""
     ran = cli(f"{SIM} --mode asgd --dataset quadratic --curvatures 1,1,1,9 --lr 1e6 --steps 100")
     assert ran.code == 3
     assert ran.summary["stopped_by"] == "diverged"

@@ -132,7 +132,7 @@ def test_updates_are_read_one_at_a_time(copy: Path) -> None:
 
 
 def test_a_torn_last_line_is_dropped(copy: Path) -> None:
-    """A line that was cut off while it was written is no line, for the iterator and the frames alike."""
+    """A line that was cut off while it was written is ignored, by the iterator and the frames alike."""
     folder = copy / "v1-s0"
     before = list(read_record(folder).updates())
     with (folder / "updates.jsonl").open("a") as file:
@@ -267,7 +267,7 @@ def test_what_is_left_out_is_said(copy: Path) -> None:
         "v0-s1": "is partial (no summary.json): its run is under way or was killed",
         "v0-s2": "evals.jsonl, line 1: has no bytes; the record is from an older version, run it again",
         "v2-s3": "was not run, or not yet",
-        "notes": "is none of this experiment's runs",
+        "notes": "is not a run of this experiment",
     }
     page = build_report(copy).read_text()
     for name, reason in frames.left_out:
@@ -315,7 +315,7 @@ def test_an_interrupted_repetition_does_not_replace_a_run(race: Path, tmp_path: 
 
 
 def end_early(record: Path, **ended: Any) -> None:
-    """Make a record one that came to its first evaluation and no further."""
+    """Cut a record off after its first evaluation."""
     file = record / "summary.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"updates": 0, "gradients": 0} | ended))
     (record / "updates.jsonl").write_text("")
@@ -346,7 +346,10 @@ def remove_runs(folder: Path) -> None:
             interrupt_runs,
             "holds no record that can be reported on; of v0-s0: was interrupted after 0 updates",
         ),
-        (lambda folder: edit(folder, show=["loss", "lose"]), "show: lose is no figure; choose among loss, "),
+        (
+            lambda folder: edit(folder, show=["loss", "lose"]),
+            "show: lose is not a figure; choose from loss, ",
+        ),
         (lambda folder: edit(folder, variants=[]), "variants must be a list that is not empty"),
         (lambda folder: edit(folder, target_loss="low"), "target_loss must be a number, not low"),
         (
@@ -438,7 +441,7 @@ def test_copies_of_an_observation_are_not_tested(values: tuple[float, float]) ->
 
 
 def test_deterministic_runs_are_said_to_be(tmp_path: Path) -> None:
-    """Constant times give one throughput each: the page says deterministic, and who is ahead, with no p."""
+    """Constant times give one throughput each: the page says deterministic, and which is ahead, with no p."""
     same: dict[str, Any] = {"compute_time": "constant:1", "dataset": "none"}
     variants = {"ssgd": SSGD | same, "asgd": ASGD | same}
     folder = experiment(tmp_path / "x", variants, 5, show=["throughput"])
@@ -521,11 +524,11 @@ def test_equals_have_no_clear_winner(tmp_path: Path) -> None:
 
 
 def test_one_seed_gives_no_interval(race: Path, tmp_path: Path) -> None:
-    """With one seed a variant the sentences give no interval and no p, and say why."""
+    """With one seed per variant the sentences give no interval and no p, and say why."""
     for name in ("v0-s0", "v1-s0"):
         shutil.copytree(race / name, tmp_path / name)
     for sentence in answer(read_folder(tmp_path)):
-        assert "there is one seed a variant, so no interval can be given and it may be chance" in sentence
+        assert "there is one seed per variant, so no interval can be given and it may be chance" in sentence
         assert "p =" not in sentence
     assert "one seed, so no interval can be given" in answer(read_folder(tmp_path / "v0-s0"))[0]
 
@@ -536,7 +539,7 @@ def test_a_lack_of_common_seeds_is_not_called_one_seed(copy: Path) -> None:
         for seed in range(1, 5):
             shutil.rmtree(copy / f"v{variant}-s{seed}")
     for sentence in answer(read_folder(copy)):
-        assert "one seed a variant" not in sentence
+        assert "one seed per variant" not in sentence
         assert "no two variants share two seeds, so nothing can be tested and it may be chance" in sentence
 
 

@@ -1,4 +1,4 @@
-"""The restart law: at any update, `train` begun anew on the same cluster goes on bit for bit.
+"""The restart law: at any update, `train` started again on the same cluster goes on bit for bit.
 
 So a driver that ends (a crash, a hand-over, a pause) loses nothing: all is in the weights or in the cluster.
 """
@@ -91,7 +91,7 @@ def changing(cluster: SimCluster) -> None:
 def test_every_strategy_goes_on_as_members_leave_and_join(
     mode: str, options: dict[str, Any], scenario: str
 ) -> None:
-    """The budget is spent, no mini-batch twice; and `train` begun anew at a cut knows the members of then."""
+    """The budget is spent, no mini-batch twice; and `train` started again at a cut knows its members."""
     common = {"num_workers": 4, "steps": 40, "dataset": "quadratic", "grad_noise": 0.5}
     cfg, cluster, w = begin(mode, common | SCENARIOS[scenario] | options)
     changing(cluster)

@@ -40,7 +40,7 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Be someone who has the empty bucket `lab`, in a separate folder; yield a client."""
+    """Set up a user with the empty bucket `lab`, in a separate folder; yield a client."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in {
@@ -191,13 +191,13 @@ def test_a_taken_name_is_refused_before_the_run(aws: Any, capsys: pytest.Capture
     capsys.readouterr()
     assert run("--dataset none --steps 4 --quiet") == 2
     err = capsys.readouterr().err
-    assert err == f"main.py: --run-name a: {URL}/a exists and is never overwritten; choose another name\n"
+    assert err == f"main.py: --run-name a: {URL}/a is taken and is never overwritten; choose another name\n"
     assert stored(aws) == before
     assert not Path("runs").exists()
 
 
 def test_of_two_runs_at_once_one_has_the_name_and_sigterm_uploads_it(aws: Any, tmp_path: Path) -> None:
-    """While a run goes on its name is taken; SIGTERM ends it with 130, and all that there is is uploaded."""
+    """While a run goes on its name is taken; SIGTERM ends it with 130, and the partial record is uploaded."""
     options = f"{SIM} --mode asgd --dataset none --steps 1000000 --quiet --out {URL} --run-name a".split()
     one = start(tmp_path / "one", *options)
     updates = tmp_path / "one/runs/s3/lab/runs/may/a/updates.jsonl"
@@ -219,7 +219,7 @@ def test_of_two_runs_at_once_one_has_the_name_and_sigterm_uploads_it(aws: Any, t
 
 
 def test_the_first_to_claim_a_name_has_it(aws: Any) -> None:
-    """Of several that claim a name one gets it; asking twice, as after a lost answer, is no second."""
+    """Of several that claim a name one gets it; a request repeated after a lost answer is not a second."""
     one, two = Destination(URL), Destination(URL)
     one.claim("a", "steps: 1")
     with pytest.raises(TakenError, match="a is taken"):
@@ -257,13 +257,13 @@ def test_a_run_that_cannot_begin_gives_its_name_back(aws: Any, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("url", "changed", "parts"),
     [
-        ("s3://nowhere/may", {}, ["no such bucket", "make it"]),
+        ("s3://nowhere/may", {}, ["no such bucket", "create it"]),
         (URL, {"AWS_ACCESS_KEY_ID": None}, ["credentials", "AWS_PROFILE"]),
         (URL, {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, ["credentials", "AWS_PROFILE"]),
         (URL, {"AWS_PROFILE": "nobody"}, ["(nobody)", "AWS_PROFILE"]),
     ],
 )
-def test_what_the_user_can_mend_is_said_before_the_run(
+def test_what_the_user_can_fix_is_said_before_the_run(
     url: str,
     changed: dict[str, str | None],
     parts: list[str],
@@ -463,7 +463,7 @@ def test_a_record_is_added_once_and_never_over_another(aws: Any) -> None:
 
 @pytest.mark.ray
 def test_a_comparison_of_engines_is_uploaded_whole(aws: Any, ray_cluster: str) -> None:
-    """--engine both: two records and comparison.json, under one name that nobody else can take."""
+    """--engine both: two records and comparison.json, under one claimed name."""
     arguments = f"--engine both --mode asgd --steps 5 --quiet --out {URL} --run-name a".split()
     assert main(arguments) == 0
     assert stored(aws) == local("a")

@@ -107,7 +107,7 @@ def test_time_up_comes_at_the_deadline() -> None:
 
 
 def test_a_worker_takes_one_task_at_a_time() -> None:
-    """Starting a busy worker, or waiting for nobody, is a mistake of the strategy and says so."""
+    """Starting a busy worker, or waiting for none, is reported as a mistake of the strategy."""
     from dsgd.work.tasks import gradient
 
     workload = make_workload(config("ssgd", num_workers=1, dataset="none"))
@@ -120,7 +120,7 @@ def test_a_worker_takes_one_task_at_a_time() -> None:
 
 
 def test_scenarios_change_times_but_not_synchronous_results() -> None:
-    """SSGD's weights depend on data and seed alone, never on who is slow."""
+    """SSGD's weights depend on data and seed alone, never on which worker is slow."""
     options: dict[str, Any] = {"num_workers": 4, "steps": 10}
     assert same_bytes(
         run("ssgd", **options),

@@ -70,7 +70,7 @@ def test_a_markov_worker_stays_fast_or_slow_for_a_geometric_time() -> None:
 def test_a_draw_does_not_depend_on_what_was_drawn_before(
     text: str, seed: int, worker: int, steps: list[int]
 ) -> None:
-    """A restarted worker, which draws from the middle, draws what it would have drawn."""
+    """A restarted worker, which draws from the middle, draws the same times."""
     law = parse_law(text)
     used = ComputeTimes(law, seed)
     for step in steps:

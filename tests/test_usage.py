@@ -216,7 +216,7 @@ def test_a_bad_trace_is_refused(content: str, parts: list[str], cli: CommandLine
 def test_a_bad_config_file_is_refused(
     content: str, parts: list[str], cli: CommandLine, tmp_path: Path
 ) -> None:
-    """Unknown keys, wrong types and files that are no configuration are named in one line."""
+    """Unknown keys, wrong types and files that are not a configuration are named in one line."""
     path = tmp_path / "config.yaml"
     path.write_text(content)
     ran = cli(f"{'' if 'engine' in content else SIM} --config {path}")

@@ -73,7 +73,7 @@ def pods(seen: Evidence) -> Check:
         when = f"after {seen.pods_running_s:.0f} s, the limit is {seen.limits.pods_running_s:g} s"
         return _check("pods", "pass" if in_time else "fail", f"{seen.expected} of {seen.expected} ran {when}")
     if seen.limits is None and seen.succeeded:
-        return _check("pods", "pass", "they ran, for the job succeeded")
+        return _check("pods", "pass", "they ran, since the job succeeded")
     count = f"{seen.running} of {seen.expected} run"
     troubles = [trouble(pod, seen.now.events) for pod in seen.now.pods]
     hopeless = [text for text, useless in troubles if useless]

@@ -32,7 +32,7 @@ _UPLOADED = re.compile(r"^(?:\w+ +)?(s3://\S+)$", re.MULTILINE)
 
 
 def uploads_in_log(text: str) -> list[str]:
-    """Return where a driver's log says that it has put its records: `upload  s3://BUCKET/PREFIX/NAME`."""
+    """Return the URL in a driver's log line of its upload: `upload  s3://BUCKET/PREFIX/NAME`."""
     return _UPLOADED.findall(text)
 
 

@@ -45,7 +45,7 @@ class ScrapedRun:
 
 
 def runs_in_metrics(text: str) -> dict[str, ScrapedRun]:
-    """Return the runs, by run_id, that a page of metrics has. Raises ValueError if it is none."""
+    """Return the runs, by run_id, in a page of metrics. Raises ValueError if it is not one."""
     # By run, then by metric: the sum over the workers.
     values: defaultdict[tuple[str, str], Values] = defaultdict(lambda: defaultdict(float))
     for family in text_string_to_metric_families(text):

@@ -143,7 +143,7 @@ def _pod(item: JSON, role: Role) -> Pod:
     metadata, spec, status = item["metadata"], item["spec"], item.get("status") or {}
     conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
     containers = status.get("containerStatuses") or []
-    # A worker's init container has the same image: that it cannot be pulled shows there first.
+    # A worker's init container has the same image: a failed pull shows there first.
     states = [one.get("state") or {} for one in [*(status.get("initContainerStatuses") or ()), *containers]]
     stuck = (state["waiting"] for state in states if "waiting" in state)
     waiting: JSON = next((wait for wait in stuck if wait.get("reason") not in _STARTING), {})

@@ -29,7 +29,7 @@ def checks(title: str, found: Sequence[Check]) -> int:
 
 
 def result(title: str, seen: Evidence, found: Sequence[Check]) -> int:
-    """Print a test's checks, where what is not known has not passed; return the exit code."""
+    """Print a test's checks, where an unknown result is a failure; return the exit code."""
     shown = [
         Check(name=c.name, state="fail", detail=f"not known: {c.detail}") if c.state == "open" else c
         for c in found

@@ -118,7 +118,7 @@ class Cluster(Protocol):
         """Return the weights that the task of `worker` reads."""
 
     def came_in_s(self, worker: int) -> tuple[float, float]:
-        """Return when (s) the last two tasks of `worker` came in; 0 for those that there have not been."""
+        """Return when (s) the last two tasks of `worker` came in; 0 where there were fewer."""
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         """Give `worker` a task on the weights `w`, which are frozen here; it must be idle."""

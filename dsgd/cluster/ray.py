@@ -419,7 +419,7 @@ class RayCluster:
 
 
 class Connection(NamedTuple):
-    """How this process came to Ray: whether it connected just now, and whether the cluster is its own."""
+    """How this process is connected to Ray: whether since just now, and whether the cluster is private."""
 
     made_here: bool
     private: bool

@@ -14,7 +14,7 @@ _MOST_WAITING = 8  # each keeps a version of the weights in memory
 
 
 class Evaluated(NamedTuple):
-    """An evaluation, and what it is of."""
+    """An evaluation, and the weights it is of."""
 
     version: int
     t_s: float

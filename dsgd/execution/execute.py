@@ -39,7 +39,7 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A run whose workers are ready: what its watchers may look at while it goes on."""
+    """A run whose workers are ready, as its watchers may see it."""
 
     cfg: TrainConfig
     cluster: Engine
@@ -50,7 +50,7 @@ class Running:
 
 
 class Watcher:
-    """Sees a run. A watcher overrides what it needs; an error that it raises ends the run as failed."""
+    """Observes a run. A watcher overrides what it needs; an error that it raises ends the run as failed."""
 
     def started(self, running: Running) -> None:
         """See that all workers are ready and the record is open; no task has been started."""

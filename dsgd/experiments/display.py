@@ -78,7 +78,7 @@ class Display:
 
 
 def print_results(experiment: Experiment, console: Console) -> None:
-    """Print a line a variant: medians over its runs."""
+    """Print a line per variant: medians over its runs."""
     table = Table("variant", "runs", "loss at the end", "seconds", "", box=None, pad_edge=False)
     runs = experiment.runs()
     for variant in experiment.variants:

@@ -111,7 +111,7 @@ class Pool:
                     yield run, outcome
 
     def _answer(self, worker: _Worker) -> Outcome | None:
-        """Return what the worker's run came to; None if it had none and has just become ready."""
+        """Return the outcome of the worker's run; None if it had none and has just become ready."""
         try:
             answer: Outcome | None = pickle.load(worker.answers)
         except (EOFError, pickle.UnpicklingError):

@@ -1,7 +1,7 @@
 """A process that runs simulations one after another; pool.py starts it and talks to it.
 
 The options of a run come pickled on standard input, an `Outcome` goes to standard output. It ends with its
-input, also in the middle of a run: nothing goes on after the process that asked for it.
+input, even in the middle of a run: nothing outlives the process that asked for it.
 """
 
 from __future__ import annotations

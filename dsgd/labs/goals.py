@@ -1,4 +1,4 @@
-"""What the options of an exercise have to reach: the laws that its file names.
+"""What the options of an exercise must achieve: the laws that its file names.
 
 Each function runs what it needs and says whether the law holds, and what it saw. Where theory has a value, it
 has to hold for that as well as for the measurement.

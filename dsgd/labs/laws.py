@@ -1,7 +1,7 @@
-"""What a student's strategy has to keep: the laws that a lab's file names.
+"""What a student's strategy must satisfy: the laws that a lab's file names.
 
 Each function looks at all runs of the strategy and says whether the law holds, and what it saw. A law that
-was not broken is open if one of the runs had nothing of what it looks at. They are the laws of
+was not broken is open if one of the runs did not test it. They are the laws of
 tests/test_conformance.py and of the strategy's own tests, with an answer that helps.
 """
 
@@ -41,7 +41,7 @@ def is_only_its_algorithm(work: Work, *, allowed: Sequence[str], forbidden: Sequ
                             False, f"line {node.lineno} imports {name}; needed: only {', '.join(allowed)}"
                         )
             case ast.keyword(arg=str(name)) | ast.Attribute(attr=name) if name in forbidden:
-                return Finding(False, f"line {node.lineno} uses {name}; needed: do yourself what it does")
+                return Finding(False, f"line {node.lineno} uses {name}; needed: your own code for that")
             case ast.Name(id=name) if name in _NOT_NEEDED:
                 return Finding(False, f"line {node.lineno} uses {name}; needed: nothing like it")
             case ast.Attribute(attr=name) if name.startswith("_") and name != "__post_init__":
@@ -77,7 +77,7 @@ def counts_each_task_once(work: Work) -> Finding:
         for place, (one, came) in enumerate(zip(applied, attempt.taken, strict=False), start=1):
             if one is not came:
                 seen = f"task {place} of the updates is mini-batch {one.step} of worker {one.worker}"
-                needed = f"the {place}th that came, mini-batch {came.step} of worker {came.worker}"
+                needed = f"what came as number {place}, mini-batch {came.step} of worker {came.worker}"
                 return _broken(attempt, seen, needed)
         if len(applied) != len(attempt.taken) and not attempt.broke_off:
             return _broken(
@@ -191,9 +191,9 @@ def equals(work: Work, *, mode: str, slack: float | None = None) -> Finding:
 
 
 def _kept(seen: str, looked: Iterable[tuple[Attempt, int]]) -> Finding:
-    """Say that a law holds, or is open if a run had none of what it looks at.
+    """Say that a law holds, or is open if a run did not test it.
 
-    looked: the runs, and how much of it each had.
+    looked: the runs, and how many cases each had.
     """
     looked = list(looked)
     for attempt, number in looked:

@@ -31,7 +31,7 @@ class Finding(NamedTuple):
     """Whether a law holds, what was seen, and what is needed."""
 
     holds: bool | None
-    """None if what it looks at did not happen."""
+    """None if it was not tested."""
     seen: str
 
 

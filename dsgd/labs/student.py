@@ -44,7 +44,7 @@ class Start(NamedTuple):
 
 @dataclass(kw_only=True)
 class Attempt:
-    """A run of a student's strategy, written down while it goes on."""
+    """A run of a student's strategy, recorded while it goes on."""
 
     scenario: Mapping[str, Any]
     """The options in which it differs from the other runs."""
@@ -83,7 +83,7 @@ class Work:
 
         time_limit_s: wall seconds after which what does not come back is broken off: a run, or the import.
         again_s: seconds between one attempt to break it off and the next.
-        Raises UsageError, in one line, for a file that is no strategy.
+        Raises UsageError, in one line, for a file that is not a strategy.
         """
         self.path = path
         self._options = {"engine": "sim", **options}
@@ -108,7 +108,7 @@ class Work:
                 ended = execute(cfg, strategy=_Noted(self._strategy, attempt), evaluate=False)
         except _BreaksOff as error:
             attempt.broke_off = str(error)
-        except SystemExit as error:  # the student's own, as is whatever else it may have ended with
+        except SystemExit as error:  # the student's mistake, as is anything else that ended it
             attempt.broke_off = located(error, self.path)
         else:
             if ended.exception:

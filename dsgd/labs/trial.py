@@ -1,4 +1,4 @@
-"""The run of an exercise with the student's options, and the runs that it is held against."""
+"""The run of an exercise with the student's options, and the runs that it is compared with."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _SWITCH_S = 0.0002
 class Exporter:
     """Lives as long as the process: runs come and go. Use it as a context manager.
 
-    Raises ValueError, naming the option, if the port cannot be had.
+    Raises ValueError, naming the option, if the port is not available.
     """
 
     def __init__(self, live: LiveConfig) -> None:

@@ -56,14 +56,14 @@ class _Shown(Watcher):
 class Observers:
     """Made once a process, before anything else starts; its runs come and go. Use it as a context manager.
 
-    quiet: say nothing of the addresses. Raises ValueError, naming the option, if a port cannot be had.
+    quiet: do not print the addresses. Raises ValueError, naming the option, if a port is not available.
     """
 
     def __init__(self, live: LiveConfig, *, quiet: bool = False) -> None:
         self._live, self._quiet = live, quiet
         self.exporter: Exporter | None = None
         self._page: Page | None = None
-        with ExitStack() as stack:  # if the second port cannot be had, the first is given back
+        with ExitStack() as stack:  # if the second port is not available, the first is released
             if live.metrics_port is not None or live.pushgateway:
                 from dsgd.live.exporter import Exporter
 

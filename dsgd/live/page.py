@@ -44,7 +44,7 @@ class Page:
     """The page's process, as seen by the one that trains. Use it as a context manager.
 
     port: of 127.0.0.1; 0 takes any. The port is taken at once, and the process starts with `show`. It ends
-    with this one, however this one ends. Raises ValueError if the port cannot be had.
+    with this one, however this one ends. Raises ValueError if the port is not available.
     """
 
     def __init__(self, port: int) -> None:
@@ -85,7 +85,7 @@ class Page:
 def serve(folder: Path, port: int) -> Iterator[str]:
     """Show a folder's records, from a separate process, until the block ends; yield the page's address.
 
-    Raises ValueError if the port cannot be had.
+    Raises ValueError if the port is not available.
     """
     with Page(port) as page:
         page.show(folder)

@@ -32,7 +32,7 @@ _Histogram: TypeAlias = tuple[list[tuple[str, float]], float]  # cumulative coun
 
 
 class _Counts:
-    """A histogram as it is counted: one number a bucket, and the exact sum."""
+    """A histogram as it is counted: one number per bucket, and the exact sum."""
 
     __slots__ = ("_bounds", "_counts", "sum")
 
@@ -54,7 +54,7 @@ class _Counts:
 class RunMetrics:
     """What Prometheus gets of one run; `samples` may be called from another thread than the rest.
 
-    Plain numbers and one lock an update, not a prometheus_client counter for each: a scrape sees whole
+    Plain numbers and one lock per update, not a prometheus_client counter for each: a scrape sees whole
     updates only, sums are exact, and an update costs a few microseconds (benchmarks/exporter.py).
     Its public attributes are what a family of the table of quantities may read.
     tally: counts the same updates, each of them before it is added here. info: labels of dsgd_run_info.
@@ -109,7 +109,7 @@ class RunMetrics:
                 compute_s[worker].observe(done.compute_s)
             for done in update.ignored:
                 compute_s[done.worker].observe(done.compute_s)
-            # A worker may have several tasks in one update: what it waited after them belongs to the last.
+            # A worker may have several tasks in one update: the wait after them belongs to the last.
             came_in = [*update.ignored, *update.dones] if update.ignored else update.dones
             last = {done.worker: done for done in came_in} if len(came_in) > 1 else {}
             for done in came_in:
@@ -162,7 +162,7 @@ class RunMetrics:
 
 
 class RunsCollector:
-    """The metrics of this process's runs: the one that goes on, and the last few that have ended."""
+    """The metrics of this process's runs: the current one, and the last few that have ended."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, str], RunMetrics] = {}

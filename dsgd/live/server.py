@@ -35,7 +35,7 @@ Stream: TypeAlias = AsyncGenerator[bytes, None]
 
 
 class Response(NamedTuple):
-    """What is answered: all of it, or a stream that goes on until it ends or the client leaves."""
+    """An answer: complete, or a stream that lasts until it ends or the client leaves."""
 
     content_type: str
     body: bytes | Stream
@@ -62,7 +62,7 @@ LIMITS = Limits()
 def listen(option: str, host: str, port: int) -> socket.socket:
     """Return a socket that listens at `port`; 0 takes any that is free.
 
-    Raises ValueError, naming the option, if that cannot be had.
+    Raises ValueError, naming the option, if that is not available.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -129,7 +129,7 @@ _Task: TypeAlias = "asyncio.Task[None]"
 
 
 def _end(task: _Task, writer: asyncio.StreamWriter) -> None:
-    """Break off a connection, also where its task has not begun and will never see that it is cancelled."""
+    """Abort a connection, even if its task has not begun and will never see the cancellation."""
     task.cancel()
     writer.transport.abort()
 
@@ -238,14 +238,14 @@ class _Connections:
 
 
 def _asks_this_machine(head: bytes) -> bool:
-    """Whether the Host of a request is a name that nobody else can give this machine."""
+    """Whether the Host of a request is a name that no outsider can give this machine."""
     fields = (line.partition(":") for line in head.decode("latin-1").split("\r\n")[1:])
     hosts = [value.strip() for name, _, value in fields if name.lower() == "host"]
     return len(hosts) == 1 and _THIS_MACHINE.fullmatch(hosts[0]) is not None
 
 
 async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Let the client close first: closing on what it still sends would take the answer from it."""
+    """Let the client close first: closing while it still sends would destroy the answer."""
     writer.write_eof()
     async with asyncio.timeout(_HANG_UP_S):
         while await reader.read(_PIECE_BYTES):

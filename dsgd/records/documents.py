@@ -130,9 +130,9 @@ def json_schema() -> str:
 
 
 def with_tables(text: str, tables: Mapping[str, Callable[[str], str]]) -> str:
-    """Return a document with its tables made anew.
+    """Return a document with its tables made again.
 
-    tables: what makes them, by the first words of the comment; the last word is what it gets.
+    tables: the functions that make them, by the first words of the comment; the last word is the argument.
     """
 
     def table(match: re.Match[str]) -> str:

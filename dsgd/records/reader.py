@@ -115,7 +115,7 @@ def read_ending(path: Path) -> Ending:
 
 
 def read_meta(path: Path) -> Meta:
-    """Read the meta.json of a record alone, which may be one of a run that goes on; raises RecordError."""
+    """Read only the meta.json of a record, whose run may still go on; raises RecordError."""
     return _read_json(path / "meta.json", Meta)
 
 
@@ -192,7 +192,7 @@ def _read_json(file: Path, kind: type[T]) -> T:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """Read a YAML file that must be a mapping; raises RecordError, naming the file, if it is none."""
+    """Read a YAML file that must be a mapping; raises RecordError, naming the file, if it is not."""
     try:
         values = yaml.load(file.read_text(encoding="utf-8"), Loader=_YamlLoader)
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:

@@ -78,7 +78,7 @@ class Destination:
             raise _taken(f"--out {self.url}", f"{self.url}/{name}")
 
     def claim(self, name: str, config: str, token: str | None = None) -> None:
-        """Begin the record `name` there with its config.yaml: from now on nobody else can.
+        """Begin the record `name` there with its config.yaml: from now on no other process can.
 
         token: identifies the claimant, if not this object alone.
         Raises TakenError if there is one, ValueError for what the user can fix (the bucket, credentials,
@@ -251,7 +251,7 @@ def _client() -> S3Client:
 
 
 def _taken(option: str, place: str) -> TakenError:
-    return TakenError(f"{option}: {place} exists and is never overwritten; choose another name")
+    return TakenError(f"{option}: {place} is taken and is never overwritten; choose another name")
 
 
 @contextmanager

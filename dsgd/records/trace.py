@@ -27,7 +27,7 @@ def write_trace(record: Path, last: int | None = None) -> None:
     """Write `record`/trace.json, from the last updates in its updates.jsonl.
 
     last: how many updates; None: those in the last MB, one at least. Without any, no file is made.
-    Raises OSError, and RecordError for a line that is no update.
+    Raises OSError, and RecordError for a line that is not an update.
     """
     updates = _last_updates(record / "updates.jsonl", last)
     if not updates:
@@ -174,7 +174,7 @@ def _stations_us(task: RecordedTask) -> tuple[int, int, int, int]:
 
 
 def _arrows(updates: list[RecordedUpdate], at_us: Mapping[int, int]) -> Iterator[Event]:
-    """Yield an arrow a task, from the update that it read, through its computing, to the one it made."""
+    """Yield an arrow per task, from the update that it read, through its computing, to the one it made."""
     number = 0
     for update in updates:
         for task in update.gradients:

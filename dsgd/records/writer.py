@@ -174,7 +174,7 @@ def free_path(output: OutputConfig, default_name: str) -> Path:
         path = out / output.run_name
         if path.exists():
             raise ValueError(
-                f"--run-name {output.run_name}: {path} exists and is never overwritten; choose another name"
+                f"--run-name {output.run_name}: {path} is taken and is never overwritten; choose another name"
             )
         return path
     names = (default_name + suffix for suffix in ("", *(f"-{n}" for n in range(2, 10_000))))

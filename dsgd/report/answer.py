@@ -17,7 +17,7 @@ from dsgd.theory import distributions
 
 _MOST_SCENARIOS = 6
 _DETERMINISTIC = "deterministic: each has one value, whatever the seed, so there is no p"
-_ONE_SEED = "there is one seed a variant, so no interval can be given and it may be chance"
+_ONE_SEED = "there is one seed per variant, so no interval can be given and it may be chance"
 _NO_TEST = "so nothing can be tested and it may be chance"
 
 
@@ -256,7 +256,7 @@ def _scaling(frames: Frames, found: Sequence[Series]) -> list[str]:
         first = f"In the median of {most} seeds, throughput grows {listed(growth)}."
     else:
         first = (
-            f"Throughput grows {listed(growth)}; there is one seed a variant, so no interval can be given."
+            f"Throughput grows {listed(growth)}; there is one seed per variant, so no interval can be given."
         )
     if len(asked) > 1:
         return [first, _sentence(asked[0])]

@@ -1,4 +1,4 @@
-"""Tables of many records: a row a run, a row an evaluation. What every report begins with."""
+"""Tables of many records, one row per run and per evaluation: the start of every report."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ NOT_COMPARED = {
     "max_restarts",
     "start_timeout_s",
 }
-"""Options that are no part of what a variant is."""
+"""Options that do not define a variant."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A record and the variant that it is a run of."""
+    """A record and its variant."""
 
     variant: str
     record: Record
@@ -54,12 +54,12 @@ class Frames:
     """The runs of an experiment, of a folder of records, or one run."""
 
     runs: pl.DataFrame
-    """A row a run, variants in the experiment's order, seeds ascending. Columns: variant, folder, mode,
+    """One row per run, variants in the experiment's order, seeds ascending. Columns: variant, folder, mode,
     engine, num_workers, seed, the options that differ between runs, stopped_by, wall_s, best_eval_loss,
     time_to_target_s and gradients_to_target (null: never, or no target), then the columns of the table of
     quantities (dsgd/metrics.py), like updates, clock_s, staleness_mean."""
     curves: pl.DataFrame
-    """A row an evaluation: variant, seed, version, t_s, gradients, bytes, loss, accuracy."""
+    """One row per evaluation: variant, seed, version, t_s, gradients, bytes, loss, accuracy."""
     left_out: Sequence[tuple[str, str]]
     """Folders that are not in the tables, and why."""
     title: str
@@ -84,7 +84,7 @@ class Frames:
     def scenarios(self) -> dict[str, list[str]]:
         """The variants that meet the same data, machines and network, by the name of that scenario.
 
-        All of them, under no name, where there is one scenario, or one with nobody to compare with.
+        All of them, without a name, if there is only one scenario or one has a single variant.
         """
         varied = [option for option in self.varied if option in _ENVIRONMENT]
         groups: dict[tuple[str, ...], list[str]] = {}
@@ -136,7 +136,7 @@ def _read_experiment(folder: Path) -> Frames:
     if show is not None:
         unknown = [name for name in show if name not in FIGURES] if isinstance(show, list) else [show]
         if unknown:
-            raise RecordError(f"{file}: show: {unknown[0]} is no figure; choose among {', '.join(FIGURES)}")
+            raise RecordError(f"{file}: show: {unknown[0]} is not a figure; choose from {', '.join(FIGURES)}")
     target = spec.get("target_loss")
     if target is not None and (isinstance(target, bool) or not isinstance(target, int | float)):
         raise RecordError(f"{file}: target_loss must be a number, not {target}")
@@ -158,7 +158,7 @@ def _read_experiment(folder: Path) -> Frames:
                 left_out.append((name, _reason(error, folder / name)))
     for path in _folders(folder):
         if path.name not in expected:
-            left_out.append((path.name, "is none of this experiment's runs"))
+            left_out.append((path.name, "is not a run of this experiment"))
     if not runs:
         raise _none_readable(folder, left_out)
     return _frames(
@@ -273,7 +273,7 @@ def _reason(error: RecordError, path: Path) -> str:
 
 
 def _read_result(path: Path) -> Record:
-    """Read the record of a run that was not cut off: how far one came that was says nothing of its mode.
+    """Read the record of a run that was not cut off: the progress of a cut-off run says nothing of its mode.
 
     Raises RecordError, in one line. A run that diverged is a result.
     """

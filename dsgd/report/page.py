@@ -36,7 +36,7 @@ class Page:
     sections: Sequence[Section]
     tables: Sequence[Table]
     details: Sequence[Table]
-    """Of those who want to repeat the runs."""
+    """For repeating the runs."""
 
 
 def build_report(folder: Path) -> Path:
@@ -81,7 +81,7 @@ def _page(frames: Frames) -> Page:
 
 
 def _facts(frames: Frames) -> str:
-    """Return how much stands behind the report, and where, in one line."""
+    """Return the number of runs and their setting, in one line."""
     records = [run.record for run in frames.records]
     engines = dict.fromkeys({"sim": "the simulator", "ray": "Ray"}.get(r.summary.engine, "") for r in records)
     facts = [plural(len(records), "run")]

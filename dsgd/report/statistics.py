@@ -1,6 +1,6 @@
 """Statistics of a few seeds: medians with exact intervals, and paired tests corrected for their number.
 
-A run that never reached what was asked has the value infinity. Medians and order statistics take it as it is,
+A run that never reached what was asked has the value infinity. Medians and order statistics accept it,
 so no run is dropped. docs/reports.md says why these methods and no others.
 """
 
@@ -46,7 +46,7 @@ class Pair(NamedTuple):
     test: str
     """t: Student's, paired, of the logarithms (of the values, where one is not above 0). rank: the rank test,
     where a value is infinite or all differences are alike. deterministic: none, for each of the two has one
-    value, whatever the seed, and they differ: copies of an observation are no sample."""
+    value, whatever the seed, and they differ: copies of an observation are not a sample."""
 
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval:

@@ -179,7 +179,9 @@ def inline_svg(figure: Figure, title: str) -> str:
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"\s*<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<g id=\"[^\"]*\">", "<g>", svg)  # nobody refers to groups, and on a page they would repeat
+    svg = re.sub(
+        r"<g id=\"[^\"]*\">", "<g>", svg
+    )  # nothing refers to groups, and on a page they would repeat
     svg = re.sub(r"<[^>]*>", _adapted, svg)  # in tags only: labels are the reader's words
     svg = re.sub(r"\n\s*", "\n", svg)
     width, height = (72 * inches for inches in figure.get_size_inches())

@@ -36,7 +36,7 @@ _DETERMINISTIC = (
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table and what it is about; the first column names its rows."""
+    """A table with title and note; the first column names its rows."""
 
     title: str
     note: str
@@ -45,7 +45,7 @@ class Table:
 
 
 def results(frames: Frames) -> Table:
-    """Return a row a variant: medians over seeds, with their intervals."""
+    """Return one row per variant: medians over seeds, with their intervals."""
     unit, target = seconds(frames), frames.target_loss
     diverged, never = pl.col("stopped_by") == "diverged", pl.lit(math.inf)
     runs = frames.runs.with_columns(
@@ -87,7 +87,7 @@ def results(frames: Frames) -> Table:
 def _intervals(seeds: set[int]) -> str:
     """Return what the brackets of medians are, given the numbers of seeds that variants have."""
     if seeds == {1}:
-        return "One seed a variant: no interval can be given."
+        return "One seed per variant: no interval can be given."
     parts = []
     for n in sorted(seeds - {1}):
         interval = median_interval(list(range(n)))

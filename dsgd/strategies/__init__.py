@@ -25,7 +25,7 @@ class Strategy(Protocol):
 
     It may also have `theory(cfg)`, the closed forms that concern a run (dsgd.theory.closed_forms), and
     `LAWS`, its limiting cases and exceptions (dsgd.strategies.conformance). Without them it runs, is recorded
-    and reported all the same.
+    and reported nevertheless.
     """
 
     __doc__: str | None
@@ -52,7 +52,7 @@ def modes() -> tuple[str, ...]:
 def load(mode: str, strategy_file: str | Path | None = None) -> Strategy:
     """Return the strategy of a mode; `strategy_file` is given where it is not in this folder.
 
-    Raises ValueError, in one line, for a mode that has no file and a file that is no strategy.
+    Raises ValueError, in one line, for a mode that has no file and a file that is not a strategy.
     """
     if strategy_file is not None:
         from dsgd.strategies.files import StrategyFileError, from_file

@@ -86,7 +86,7 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
 
 
 def _flush() -> None:
-    """Write out what was printed; a reader that has left, as in `--help | head`, is no error."""
+    """Flush the output; a reader that has left, as in `--help | head`, is not an error."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # Python flushes once more when it ends

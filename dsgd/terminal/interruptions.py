@@ -49,7 +49,7 @@ class Interruptions:
     item is handled, it is kept until the next one is asked for; after the last, it is ignored, so that a
     second ctrl-C cannot spoil what the first one had saved. `held` and `hold` keep it in between.
 
-    A context manager: it puts the handlers back that it found. Where it is not entered, or not in the main
+    A context manager: it restores the handlers that it found. Where it is not entered, or not in the main
     thread, which alone may handle signals, they do what they did before.
     """
 

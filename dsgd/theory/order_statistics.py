@@ -102,7 +102,7 @@ def slowest_mean(law: Law | Erlang, factors: Floats) -> float:
         case Constant(seconds):
             return seconds * slowest
         case Markov(fast, slow) as chain:
-            # In falling order of f_i slow, the first worker who is slow is the last of all to be done.
+            # In falling order of f_i slow, the first worker that is slow is the last of all to finish.
             late = np.sort(factors * slow)[::-1]
             late = late[late > slowest * fast]
             none_before = (1 - chain.p_slow) ** np.arange(len(late) + 1)

@@ -1,4 +1,4 @@
-"""The server as a queue: what a service time for each push does to ASGD.
+"""The server as a queue: the effect of a service time for each push on ASGD.
 
 P = `num_workers` workers, S the mean service time, Z = E[compute] + 2 latency the time between a worker's
 update and its next push. Long-run values.

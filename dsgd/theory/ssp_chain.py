@@ -3,7 +3,7 @@
 P equal workers with exponential times have no memory, so the clocks alone say what may happen next, and only
 their distances to the slowest matter. A state counts the workers at each offset 0, 1, ..., s + 1 above the
 slowest clock, s the slack: P workers make C(P + s, s + 1) states. Workers at offset s + 1 are blocked. All
-others finish a mini-batch at rate 1 each, which moves one worker from its offset to the next; when nobody is
+others finish a mini-batch at rate 1 each, which moves one worker from its offset to the next; when none is
 left at offset 0, the slowest clock has risen and all offsets fall by one.
 
 The stationary distribution p solves `generator p = 0` with `sum p = 1`. Both are one regular system,

@@ -34,7 +34,7 @@ def ssgd_time(law: Law, num_workers: int, slowdown: Mapping[int, float] = {}) ->
 def k_sync_time(law: Law, num_workers: int, k: int) -> float:
     """Return K-sync SGD's seconds per update, E[X_(K)]; exponential: mean (H_P - H_{P-K}).
 
-    The server waits for the first K = `k` gradients; the other workers drop theirs and start afresh.
+    The server waits for the first K = `k` gradients; the other workers drop theirs and start again.
     Any law, equal workers. Source: Dutta et al. 2018 (arXiv 1803.01113).
 
     >>> from dsgd.cluster.laws import Exponential

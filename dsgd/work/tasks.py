@@ -127,7 +127,7 @@ class LocalAdamW(LocalSteps):
     """AdamW for `batches` mini-batches from the weights read; both moments are the worker's.
 
     Loshchilov and Hutter 2019 (arXiv 1711.05101), algorithm 2: the weight decay is decoupled. The bias
-    correction counts the worker's own mini-batches, so all of them must be of such tasks.
+    correction counts the worker's own mini-batches, so all of them must be in such tasks.
     """
 
     weight_decay: float = 0.01

@@ -92,7 +92,7 @@ class Scene:
     def most(self, variants: Sequence[str]) -> tuple[Sequence[str], str]:
         """Return the variants that get a panel each, and a sentence about the others.
 
-        Those of a scenario stay together, for they are to be compared.
+        Those of a scenario stay together, because they are compared.
         """
         if len(variants) <= MOST_PANELS:
             return variants, ""

@@ -119,7 +119,7 @@ class _Row(NamedTuple):
 
 
 def _rows(record: Record, edges: Floats) -> list[_Row]:
-    """Return a row a worker; of many workers, neighbours share one."""
+    """Return one row per worker; among many workers, neighbours share one."""
     frame = record.task_frame().select("worker", "staleness")
     worker, values = frame["worker"].to_numpy(), frame["staleness"].to_numpy()
     theory = distributions.staleness_by_worker(record)
