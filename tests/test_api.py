@@ -119,7 +119,7 @@ def test_what_a_cell_of_a_notebook_shows_is_short() -> None:
 def test_a_mistake_is_a_value_error_in_the_words_of_the_command_line(
     mode: str, options: dict[str, Any], says: str
 ) -> None:
-    """One line, with no other exception behind it that a notebook would show too."""
+    """One line, with no chained exception that a notebook would show too."""
     with pytest.raises(ValueError, match=r".") as caught:
         dsgd.run(mode, **{"engine": "sim"} | options)
     message = str(caught.value)

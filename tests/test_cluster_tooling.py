@@ -146,7 +146,7 @@ class Tools:
         return process
 
     def end(self) -> None:
-        """Leave no process behind, whatever became of the test."""
+        """Leave no process behind, however the test ended."""
         for process in self.processes:
             if process.poll() is None:
                 process.kill()

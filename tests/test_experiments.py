@@ -51,7 +51,7 @@ def write(folder: Path, **changes: Any) -> Path:
 
 
 class Asked(NamedTuple):
-    """What became of a command."""
+    """The result of a command."""
 
     code: int
     out: str

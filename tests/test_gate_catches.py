@@ -1,4 +1,4 @@
-"""A gate that cannot fail is worth nothing: each classic mistake, planted, turns it red.
+"""A gate that cannot fail is worth nothing: each classic mistake, when planted, makes it fail.
 
 The mistakes are those that public suites of this kind have shipped. Each is planted into a copy of a
 strategy's source, or into the count that it concerns; the rows (of dsgd/theory/gate.py) or the laws named

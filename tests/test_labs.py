@@ -201,7 +201,7 @@ def test_wrong_predictions_fail_and_missing_ones_are_open(
 def test_a_prediction_is_held_to_both_measurement_and_theory(
     said: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Near one of the two is not enough."""
+    """A prediction near only theory or only the measurement is not enough."""
     _, out, _ = checked(capsys, LABS / "01.yaml", answered(tmp_path, predictions={"seconds_of_8": said}))
     assert next(iter(marks(out).values())) == "FAILS"
     assert "measured 2.667, theory 2.718" in out
@@ -543,7 +543,7 @@ UNSEEN = {
 
 @pytest.mark.parametrize("mistake", UNSEEN)
 def test_a_law_that_was_not_seen_at_work_is_open(mistake: str, tmp_path: Path) -> None:
-    """Without an update, and after a break, no law holds but those whose subject was there in every run."""
+    """Without an update, and after a break, no law holds except those tested in every run."""
     old, new, holds = UNSEEN[mistake]
     found = worked(tmp_path, RIGHT.replace(old, new))
     assert {name for name, f in found.items() if f.holds} <= {"is_only_its_algorithm", *holds}

@@ -1,4 +1,4 @@
-"""The ledger: what becomes of members and tasks, decided without an engine, a clock or a wait."""
+"""The ledger: what happens to members and tasks, decided without an engine, a clock or a wait."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def flight(batches: int = 1) -> Flight:
 
 
 def test_idle_members_come_in_order() -> None:
-    """Whoever finished last comes first, then those that have waited longest; a newcomer comes last."""
+    """The member that finished last comes first, then those that have waited longest; a newcomer comes last."""
     ledger = Ledger[Flight](4)
     assert list(ledger.idle) == [0, 1, 2, 3]
     for worker in (0, 1, 2):
@@ -85,7 +85,7 @@ def test_a_worker_with_a_task_gets_no_second_one() -> None:
     st.floats(0, 4),
 )
 def test_the_books_agree_with_a_naive_count(actions: list[tuple[str, int]], ahead: float) -> None:
-    """Whatever happens: idle, in flight and absent are disjoint, and every count is what a slow one says."""
+    """Whatever happens: idle, in flight and absent are disjoint, and every count equals a naive one."""
     ledger = Ledger[Flight](4)
     clocks = dict.fromkeys(range(4), 0)
     given = done = 0
@@ -123,7 +123,7 @@ def test_the_books_agree_with_a_naive_count(actions: list[tuple[str, int]], ahea
 
 
 def test_the_last_member_leaves_the_clocks_as_they_were() -> None:
-    """With nobody here there is no slowest clock; the next member starts where the last one was slowest."""
+    """Without members there is no slowest clock; the next member starts where the last one was slowest."""
     clocks = Clocks([0])
     clocks.tick(0, 3)
     clocks.leave(0)

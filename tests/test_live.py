@@ -99,7 +99,7 @@ def test_no_path_reaches_a_file(target: str) -> None:
 @settings(deadline=None, max_examples=40)
 @given(st.binary(max_size=200))
 def test_what_is_not_http_is_refused(request: bytes) -> None:
-    """Any bytes get 400 or the line closed, and the server goes on."""
+    """Any bytes get 400 or a closed connection, and the server goes on."""
     with serving({"/": hello}) as port:
         answer = ask(port, request.replace(b" HTTP/1.", b"") + b"\r\n\r\n")
         assert answer == b"" or answer.startswith(b"HTTP/1.1 400 ")
@@ -175,7 +175,7 @@ def test_who_does_not_read_is_dropped() -> None:
 
 
 def test_a_large_answer_arrives_whole() -> None:
-    """An answer of many pieces is what was given."""
+    """An answer of many pieces arrives unchanged."""
     large = os.urandom(3_000_001)
     with serving({"/": lambda: Response("application/octet-stream", large)}) as port:
         assert get(port) == large

@@ -108,7 +108,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def test_a_manifest_edited_by_hand_is_named_with_line_and_remedy(copy: Path) -> None:
-    """One line says which file, where, what is there and what would be."""
+    """One line names the file, the place, the actual and the expected text."""
     file = copy / "ray-job-ssp.yaml"
     before = file.read_text()
     file.write_text(before.replace("replicas: 4\n", "replicas: 5\n", 1))

@@ -481,7 +481,7 @@ def test_ctrl_c_during_the_wait_leaves_the_exit_code(cli: CommandLine) -> None:
 
 
 def test_an_interrupted_run_does_not_linger(cli: CommandLine) -> None:
-    """Ctrl-C during the run is the wish to leave: no second one is needed."""
+    """Ctrl-C during the run ends the lingering too: no second one is needed."""
 
     def look(url: str, record: Path) -> None:
         wait_for(record / "meta.json")

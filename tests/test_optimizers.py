@@ -95,7 +95,7 @@ def test_the_workers_adamw_is_torch_s_with_a_schedule() -> None:
 
 
 def test_elastic_workers_follow_the_schedule() -> None:
-    """With a spring that hardly pulls, EASGD's only worker is torch's SGD with schedule and decay."""
+    """With a very weak spring, EASGD's only worker is torch's SGD with schedule and decay."""
     ours = run("easgd", num_workers=1, steps=STEPS, moving_rate=1e-9, schedule="linear", weight_decay=0.1)
     schedule = Schedule(shape="linear", steps=STEPS)
     theirs = torch_weights("sgd", ours.cfg.lr, None, schedule, weight_decay=0.1)

@@ -1,4 +1,4 @@
-"""What is closed has ended: the wait for processes."""
+"""Waiting for processes: what is closed has ended."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_process_that_takes_its_time_is_waited_for() -> None:
 
 
 def test_a_process_that_does_not_end_is_killed() -> None:
-    """The wait is bounded; what is left after it does not outlive it."""
+    """The wait is bounded; processes left after it are killed."""
     with ready(STUBBORN) as process:
         with awaited([psutil.Process(process.pid)], timeout_s=0.2):
             process.terminate()

@@ -95,7 +95,7 @@ def test_asgd_staleness_is_p_minus_1_on_real_workers() -> None:
 
 
 def test_nobody_starves() -> None:
-    """However fast the others are, no worker's results are left lying: to the end all take part."""
+    """However fast the others are, every worker's results are taken, to the end."""
     outcome = run("asgd", **SCHEDULE, steps=200)
     assert {d.worker for d in outcome.dones[-200:]} == {0, 1, 2}
 
@@ -128,7 +128,7 @@ def test_small_and_large_vectors_give_the_same_weights(padding_mb: float) -> Non
 
 
 def kill(*, worker: int, at_update: int) -> Callable[[Engine, Update], None]:
-    """Return what kills a worker's process after an update."""
+    """Return a watcher that kills a worker's process after an update."""
 
     def on_update(cluster: Engine, update: Update) -> None:
         if update.weights.version == at_update:

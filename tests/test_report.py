@@ -121,7 +121,7 @@ def test_frames_agree_with_the_lines(record: Path) -> None:
 
 
 def test_updates_are_read_one_at_a_time(copy: Path) -> None:
-    """Who asks for the first updates is not troubled by the last ones."""
+    """The first updates can be read although the last ones are damaged."""
     file = copy / "v1-s0" / "updates.jsonl"
     whole = file.read_text().splitlines()
     file.write_text("\n".join([*whole[:9], '{"version": "ten"}', *whole[9:]]))
@@ -393,7 +393,7 @@ def test_the_interval_of_a_median_covers_what_it_says(n: int) -> None:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=25), st.data())
 def test_never_is_later_than_all(values: list[float], data: st.DataObject) -> None:
-    """Runs that never got there keep their place as the latest: the median moves up, or is never itself."""
+    """Runs that never reach the target rank last: the median rises, or is `never`."""
     never = data.draw(st.integers(1, len(values)))
     censored = [*sorted(values)[: len(values) - never], *[math.inf] * never]
     found, whole = median_interval(censored), median_interval(values)
@@ -455,7 +455,7 @@ def test_deterministic_runs_are_said_to_be(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 4), min_size=4, max_size=10))
 def test_the_rank_test_is_the_exact_permutation_test(values: list[int]) -> None:
-    """The p counts the ways to part the values into groups as far apart or farther, ties included."""
+    """The p counts the ways to split the values into groups as far apart or farther, ties included."""
     half = len(values) // 2
     x = [math.inf if v == 4 else float(v) for v in values[:half]]
     y = [math.inf if v == 4 else float(v) for v in values[half:]]
@@ -534,7 +534,7 @@ def test_one_seed_gives_no_interval(race: Path, tmp_path: Path) -> None:
 
 
 def test_a_lack_of_common_seeds_is_not_called_one_seed(copy: Path) -> None:
-    """Where one variant has five seeds and the others one, it is not said that there is one a variant."""
+    """Where one variant has five seeds and the others one, the answer does not claim one seed per variant."""
     for variant in (0, 2):
         for seed in range(1, 5):
             shutil.rmtree(copy / f"v{variant}-s{seed}")
@@ -899,7 +899,7 @@ def test_the_readme_picture_is_drawn_from_records(race: Path, tmp_path: Path) ->
 
 
 def test_drawing_changes_no_settings(race: Path) -> None:
-    """The settings of matplotlib are afterwards what they were, for others in the same process."""
+    """Drawing restores the settings of matplotlib, for others in the same process."""
     before = dict(mpl.rcParams)
     next(draw_sections(read_folder(race)))
     assert dict(mpl.rcParams) == before

@@ -1,4 +1,4 @@
-"""Reports in a real browser: they fit a desk and a phone, and can be read in the light and in the dark."""
+"""Reports in a real browser: they fit desktop and phone, and are readable on light and on dark."""
 
 from __future__ import annotations
 

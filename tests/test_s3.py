@@ -1,4 +1,4 @@
-"""Records in S3, spoken to over HTTP: whole, never over another's, and never lost."""
+"""Records in S3, over HTTP: complete, never overwriting another's, and never lost."""
 
 from __future__ import annotations
 

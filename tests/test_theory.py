@@ -17,7 +17,7 @@ def test_measurement_agrees_with_theory(row: Row) -> None:
 def test_the_table_says_what_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A row that fails is called so, and the command's exit code says it too."""
+    """A failing row is marked as failed, and the command's exit code says it too."""
     wrong = Row(group="Time", what="two and two", formula="4", value=5, measure=lambda seed: 4.0, seeds=1)
     right = Row(group="Time", what="two and one", formula="3", value=3, measure=lambda seed: 3.0, seeds=1)
     monkeypatch.setattr("dsgd.theory.gate.rows", lambda: [right, wrong])

@@ -248,7 +248,7 @@ def test_help_fits_the_terminal(width: str) -> None:
 
 
 def test_help_may_be_cut_short_by_its_reader() -> None:
-    """`--help | head` ends without a word on standard error."""
+    """`--help | head` prints nothing on standard error."""
     reading, writing = os.pipe()
     os.close(reading)  # the reader has left before the first line
     with os.fdopen(writing, "w") as out:
@@ -301,7 +301,7 @@ def test_a_text_is_parsed_once(tmp_path: Path) -> None:
 
 
 def test_help_and_mistakes_import_neither_torch_nor_ray() -> None:
-    """What needs no computing is answered without the seconds that torch and ray take."""
+    """Commands that compute nothing run without the seconds that torch and ray take."""
     code = (
         "import sys, main\n"
         "for arguments in (['--help'], ['--steps', '0']):\n"

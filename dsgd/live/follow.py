@@ -1,4 +1,4 @@
-"""Follows run records while they are written: each reading takes what their files have grown by.
+"""Follows run records while they are written: each reading takes the new lines of their files.
 
 What is kept of a run is bounded, however long it is and however many workers it has: curves are thinned,
 staleness is counted in the buckets of the metrics, and of the tasks only each worker's last few are kept.
@@ -24,7 +24,7 @@ MOST_WORKERS = 24
 """Workers of a run that are shown one by one: the first ones."""
 
 MOST_POINTS = 256
-"""Points of a curve, at which every second one is given up."""
+"""Most points of a curve; beyond it every second one is dropped."""
 
 _MOST_TASKS = 64  # the last ones of each worker
 _MOST_BYTES = 1 << 20  # of a file at once, so that a browser does not wait for long
@@ -36,9 +36,9 @@ _NOT_EVALUATED = RecordedEvaluation(version=0, t_s=0.0, gradients=0, bytes=0, lo
 
 
 class Curve:
-    """Points that come in one by one, thinned by taking means of neighbours.
+    """Points that arrive one by one, thinned by averaging neighbours.
 
-    A point is (t_s, gradients, value); of points taken together the last t_s and gradients stand, and the
+    A point is (t_s, gradients, value); merged points have the last t_s and gradients, and the
     mean of the values.
     """
 
@@ -83,7 +83,7 @@ class _Lines(Generic[T]):
         self._number = 0
 
     def read(self) -> Iterator[T]:
-        """Return what has come; `rest` then says whether there was more than is read at once."""
+        """Return the new lines; `rest` then says whether there was more than is read at once."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -102,7 +102,7 @@ class _Lines(Generic[T]):
 
 
 class _Worker:
-    """What is known of one worker."""
+    """What is known about one worker."""
 
     def __init__(self) -> None:
         self.tasks, self.batches, self.busy_s = 0, 0, 0.0
@@ -176,7 +176,7 @@ class FollowedRun:
             worker = self._workers[task.worker]
             worker.tasks += 1
             worker.batches += task.batches
-            worker.busy_s += task.compute_s * every  # what is not recorded is taken to be alike
+            worker.busy_s += task.compute_s * every  # assume that what is not recorded is alike
             worker.staleness[bisect_left(STALENESS_BUCKETS, task.staleness)] += 1
             worker.staleness_sum += task.staleness
             self._gradients += task.batches * every
@@ -246,7 +246,7 @@ class FollowedRun:
         return [max(0.0, 1 - worker.busy_s / clock_s) if clock_s else 0.0 for worker in self._workers]
 
     def _rate(self) -> float | None:
-        """Return the mini-batches per engine second, while it runs over about the last tenth of the time."""
+        """Return the mini-batches per engine second; during the run, over about its last tenth."""
         if self._summary:
             clock_s = self._summary.clock_s
             return _rounded(self._summary.gradients / clock_s) if clock_s else None
@@ -277,7 +277,7 @@ class FollowedFolder:
         self._folder, self._most_runs = folder, most_runs
         self._followed: dict[tuple[str, int], FollowedRun] = {}
         self.title, self.planned = folder.name, 0
-        """What an experiment is called, and how many runs it has; 0 if that is not known."""
+        """The name of an experiment, and how many runs it has; 0 if that is not known."""
         self.variants: dict[str, str] = {}
         """The modes of an experiment's variants, by the beginning of their records' names."""
         self._unreadable: set[tuple[str, int]] = set()
@@ -293,7 +293,7 @@ class FollowedFolder:
         for path in self._records():
             try:
                 status = (path / "config.yaml").stat()
-            except OSError:  # no record, or not to be seen
+            except OSError:  # not a record, or not accessible
                 continue
             found.append((status.st_mtime, path.name, status.st_ino, path))
         newest = {(name, inode): path for _, name, inode, path in sorted(found)[-self._most_runs :]}
@@ -303,7 +303,7 @@ class FollowedFolder:
                 yield key not in self._unreadable and run.read()
             except _NOT_A_RECORD:
                 self._unreadable.add(key)
-            except OSError:  # removed meanwhile, or not to be read now
+            except OSError:  # removed meanwhile, or not readable now
                 continue
 
     @property
@@ -318,7 +318,7 @@ class FollowedFolder:
             if (self._folder / "config.yaml").exists():
                 return [self._folder]
             return [*self._folder.iterdir()]
-        except OSError:  # not there yet, or not to be read
+        except OSError:  # not there yet, or not readable
             return []
 
     def _read_experiment(self) -> None:

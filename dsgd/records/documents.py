@@ -1,4 +1,4 @@
-"""Makes the parts of the documents that follow from the record's types and from the table of quantities.
+"""Makes the parts of the documents that are derived from the record's types and the table of quantities.
 
     python -m dsgd.records.documents        # or make docs
 
@@ -65,7 +65,7 @@ def quantities_table(_: str) -> str:
 
 
 def metrics_table(_: str) -> str:
-    """Return the table of what Prometheus gets."""
+    """Return the table of Prometheus metrics."""
     rows = "".join(
         f"| `{name}` | {one.kind} | {_listed(one.labels)} | {one.unit} | {one.note or one.text} |\n"
         for name, one in families().items()

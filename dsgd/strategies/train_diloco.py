@@ -10,7 +10,7 @@ From w_v each worker takes H inner steps, to x_i, with moments that stay with it
 
 Limits: outer lr 1, outer momentum 0 and plain inner SGD is LocalSGD. P = 1: sync and async are the same.
 How this differs from the papers: no schedules of the step size. In Liu et al. the momentum activation c is 0,
-    and all workers take the same H.
+and all workers take the same H.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What theory knows of a run: closed forms, predictions, and the gate that holds them to measurement."""
+"""Theory of a run: closed forms, predictions, and the gate that tests them against measurements."""

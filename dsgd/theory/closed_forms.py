@@ -1,4 +1,4 @@
-"""What theory can know of a run: the quantities that a strategy's `theory(cfg)` gives closed forms of.
+"""The quantities of a run for which a strategy's `theory(cfg)` may give closed forms.
 
     def theory(cfg: Config) -> ClosedForms:
         return ClosedForms(
@@ -39,13 +39,13 @@ class ClosedForms:
     staleness_mean: Callable[[], float] = _unknown
     """Of all applied gradients, in updates."""
     staleness_max: Callable[[], float] = _unknown
-    """What no gradient's staleness exceeds: a bound."""
+    """Upper bound of every gradient's staleness."""
     staleness_pmf: Callable[[int], float] = _unknown
     """The share of gradients with this staleness."""
     staleness_by_worker: Callable[[], Floats] = _unknown
     """The mean staleness of each worker's gradients (P,)."""
     clock_gap_max: Callable[[], float] = _unknown
-    """What fastest less slowest clock, in mini-batches, does not exceed: a bound."""
+    """Upper bound of fastest minus slowest clock, in mini-batches."""
     run_s: Callable[[], float] = _unknown
     """Seconds of the whole run."""
     final_weight: Callable[[], float] = _unknown
@@ -96,7 +96,7 @@ def instant_links(cfg: TrainConfig) -> bool:
 
 
 def asynchronous(cfg: TrainConfig) -> ClosedForms:
-    """Return the closed forms of strategies that apply each gradient as it comes and have no waiting."""
+    """Return the closed forms of strategies that apply each gradient as it comes and never wait."""
     p = cfg.num_workers
 
     def s_per_update() -> float:

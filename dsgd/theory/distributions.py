@@ -1,6 +1,6 @@
 """Theory's lines in figures: what the closed forms say of a recorded run.
 
-A run's own predictions stand in its summary. Here are those that need more than one number: distributions,
+A run's own predictions are in its summary. Here are those that need more than one number: distributions,
 and values by worker.
 """
 
@@ -28,7 +28,7 @@ def staleness_by_worker(record: Record) -> Floats | None:
 
 
 def gradients_per_s(summary: Summary) -> float | None:
-    """Return the throughput (mini-batches applied per engine second) that theory says."""
+    """Return the throughput (mini-batches applied per engine second) that theory predicts."""
     entry = summary.theory.get("s_per_update")
     if entry is None or not entry.theory or not summary.updates:
         return None
@@ -36,7 +36,7 @@ def gradients_per_s(summary: Summary) -> float | None:
 
 
 def value(summary: Summary, name: str) -> float | None:
-    """Return a prediction that stands in the summary, like `staleness_mean`."""
+    """Return a prediction in the summary, like `staleness_mean`."""
     entry = summary.theory.get(name)
     return entry.theory if entry else None
 

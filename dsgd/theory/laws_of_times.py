@@ -124,7 +124,7 @@ def _normal_quantile(log_u: Floats, log_1_u: Floats) -> Floats:
 
 
 def mean_excess_s(law: Law | Erlang, t: Floats) -> Floats:
-    """Return E[(X - t)^+] for times t so late that only the heavy tails have anything left."""
+    """Return E[(X - t)^+] for times t so late that only heavy tails remain."""
     from scipy.special import ndtr
 
     match law:
@@ -158,5 +158,5 @@ def exponential_mean_s(law: Law, what: str) -> float:
 
 
 def per_s(seconds: float) -> float:
-    """Return how often a second something happens that takes so many seconds; inf if it takes none."""
+    """Return the rate per second of something that takes so many seconds; inf if it takes none."""
     return 1 / seconds if seconds else math.inf

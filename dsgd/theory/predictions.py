@@ -36,7 +36,7 @@ def predict(cfg: TrainConfig) -> dict[str, float]:
     """Return what the literature's closed forms give for this mode, law and scenario.
 
     Keys: s_per_update (seconds on the engine's clock), staleness_mean and staleness_max (updates),
-    staleness_p0 (the share of fresh gradients), clock_gap_max (mini-batches). What no formula covers is left
+    staleness_p0 (the share of fresh gradients), clock_gap_max (mini-batches). Quantities without a formula are left
     out.
     """
     forms = closed_forms(cfg)
@@ -52,7 +52,7 @@ def predict(cfg: TrainConfig) -> dict[str, float]:
 
 
 def staleness_bound(cfg: TrainConfig) -> float | None:
-    """Return what no gradient's staleness exceeds, in updates; None if theory has no bound."""
+    """Return the upper bound of the staleness, in updates; None if theory has none."""
     predicted = predict(cfg)
     fresh = predicted.get("staleness_mean") == 0
     return predicted.get("staleness_max", 0.0 if fresh else None)
