@@ -29,7 +29,7 @@ def flight(batches: int = 1) -> Flight:
 
 
 def test_idle_members_come_in_order() -> None:
-    """The member that finished last comes first, then those that have waited longest; a newcomer comes last."""
+    """The last to finish comes first, then those that have waited longest; a newcomer comes last."""
     ledger = Ledger[Flight](4)
     assert list(ledger.idle) == [0, 1, 2, 3]
     for worker in (0, 1, 2):

@@ -128,7 +128,7 @@ def test_small_and_large_vectors_give_the_same_weights(padding_mb: float) -> Non
 
 
 def kill(*, worker: int, at_update: int) -> Callable[[Engine, Update], None]:
-    """Return a watcher that kills a worker's process after an update."""
+    """Return an `on_update` that kills a worker's process after an update."""
 
     def on_update(cluster: Engine, update: Update) -> None:
         if update.weights.version == at_update:
