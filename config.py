@@ -314,7 +314,7 @@ class TrainConfig(Checked):
     """Samples in a mini-batch of xor and digits."""
 
     lr: Annotated[float, FINITE, Gt(0)] = 0.1
-    """Step size. Compare docs/strategies before comparing modes under one step size."""
+    """Step size. See docs/strategies before comparing modes under one step size."""
 
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Heavy-ball momentum, 0 to below 1; on the server or, in local modes, in each worker."""
@@ -327,8 +327,8 @@ class TrainConfig(Checked):
     """Steps over which the step size first rises, linearly, to --lr."""
 
     clip_norm: Annotated[float | None, FINITE, Gt(0)] = None
-    """Largest norm of an update's mean gradient or, in local modes, of each worker's gradient; a longer one
-    is shortened. None: no limit."""
+    """Largest norm of an update's mean gradient or, in local modes, of each worker's gradient; longer ones
+    are scaled down. None: no limit."""
 
     weight_decay: Annotated[float | None, FINITE, Ge(0)] = None
     """Share of the weights added to the gradient; decoupled from it with AdamW. None: 0, with AdamW 0.01."""

@@ -36,7 +36,7 @@ def predict(cfg: TrainConfig) -> dict[str, float]:
     """Return what the literature's closed forms give for this mode, law and scenario.
 
     Keys: s_per_update (seconds on the engine's clock), staleness_mean and staleness_max (updates),
-    staleness_p0 (the share of fresh gradients), clock_gap_max (mini-batches). Quantities without a formula are left
+    staleness_p0 (the share of fresh gradients), clock_gap_max (mini-batches). What has no formula is left
     out.
     """
     forms = closed_forms(cfg)
