@@ -27,7 +27,7 @@ _FIGURE_NAMES = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class Report:
     """All that a report says."""
 
     frames: Frames
@@ -56,7 +56,7 @@ def build_report(folder: Path) -> Path:
     return path
 
 
-def _page(frames: Frames) -> Page:
+def _page(frames: Frames) -> Report:
     asked = questions(frames) if len(frames.variants) > 1 else []
     found = [
         tables.results(frames),
@@ -70,7 +70,7 @@ def _page(frames: Frames) -> Page:
         tables.shared(frames),
         tables.made_with(frames),
     ]
-    return Page(
+    return Report(
         frames=frames,
         facts=_facts(frames),
         answer=answer(frames),
@@ -110,7 +110,7 @@ def _write_figures(folder: Path, sections: Sequence[Section]) -> None:
             (folder / f"{panel.name}.png").write_bytes(panel.png)
 
 
-def _render(template: str, page: Page) -> str:
+def _render(template: str, page: Report) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=template.endswith(".html.j2"),
