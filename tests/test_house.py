@@ -1,4 +1,7 @@
-"""The house: who may import whom. Read from the source alone, imports inside functions included."""
+"""The house: who may import whom, and one name for one thing.
+
+Read from the source alone, imports inside functions included.
+"""
 
 from __future__ import annotations
 
@@ -147,3 +150,13 @@ def test_no_two_public_classes_have_one_name() -> None:
         str(path.relative_to(ROOT)) for path in CODE if path.stem.startswith("train_")
     }
     assert not {name: sorted(found) for name, found in places.items() if len(found) > 1}
+
+
+def test_no_two_files_in_different_rooms_have_one_stem() -> None:
+    """A file name means one thing in dsgd/ and deploy/; Python itself names `__init__` and `__main__`."""
+    places: dict[str, set[str]] = {}
+    for path in CODE:
+        if path.stem not in {"__init__", "__main__"}:
+            places.setdefault(path.stem, set()).add(str(path.relative_to(ROOT)))
+    assert {"config", "observe", "train_ssp"} <= places.keys()
+    assert not {stem: sorted(found) for stem, found in places.items() if len(found) > 1}

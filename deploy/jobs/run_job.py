@@ -13,8 +13,8 @@ from deploy.jobs.kubectl import Kubectl
 from deploy.jobs.kubectl_errors import KubectlError, SetupError
 from deploy.jobs.show_verdict import progress, result
 from deploy.jobs.thresholds import TimeLimits
-from deploy.manifests.files import problems, read_settings, render
 from deploy.manifests.job_table import JOBS
+from deploy.manifests.rendered_files import problems, read_settings, render
 from deploy.project import NAMESPACE, ROOT
 from dsgd.terminal.interruptions import Interruptions
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dsgd.experiments.spec import Experiment, PlannedRun
+from dsgd.experiments.experiment_file import Experiment, PlannedRun
 from dsgd.experiments.worker import Outcome
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import read_summary

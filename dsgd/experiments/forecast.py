@@ -17,10 +17,10 @@ from typing import NamedTuple
 from rich.console import Console
 
 from dsgd.config import DataConfig, OutputConfig, TrainConfig
+from dsgd.experiments.experiment_file import Experiment, PlannedRun, described
 from dsgd.experiments.kept import is_kept
 from dsgd.experiments.pool import Pool, cores
 from dsgd.experiments.runner import check_data
-from dsgd.experiments.spec import Experiment, PlannedRun, described
 from dsgd.experiments.worker import Outcome
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import read_summary

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from dsgd.config import option_fields, options
-from dsgd.experiments.spec import NOT_HERE, PlannedRun
+from dsgd.experiments.experiment_file import NOT_HERE, PlannedRun
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import read_ending, read_yaml
 from dsgd.records.schema import RecordError

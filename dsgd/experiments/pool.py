@@ -19,7 +19,7 @@ from typing import IO
 
 from dsgd.cluster import ClusterError
 from dsgd.config import options
-from dsgd.experiments.spec import PlannedRun
+from dsgd.experiments.experiment_file import PlannedRun
 from dsgd.experiments.worker import Outcome
 
 _WORK = "import sys; from dsgd.experiments.worker import work; work(sys.argv[1:])"

@@ -12,9 +12,9 @@ from rich.console import Console
 
 from dsgd.data import make_workload
 from dsgd.experiments.display import Display, print_results
+from dsgd.experiments.experiment_file import Experiment, PlannedRun
 from dsgd.experiments.kept import clear, is_kept, locked
 from dsgd.experiments.pool import Pool, cores
-from dsgd.experiments.spec import Experiment, PlannedRun
 from dsgd.experiments.tuning import Selection, choose
 from dsgd.experiments.worker import Outcome, execute_recorded
 from dsgd.live.observers import Observers
@@ -215,8 +215,8 @@ def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
 
 def _write_tables_and_report(experiment: Experiment) -> Path:
     """Write results.parquet, curves.parquet and the report; return the report's path."""
+    from dsgd.report.build import build_report
     from dsgd.report.frames import read_folder
-    from dsgd.report.page import build_report
 
     frames = read_folder(experiment.folder)
     for name, table in (("results", frames.runs), ("curves", frames.curves)):

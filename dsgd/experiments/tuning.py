@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from dsgd.experiments.spec import Experiment, PlannedRun, Tuning, Variant, described
+from dsgd.experiments.experiment_file import Experiment, PlannedRun, Tuning, Variant, described
 from dsgd.records.reader import read_summary
 from dsgd.terminal.cli import UsageError
 

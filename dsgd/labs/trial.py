@@ -8,8 +8,8 @@ from typing import Any
 from dsgd.config import TrainConfig, option_fields
 from dsgd.execution.quick import QuickRun, config, run
 from dsgd.labs import quantities
+from dsgd.labs.lab_file import function
 from dsgd.labs.quantities import Value
-from dsgd.labs.spec import function
 from dsgd.strategies import load
 
 
