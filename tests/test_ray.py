@@ -24,7 +24,7 @@ from dsgd.cluster import ClusterError, Engine, Update
 from dsgd.cluster.laws import parse_law
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.execution.execute import Running, Watcher, execute
-from dsgd.execution.quick import Outcome, assert_close, config, run, same_bytes
+from dsgd.execution.quick import QuickRun, assert_close, config, run, same_bytes
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import load, modes
 
@@ -42,7 +42,7 @@ def two_workers(mode: str) -> dict[str, Any]:
 
 
 @cache
-def undisturbed(mode: str) -> Outcome:
+def undisturbed(mode: str) -> QuickRun:
     """Return a run of two real workers to which nothing happens."""
     return run(mode, engine="ray", **two_workers(mode))
 

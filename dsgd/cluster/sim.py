@@ -38,7 +38,7 @@ class _Flight(NamedTuple):
     compute_s: float
 
 
-class Event(NamedTuple):
+class MembershipChange(NamedTuple):
     """A change of the members, at a virtual time."""
 
     what: Literal["join", "leave"]
@@ -79,7 +79,7 @@ class SimCluster:
         # A task's serial number also tells it from one of its worker that was cancelled and is still in the
         # heap.
         self._computing: list[tuple[float, int, int]] = []
-        self._events: list[tuple[float, int, Event]] = []
+        self._events: list[tuple[float, int, MembershipChange]] = []
         self._serial = 0
         self._values = LazyValues(workload, device, threads) if workload.objective.num_weights else None
 
@@ -118,7 +118,7 @@ class SimCluster:
         Nobody joins twice or leaves twice, and the last member stays.
         """
         self._serial += 1
-        heapq.heappush(self._events, (at_s, self._serial, Event(what, worker)))
+        heapq.heappush(self._events, (at_s, self._serial, MembershipChange(what, worker)))
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         ledger, now_s = self._ledger, self.now_s
