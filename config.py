@@ -1,7 +1,7 @@
 """The options of a run: frozen dataclasses, checked when they are made.
 
 Every field is one option of the command line, one key of `config.yaml` and nothing else: values
-derived from options are properties. The rules of one field are in its type (dsgd/options/rules.py);
+derived from options are properties. The rules of one field are in its type (dsgd/options/constraints.py);
 those that concern several are code below. A bad value raises ValueError in one line that names the
 option, the rule and, where the rule does not imply it, the remedy.
 """
@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from dsgd.cluster.laws import Trace, parse_law
 from dsgd.options import texts
-from dsgd.options.rules import (
+from dsgd.options.constraints import (
     FINITE,
     Checked,
     Must,

@@ -38,11 +38,11 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with Interruptions() as interruptions:
             if is_given(arguments, "--experiment"):
-                from dsgd.experiments.command import experiment
+                from dsgd.experiments.experiment_command import experiment
 
                 return experiment(arguments, interruptions)
             if is_given(arguments, "--report"):
-                from dsgd.report.command import report
+                from dsgd.report.report_command import report
 
                 return report(arguments)
             if is_given(arguments, "--check"):

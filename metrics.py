@@ -24,9 +24,12 @@ from dsgd.cluster.clocks import Clocks
 
 
 class Tally:
-    """Counts over the updates of a run, in memory, in constant time per gradient."""
+    """Counts over the updates of a run, in memory, in constant time per gradient.
 
-    def __init__(self, num_workers: int, samples_per_batch: int) -> None:
+    clocks: those of the cluster that makes the updates.
+    """
+
+    def __init__(self, num_workers: int, samples_per_batch: int, clocks: Clocks) -> None:
         self.updates = 0
         self.gradients = 0
         """Mini-batches whose results have been applied."""
@@ -38,11 +41,12 @@ class Tally:
         self.bytes_to_workers = self.bytes_to_server = 0
         self.ignored = 0
         """Mini-batches that came back and were not used."""
-        self.clocks = Clocks(range(num_workers))
+        self.steps = [0] * num_workers
+        """By worker: mini-batches that came back, used or not."""
         self.tasks = [0] * num_workers
         self.staleness_sums = [0] * num_workers
         self.busy_s = [0.0] * num_workers
-        self._samples_per_batch = samples_per_batch
+        self._samples_per_batch, self._clocks = samples_per_batch, clocks
         self._taken = taken_of_updates()
         self._has_computed = any(row.of and not row.handed_over for row in QUANTITIES)
         self._sums = dict.fromkeys(self._taken, (0.0, 0))
@@ -50,7 +54,7 @@ class Tally:
         """Whether any update has had a number that `means` is of."""
 
     def add(self, update: Update) -> None:
-        applied_to, counts, clocks = update.weights.version - 1, self.staleness_counts, self.clocks
+        applied_to, counts, steps = update.weights.version - 1, self.staleness_counts, self.steps
         dones = update.dones
         # By position: twelve attributes by name would cost as much as all the rest.
         for worker, _, batches, read, _, _, _, _, compute_s, to_worker, to_server, _ in dones:
@@ -62,15 +66,15 @@ class Tally:
             self.bytes_to_workers += to_worker
             self.bytes_to_server += to_server
             self.gradients += batches
-            clocks.tick(worker, batches)
+            steps[worker] += batches
         for done in update.ignored:  # the work was done, but not used
             self.ignored += done.batches
             self.busy_s[done.worker] += done.compute_s
             self.bytes_to_workers += done.bytes_to_worker
             self.bytes_to_server += done.bytes_to_server
-            clocks.tick(done.worker, done.batches)
+            steps[done.worker] += done.batches
         self.updates += 1
-        gap = clocks.fastest - clocks.slowest  # clocks.gap, without the call
+        gap = self._clocks.fastest - self._clocks.slowest  # clocks.gap, without the call
         if gap > self.clock_gap_max:
             self.clock_gap_max = gap
         if len(dones) == 1:  # as update.loss and update.finished_s, without the calls
@@ -118,7 +122,7 @@ class Tally:
     @property
     def clock_gap(self) -> int:
         """Fastest minus slowest clock after the last update, in mini-batches."""
-        return self.clocks.gap
+        return self._clocks.gap
 
     @property
     def staleness_mean(self) -> float:
@@ -494,7 +498,7 @@ QUANTITIES: list[Quantity] = [
         per="worker",
         unit="mini-batches",
         text="of worker I that came back, applied or ignored",
-        by_worker=lambda tally, _: [tally.clocks[worker] for worker in range(len(tally.tasks))],
+        by_worker=lambda tally, _: tally.steps,
     ),
     Quantity(
         name="busy_s",

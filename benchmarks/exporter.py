@@ -57,7 +57,7 @@ def updates_on_ray(mode: str) -> tuple[float, list[Update], Engine]:
 
 def exporter_s(updates: list[Update], cluster: Engine) -> tuple[float, RunMetrics]:
     """Return the seconds (of a core) that the exporter adds to an update, and what it counted."""
-    tally = Tally(WORKERS, 32)
+    tally = Tally(WORKERS, 32, cluster.clocks)
     metrics = RunMetrics("mode", "run", {}, cluster, tally)
     began_s = time.process_time()
     for update in updates:

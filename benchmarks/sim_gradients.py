@@ -77,7 +77,7 @@ def sim_s_per_gradient(mode: str, hidden: tuple[int, ...], law: str, steps: int)
     )
     workload = make_workload(cfg)
     cluster = SimCluster(workload, ComputeTimes(cfg.timing.compute_law, cfg.seed), threads=1)
-    tally = Tally(WORKERS, 32)
+    tally = Tally(WORKERS, 32, cluster.clocks)
     began_s = time.perf_counter()
     for update in strategy.train(cluster, Weights(workload.objective.initial_weights(0)), cfg):
         tally.add(update)

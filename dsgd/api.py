@@ -227,8 +227,8 @@ def experiment(
     """
     from rich.console import Console
 
+    from dsgd.experiments.experiment_file import load, read
     from dsgd.experiments.runner import run_experiment
-    from dsgd.experiments.spec import load, read
     from dsgd.report.frames import read_folder
 
     texts = [f"{option}={value}" for option, value in _plain(settings or {}).items()]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dsgd.execution.quick import Outcome, run
+from dsgd.execution.quick import QuickRun, run
 
 # Two variants of a mode that run different code. Options are named as on the command line.
 VARIANTS: Mapping[str, list[dict[str, Any]]] = {
@@ -99,7 +99,7 @@ class Golden(NamedTuple):
     """Of the last weights, on held-out samples."""
 
 
-def golden(outcome: Outcome) -> Golden:
+def golden(outcome: QuickRun) -> Golden:
     """Return what is kept of a run."""
     events = hashlib.sha256()
     virtual = outcome.cfg.engine == "sim"

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from conftest import CommandLine, Ran, python
 
-from dsgd.report.page import build_report
+from dsgd.report.build import build_report
 from dsgd.strategies import modes
 
 OWN = Path(__file__).parent / "own"

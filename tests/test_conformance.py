@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from dsgd.config import TrainConfig, options
 from dsgd.data import make_workload
-from dsgd.execution.quick import Outcome, assert_close, config, run, same_bytes
+from dsgd.execution.quick import QuickRun, assert_close, config, run, same_bytes
 from dsgd.strategies import Strategy, configured, load, mode_of, modes
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.predictions import predict
@@ -60,7 +60,7 @@ class Subject(NamedTuple):
     def config(self, **options: Any) -> TrainConfig:
         return config(self.mode, strategy_file=self.file, **options)
 
-    def run(self, **options: Any) -> Outcome:
+    def run(self, **options: Any) -> QuickRun:
         return run(self.mode, strategy_file=self.file, **options)
 
 

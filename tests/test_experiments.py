@@ -26,9 +26,9 @@ from hypothesis import strategies as st
 from dsgd.config import options
 from dsgd.execution.quick import config, run
 from dsgd.experiments import kept
+from dsgd.experiments.experiment_file import load
 from dsgd.experiments.pool import Pool
 from dsgd.experiments.runner import check_data
-from dsgd.experiments.spec import load
 from dsgd.experiments.tuning import choose
 from dsgd.terminal.cli import UsageError
 

@@ -1,4 +1,7 @@
-"""The house: which module may import which. Read from the source alone, imports inside functions included."""
+"""The house: which module may import which, and one name for one thing.
+
+Read from the source alone, imports inside functions included.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,7 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+CODE = sorted([*PACKAGE.rglob("*.py"), *(ROOT / "deploy").rglob("*.py")])
 MODULES = {module_of(path): path for path in PACKAGE.rglob("*.py")}
 
 
@@ -133,3 +137,26 @@ def test_the_public_files_are_links(name: str) -> None:
     assert link.is_symlink()
     assert link.resolve() == top
     assert not top.is_symlink()
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    """A class's name means one thing in dsgd/ and deploy/; only `Config` belongs to each strategy."""
+    places: dict[str, set[str]] = {}
+    for path in CODE:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, set()).add(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert {place.partition(":")[0] for place in places.pop("Config")} == {
+        str(path.relative_to(ROOT)) for path in CODE if path.stem.startswith("train_")
+    }
+    assert not {name: sorted(found) for name, found in places.items() if len(found) > 1}
+
+
+def test_no_two_files_in_different_rooms_have_one_stem() -> None:
+    """A file name means one thing in dsgd/ and deploy/; Python itself names `__init__` and `__main__`."""
+    places: dict[str, set[str]] = {}
+    for path in CODE:
+        if path.stem not in {"__init__", "__main__"}:
+            places.setdefault(path.stem, set()).add(str(path.relative_to(ROOT)))
+    assert {"config", "observe", "train_ssp"} <= places.keys()
+    assert not {stem: sorted(found) for stem, found in places.items() if len(found) > 1}

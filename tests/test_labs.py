@@ -15,9 +15,9 @@ from docs.tools.examples import EXAMPLE
 from docs.tools.lab_figures import COMMAND, IMAGE
 from dsgd.cluster.laws import Pareto
 from dsgd.execution.execute import execute
-from dsgd.experiments.spec import load
-from dsgd.labs import goals, laws, quantities
-from dsgd.labs.spec import Finding, function, read_answers, read_lab
+from dsgd.experiments.experiment_file import load
+from dsgd.labs import goals, quantities, strategy_laws
+from dsgd.labs.lab_file import Finding, function, read_answers, read_lab
 from dsgd.labs.student import Work
 from dsgd.records.writer import RunRecord
 from dsgd.report.figures import draw_sections
@@ -494,7 +494,7 @@ def worked(tmp_path: Path, text: str, **limits: float) -> dict[str, Finding]:
     work = Work(path, task.options, task.scenarios, **limits)
     found: dict[str, Finding] = {}
     for law in task.laws:
-        finding = function(laws, law.name)(work, **law.parameters)
+        finding = function(strategy_laws, law.name)(work, **law.parameters)
         if law.name not in found or found[law.name].holds:
             found[law.name] = finding
     return found
@@ -692,7 +692,7 @@ def test_what_a_lab_names_is_there(number: str) -> None:
             function(quantities, law.parameters["quantity"])
     assert not set(lab.exercise.choose) & set(lab.exercise.options)
     for law in lab.strategy.laws if lab.strategy else ():
-        function(laws, law.name)
+        function(strategy_laws, law.name)
     assert read_answers(SAMPLES / f"{number}.yaml", lab).exercise
 
 
@@ -700,4 +700,4 @@ def test_a_name_that_is_no_law_is_refused() -> None:
     """A lab's file cannot name what its modules only import, nor what is private."""
     for name in ("Mapping", "_broken", "run", "nothing"):
         with pytest.raises(ValueError, match=name):
-            function(laws, name)
+            function(strategy_laws, name)

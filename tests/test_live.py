@@ -31,7 +31,7 @@ from test_metrics import Scrape, free_port, scrape, wait_for, watched
 
 from dsgd.live import page, server
 from dsgd.live.follow import MOST_POINTS, MOST_WORKERS, Curve, FollowedFolder, FollowedRun
-from dsgd.live.server import LIMITS, Limits, Response, Routes
+from dsgd.live.server import LIMITS, ClientLimits, Response, Routes
 
 SIM = "--engine sim --compute-time exponential:1"
 HERE = "Host: localhost\r\n"
@@ -42,7 +42,7 @@ in_a_browser = needs("chromium")
 
 
 @contextmanager
-def serving(routes: Routes, host: str = "127.0.0.1", limits: Limits = LIMITS) -> Iterator[int]:
+def serving(routes: Routes, host: str = "127.0.0.1", limits: ClientLimits = LIMITS) -> Iterator[int]:
     listener = server.listen("--port", host, 0)
     with server.serving(listener, routes, limits):
         yield int(listener.getsockname()[1])
@@ -149,7 +149,7 @@ def test_a_request_without_end_is_cut_off() -> None:
 
 def test_who_does_not_finish_asking_is_dropped() -> None:
     """A request that is not complete in time is closed unanswered."""
-    with serving({"/": hello}, limits=Limits(request_s=0.2)) as port:
+    with serving({"/": hello}, limits=ClientLimits(request_s=0.2)) as port:
         assert ask(port, b"GET / HTTP/1.1\r\n") == b""
 
 
@@ -166,7 +166,7 @@ def test_who_does_not_read_is_dropped() -> None:
 
     routes = {"/": hello, "/endless": lambda: Response("text/plain", endless())}
     with (
-        serving(routes, limits=Limits(send_s=0.5)) as port,
+        serving(routes, limits=ClientLimits(send_s=0.5)) as port,
         socket.create_connection(("127.0.0.1", port), timeout=20) as client,
     ):
         client.sendall(f"GET /endless HTTP/1.1\r\n{HERE}\r\n".encode())
@@ -192,7 +192,7 @@ def test_streams_are_limited_and_the_rest_is_answered() -> None:
             await asyncio.sleep(0.05)
 
     routes = {"/": hello, "/stream": lambda: Response("text/plain", forever())}
-    with serving(routes, limits=Limits(streams=3)) as port, ExitStack() as stack:
+    with serving(routes, limits=ClientLimits(streams=3)) as port, ExitStack() as stack:
         for _ in range(3):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
             client.sendall(f"GET /stream HTTP/1.1\r\n{HERE}\r\n".encode())

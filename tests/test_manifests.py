@@ -24,14 +24,14 @@ import yaml
 from conftest import KUBERAY_CRD, ROOT, CommandLine, needs, needs_crd, where
 
 from deploy.manifests.__main__ import main as render_all
-from deploy.manifests.files import files, problems, read_settings, render
 from deploy.manifests.job_table import JOBS, JobDefinition
 from deploy.manifests.monitoring import CONFIG_MAP_LIMIT
 from deploy.manifests.rayjob import SCRAPE_INTERVAL_S, entrypoint, manifest
+from deploy.manifests.rendered_files import files, problems, read_settings, render
 from deploy.manifests.settings import Device, Settings
 from deploy.project import GPU, NAMESPACE
 from dsgd.config import TrainConfig
-from dsgd.experiments.spec import load
+from dsgd.experiments.experiment_file import load
 from dsgd.terminal.cli import parse
 from main import main
 

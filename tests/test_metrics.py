@@ -279,7 +279,7 @@ def test_runs_of_one_process_differ_by_their_labels(tmp_path: Path) -> None:
 def test_runs_that_ended_long_ago_are_no_longer_shown() -> None:
     """However many runs a process makes, the last sixteen and those that go on are kept."""
     outcome, runs = run("ssgd", num_workers=2, steps=2), RunsCollector()
-    tally = Tally(2, 32)
+    tally = Tally(2, 32, outcome.cluster.clocks)
     for number in range(40):
         metrics = RunMetrics("ssgd", f"run{number}", {}, outcome.cluster, tally)
         runs.add(metrics)

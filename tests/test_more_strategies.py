@@ -18,7 +18,7 @@ from dsgd.cluster.sim import SimCluster
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.config import AsynchronousConfig
 from dsgd.data import make_workload
-from dsgd.execution.quick import Outcome, assert_close, config, run, same_bytes
+from dsgd.execution.quick import QuickRun, assert_close, config, run, same_bytes
 from dsgd.strategies.train_dssp import extra_steps
 from dsgd.work.rules import Arrived, ByStaleness, DelayedNesterov, Descend, Momentum, chain
 from dsgd.work.tasks import LocalAdamW, Task, gradient
@@ -31,7 +31,7 @@ rests = st.sampled_from(["cancel", "ignore"])
 slowdowns = st.sampled_from(["", "0=10"])
 
 
-def wasted(outcome: Outcome) -> tuple[int, int]:
+def wasted(outcome: QuickRun) -> tuple[int, int]:
     """Return the run's mini-batches that were ignored, and those that were cancelled."""
     counts = outcome.tally.summary(outcome.cluster)["wasted"]
     return counts["ignored"], counts["cancelled"]

@@ -15,6 +15,7 @@ from test_metrics import scraped
 from test_tensorboard import scalars
 
 from dsgd.cluster import Cluster, Update
+from dsgd.cluster.clocks import Clocks
 from dsgd.execution.quick import run
 from dsgd.metrics import QUANTITIES, Quantity, Tally, of_updates, quantity
 from dsgd.records.documents import fields_table, json_schema, metrics_table, quantities_table
@@ -100,9 +101,10 @@ def test_a_record_from_before_the_row_is_read(
 
 def test_what_has_no_row_is_refused() -> None:
     """A strategy that hands over a number that has no row is stopped with a message where to add one."""
-    update = run("asgd", num_workers=2, steps=1).updates[0]._replace(measured={"parity": 1.0})
+    outcome = run("asgd", num_workers=2, steps=1)
+    update = outcome.updates[0]._replace(measured={"parity": 1.0})
     with pytest.raises(ValueError, match=r"has parity, which dsgd\.metrics\.QUANTITIES lacks; add a row"):
-        Tally(2, 32).add(update)
+        Tally(2, 32, outcome.cluster.clocks).add(update)
 
 
 def test_the_rows_are_the_fields_of_the_summary() -> None:
@@ -126,7 +128,7 @@ def test_the_rows_are_the_fields_of_the_summary() -> None:
 def test_the_tally_counts_what_updates_say(mode: str) -> None:
     """The tally writes out `Update.loss`, `.staleness` and `.finished_s` for speed: they are the same."""
     staleness: Counter[int] = Counter()
-    tally = Tally(4, 32)
+    tally = Tally(4, 32, Clocks(range(4)))
 
     def check(_: Cluster, update: Update) -> None:
         tally.add(update)

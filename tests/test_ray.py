@@ -24,9 +24,9 @@ from dsgd.cluster import ClusterError, Engine, Update
 from dsgd.cluster.laws import parse_law
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.execution.execute import Running, Watcher, execute
-from dsgd.execution.quick import Outcome, assert_close, config, run, same_bytes
+from dsgd.execution.quick import QuickRun, assert_close, config, run, same_bytes
 from dsgd.records.writer import RunRecord
-from dsgd.strategies import modes
+from dsgd.strategies import load, modes
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -42,7 +42,7 @@ def two_workers(mode: str) -> dict[str, Any]:
 
 
 @cache
-def undisturbed(mode: str) -> Outcome:
+def undisturbed(mode: str) -> QuickRun:
     """Return a run of two real workers to which nothing happens."""
     return run(mode, engine="ray", **two_workers(mode))
 
@@ -394,3 +394,21 @@ def test_an_existing_cluster_is_used_and_left_running(ray_cluster: str, tmp_path
     assert done.stdout.strip() == str(tmp_path / "r")
     assert alive() == before
     assert np.load(tmp_path / "r" / "weights.npy").size == 0
+
+
+def test_train_begun_anew_on_real_workers_goes_on() -> None:
+    """The restart law on Ray: every second update a new `train` on the same workers, and the same weights."""
+    from dsgd.cluster.open import open_cluster
+    from dsgd.data import make_workload
+    from dsgd.work.weights import Weights
+
+    cfg = config("localsgd", engine="ray", num_workers=2, steps=16, local_steps=3)
+    workload, strategy = make_workload(cfg), load(cfg.mode)
+    w = Weights(workload.objective.initial_weights(cfg.seed))
+    with open_cluster(cfg, workload) as cluster:
+        while cluster.given < cfg.budget:
+            for update in itertools.islice(strategy.train(cluster, w, cfg), 2):
+                w = update.weights
+    whole = run("localsgd", engine="ray", num_workers=2, steps=16, local_steps=3)
+    assert w.version == len(whole.updates) == 6
+    assert w.vector.tobytes() == whole.w.tobytes()

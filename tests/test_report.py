@@ -27,9 +27,9 @@ from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordError
 from dsgd.report import tables
 from dsgd.report.answer import answer
+from dsgd.report.build import build_report
 from dsgd.report.figures import chosen, draw_sections
 from dsgd.report.frames import FIGURES, read_folder
-from dsgd.report.page import build_report
 from dsgd.report.panels import timeline
 from dsgd.report.questions import differs, questions
 from dsgd.report.statistics import compare, holm, median_bands, median_interval, paired_t, rank_test

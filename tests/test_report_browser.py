@@ -10,7 +10,7 @@ import pytest
 from conftest import needs, where
 from test_report import ASGD, LOCAL, SSGD, experiment
 
-from dsgd.report.page import build_report
+from dsgd.report.build import build_report
 
 pytestmark = needs("chromium")
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from deploy.jobs.driver_logs import nccl_errors, uploads_in_log
 from deploy.jobs.evidence import Evidence
-from deploy.jobs.kubernetes_objects import Event, Pod
+from deploy.jobs.kubernetes_objects import KubernetesEvent, Pod
 from deploy.jobs.thresholds import Threshold
 
 State = Literal["pass", "fail", "open"]
@@ -35,7 +35,7 @@ class Check:
     detail: str
 
 
-def trouble(pod: Pod, events: Iterable[Event]) -> tuple[str, bool]:
+def trouble(pod: Pod, events: Iterable[KubernetesEvent]) -> tuple[str, bool]:
     """Return why a pod does not run, in one line, and whether waiting is useless.
 
     The reason is empty if nothing is wrong.

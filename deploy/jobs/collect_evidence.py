@@ -15,7 +15,7 @@ from deploy.jobs.job_manifest import JobManifest
 from deploy.jobs.kubectl import Kubectl
 from deploy.jobs.kubectl_errors import KubectlError, Unreachable
 from deploy.jobs.kubernetes_objects import Pod, Snapshot
-from deploy.jobs.thresholds import Limits
+from deploy.jobs.thresholds import TimeLimits
 
 _RAY_LOGS = "/tmp/ray/session_latest/logs/"
 _AT_ONCE = 8
@@ -30,7 +30,7 @@ def look(kubectl: Kubectl, job: JobManifest) -> Evidence:
     return seen
 
 
-def watch(kubectl: Kubectl, job: JobManifest, limits: Limits, poll_s: float) -> Iterator[Evidence]:
+def watch(kubectl: Kubectl, job: JobManifest, limits: TimeLimits, poll_s: float) -> Iterator[Evidence]:
     """Look every `poll_s` seconds, for ever, from the moment that the job is applied.
 
     Raises KubectlError; Unreachable only after the cluster has been silent for too long.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from deploy.jobs.driver_metrics import ScrapedRun
 from deploy.jobs.job_manifest import JobManifest
 from deploy.jobs.kubernetes_objects import Pod, Snapshot
-from deploy.jobs.thresholds import Limits
+from deploy.jobs.thresholds import TimeLimits
 
 _LOG_TAIL_LINES = 12
 
@@ -36,7 +36,7 @@ class Logs:
 class Evidence:
     """Everything observed of one job so far; `limits` is None where nothing waits for it."""
 
-    def __init__(self, job: JobManifest, limits: Limits | None = None) -> None:
+    def __init__(self, job: JobManifest, limits: TimeLimits | None = None) -> None:
         self.job, self.limits = job, limits
         self.now = Snapshot(job=None)
         self.elapsed_s = 0.0

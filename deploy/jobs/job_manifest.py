@@ -116,7 +116,7 @@ class JobManifest:
 
         Raises SetupError in one line for an entrypoint that main.py would refuse.
         """
-        from dsgd.experiments.spec import load
+        from dsgd.experiments.experiment_file import load
         from dsgd.terminal.cli import UsageError, parse
 
         words = shlex.split(self.entrypoint.replace(_UNNAMED_BUCKET, "s3://unnamed/"))

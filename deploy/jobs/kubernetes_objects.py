@@ -44,7 +44,7 @@ class Pod:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class KubernetesEvent:
     """An event about one object."""
 
     about: str
@@ -89,7 +89,7 @@ class Snapshot:
 
     job: RayJobStatus | None
     pods: tuple[Pod, ...] = ()
-    events: tuple[Event, ...] = ()
+    events: tuple[KubernetesEvent, ...] = ()
 
     def of(self, *roles: Role) -> list[Pod]:
         """Return the pods of these roles."""
@@ -178,9 +178,9 @@ def _ended(containers: Iterable[JSON], which: str, role: Role) -> str:
     return ""
 
 
-def _event(item: JSON) -> Event:
+def _event(item: JSON) -> KubernetesEvent:
     about = item["involvedObject"]
-    return Event(
+    return KubernetesEvent(
         about=about.get("name", ""),
         kind=about.get("kind", ""),
         type=item.get("type", ""),

@@ -12,9 +12,9 @@ from deploy.jobs.job_manifest import JobManifest
 from deploy.jobs.kubectl import Kubectl
 from deploy.jobs.kubectl_errors import KubectlError, SetupError
 from deploy.jobs.show_verdict import progress, result
-from deploy.jobs.thresholds import Limits
-from deploy.manifests.files import problems, read_settings, render
+from deploy.jobs.thresholds import TimeLimits
 from deploy.manifests.job_table import JOBS
+from deploy.manifests.rendered_files import problems, read_settings, render
 from deploy.project import NAMESPACE, ROOT
 from dsgd.terminal.interruptions import Interruptions
 
@@ -24,7 +24,7 @@ def test(
     kubectl: Kubectl,
     job: JobManifest,
     asked: Sequence[Question],
-    limits: Limits,
+    limits: TimeLimits,
     poll_s: float,
     interruptions: Interruptions,
 ) -> int:
@@ -44,7 +44,7 @@ def test(
 
 @contextmanager
 def applied(
-    kubectl: Kubectl, job: JobManifest, limits: Limits, interruptions: Interruptions
+    kubectl: Kubectl, job: JobManifest, limits: TimeLimits, interruptions: Interruptions
 ) -> Iterator[None]:
     """Apply the job, and delete it however the block ends; a signal cannot cut that short."""
     make_room(kubectl, job, limits)
@@ -64,7 +64,7 @@ def applied(
             raise KubectlError(f"{before}the job could not be cleaned up: {error}; run: {command}") from None
 
 
-def make_room(kubectl: Kubectl, job: JobManifest, limits: Limits) -> None:
+def make_room(kubectl: Kubectl, job: JobManifest, limits: TimeLimits) -> None:
     """Delete a RayJob of that name, if there is one, and wait until it is gone."""
     if kubectl.delete(job.ray_job, limit_s=limits.gone_s):
         print(f"an earlier RayJob {job.ray_job} was deleted", flush=True)

@@ -15,7 +15,7 @@ DEFAULT = Path(__file__).with_name("thresholds.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class TimeLimits:
     """How long each step of a job may take, in seconds."""
 
     pods_running_s: float
@@ -54,7 +54,7 @@ class Threshold:
 class Thresholds:
     """The whole file."""
 
-    limits: Limits
+    limits: TimeLimits
     performance: Mapping[str, Mapping[str, Threshold]]
     """By job and mode."""
 
@@ -64,7 +64,7 @@ def read_thresholds(path: Path) -> Thresholds:
     try:
         content = yaml.safe_load(path.read_text())
         return Thresholds(
-            limits=Limits(**content["limits"]),
+            limits=TimeLimits(**content["limits"]),
             performance={
                 job: {mode: Threshold(**values) for mode, values in modes.items()}
                 for job, modes in content["performance"].items()

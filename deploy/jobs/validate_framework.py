@@ -12,7 +12,7 @@ from deploy.jobs.job_manifest import job_names, read_job
 from deploy.jobs.kubectl import CALL_TIMEOUT_S
 from deploy.jobs.kubectl_errors import KubectlError
 from deploy.jobs.validation import Finding, ask
-from deploy.manifests.files import problems
+from deploy.manifests.rendered_files import problems
 from deploy.project import ROOT, pinned
 
 _FILES = (

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
-from deploy.manifests.files import files, problems, read_settings
+from deploy.manifests.rendered_files import files, problems, read_settings
 from deploy.manifests.settings import Device
 from deploy.project import ROOT
 

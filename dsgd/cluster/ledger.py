@@ -83,18 +83,14 @@ class Idle:
 
     def within(self, ahead: float) -> Sequence[int]:
         """Return the idle members whose clock is at most `ahead` mini-batches above the slowest."""
-        latest, clocks = self._latest, self._clocks
-        if latest is None and not self._since:
-            return ()
-        limit = clocks.slowest + ahead
-        found = [] if latest is None or clocks[latest] > limit else [latest]
-        if self._since:
-            ready = [waiting for clock, waiting in self._at.items() if clock <= limit]
-            if len(ready) == 1:
-                found += ready[0]
-            elif ready:
-                found += [w for _, w in sorted((n, w) for waiting in ready for w, n in waiting.items())]
-        return found
+        latest, limit = self._latest, self._clocks.slowest + ahead
+        first = () if latest is None or self._clocks[latest] > limit else (latest,)
+        if not self._since:
+            return first
+        ready = [waiting for clock, waiting in self._at.items() if clock <= limit]
+        if len(ready) < 2:
+            return (*first, *ready[0]) if ready else first
+        return (*first, *(w for _, w in sorted((n, w) for waiting in ready for w, n in waiting.items())))
 
     def add(self, worker: int) -> None:
         """Put a member that has just finished ahead of all others."""

@@ -38,7 +38,7 @@ class _Flight(NamedTuple):
     compute_s: float
 
 
-class Event(NamedTuple):
+class MembershipChange(NamedTuple):
     """A change of the members, at a virtual time."""
 
     what: Literal["join", "leave"]
@@ -78,7 +78,7 @@ class SimCluster:
         # A task's serial number also distinguishes it from a cancelled one of its worker that is still in the
         # heap.
         self._computing: list[tuple[float, int, int]] = []
-        self._events: list[tuple[float, int, Event]] = []
+        self._events: list[tuple[float, int, MembershipChange]] = []
         self._serial = 0
         self._values = LazyValues(workload, device, threads) if workload.objective.num_weights else None
 
@@ -117,7 +117,7 @@ class SimCluster:
         No worker joins or leaves twice, and the last member stays.
         """
         self._serial += 1
-        heapq.heappush(self._events, (at_s, self._serial, Event(what, worker)))
+        heapq.heappush(self._events, (at_s, self._serial, MembershipChange(what, worker)))
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         ledger, now_s = self._ledger, self.now_s

@@ -11,7 +11,7 @@ from dsgd.config import TrainConfig
 from dsgd.execution.comparison import measured_timing, write_comparison
 from dsgd.execution.execute import Ended
 from dsgd.records.outcomes import EXIT_CODES
-from dsgd.records.schema import Comparison
+from dsgd.records.schema import EngineComparison
 
 
 class Both(NamedTuple):
@@ -19,7 +19,7 @@ class Both(NamedTuple):
 
     ended: Ended
     """The run that ended last: in the simulator or, if that on Ray was not completed, on Ray."""
-    compared: Comparison | None
+    compared: EngineComparison | None
     """None if one was not completed."""
 
 

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from dsgd.config import TimingConfig
 from dsgd.records.reader import read_record, read_summary
-from dsgd.records.schema import Comparison, Difference, Distance, Summary
+from dsgd.records.schema import Difference, Distance, EngineComparison, Summary
 from dsgd.records.writer import write_file
 
 
@@ -37,7 +37,7 @@ def measured_timing(timing: TimingConfig, ray_record: Path) -> TimingConfig:
     return replace(timing, compute_time=f"trace:{trace}", slowdown="")
 
 
-def write_comparison(folder: Path) -> Comparison:
+def write_comparison(folder: Path) -> EngineComparison:
     """Compare the records `ray` and `sim` in `folder`; write and return comparison.json.
 
     By name: ray, sim, and the relative difference (sim - ray)/ray. For the staleness distributions there is
@@ -49,7 +49,7 @@ def write_comparison(folder: Path) -> Comparison:
         a, b = measure(ray), measure(sim)
         return Difference(ray=a, sim=b, relative_difference=(b - a) / a if a and b is not None else None)
 
-    found = Comparison(
+    found = EngineComparison(
         s_per_update=difference(lambda s: s.clock_s / s.updates),
         staleness_mean=difference(lambda s: s.staleness.mean),
         staleness_p95=difference(lambda s: s.staleness.p95),

@@ -158,7 +158,7 @@ class _Following:
         self._error: str | None = None
         self._exception: Exception | None = None
         self._cfg, self._cluster, self._record, self._watchers = cfg, cluster, record, watchers
-        self._tally = Tally(cfg.num_workers, workload.samples_per_batch)
+        self._tally = Tally(cfg.num_workers, workload.samples_per_batch, cluster.clocks)
         self._evaluator = Evaluator(workload, background=cfg.engine == "ray") if evaluate else None
         self._evaluations: list[Evaluated] = []
         self._evaluated_version = -1
@@ -203,13 +203,14 @@ class _Following:
         running = Running(cfg=cfg, cluster=self._cluster, tally=tally, path=self._path)
         for watcher in self._watchers:
             watcher.started(running)
-        seen = [tally.add, *([self._record.update] if self._record else [])]
+        seen = [self._record.update] if self._record and self._record.follows_updates else []
         seen += [w.updated for w in self._watchers if type(w).updated is not Watcher.updated]
         budget, evaluate_each = cfg.budget, cfg.stop.eval_every * cfg.num_workers or math.inf
         evaluate_at: float = evaluate_each
         self._evaluate()
         for update in updates:
             self.weights = update.weights
+            tally.add(update)
             for see in seen:
                 see(update)
             if tally.last_loss is not None and not math.isfinite(tally.last_loss):

@@ -40,7 +40,7 @@ GROUPS: Mapping[str, type] = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class QuickRun:
     """What a run did."""
 
     cfg: TrainConfig
@@ -102,7 +102,7 @@ def config(mode: str, **options: Any) -> TrainConfig:
     return strategy.Config(**{"engine": "sim", "mode": mode} | grouped | options)
 
 
-def run(mode: str, on_update: Callable[[Engine, Update], None] | None = None, **options: Any) -> Outcome:
+def run(mode: str, on_update: Callable[[Engine, Update], None] | None = None, **options: Any) -> QuickRun:
     """Run a strategy until its budget is spent; in the simulator unless `engine="ray"`.
 
     Raises the error that ended the run. Nothing is evaluated.
@@ -113,10 +113,10 @@ def run(mode: str, on_update: Callable[[Engine, Update], None] | None = None, **
         raise ended.exception
     if ended.stopped_by == "interrupted":
         raise KeyboardInterrupt
-    return Outcome(ended.cfg, keep.updates, ended.tally, ended.cluster)
+    return QuickRun(ended.cfg, keep.updates, ended.tally, ended.cluster)
 
 
-def same_bytes(a: Outcome, b: Outcome) -> bool:
+def same_bytes(a: QuickRun, b: QuickRun) -> bool:
     """Whether two runs made the same weights at every version, bit for bit."""
     return len(a.updates) == len(b.updates) and all(
         x.weights.vector.tobytes() == y.weights.vector.tobytes()

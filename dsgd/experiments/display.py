@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dsgd.experiments.spec import Experiment, Run
+from dsgd.experiments.experiment_file import Experiment, PlannedRun
 from dsgd.experiments.worker import Outcome
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import read_summary
@@ -52,14 +52,14 @@ class Display:
         """Print a line above the progress."""
         self._console.print(escape(text), soft_wrap=True)
 
-    def kept(self, runs: Sequence[Run]) -> None:
+    def kept(self, runs: Sequence[PlannedRun]) -> None:
         """Count runs that were there already."""
         if runs:
             self.say(f"{len(runs)} finished runs are kept")
         for run in runs:
             self._advance(run)
 
-    def ended(self, run: Run, outcome: Outcome) -> None:
+    def ended(self, run: PlannedRun, outcome: Outcome) -> None:
         """Show how a run ended."""
         self._advance(run)
         if outcome.traceback and outcome.traceback not in self._said:  # the same mistake may end many runs
@@ -71,7 +71,7 @@ class Display:
         elif not self._console.is_terminal:
             self.say(f"{self._ended}/{self._count} {run.name} in {outcome.seconds:.1f} s")
 
-    def _advance(self, run: Run) -> None:
+    def _advance(self, run: PlannedRun) -> None:
         self._ended += 1
         status = f"{self._ended}/{self._count} runs · {run.name}"
         self._progress.update(self._task, advance=run.cfg.budget, status=status)
@@ -96,7 +96,7 @@ def print_results(experiment: Experiment, console: Console) -> None:
     console.print(table)
 
 
-def _summary(run: Run) -> Summary | None:
+def _summary(run: PlannedRun) -> Summary | None:
     try:
         summary = read_summary(run.path)
     except RecordError:  # there is none: it failed before it began

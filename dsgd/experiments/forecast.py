@@ -17,10 +17,10 @@ from typing import NamedTuple
 from rich.console import Console
 
 from dsgd.config import DataConfig, OutputConfig, TrainConfig
+from dsgd.experiments.experiment_file import Experiment, PlannedRun, described
 from dsgd.experiments.kept import is_kept
 from dsgd.experiments.pool import Pool, cores
 from dsgd.experiments.runner import check_data
-from dsgd.experiments.spec import Experiment, Run, described
 from dsgd.experiments.worker import Outcome
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import read_summary
@@ -44,7 +44,7 @@ class Forecast(NamedTuple):
     """Of all that is still to be run, on so many processes, without the report."""
 
 
-def forecast(pending: Sequence[Run], processes: int) -> Forecast:
+def forecast(pending: Sequence[PlannedRun], processes: int) -> Forecast:
     """Predict how long the pending runs take.
 
     Raises UsageError for a run that cannot be.
@@ -69,13 +69,13 @@ def forecast(pending: Sequence[Run], processes: int) -> Forecast:
     return Forecast(by_variant, total_s)
 
 
-def _one_each(runs: Sequence[Run]) -> list[Run]:
+def _one_each(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     return list({run.variant: run for run in reversed(runs)}.values())
 
 
-def _alike(runs: Sequence[Run]) -> dict[str, Run]:
+def _alike(runs: Sequence[PlannedRun]) -> dict[str, PlannedRun]:
     """Return for each variant a run that takes as long as its own: they differ only in the step size."""
-    first: dict[str, Run] = {}
+    first: dict[str, PlannedRun] = {}
     return {
         run.variant: first.setdefault(repr(replace(run.cfg, seed=0, lr=1.0, output=OutputConfig())), run)
         for run in _one_each(runs)
@@ -114,7 +114,7 @@ def print_forecast(experiment: Experiment, console: Console, processes: int | No
     )
 
 
-def _simulated_s(pool: Pool, runs: Sequence[Run]) -> dict[str, float]:
+def _simulated_s(pool: Pool, runs: Sequence[PlannedRun]) -> dict[str, float]:
     """Return by variant how long its run takes, from tiny runs that grow
     until the time of their mini-batches is measurable apart from that of their start.
     """
@@ -140,7 +140,7 @@ def _first_steps(cfg: TrainConfig) -> int:
     return max(cfg.stop.eval_every, getattr(cfg, "local_steps", 1), 128 // cfg.num_workers)
 
 
-def _shortened(run: Run, steps: int) -> Run:
+def _shortened(run: PlannedRun, steps: int) -> PlannedRun:
     try:
         return replace(run, cfg=replace(run.cfg, steps=min(run.cfg.steps, steps)))
     except ValueError:  # some options ask for a budget
@@ -155,7 +155,7 @@ def _extended_s(timed: Sequence[tuple[int, float]], steps: int) -> float:
     return long_s + max(0.0, long_s - short_s) / (long - short) * (steps - long)
 
 
-def _real_s(pool: Pool, runs: Sequence[Run]) -> dict[str, float]:
+def _real_s(pool: Pool, runs: Sequence[PlannedRun]) -> dict[str, float]:
     """Return by variant what its run on Ray takes: its start, and its schedule's time as simulated."""
     found = {}
     scheduled = [_scheduled(run) for run in runs]
@@ -171,7 +171,7 @@ def _real_s(pool: Pool, runs: Sequence[Run]) -> dict[str, float]:
     return predicted
 
 
-def _scheduled(run: Run) -> Run:
+def _scheduled(run: PlannedRun) -> PlannedRun:
     """Return a run on Ray as the simulator can play its schedule, without its gradients."""
     cfg = run.cfg
     law = f"constant:{_RAY_GRADIENT_S}" if cfg.timing.compute_time == "none" else cfg.timing.compute_time
@@ -187,7 +187,9 @@ def _scheduled(run: Run) -> Run:
     return _shortened(replace(run, cfg=simulated), math.ceil(_SIMULATED_GRADIENTS / cfg.num_workers))
 
 
-def _try(pool: Pool, runs: Sequence[Run], folder: str | None = None) -> list[tuple[Run, Outcome]]:
+def _try(
+    pool: Pool, runs: Sequence[PlannedRun], folder: str | None = None
+) -> list[tuple[PlannedRun, Outcome]]:
     """Run all, with their records in a folder that is not kept; raises UsageError if one cannot be run."""
     with TemporaryDirectory() as own:
         out = folder or own

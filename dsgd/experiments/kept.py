@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from dsgd.config import option_fields, options
-from dsgd.experiments.spec import NOT_HERE, Run
+from dsgd.experiments.experiment_file import NOT_HERE, PlannedRun
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import read_ending, read_yaml
 from dsgd.records.schema import RecordError
@@ -61,7 +61,7 @@ def locked(folder: Path, patience_s: float = 3.0) -> Iterator[int]:
             folder.rmdir()
 
 
-def is_kept(run: Run) -> bool:
+def is_kept(run: PlannedRun) -> bool:
     """Whether the run is there and need not be run again: its record is finished, and neither failed nor
     interrupted.
 
@@ -94,7 +94,7 @@ def is_kept(run: Run) -> bool:
         raise UsageError(f"{error}; {remedy}") from None
 
 
-def clear(run: Run) -> None:
+def clear(run: PlannedRun) -> None:
     """Remove what `is_kept` found not worth keeping; safe to kill at any point."""
     if not run.path.exists():
         return
@@ -104,7 +104,7 @@ def clear(run: Run) -> None:
     shutil.rmtree(removed)
 
 
-def _wanted(run: Run) -> dict[str, tuple[Any, Any]]:
+def _wanted(run: PlannedRun) -> dict[str, tuple[Any, Any]]:
     """Return the run's options and their defaults, which stand for what an older record does not have."""
     fields = option_fields(type(run.cfg))
     wanted = yaml.safe_load(yaml.safe_dump(options(run.cfg)))

@@ -19,7 +19,7 @@ from typing import IO
 
 from dsgd.cluster import ClusterError
 from dsgd.config import options
-from dsgd.experiments.spec import Run
+from dsgd.experiments.experiment_file import PlannedRun
 from dsgd.experiments.worker import Outcome
 
 _WORK = "import sys; from dsgd.experiments.worker import work; work(sys.argv[1:])"
@@ -40,7 +40,7 @@ class _Worker:
     process: subprocess.Popen[bytes]
     answers: IO[bytes]
     ready: bool = False
-    run: Run | None = None
+    run: PlannedRun | None = None
 
 
 class Pool:
@@ -55,7 +55,7 @@ class Pool:
         self._workers: list[_Worker] = []
         self._modules: list[str] = []
 
-    def grow(self, runs: Sequence[Run]) -> None:
+    def grow(self, runs: Sequence[PlannedRun]) -> None:
         """Have as many processes as the runs can use; new ones begin at once to import what these need."""
         datasets = {run.cfg.data.dataset for run in runs}
         self._modules = [
@@ -89,7 +89,7 @@ class Pool:
                 self._answer(key.data)
         return time.perf_counter()
 
-    def outcomes(self, runs: Iterable[Run]) -> Iterator[tuple[Run, Outcome]]:
+    def outcomes(self, runs: Iterable[PlannedRun]) -> Iterator[tuple[PlannedRun, Outcome]]:
         """Run all, and yield each as it ends, in whatever order they do.
 
         A run whose process dies has failed, and another process goes on with the others. Raises ClusterError
@@ -150,7 +150,7 @@ class Pool:
         self._selector.register(worker.answers, selectors.EVENT_READ, worker)
 
 
-def _give(worker: _Worker, run: Run) -> None:
+def _give(worker: _Worker, run: PlannedRun) -> None:
     assert worker.process.stdin
     worker.run = run
     try:

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from dsgd.data import make_workload
 from dsgd.experiments.display import Display, print_results
+from dsgd.experiments.experiment_file import Experiment, PlannedRun
 from dsgd.experiments.kept import clear, is_kept, locked
 from dsgd.experiments.pool import Pool, cores
-from dsgd.experiments.spec import Experiment, Run
-from dsgd.experiments.tuning import Choice, choose
+from dsgd.experiments.tuning import Selection, choose
 from dsgd.experiments.worker import Outcome, execute_recorded
 from dsgd.live.observers import Observers
 from dsgd.records.outcomes import is_result
@@ -74,7 +74,7 @@ def _run_locked(
     with ExitStack() as stack:
         engines = stack.enter_context(_Engines(interruptions, processes or cores(), lock, observers))
         display = stack.enter_context(Display(experiment, console))
-        choices: Sequence[Choice] = ()
+        choices: Sequence[Selection] = ()
         if experiment.tuning:
             missing = _missing(experiment.tuning_runs(), engines, display, uploads)
             if failed := _run(missing, engines, display, uploads):
@@ -97,7 +97,7 @@ def _run_locked(
     return Finished(experiment, failed, {choice.variant: choice.chosen for choice in choices}, report)
 
 
-def check_data(runs: Sequence[Run]) -> None:
+def check_data(runs: Sequence[PlannedRun]) -> None:
     """Raise UsageError for runs whose data cannot be split as asked, which options alone do not show."""
     seen = set()
     for run in runs:
@@ -110,7 +110,9 @@ def check_data(runs: Sequence[Run]) -> None:
                 raise UsageError(f"variant {run.variant}: {error}") from None
 
 
-def _missing(runs: Sequence[Run], engines: _Engines, display: Display, uploads: Uploads | None) -> list[Run]:
+def _missing(
+    runs: Sequence[PlannedRun], engines: _Engines, display: Display, uploads: Uploads | None
+) -> list[PlannedRun]:
     """Return the runs that are not there yet, once checked to be possible and to have a free folder."""
     kept = {run.path for run in runs if is_kept(run)}
     missing = [run for run in runs if run.path not in kept]
@@ -123,7 +125,9 @@ def _missing(runs: Sequence[Run], engines: _Engines, display: Display, uploads: 
     return missing
 
 
-def _run(runs: Sequence[Run], engines: _Engines, display: Display, uploads: Uploads | None) -> dict[str, str]:
+def _run(
+    runs: Sequence[PlannedRun], engines: _Engines, display: Display, uploads: Uploads | None
+) -> dict[str, str]:
     """Run all, and return those that failed, and why."""
     failed = {}
     for run in runs:
@@ -155,11 +159,11 @@ class _Engines:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def warm_up(self, runs: Sequence[Run]) -> None:
+    def warm_up(self, runs: Sequence[PlannedRun]) -> None:
         """Have as many processes begin to import as `runs` can use."""
         self._pool.grow([run for run in runs if run.cfg.engine == "sim"])
 
-    def outcomes(self, runs: Sequence[Run]) -> Iterator[tuple[Run, Outcome]]:
+    def outcomes(self, runs: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, Outcome]]:
         simulated = [run for run in runs if run.cfg.engine == "sim"]
         real = [run for run in runs if run.cfg.engine == "ray"]
         yield from self._interruptions.between(self._pool.outcomes(simulated))
@@ -174,7 +178,7 @@ class _Engines:
                 raise KeyboardInterrupt
             yield run, outcome
 
-    def _connect(self, run: Run) -> None:
+    def _connect(self, run: PlannedRun) -> None:
         """Connect to Ray, once: each run's own connection then leaves it open."""
         if not self._connected:
             from dsgd.cluster.ray import connect
@@ -185,7 +189,7 @@ class _Engines:
             self._connected = True
 
 
-def _write_as_run(experiment: Experiment, choices: Sequence[Choice]) -> None:
+def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
     as_run: dict[str, Any] = {
         "title": experiment.title,
         "question": experiment.question,
@@ -209,8 +213,8 @@ def _write_as_run(experiment: Experiment, choices: Sequence[Choice]) -> None:
 
 def _write_tables_and_report(experiment: Experiment) -> Path:
     """Write results.parquet, curves.parquet and the report; return the report's path."""
+    from dsgd.report.build import build_report
     from dsgd.report.frames import read_folder
-    from dsgd.report.page import build_report
 
     frames = read_folder(experiment.folder)
     for name, table in (("results", frames.runs), ("curves", frames.curves)):

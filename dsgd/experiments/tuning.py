@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from dsgd.experiments.spec import Experiment, Run, Tuning, Variant, described
+from dsgd.experiments.experiment_file import Experiment, PlannedRun, Tuning, Variant, described
 from dsgd.records.reader import read_summary
 from dsgd.terminal.cli import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class Selection:
     """What was chosen for a variant, and from what."""
 
     variant: str
@@ -47,7 +47,7 @@ class Choice:
         return {"variant": self.variant, "chosen": chosen, "at_the_edge": list(self.edges), "tried": tried}
 
 
-def choose(experiment: Experiment) -> list[Choice]:
+def choose(experiment: Experiment) -> list[Selection]:
     """Return the choice for each variant of an experiment whose tuning runs have all ended.
 
     Raises UsageError if everything that was tried for a variant diverged.
@@ -63,7 +63,7 @@ def choose(experiment: Experiment) -> list[Choice]:
     ]
 
 
-def _choose(name: str, tried: Sequence[Variant], losses: Sequence[float], tuning: Tuning) -> Choice:
+def _choose(name: str, tried: Sequence[Variant], losses: Sequence[float], tuning: Tuning) -> Selection:
     loss, at = min((loss, at) for at, loss in enumerate(losses))
     points = [{option: variant.own[option] for option in tuning.values} for variant in tried]
     if not math.isfinite(loss):
@@ -72,7 +72,7 @@ def _choose(name: str, tried: Sequence[Variant], losses: Sequence[float], tuning
             "try smaller step sizes"
         )
     chosen = points[at]
-    return Choice(
+    return Selection(
         variant=name,
         best=tried[at],
         chosen=chosen,
@@ -89,7 +89,7 @@ def _at_the_edge(value: Any, values: Sequence[Any]) -> bool:
     return len(numbers) > 1 and float(value) in (min(numbers), max(numbers))
 
 
-def _loss(run: Run) -> float:
+def _loss(run: PlannedRun) -> float:
     summary = read_summary(run.path)
     loss = summary.eval.loss
     return math.inf if summary.stopped_by == "diverged" or loss is None else loss

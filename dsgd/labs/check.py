@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dsgd.labs import goals, laws, quantities
-from dsgd.labs.quantities import Value, shown
-from dsgd.labs.spec import (
+from dsgd.labs import goals, quantities, strategy_laws
+from dsgd.labs.lab_file import (
     Answers,
     Exercise,
     Finding,
@@ -19,6 +18,7 @@ from dsgd.labs.spec import (
     read_answers,
     read_lab,
 )
+from dsgd.labs.quantities import Value, shown
 from dsgd.labs.student import Work
 from dsgd.labs.trial import Trial
 from dsgd.records.outcomes import EXIT_FAILED
@@ -119,4 +119,4 @@ def _strategy(task: StrategyTask, work: Work | None) -> Iterator[_Line]:
         return
     yield f"strategy: {work.path}"
     for law in task.laws:
-        yield law.text, function(laws, law.name)(work, **law.parameters)
+        yield law.text, function(strategy_laws, law.name)(work, **law.parameters)

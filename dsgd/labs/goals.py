@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dsgd.labs.lab_file import Finding
 from dsgd.labs.quantities import Value, shown
-from dsgd.labs.spec import Finding
 from dsgd.labs.trial import Trial
 from dsgd.theory.predictions import predict
 from dsgd.theory.quadratics import largest_stable_step

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dsgd.cluster.laws import Constant
 from dsgd.data import make_workload
-from dsgd.execution.quick import Outcome
+from dsgd.execution.quick import QuickRun
 from dsgd.theory.predictions import closed_forms, known, predict
 
 
@@ -36,12 +36,12 @@ def shown(value: Value) -> str:
     return f"measured {value.measured:.4g}{said}"
 
 
-def seconds_an_update(run: Outcome) -> Value:
+def seconds_an_update(run: QuickRun) -> Value:
     """Return the virtual seconds from one update to the next, on average."""
     return Value(run.s_per_update, predict(run.cfg).get("s_per_update"))
 
 
-def gradients_per_s(run: Outcome) -> Value:
+def gradients_per_s(run: QuickRun) -> Value:
     """Return the mini-batches that are applied in a virtual second."""
     gradients = run.tally.gradients / run.tally.updates
     s_per_update = predict(run.cfg).get("s_per_update")
@@ -50,7 +50,7 @@ def gradients_per_s(run: Outcome) -> Value:
     )
 
 
-def gradients_per_s_of_a_link(run: Outcome) -> Value:
+def gradients_per_s_of_a_link(run: QuickRun) -> Value:
     """Return the same for LocalSGD with constant times on a link: P H / (H X + (P + 1) T).
 
     X: seconds of a mini-batch, T: seconds of a message on the server's link. The messages leave one after
@@ -65,7 +65,7 @@ def gradients_per_s_of_a_link(run: Outcome) -> Value:
     return Value(run.tally.gradients / run.tally.last_update_s, said)
 
 
-def busy_share(run: Outcome, *, worker: int) -> Value:
+def busy_share(run: QuickRun, *, worker: int) -> Value:
     """Return the share of its time that a worker of SSGD computes, 0 to 1: its time over the slowest's."""
     entry = run.tally.summary(run.cluster)["workers"][str(worker)]
     mean_s = run.cfg.timing.compute_law.mean_s * run.cfg.timing.slowdowns.get(worker, 1)
@@ -73,57 +73,57 @@ def busy_share(run: Outcome, *, worker: int) -> Value:
     return Value(entry["busy_s"] / run.tally.last_update_s, mean_s / s_per_update if s_per_update else None)
 
 
-def mean_staleness(run: Outcome) -> Value:
+def mean_staleness(run: QuickRun) -> Value:
     """Return the updates between reading and applying, on average over all gradients."""
     return Value(run.tally.staleness_mean, predict(run.cfg).get("staleness_mean"))
 
 
-def share_fresh(run: Outcome) -> Value:
+def share_fresh(run: QuickRun) -> Value:
     """Return the share of gradients with staleness 0, 0 to 1."""
     counts = run.tally.staleness_counts
     return Value(counts.get(0, 0) / sum(counts.values()), predict(run.cfg).get("staleness_p0"))
 
 
-def mean_staleness_of(run: Outcome, *, worker: int) -> Value:
+def mean_staleness_of(run: QuickRun, *, worker: int) -> Value:
     """Return a worker's own mean staleness."""
     measured = run.tally.summary(run.cluster)["staleness"]["by_worker"][str(worker)]
     said = known(closed_forms(run.cfg).staleness_by_worker)
     return Value(measured, None if said is None else float(said[worker]))
 
 
-def largest_staleness(run: Outcome) -> Value:
+def largest_staleness(run: QuickRun) -> Value:
     """Return the largest staleness of a gradient; in theory, what none exceeds."""
     return Value(float(max(run.tally.staleness_counts)), predict(run.cfg).get("staleness_max"))
 
 
-def largest_clock_gap(run: Outcome) -> Value:
+def largest_clock_gap(run: QuickRun) -> Value:
     """Return fastest minus slowest clock, at most; in theory, what it never exceeds."""
     return Value(float(run.tally.clock_gap_max), predict(run.cfg).get("clock_gap_max"))
 
 
-def seconds(run: Outcome) -> Value:
+def seconds(run: QuickRun) -> Value:
     """Return the virtual seconds of the whole run."""
     return Value(run.tally.last_update_s, known(closed_forms(run.cfg).run_s))
 
 
-def seconds_a_step(run: Outcome) -> Value:
+def seconds_a_step(run: QuickRun) -> Value:
     """Return the same for each of a worker's steps."""
     whole, steps = seconds(run), run.cfg.steps
     return Value(whole.measured / steps, None if whole.theory is None else whole.theory / steps)
 
 
-def final_weight(run: Outcome) -> Value:
+def final_weight(run: QuickRun) -> Value:
     """Return the weight of a quadratic after the last update; in theory, the fixed point."""
     return Value(float(run.w[0]), known(closed_forms(run.cfg).final_weight))
 
 
-def distance(run: Outcome, *, to: float) -> Value:
+def distance(run: QuickRun, *, to: float) -> Value:
     """Return the distance of that weight to a point; in theory, of the fixed point."""
     weight = final_weight(run)
     return Value(abs(weight.measured - to), None if weight.theory is None else abs(weight.theory - to))
 
 
-def seconds_to_loss(run: Outcome, *, loss: float) -> Value:
+def seconds_to_loss(run: QuickRun, *, loss: float) -> Value:
     """Return the virtual seconds until the loss on held-out data is so low; infinite if it never is."""
     workload, step = make_workload(run.cfg), run.cfg.num_workers
     for update in run.updates[step - 1 :: step]:

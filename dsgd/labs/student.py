@@ -21,7 +21,7 @@ from dsgd.execution.execute import execute
 from dsgd.execution.quick import GROUPS
 from dsgd.labs.trial import floats
 from dsgd.strategies import Strategy
-from dsgd.strategies.files import StrategyFileError, from_file, located
+from dsgd.strategies.user_file import StrategyFileError, from_file, located
 from dsgd.terminal.cli import UsageError
 from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsgd.config import TrainConfig, option_fields
-from dsgd.execution.quick import Outcome, config, run
+from dsgd.execution.quick import QuickRun, config, run
 from dsgd.labs import quantities
+from dsgd.labs.lab_file import function
 from dsgd.labs.quantities import Value
-from dsgd.labs.spec import function
 from dsgd.strategies import load
 
 
@@ -21,9 +21,9 @@ class Trial:
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = options
-        self._runs: dict[str, Outcome] = {}
+        self._runs: dict[str, QuickRun] = {}
 
-    def run(self, **changes: Any) -> Outcome:
+    def run(self, **changes: Any) -> QuickRun:
         """Return the run with some options changed."""
         options = self._with(changes)
         key = repr(sorted(options.items()))

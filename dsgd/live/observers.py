@@ -15,7 +15,7 @@ from dsgd.terminal.interruptions import Interruptions
 
 if TYPE_CHECKING:
     from dsgd.live.exporter import Exporter
-    from dsgd.live.page import Page
+    from dsgd.live.page import LivePage
 
 
 class _Metrics(Watcher):
@@ -45,7 +45,7 @@ class _Metrics(Watcher):
 class _Shown(Watcher):
     """Has the live page show a run's record."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: LivePage) -> None:
         self._page = page
 
     def started(self, running: Running) -> None:
@@ -62,7 +62,7 @@ class Observers:
     def __init__(self, live: LiveConfig, *, quiet: bool = False) -> None:
         self._live, self._quiet = live, quiet
         self.exporter: Exporter | None = None
-        self._page: Page | None = None
+        self._page: LivePage | None = None
         with ExitStack() as stack:  # if the second port is not available, the first is released
             if live.metrics_port is not None or live.pushgateway:
                 from dsgd.live.exporter import Exporter
@@ -70,9 +70,9 @@ class Observers:
                 self.exporter = stack.enter_context(Exporter(live))
                 self._say("metrics", self.exporter.url)
             if live.dashboard is not None:
-                from dsgd.live.page import Page
+                from dsgd.live.page import LivePage
 
-                self._page = stack.enter_context(Page(live.dashboard))
+                self._page = stack.enter_context(LivePage(live.dashboard))
                 self._say("live", self._page.url)
             self._stack = stack.pop_all()
 

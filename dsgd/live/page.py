@@ -40,7 +40,7 @@ _HEADERS = (
 )
 
 
-class Page:
+class LivePage:
     """The page's process, as seen by the one that trains. Use it as a context manager.
 
     port: of 127.0.0.1; 0 takes any. The port is taken at once, and the process starts with `show`. It ends
@@ -67,7 +67,7 @@ class Page:
         )
         self._listener.close()
 
-    def __enter__(self) -> Page:
+    def __enter__(self) -> LivePage:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -87,7 +87,7 @@ def serve(folder: Path, port: int) -> Iterator[str]:
 
     Raises ValueError if the port is not available.
     """
-    with Page(port) as page:
+    with LivePage(port) as page:
         page.show(folder)
         yield page.url
 

@@ -5,7 +5,7 @@ threads or, with fewer threads than clients, lock out the scrape. A framework (a
 bodies, files, keep-alive and a slower import, to be switched off again. Of a GET only the first line matters:
 reading it within limits is all there is to write.
 
-Limits: a request and each piece of an answer have the seconds of Limits, a request _REQUEST_BYTES, a
+Limits: a request and each piece of an answer have the seconds of ClientLimits, a request _REQUEST_BYTES, a
 connection serves one request, and of more than _MOST_CONNECTIONS the one that has been asking for longest is
 dropped. A path is looked up in a table: no request can reach the file system. A listener that only
 this machine reaches answers to this machine's names only: a page from elsewhere, whose own name was made to
@@ -45,7 +45,7 @@ class Response(NamedTuple):
 Routes: TypeAlias = Mapping[str, Callable[[], Response]]
 
 
-class Limits(NamedTuple):
+class ClientLimits(NamedTuple):
     """What a client may take."""
 
     request_s: float = 5.0
@@ -56,7 +56,7 @@ class Limits(NamedTuple):
     """Open at a time, by all clients together."""
 
 
-LIMITS = Limits()
+LIMITS = ClientLimits()
 
 
 def listen(option: str, host: str, port: int) -> socket.socket:
@@ -90,7 +90,7 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve(listener: socket.socket, routes: Routes, limits: Limits = LIMITS) -> None:
+async def serve(listener: socket.socket, routes: Routes, limits: ClientLimits = LIMITS) -> None:
     """Answer requests until cancelled."""
     here_only = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
     connections = _Connections(routes, limits, here_only)
@@ -105,7 +105,7 @@ async def serve(listener: socket.socket, routes: Routes, limits: Limits = LIMITS
 
 
 @contextmanager
-def serving(listener: socket.socket, routes: Routes, limits: Limits = LIMITS) -> Iterator[None]:
+def serving(listener: socket.socket, routes: Routes, limits: ClientLimits = LIMITS) -> Iterator[None]:
     """Answer requests in a thread until the block ends."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(serve(listener, routes, limits))
@@ -137,7 +137,7 @@ def _end(task: _Task, writer: asyncio.StreamWriter) -> None:
 class _Connections:
     """The connections of a server, within its limits."""
 
-    def __init__(self, routes: Routes, limits: Limits, here_only: bool) -> None:
+    def __init__(self, routes: Routes, limits: ClientLimits, here_only: bool) -> None:
         self._routes, self._limits, self._here_only = routes, limits, here_only
         self._asking: dict[_Task, asyncio.StreamWriter] = {}  # without a whole request yet; longest first
         self._answering: dict[_Task, asyncio.StreamWriter] = {}

@@ -306,7 +306,7 @@ class Distance(Struct, frozen=True, kw_only=True):
     ]
 
 
-class Comparison(Struct, frozen=True, kw_only=True):
+class EngineComparison(Struct, frozen=True, kw_only=True):
     """comparison.json."""
 
     s_per_update: Annotated[Difference, field("engine s", "seconds an update")]
@@ -366,7 +366,7 @@ def files() -> dict[str, type[Struct]]:
         "updates.jsonl": update_type(),
         "evals.jsonl": RecordedEvaluation,
         "summary.json": summary_type(),
-        "comparison.json": Comparison,
+        "comparison.json": EngineComparison,
     }
 
 

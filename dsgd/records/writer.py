@@ -86,6 +86,11 @@ class RunRecord:
                     "choose another folder"
                 ) from None
 
+    @property
+    def follows_updates(self) -> bool:
+        """Whether any update leaves something in the record."""
+        return bool(self._every or self._tensorboard)
+
     def update(self, update: Update) -> None:
         """Append an update to updates.jsonl, if `--record` has it written."""
         if self._tensorboard:

@@ -38,7 +38,7 @@ NOT_COMPARED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RecordedRun:
     """A record and its variant."""
 
     variant: str
@@ -67,7 +67,7 @@ class Frames:
     target_loss: float | None
     show: Sequence[str] | None
     """The figures that are asked for, in order; None: those that apply."""
-    records: Sequence[Run]
+    records: Sequence[RecordedRun]
     """The record behind each row of `runs`."""
     varied: Sequence[str]
     """The options that differ between runs."""
@@ -119,7 +119,7 @@ def read_folder(folder: Path) -> Frames:
         summary = record.summary
         workers = "1 worker" if summary.num_workers == 1 else f"{summary.num_workers:,} workers"
         return _frames(
-            [Run(variant=summary.mode, record=record)],
+            [RecordedRun(variant=summary.mode, record=record)],
             title=f"{summary.mode} on {'Ray' if summary.engine == 'ray' else 'the simulator'}, {workers}",
             target_loss=_own_target([record]),
         )
@@ -153,7 +153,7 @@ def _read_experiment(folder: Path) -> Frames:
                 continue
             try:
                 record = _read_result(folder / name)
-                runs.append(Run(variant=_printable(variant["name"]), record=record))
+                runs.append(RecordedRun(variant=_printable(variant["name"]), record=record))
             except RecordError as error:
                 left_out.append((name, _reason(error, folder / name)))
     for path in _folders(folder):
@@ -222,7 +222,7 @@ def _read_loose(folder: Path) -> Frames:
         latest[key] = record
     order = list(dict.fromkeys(names[record.path] for record in records))
     runs = [
-        Run(variant=variant, record=latest[variant, seed])
+        RecordedRun(variant=variant, record=latest[variant, seed])
         for variant in order
         for seed in sorted(seed for name, seed in latest if name == variant)
     ]
@@ -294,7 +294,7 @@ def _none_readable(folder: Path, left_out: Sequence[tuple[str, str]]) -> RecordE
 
 
 def _frames(
-    runs: Sequence[Run],
+    runs: Sequence[RecordedRun],
     *,
     title: str,
     target_loss: float | None,
@@ -334,7 +334,7 @@ def _frames(
     )
 
 
-def _row(run: Run, options: Sequence[str], target_loss: float | None) -> dict[str, Any]:
+def _row(run: RecordedRun, options: Sequence[str], target_loss: float | None) -> dict[str, Any]:
     record, summary = run.record, run.record.summary
     losses = [evaluation.loss for evaluation in record.evals if evaluation.loss is not None]
     reached = None if target_loss is None else record.reached(target_loss)

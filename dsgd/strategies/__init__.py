@@ -55,7 +55,7 @@ def load(mode: str, strategy_file: str | Path | None = None) -> Strategy:
     Raises ValueError, in one line, for a mode that has no file and a file that is not a strategy.
     """
     if strategy_file is not None:
-        from dsgd.strategies.files import StrategyFileError, from_file
+        from dsgd.strategies.user_file import StrategyFileError, from_file
 
         try:
             return cast(Strategy, from_file(Path(strategy_file)))

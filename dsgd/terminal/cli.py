@@ -27,9 +27,9 @@ from tyro.constructors import (
 )
 
 from dsgd.config import TrainConfig
-from dsgd.options.rules import Checked, Option, members, option_fields
+from dsgd.options.constraints import Checked, Option, members, option_fields
 from dsgd.strategies import load, mode_of, modes
-from dsgd.strategies.files import located
+from dsgd.strategies.user_file import located
 
 _DEFAULT_MODE = "ssgd"
 

@@ -15,7 +15,7 @@ from dsgd.cluster import Update
 from dsgd.config import TrainConfig
 from dsgd.execution.execute import Ended, Running, Watcher
 from dsgd.metrics import taken_of_updates
-from dsgd.records.schema import Comparison, Difference
+from dsgd.records.schema import Difference, EngineComparison
 
 _REFRESH_S = 0.1
 _LOG_LINE_S = 10.0  # where a line cannot be redrawn: in a file, or a pod's log
@@ -179,7 +179,7 @@ def _number(x: float | None) -> str:
     return "–" if x is None else f"{x:.4g}"
 
 
-def print_comparison(comparison: Comparison, console: Console) -> None:
+def print_comparison(comparison: EngineComparison, console: Console) -> None:
     """Print what Ray and the simulator measured, side by side."""
     table = Table("", "ray", "sim", "sim is off by", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     names = {

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from dsgd.cluster.laws import parse_law
-from dsgd.execution.quick import Outcome, run
+from dsgd.execution.quick import QuickRun, run
 from dsgd.theory.bounded_staleness import (
     ssp_clock_gap_bound,
     ssp_mean_staleness,
@@ -78,7 +78,7 @@ class Row:
     tolerance: float = 0.0
     """Of `value` itself, where it is known to so many digits only."""
 
-    def check(self) -> Result:
+    def check(self) -> Measurement:
         """Measure, and compare with the value."""
         measured = np.array([self.measure(seed) for seed in range(self.seeds)])
         mean = float(measured.mean())
@@ -89,11 +89,11 @@ class Row:
 
             deviation = float(measured.std(ddof=1)) / math.sqrt(self.seeds)
             half = float(t.ppf((1 + LEVEL) / 2, self.seeds - 1)) * deviation
-        return Result(self, mean, half, abs(mean - self.value) <= half + self.tolerance)
+        return Measurement(self, mean, half, abs(mean - self.value) <= half + self.tolerance)
 
 
 @dataclass(frozen=True)
-class Result:
+class Measurement:
     """A row's measurement: mean, half the width of its interval, and whether theory holds."""
 
     row: Row
@@ -104,28 +104,28 @@ class Result:
 
 def schedule(
     mode: str, workers: int, steps: int, seed: int, law: str = "exponential:1", **options: Any
-) -> Outcome:
+) -> QuickRun:
     """Run a strategy without weights: all that is measured is time and staleness."""
     return run(mode, dataset="none", num_workers=workers, steps=steps, seed=seed, compute_time=law, **options)
 
 
-def s_per_update(outcome: Outcome, skip: int = 0) -> float:
+def s_per_update(outcome: QuickRun, skip: int = 0) -> float:
     """Return seconds per update, after the first `skip` updates."""
     last = [max(done.finished_s for done in update.dones) for update in outcome.updates]
     return (last[-1] - (last[skip - 1] if skip else 0.0)) / (len(last) - skip)
 
 
-def late_staleness(outcome: Outcome, skip: int) -> list[int]:
+def late_staleness(outcome: QuickRun, skip: int) -> list[int]:
     """Return the staleness of all gradients after the first `skip` updates."""
     return [update.staleness(done) for update in outcome.updates[skip:] for done in update.dones]
 
 
-def quadratic(mode: str, workers: int, steps: int, seed: int, **options: Any) -> Outcome:
+def quadratic(mode: str, workers: int, steps: int, seed: int, **options: Any) -> QuickRun:
     """Run a strategy on the quadratic w^2/2 for each worker, with unit steps of time."""
     return run(mode, dataset="quadratic", num_workers=workers, steps=steps, seed=seed, **options)
 
 
-def iterates(outcome: Outcome) -> np.ndarray[Any, np.dtype[np.float64]]:
+def iterates(outcome: QuickRun) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return the weights after each update, shape (updates, D)."""
     return np.array([update.weights.vector for update in outcome.updates], dtype=np.float64)
 
@@ -372,7 +372,7 @@ def staleness_rows() -> Iterator[Row]:
         )
 
 
-def _ssp_at_its_bound(slack: int) -> Outcome:
+def _ssp_at_its_bound(slack: int) -> QuickRun:
     """Worker 0 runs `slack` ahead and then takes long; meanwhile worker 1 does all it may."""
     with tempfile.NamedTemporaryFile("w", suffix=".csv") as file:
         rows = [(0, 0.01)] * slack + [(0, 1000.0)] + [(1, 1.0)] + [(1, 0.01)] * (2 * slack)
@@ -521,13 +521,15 @@ def _largest_stable_alpha(eta: float) -> float:
     return _bisect(lambda alpha: _easgd(1, 600, eta, alpha), 1.0)
 
 
-def _easgd(workers: int, exchanges: int, eta: float, alpha: float | None, exchange: str = "async") -> Outcome:
+def _easgd(
+    workers: int, exchanges: int, eta: float, alpha: float | None, exchange: str = "async"
+) -> QuickRun:
     return quadratic(
         "easgd", workers, exchanges, 0, lr=eta, moving_rate=alpha, exchange=exchange, local_steps=1
     )
 
 
-def _bisect(outcome: Callable[[float], Outcome], high: float) -> float:
+def _bisect(outcome: Callable[[float], QuickRun], high: float) -> float:
     """Return the parameter, between 0 and `high`, at which a run stops converging."""
 
     def grows(x: float) -> bool:

@@ -25,7 +25,7 @@ from dsgd.work.weights import Vector, Weights, mean
 Slots: TypeAlias = dict[str, Vector]
 
 
-class Result(Protocol):
+class TaskResult(Protocol):
     """What a rule needs to know of a finished task."""
 
     @property
@@ -44,7 +44,7 @@ class Result(Protocol):
 class Rule(Protocol):
     """Makes the next version of the weights from results."""
 
-    def step(self, w: Weights, results: Sequence[Result], squares: float | None = None) -> Weights:
+    def step(self, w: Weights, results: Sequence[TaskResult], squares: float | None = None) -> Weights:
         """Return the version after `w`. squares: of the whole vector, where only a slice of it is here."""
 
 
@@ -53,7 +53,9 @@ class EachPart(Protocol):
 
     slots: ClassVar[tuple[str, ...]]
 
-    def each(self, g: Vector, scale: float, w: Weights, result: Result, slots: Slots) -> tuple[Vector, float]:
+    def each(
+        self, g: Vector, scale: float, w: Weights, result: TaskResult, slots: Slots
+    ) -> tuple[Vector, float]:
         """Return what the result's direction g (D,) becomes, and how much it counts."""
 
 
@@ -62,7 +64,7 @@ class Part(Protocol):
 
     slots: ClassVar[tuple[str, ...]]
 
-    def __call__(self, u: Vector, w: Weights, results: Sequence[Result], slots: Slots) -> Vector:
+    def __call__(self, u: Vector, w: Weights, results: Sequence[TaskResult], slots: Slots) -> Vector:
         """Return the new direction, shape (D,); the slots are those of the version to come."""
 
 
@@ -95,7 +97,9 @@ class ByStaleness:
         """Return how much a gradient counts, in (0, 1]."""
         return min(1.0, max(1, self.bound) / max(1, staleness))
 
-    def each(self, g: Vector, scale: float, w: Weights, result: Result, slots: Slots) -> tuple[Vector, float]:
+    def each(
+        self, g: Vector, scale: float, w: Weights, result: TaskResult, slots: Slots
+    ) -> tuple[Vector, float]:
         return g, scale * self.weight(w.version - result.read)
 
 
@@ -111,7 +115,9 @@ class Compensate:
     adaptive: bool = False
     slots: ClassVar[tuple[str, ...]] = ("mean_square",)
 
-    def each(self, g: Vector, scale: float, w: Weights, result: Result, slots: Slots) -> tuple[Vector, float]:
+    def each(
+        self, g: Vector, scale: float, w: Weights, result: TaskResult, slots: Slots
+    ) -> tuple[Vector, float]:
         rate: Any = self.rate
         if self.adaptive:
             before = slots.get("mean_square")
@@ -153,7 +159,7 @@ class Decay:
     rate: float
     slots: ClassVar[tuple[str, ...]] = ()
 
-    def __call__(self, u: Vector, w: Weights, results: Sequence[Result], slots: Slots) -> Vector:
+    def __call__(self, u: Vector, w: Weights, results: Sequence[TaskResult], slots: Slots) -> Vector:
         return u + self.rate * w.vector
 
 
@@ -167,7 +173,7 @@ class Momentum:
     nesterov: bool = False
     slots: ClassVar[tuple[str, ...]] = ("velocity",)
 
-    def __call__(self, u: Vector, w: Weights, results: Sequence[Result], slots: Slots) -> Vector:
+    def __call__(self, u: Vector, w: Weights, results: Sequence[TaskResult], slots: Slots) -> Vector:
         v = slots.get("velocity")
         v = slots["velocity"] = u if v is None else self.beta * v + u
         return u + self.beta * v if self.nesterov else v
@@ -186,7 +192,7 @@ class Adam:
     epsilon: float = 1e-8
     slots: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
 
-    def __call__(self, u: Vector, w: Weights, results: Sequence[Result], slots: Slots) -> Vector:
+    def __call__(self, u: Vector, w: Weights, results: Sequence[TaskResult], slots: Slots) -> Vector:
         t = w.version + 1
         m = (1 - self.beta1) * u
         v = (1 - self.beta2) * u * u
@@ -209,7 +215,7 @@ class Moved:
 
     slots: ClassVar[tuple[str, ...]] = ()
 
-    def __call__(self, u: Vector, w: Weights, results: Sequence[Result], slots: Slots) -> Vector:
+    def __call__(self, u: Vector, w: Weights, results: Sequence[TaskResult], slots: Slots) -> Vector:
         return results[0].origin.vector - u
 
 
@@ -229,7 +235,7 @@ class DelayedNesterov:
     every: int
     slots: ClassVar[tuple[str, ...]] = ("velocity", "pending")
 
-    def __call__(self, u: Vector, w: Weights, results: Sequence[Result], slots: Slots) -> Vector:
+    def __call__(self, u: Vector, w: Weights, results: Sequence[TaskResult], slots: Slots) -> Vector:
         zero = np.zeros_like(u)
         m, s = slots.get("velocity", zero), slots.get("pending", zero) + u
         share = np.float32(self.every)
@@ -326,7 +332,7 @@ class Chain:
     last: End
     slots: tuple[str, ...]
 
-    def step(self, w: Weights, results: Sequence[Result], squares: float | None = None) -> Weights:
+    def step(self, w: Weights, results: Sequence[TaskResult], squares: float | None = None) -> Weights:
         slots = dict(w.slots) if self.slots else {}
         u, scale = self._aggregate(w, results, slots)
         if self.clip or self.parts:
@@ -339,12 +345,12 @@ class Chain:
                 u = part(u, w, results, slots)
         return w.replaced(self.last.end(u, scale, w, slots), slots if self.slots else None)
 
-    def squares(self, w: Weights, results: Sequence[Result]) -> float:
+    def squares(self, w: Weights, results: Sequence[TaskResult]) -> float:
         """Return the sum of squares that `Clip` needs; those of slices add up to that of the whole."""
         u, scale = self._aggregate(w, results, dict(w.slots))
         return scale * scale * _squares(u)
 
-    def _aggregate(self, w: Weights, results: Sequence[Result], slots: Slots) -> tuple[Vector, float]:
+    def _aggregate(self, w: Weights, results: Sequence[TaskResult], slots: Slots) -> tuple[Vector, float]:
         """Return the mean direction, and what is still to be multiplied by: a lone result's weight
         costs nothing.
         """
@@ -352,13 +358,13 @@ class Chain:
             return self._one(w, results[0], slots)
         return mean(self._weighted(w, results, slots)), 1.0
 
-    def _one(self, w: Weights, result: Result, slots: Slots) -> tuple[Vector, float]:
+    def _one(self, w: Weights, result: TaskResult, slots: Slots) -> tuple[Vector, float]:
         g, scale = result.value, 1.0
         for part in self.each:
             g, scale = part.each(g, scale, w, result, slots)
         return g, scale
 
-    def _weighted(self, w: Weights, results: Sequence[Result], slots: Slots) -> Iterator[Vector]:
+    def _weighted(self, w: Weights, results: Sequence[TaskResult], slots: Slots) -> Iterator[Vector]:
         for result in results:
             g, scale = self._one(w, result, slots)
             yield g if scale == 1 else scale * g
@@ -396,7 +402,7 @@ class Arrived:
         return self.origin.version
 
 
-def combine(rule: Rule, w: Weights, results: Sequence[Result]) -> Weights:
+def combine(rule: Rule, w: Weights, results: Sequence[TaskResult]) -> Weights:
     """Return the version after `w`: the results are aggregated, then the rule takes its step.
 
     Where there are no weights (`--dataset none`) only the version changes.

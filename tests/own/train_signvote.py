@@ -26,7 +26,7 @@ from dsgd.config import TrainConfig, require
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.closed_forms import ClosedForms, timed, workers
 from dsgd.theory.times import ssgd_time
-from dsgd.work.rules import Descend, Result, Slots, chain
+from dsgd.work.rules import Descend, Slots, TaskResult, chain
 from dsgd.work.weights import Vector, Weights
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Vote:
     quorum: int
     slots: ClassVar[tuple[str, ...]] = ()
 
-    def __call__(self, u: Vector, w: Weights, results: Sequence[Result], slots: Slots) -> Vector:
+    def __call__(self, u: Vector, w: Weights, results: Sequence[TaskResult], slots: Slots) -> Vector:
         clear = np.abs(np.rint(self.num_workers * u)) >= self.quorum
         return np.where(clear, np.sign(u), np.float32(0))
 

@@ -19,7 +19,7 @@ _QUESTION_MARK = re.compile(r"(:[ \t]+)\?(?=[ \t]*(?:$|[,}]|[ \t]#))", re.MULTIL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Law:
+class CheckedLaw:
     """Something that has to hold: a sentence, the function that checks it, and that function's arguments."""
 
     name: str
@@ -40,7 +40,7 @@ class Prediction:
     """A number that the student writes down before the run that measures it."""
 
     text: str
-    quantity: Law
+    quantity: CheckedLaw
     options: Mapping[str, Any]
     """Of the run that measures it."""
     within: float
@@ -62,7 +62,7 @@ class Exercise:
 
     options: Mapping[str, Any]
     choose: Mapping[str, Choice]
-    laws: Sequence[Law]
+    laws: Sequence[CheckedLaw]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class StrategyTask:
 
     options: Mapping[str, Any]
     scenarios: Sequence[Mapping[str, Any]]
-    laws: Sequence[Law]
+    laws: Sequence[CheckedLaw]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +143,9 @@ def _lab(content: Mapping[str, Any]) -> Lab:
     )
 
 
-def _law(entry: Mapping[str, Any]) -> Law:
+def _law(entry: Mapping[str, Any]) -> CheckedLaw:
     parameters = {key: value for key, value in entry.items() if key not in ("law", "text")}
-    return Law(name=entry["law"], text=entry["text"], parameters=parameters)
+    return CheckedLaw(name=entry["law"], text=entry["text"], parameters=parameters)
 
 
 def read_answers(path: Path, lab: Lab) -> Answers:

@@ -27,7 +27,7 @@ _FIGURE_NAMES = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class Report:
     """All that a report says."""
 
     frames: Frames
@@ -47,16 +47,16 @@ def build_report(folder: Path) -> Path:
     """
     folder = Path(folder)
     frames = read_folder(folder)
-    page = _page(frames)
-    _write_figures(folder / "figures", page.sections)
+    report = _report(frames)
+    _write_figures(folder / "figures", report.sections)
     (folder / "results.csv").write_text(frames.runs.write_csv(), encoding="utf-8")
-    (folder / "report.md").write_text(_render("template.md.j2", page), encoding="utf-8")
+    (folder / "report.md").write_text(_render("template.md.j2", report), encoding="utf-8")
     path = folder / "report.html"
-    path.write_text(_render("template.html.j2", page), encoding="utf-8")
+    path.write_text(_render("template.html.j2", report), encoding="utf-8")
     return path
 
 
-def _page(frames: Frames) -> Page:
+def _report(frames: Frames) -> Report:
     asked = questions(frames) if len(frames.variants) > 1 else []
     found = [
         tables.results(frames),
@@ -70,7 +70,7 @@ def _page(frames: Frames) -> Page:
         tables.shared(frames),
         tables.made_with(frames),
     ]
-    return Page(
+    return Report(
         frames=frames,
         facts=_facts(frames),
         answer=answer(frames),
@@ -110,7 +110,7 @@ def _write_figures(folder: Path, sections: Sequence[Section]) -> None:
             (folder / f"{panel.name}.png").write_bytes(panel.png)
 
 
-def _render(template: str, page: Page) -> str:
+def _render(template: str, report: Report) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=template.endswith(".html.j2"),
@@ -120,7 +120,7 @@ def _render(template: str, page: Page) -> str:
         undefined=StrictUndefined,
     )
     environment.filters |= {"markdown": _markdown, "svg": Markup}
-    values: Mapping[str, Any] = {"page": page, "frames": page.frames, "light": LIGHT, "dark": DARK}
+    values: Mapping[str, Any] = {"report": report, "frames": report.frames, "light": LIGHT, "dark": DARK}
     return environment.get_template(template).render(values)
 
 

@@ -24,7 +24,7 @@ def report(arguments: Sequence[str]) -> int:
     given = parser.parse(arguments)
     with usage_errors():
         folder = fetch(given.report) if is_s3(given.report) else Path(given.report)
-    from dsgd.report.page import build_report
+    from dsgd.report.build import build_report
 
     try:
         print(build_report(folder))

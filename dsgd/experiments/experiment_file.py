@@ -36,7 +36,7 @@ NOT_HERE = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class PlannedRun:
     """One run of a variant: its configuration says where its record goes."""
 
     variant: str
@@ -67,10 +67,10 @@ class Variant:
         """The name of its records' folders, without the seed."""
         return re.sub(r"[^\w.=+-]", "-", self.name.replace(" ", "+"))
 
-    def run(self, seed: int, out: Path) -> Run:
+    def run(self, seed: int, out: Path) -> PlannedRun:
         """Return the variant's run with this seed, whose record goes into the folder `out`."""
         output = replace(self.cfg.output, out=str(out), run_name=f"{self.folder}-s{seed}", quiet=True)
-        return Run(variant=self.name, cfg=replace(self.cfg, seed=seed, output=output))
+        return PlannedRun(variant=self.name, cfg=replace(self.cfg, seed=seed, output=output))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,11 +99,11 @@ class Experiment:
     show: Sequence[str] | None
     folder: Path
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[PlannedRun]:
         """Return the runs, all variants with the first seed first: cut short, it is still a comparison."""
         return [v.run(seed, self.folder) for seed in self.seeds for v in self.variants]
 
-    def tuning_runs(self) -> list[Run]:
+    def tuning_runs(self) -> list[PlannedRun]:
         """Return the runs that choose the tuned options; their records go into the folder `tuning`."""
         if not self.tuning:
             return []

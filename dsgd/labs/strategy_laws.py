@@ -15,7 +15,7 @@ import numpy as np
 from dsgd.cluster import Update
 from dsgd.config import AsynchronousConfig, option_fields
 from dsgd.execution.quick import run
-from dsgd.labs.spec import Finding
+from dsgd.labs.lab_file import Finding
 from dsgd.labs.student import Attempt, Work
 from dsgd.strategies import load
 from dsgd.work.optimizers import server_rule

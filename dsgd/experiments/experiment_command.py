@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from rich.console import Console
 
 from dsgd.config import LiveConfig, OutputConfig
-from dsgd.experiments.spec import load
+from dsgd.experiments.experiment_file import load
 from dsgd.records.outcomes import EXIT_FAILED, EXIT_INTERRUPTED
 from dsgd.records.s3 import Uploads, is_s3
 from dsgd.terminal.cli import UsageError
