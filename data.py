@@ -34,7 +34,7 @@ class DatasetShard:
     Each epoch passes once over the shard in a new random order (random reshuffling: Mishchenko et al.
     2020, arXiv 2006.05988); samples that do not fill a last mini-batch are left to later epochs.
 
-    x (N, F) and y (N,) may hold more samples than this worker's; `rows` (n,) are the numbers of its own.
+    x (N, F) and y (N,) may hold more samples than this worker's; `rows` (n,) indexes those that are its own.
     So ten thousand simulated workers share one copy of the data.
     """
 
