@@ -16,8 +16,11 @@ import pytest
 import yaml
 from conftest import ROOT, CommandLine, python
 
+from dsgd.cluster.laws import Trace
 from dsgd.cluster.open import open_cluster
+from dsgd.config import TimingConfig
 from dsgd.data import Workload, make_workload
+from dsgd.execution.comparison import measured_timing
 from dsgd.execution.quick import config
 from dsgd.records.writer import RunRecord
 
@@ -337,3 +340,15 @@ def test_a_log_gets_a_line_now_and_then(cli: CommandLine, monkeypatch: pytest.Mo
     assert len(lines) == 8
     assert lines[1].startswith(" 25% · 2 updates")
     assert "updates · loss" not in quiet.out
+
+
+def test_a_worker_without_a_measured_task_is_as_fast_as_the_others(cli: CommandLine) -> None:
+    """--engine both replays the measured times by worker; one that had no part in the run gets all of them."""
+    ran = cli(
+        "--engine sim --mode asgd --num-workers 3 --steps 4 --slowdown 2=1000 --compute-time exponential:1"
+    )
+    timing = measured_timing(TimingConfig(), ran.record)
+    law = timing.compute_law
+    assert isinstance(law, Trace)
+    assert sorted(law.rows[2]) == sorted([*law.rows[0], *law.rows[1]])
+    assert len(law.rows[0]) + len(law.rows[1]) == 12

@@ -20,7 +20,8 @@ def measured_timing(timing: TimingConfig, ray_record: Path) -> TimingConfig:
     The overhead of a task, all of its time but computing, becomes latency, half of it each way. Where the
     law is `none`, real compute times cannot be drawn: those of the run on Ray are replayed by worker.
     """
-    tasks = [task for update in read_record(ray_record).updates() for task in update.gradients]
+    record = read_record(ray_record)
+    tasks = [task for update in record.updates() for task in update.gradients]
     if not tasks:
         raise ValueError("--engine both: the run on Ray has made no update")
     overhead_s = fmean(task.finished_s - task.started_s - task.compute_s for task in tasks)
@@ -28,11 +29,16 @@ def measured_timing(timing: TimingConfig, ray_record: Path) -> TimingConfig:
     if timing.compute_time != "none":
         return timing
     trace = ray_record.parent / "compute-times.csv"
+    measured = dict[int, list[float]]()
+    for task in tasks:
+        measured.setdefault(task.worker, []).extend([task.compute_s / task.batches] * task.batches)
+    of_all = [seconds for own in measured.values() for seconds in own]
     with trace.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["worker", "seconds"])
-        for task in tasks:
-            writer.writerows([[task.worker, task.compute_s / task.batches]] * task.batches)
+        for worker in range(record.config["num_workers"]):
+            # In a short run without a barrier a worker may have had no part: it is then as fast as the others.
+            writer.writerows([worker, seconds] for seconds in measured.get(worker, of_all))
     # The slowdown is in the measured times already.
     return replace(timing, compute_time=f"trace:{trace}", slowdown="")
 
