@@ -51,7 +51,12 @@ class ComputeTimes:
 
     def total(self, worker: int, step: int, batches: int) -> float:
         """Seconds for the mini-batches [step, step + batches) of `worker`."""
-        return sum(self.seconds(worker, step + k) for k in range(batches))
+        total_s = 0.0
+        for k in range(
+            batches
+        ):  # not sum(): from Python 3.12 on it compensates rounding, and times would differ
+            total_s += self.seconds(worker, step + k)
+        return total_s
 
     def _draw(self, worker: int, number: int) -> tuple[int, list[float], bool | None]:
         law, state = self.law, None

@@ -37,7 +37,7 @@ def measured_timing(timing: TimingConfig, ray_record: Path) -> TimingConfig:
         writer = csv.writer(file)
         writer.writerow(["worker", "seconds"])
         for worker in range(record.config["num_workers"]):
-            # In a short run without a barrier a worker may have had no part: it is then as fast as the others.
+            # In a short run without a barrier a worker may have had no part: it is as fast as the others.
             writer.writerows([worker, seconds] for seconds in measured.get(worker, of_all))
     # The slowdown is in the measured times already.
     return replace(timing, compute_time=f"trace:{trace}", slowdown="")
