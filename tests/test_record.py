@@ -343,7 +343,7 @@ def test_a_log_gets_a_line_now_and_then(cli: CommandLine, monkeypatch: pytest.Mo
 
 
 def test_a_worker_without_a_measured_task_is_as_fast_as_the_others(cli: CommandLine) -> None:
-    """--engine both replays the measured times by worker; one that had no part in the run gets all of them."""
+    """--engine both replays the measured times by worker; one that had no part in the run gets them all."""
     ran = cli(f"{SIM} --mode asgd --num-workers 3 --steps 4 --slowdown 2=1000")
     timing = measured_timing(TimingConfig(), ran.record)
     law = timing.compute_law
