@@ -8,10 +8,12 @@ prints nothing. To see the run while it goes on, pass a `Watcher`; to keep it, p
 from __future__ import annotations
 
 import errno
+import gc
 import math
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -136,7 +138,21 @@ def execute(
         if record:
             record.open(started=started, cluster=cluster)
         updates = strategy.train(cluster, following.weights, cfg)
-        return following.to_the_end(interruptions.between(updates), started)
+        with _few_collections() if cfg.engine == "sim" else nullcontext():
+            return following.to_the_end(interruptions.between(updates), started)
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Have Python look for garbage in cycles rarely: thousands of simulated tasks make none, and are
+    walked each time.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 class _Following:
