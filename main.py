@@ -27,7 +27,8 @@ with ended_by_signals():  # the other imports take a second
     from dsgd.records.s3 import is_s3
     from dsgd.records.upload import Upload
     from dsgd.records.writer import RunRecord, default_name, free_path
-    from dsgd.terminal.cli import UsageError, is_given, parse
+    from dsgd.terminal.cli import UsageError, parse
+    from dsgd.terminal.commands import command_of
     from dsgd.terminal.console import ProgressLine, print_comparison, print_ended
     from dsgd.terminal.usage import usage_errors
 
@@ -37,18 +38,8 @@ def main(arguments: Sequence[str]) -> int:
     started = time.time()
     try:
         with Interruptions() as interruptions:
-            if is_given(arguments, "--experiment"):
-                from dsgd.experiments.experiment_command import experiment
-
-                return experiment(arguments, interruptions)
-            if is_given(arguments, "--report"):
-                from dsgd.report.report_command import report
-
-                return report(arguments)
-            if is_given(arguments, "--check"):
-                from dsgd.labs.check import check
-
-                return check(arguments)
+            if other := command_of(arguments):
+                return other(arguments, interruptions)
             cfg = parse(arguments)
             with usage_errors():
                 observers = Observers(cfg.live, quiet=cfg.output.quiet)

@@ -23,10 +23,11 @@ from dsgd.labs.student import Work
 from dsgd.labs.trial import Trial
 from dsgd.records.outcomes import EXIT_FAILED
 from dsgd.terminal.cli import UsageError
+from dsgd.terminal.interruptions import Interruptions
 from dsgd.terminal.usage import Parser
 
 
-def check(arguments: Sequence[str]) -> int:
+def check(arguments: Sequence[str], _: Interruptions) -> int:
     """Check the answers that the command line names, print what holds, and return the exit code.
 
     Raises UsageError in one line for anything that is wrong with the command or the files.

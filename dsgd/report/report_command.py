@@ -8,10 +8,11 @@ from pathlib import Path
 from dsgd.records.s3 import fetch, is_s3
 from dsgd.records.schema import RecordError
 from dsgd.terminal.cli import UsageError
+from dsgd.terminal.interruptions import Interruptions
 from dsgd.terminal.usage import Parser, usage_errors
 
 
-def report(arguments: Sequence[str]) -> int:
+def report(arguments: Sequence[str], _: Interruptions) -> int:
     """Draw the report of an experiment's folder, a folder of records or one record again.
 
     Raises UsageError in one line for anything that is wrong.
