@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import matplotlib as mpl
 
@@ -32,8 +32,18 @@ def _scene(frames: Frames) -> Scene:
     modes = {run.variant: run.record.summary.mode for run in frames.records}
     looks: dict[str, Style] = {}
     for variants in frames.scenarios.values():  # a strategy looks the same in all of them
-        looks |= styles({variant: modes[variant] for variant in variants})
+        looks |= styles({variant: modes[variant] for variant in _by_value(frames, variants)})
     return Scene(frames=frames, looks=looks)
+
+
+def _by_value(frames: Frames, variants: Sequence[str]) -> list[str]:
+    """Return variants in the order of the numbers in which they differ; others keep theirs."""
+
+    def values(variant: str) -> list[float]:
+        config = frames.of(variant)[0].config
+        return [float(x) if isinstance(x := config.get(o), int | float) else 0.0 for o in frames.varied]
+
+    return sorted(variants, key=values)
 
 
 _DRAW = {
