@@ -11,8 +11,8 @@ LIGHT, DARK = "#ffffff", "#12161b"
 TEXT = 4.5
 """The contrast that WCAG 2.2 asks of text; of lines it asks 3."""
 
-# A ramp in Oklab (Björn Ottosson 2020, "A perceptual color space for image processing") of lightness on white,
-# from the palest that has a contrast of 3 to the darkest that still shows its hue.
+# A ramp of lightness in Oklab (Björn Ottosson 2020, "A perceptual color space for image processing"),
+# on white from the palest with a contrast of 3 to the darkest that still shows its hue.
 _PALEST, _DARKEST = 0.655, 0.285
 _STEP = 0.17  # of lightness, between neighbours of a short ramp
 _TURN = 0.45  # radians of hue from end to end: lightness alone would look like fading
