@@ -56,8 +56,8 @@ def test_names_cover_neither_each_other_nor_a_line(lines: list[tuple[float, floa
         assert box.low >= -1e-6
         assert box.high <= HEIGHT + 1e-6
         end = (axes.transData - axes.transAxes).transform(label.line[-1]) * (width, HEIGHT)
-        for line in named:
-            x, y = ((axes.transData - axes.transAxes).transform(line.line) * (width, HEIGHT)).T
+        for other in named:
+            x, y = ((axes.transData - axes.transAxes).transform(other.line) * (width, HEIGHT)).T
             along = np.linspace(0, 2, 300)
             x, y = np.interp(along, range(3), x), np.interp(along, range(3), y)
             assert not ((box.left < x) & (x < box.right) & (box.low < y) & (y < box.high)).any()
