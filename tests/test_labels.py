@@ -32,7 +32,7 @@ def test_names_are_pushed_apart_no_more_than_needed(sizes: list[float], data: st
     assert labels.apart(found, sizes, HEIGHT) == pytest.approx(found)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(ends, min_size=1, max_size=8), st.booleans())
 def test_names_cover_neither_each_other_nor_a_line(lines: list[tuple[float, float]], log: bool) -> None:
     """Wherever lines end, names are disjoint, inside the figure, off every line; a moved one has a leader."""
@@ -61,7 +61,7 @@ def test_names_cover_neither_each_other_nor_a_line(lines: list[tuple[float, floa
             along = np.linspace(0, 2, 300)
             x, y = np.interp(along, range(3), x), np.interp(along, range(3), y)
             assert not ((box.left < x) & (x < box.right) & (box.low < y) & (y < box.high)).any()
-        assert at.leader or np.hypot(*(end - np.clip(end, box[::2], box[1::2]))) < 0.2
+        assert at.leader or np.hypot(*(end - np.clip(end, box[::2], box[1::2]))) < 0.25
 
 
 @given(st.text(min_size=1, max_size=90))
