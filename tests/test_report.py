@@ -28,12 +28,13 @@ from dsgd.records.schema import RecordError
 from dsgd.report import tables
 from dsgd.report.answer import answer
 from dsgd.report.build import build_report
+from dsgd.report.colours import DARK, LIGHT, contrast, distance, on_dark, ramp
 from dsgd.report.figures import chosen, draw_sections
 from dsgd.report.frames import FIGURES, read_folder
 from dsgd.report.panels import timeline
 from dsgd.report.questions import differs, questions
 from dsgd.report.statistics import compare, holm, median_bands, median_interval, paired_t, rank_test
-from dsgd.report.style import DARK, LIGHT, LOOKS, contrast, styles
+from dsgd.report.style import LOOKS, styles
 from dsgd.report.words import number
 from dsgd.strategies import modes
 from dsgd.theory import distributions
@@ -698,16 +699,54 @@ def test_more_modes_than_looks_are_drawn_all_the_same() -> None:
     assert len({look.marker for look in looks.values()}) == len(LOOKS)
 
 
-def test_variants_of_a_mode_are_told_apart() -> None:
-    """Variants of one mode share its marker, differ in lightness, neighbours in dashes, and stay visible."""
+# How colours look to those without red or green cones, on linear red, green and blue: Machado, Oliveira and
+# Fernandes 2009, "A physiologically-based model for simulation of color vision deficiency", severity 1.
+EYES = {
+    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "no red cones": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216),
+                     (-0.003882, -0.048116, 1.051998)),
+    "no green cones": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413),
+                       (-0.011820, 0.042940, 0.968881)),
+}  # fmt: skip
+
+
+def seen_by(eyes: str, colour: str) -> str:
+    """Return a colour as such eyes see it."""
+    shares = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(np.array(EYES[eyes]) @ linear, 0, 1)
+    shares = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    return "#" + "".join(f"{round(255 * x):02x}" for x in shares)
+
+
+@pytest.mark.parametrize("eyes", EYES)
+@pytest.mark.parametrize("n", range(2, 7))
+def test_variants_of_a_mode_are_told_apart(n: int, eyes: str) -> None:
+    """Up to six variants of any mode share its marker and differ in colour, on both grounds, to all eyes."""
+    least = min(0.12, 0.27 / (n - 1))  # of Oklab, where 0.02 can just be seen
     for mode in modes():
-        looks = styles({f"{mode} {i}": mode for i in range(6)} | {"other": "another"})
+        looks = styles({f"{mode} {i}": mode for i in range(n)} | {"other": "another"})
         own = [look for variant, look in looks.items() if variant != "other"]
         assert {look.marker for look in own} == {styles({mode: mode})[mode].marker}
-        assert len({look.colour for look in own}) == 6
-        assert all(a.dashes != b.dashes for a, b in pairwise(own))
-        for look in own:
-            assert min(contrast(look.colour, LIGHT), contrast(look.colour, DARK)) >= 2.9
+        light = [look.colour for look in own]
+        for colours, ground in ((light, LIGHT), ([on_dark(colour) for colour in light], DARK)):
+            assert min(contrast(colour, ground) for colour in colours) >= 2.98
+            assert all(contrast(a, ground) < contrast(b, ground) for a, b in pairwise(colours))
+            assert min(distance(seen_by(eyes, a), seen_by(eyes, b)) for a, b in pairwise(colours)) >= least
+
+
+def test_names_can_be_read_on_both_grounds() -> None:
+    """The name of a variant, in its colour, has a contrast of 4.5 on light and on dark pages."""
+    for look in styles({f"{mode} {i}": mode for mode in modes() for i in range(3)}).values():
+        assert contrast(look.text, LIGHT) >= 4.5
+        assert contrast(on_dark(look.text), DARK) >= 4.5
+
+
+def test_a_dark_page_keeps_contrasts() -> None:
+    """A colour has the same contrast to the dark ground as its original has to white; the ground stays it."""
+    for colour in (colour for base, _ in LOOKS for colour in ramp(base, 6)):
+        assert contrast(on_dark(colour), DARK) == pytest.approx(contrast(colour, LIGHT), rel=0.04)
+    assert on_dark(LIGHT).lower() == DARK
 
 
 @pytest.fixture(scope="module")

@@ -75,8 +75,8 @@ def _only_group(question: Question) -> str:
     said = f"{name} {by.wins}, {by.said(number(best.centre))}"
     if not question.against(first) or not equal:
         return _sentence(said + _next(question, group))
-    named = few([question.layout.level(group, v) for v in equal])
-    others = named if len(equal) < len(ranking) - 1 else "any other"
+    rivals = few([question.layout.level(group, v) for v in equal])
+    others = rivals if len(equal) < len(ranking) - 1 else "any other"
     return _sentence(f"no clear winner: {said}, but its lead over {others} is not significant")
 
 

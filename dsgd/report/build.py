@@ -13,16 +13,18 @@ from markupsafe import Markup
 
 from dsgd.report import tables
 from dsgd.report.answer import answer
+from dsgd.report.colours import DARK, LIGHT
 from dsgd.report.figures import draw_sections
 from dsgd.report.frames import Frames, read_folder
 from dsgd.report.panels import Section
 from dsgd.report.parts import Answer, Table
 from dsgd.report.questions import questions
-from dsgd.report.style import DARK, LIGHT, standalone_svg
+from dsgd.report.style import standalone_svg
 from dsgd.report.words import plural
 
 _FIGURE_NAMES = re.compile(
-    r"(loss|time|gradients|bytes|staleness|timeline|scaling|drift)-[\w-]+|throughput|idle|drift"
+    r"(loss|time|gradients|bytes|staleness|timeline|scaling|drift|sweep|ratio|tuning)-[\w-]+"
+    r"|throughput|idle|drift|sweep|ratio|tuning"
 )
 
 
