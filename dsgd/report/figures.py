@@ -11,7 +11,6 @@ from dsgd.report.panels import (
     Scene,
     Section,
     curves,
-    ratio,
     rows,
     scaling,
     staleness,
@@ -60,7 +59,6 @@ def _by_value(frames: Frames, variants: Sequence[str]) -> list[str]:
 
 _DRAW = {
     "sweep": sweep.sweep,
-    "ratio": ratio.ratio,
     "tuning": tuning.tuning,
     "loss": curves.loss,
     "time_to_target": rows.time_to_target,
@@ -72,7 +70,7 @@ _DRAW = {
 }
 
 
-_OF_THE_QUESTION = ("sweep", "ratio", "tuning")  # drawn whatever the file lists under show:
+_OF_THE_QUESTION = ("sweep", "tuning")  # drawn whatever the file lists under show:
 
 
 def _applies(name: str, scene: Scene) -> bool:
@@ -80,8 +78,6 @@ def _applies(name: str, scene: Scene) -> bool:
     match name:
         case "sweep":
             return sweep.applies(scene)
-        case "ratio":
-            return ratio.applies(scene)
         case "tuning":
             return tuning.applies(scene)
         case "loss":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from dsgd.report.panels import Canvas, Panel, Scene, Section, left_margin, readable_ticks, shortened
-from dsgd.report.questions import Question, questions
+from dsgd.report.panels import Canvas, Panel, Scene, left_margin, readable_ticks, shortened
+from dsgd.report.questions import Question
 from dsgd.report.statistics import Interval
 from dsgd.report.style import INK
 from dsgd.report.words import NEVER
@@ -14,26 +14,8 @@ _ROW = 0.27  # inches
 _LEAST = 1.5  # the axis spans at least 1/this to this
 
 
-def applies(scene: Scene) -> bool:
-    """Whether the experiment's file names a baseline, and a measure of runs."""
-    return scene.frames.layout.baseline is not None and bool(questions(scene.frames))
-
-
-def ratio(scene: Scene) -> Section:
+def ratio(scene: Scene, question: Question, baseline: str) -> Panel:
     """Draw each level's ratio to the baseline, by group."""
-    question = questions(scene.frames)[0]
-    baseline = question.layout.baseline
-    assert baseline is not None
-    return Section(
-        name="ratio",
-        heading=f"How many times that of {baseline}?",
-        caption="Large marks are geometric means over seeds, bars their 95 % intervals, dots the seeds. "
-        f"At 1, it is that of {baseline}; an interval that leaves 1 out is a difference.",
-        panels=[_panel(scene, question, baseline)],
-    )
-
-
-def _panel(scene: Scene, question: Question, baseline: str) -> Panel:
     rows: list[tuple[str, str, Interval | None, list[float]]] = []
     many = len(question.layout.cells) > 1
     others = len(question.layout.compared.levels) > 2

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 from dsgd.report.choices import choices, option_chosen
 from dsgd.report.layout import Factor, Layout
-from dsgd.report.panels import Canvas, Panel, Scene, Section
+from dsgd.report.panels import Canvas, Panel, Scene, Section, ratio
 from dsgd.report.panels.levels import Levels, values
 from dsgd.report.questions import questions
 from dsgd.report.statistics import Interval, median_interval
 from dsgd.report.style import Style, styles
+from dsgd.report.words import number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,43 +47,62 @@ def axis(layout: Layout) -> Axis:
 
 
 def applies(scene: Scene) -> bool:
-    """Whether the experiment's file compares an option, of which there are several levels."""
-    return bool(scene.frames.asked.compare) and len(scene.frames.layout.compared.levels) > 1
+    """Whether the experiment's file compares an option, or names a baseline."""
+    layout = scene.frames.layout
+    return bool(scene.frames.asked.compare and len(layout.compared.levels) > 1) or layout.baseline is not None
 
 
 def sweep(scene: Scene) -> Section:
-    """Draw the measure (or what was chosen) against what is swept."""
-    frames = scene.frames
-    option, place = option_chosen(frames), axis(frames.layout)
-    what = place.across.option.replace("_", " ") or "variant"
-    if option:
-        chosen = {c.variant: c for c in choices(frames, option)}
-        numeric = all(_is_number(v) for c in chosen.values() for v in c.losses)
-        found = {
-            v: Swept(centre=float(c.value), interval=None, seeds=[float(x) for x in c.by_seed.values()])
-            for v, c in chosen.items()
-            if numeric
+    """Draw the measure, or what tuning chose, against what is swept, and the ratios to the baseline."""
+    option = option_chosen(scene.frames)
+    return _of_tuning(scene, option) if option else _of_runs(scene)
+
+
+def _of_tuning(scene: Scene, option: str) -> Section:
+    found, place = choices(scene.frames, option), axis(scene.frames.layout)
+    words, what = option.replace("_", " "), _words(place.across)
+    panels = []
+    if all(_is_number(value) for choice in found for value in choice.losses):
+        swept = {
+            choice.variant: Swept(
+                centre=float(choice.value), interval=None, seeds=[float(x) for x in choice.by_seed.values()]
+            )
+            for choice in found
         }
-        label, title = option.replace("_", " "), f"Best {option.replace('_', ' ')} by {what}"
-        caption = (
-            "Large marks are what was chosen, small dots what each seed of the tuning alone would choose."
-        )
-        heading = f"How does the best {option.replace('_', ' ')} depend on {what}?"
-    else:
-        question = questions(frames)[0]
-        found = {variant: _swept(list(seeds.values())) for variant, seeds in question.values.items() if seeds}
-        label, noun = question.measure.label, question.measure.noun
-        title = f"{noun[0].upper()}{noun[1:]} by {what}"
-        caption = "Small dots are seeds, large marks medians, bars the intervals around them."
-        heading = f"How does {noun} depend on {what}?"
+        tried = sorted({float(value) for choice in found for value in choice.losses})
+        panels.append(_draw(scene, f"Best {words} by {what}", f"best {words}", place, swept, tried))
     return Section(
         name="sweep",
-        heading=heading,
-        caption=caption,
-        panels=[draw(scene, "sweep", title, label, place, found, log=True if option else None)]
-        if found
-        else [],
+        heading=f"How does the best {words} depend on {what}?",
+        caption="Large marks are what was chosen from the values at the axis, small dots what each seed of "
+        "the tuning alone would choose.",
+        panels=panels,
     )
+
+
+def _of_runs(scene: Scene) -> Section:
+    question, layout, panels, caption = questions(scene.frames)[0], scene.frames.layout, [], ""
+    noun, what = question.measure.noun, "variant"
+    if scene.frames.asked.compare:
+        place = axis(layout)
+        what = _words(place.across)
+        swept = {variant: _swept(list(seeds.values())) for variant, seeds in question.values.items()}
+        title = f"{noun[0].upper()}{noun[1:]} by {what}"
+        panels.append(_draw(scene, title, question.measure.label, place, swept))
+        caption = "Small dots are seeds, large marks medians, bars the intervals around them. "
+    if layout.baseline is not None:
+        panels.append(ratio.ratio(scene, question, layout.baseline))
+        caption += (
+            "Ratios are those on common seeds, with their medians and intervals; 1 is no difference from "
+            f"{layout.baseline}."
+        )
+    return Section(
+        name="sweep", heading=f"How does {noun} depend on {what}?", caption=caption.strip(), panels=panels
+    )
+
+
+def _words(factor: Factor) -> str:
+    return factor.option.replace("_", " ") or "variant"
 
 
 def _swept(seeds: Sequence[float]) -> Swept:
@@ -98,24 +118,28 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def draw(
+def _draw(
     scene: Scene,
-    name: str,
     title: str,
     label: str,
     place: Axis,
     found: Mapping[str, Swept],
-    *,
-    log: bool | None = None,
+    tried: Sequence[float] = (),
 ) -> Panel:
-    """Draw values by line and level; lines join levels that are numbers."""
+    """Draw values by line and level; lines join levels that are numbers.
+
+    tried: the only values that there can be, if any.
+    """
     canvas = Canvas(title=title, axes_height=2.6)
     axes = canvas.axes()
     across = Levels(place.across)
     every = [x for swept in found.values() for x in (*swept.seeds, swept.centre)]
-    vertical = values(every, log=log)
+    vertical = values([*every, *tried], log=min(tried) > 0 if tried else None)
     across.set_up(axes)
     vertical.set_up(axes, label)
+    if tried:
+        axes.set_yticks(tried, [number(x, 4) for x in tried])
+        axes.minorticks_off()
     looks = _looks(scene, place)
     shift = _shift(across, len(place.cells))
     for nth, (line, cells) in enumerate(place.cells.items()):
@@ -137,7 +161,7 @@ def draw(
             axes.plot([at] * len(dots), dots, ".", color=look.colour, markersize=3, alpha=0.75, zorder=3)
         if line and x:
             canvas.name(axes, line, x, centres, look)
-    return canvas.done(name)
+    return canvas.done("sweep")
 
 
 def _looks(scene: Scene, place: Axis) -> dict[str, Style]:
