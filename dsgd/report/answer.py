@@ -172,9 +172,11 @@ def _next(question: Question, group: str) -> str:
     name = question.layout.level(group, second)
     if ratio is None:
         return f"; the next is {name}, {question.measure.said(number(ranking[second].centre))}"
+    if (text := ratio_text(ratio.centre)) == "1":
+        return f"; {name} is level with it"
     if (ratio.centre > 1) != bool(question.measure.low_is_good):  # the medians and the pairs disagree
         return ""
-    return f"; {name}, the next, {question.measure.times.format(ratio_text(ratio.centre))}"
+    return f"; {name}, the next, {question.measure.times.format(text)}"
 
 
 # --- how many times the baseline
