@@ -289,7 +289,8 @@ def _table(frames: Frames, question: Question) -> Table | None:
         )
         if ratio is None or not math.isfinite(ratio.centre):
             return number(value.centre)
-        interval = f" [{number(ratio.low, 2)}, {number(ratio.high, 2)}]" if ratio.level else ""
+        wide = ratio.level and ratio.low < ratio.high
+        interval = f" [{number(ratio.low, 2)}, {number(ratio.high, 2)}]" if wide else ""
         return f"{number(value.centre)}\n× {ratio_text(ratio.centre)}{interval}"
 
     grouped, compared = layout.grouped, layout.compared
