@@ -116,7 +116,7 @@ def test_what_cannot_be_answered_is_refused_before_anything_runs(
 ) -> None:
     """One line that names the key and the remedy; no folder is made."""
     grid = {"compute_time": ["constant:1", "constant:2"], "num_workers": [2, 4]}
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError, match=r"dsgd\.experiment") as refused:
         dsgd.experiment(asked(grid=grid, **keys), out=tmp_path / "out")
     assert "\n" not in str(refused.value)
     for part in parts:
