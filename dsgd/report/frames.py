@@ -31,6 +31,9 @@ FIGURES = (
 )  # fmt: skip
 """What `show:` of an experiment may name."""
 
+OF_UPDATES = ("staleness", "timeline", "drift")
+"""Those of them that look into updates, and so need the records' files."""
+
 OWN_FOLDERS = ("figures", "tuning")
 """Folders next to the records whose runs are not compared."""
 
