@@ -99,9 +99,9 @@ class UpdateLines:
         if not self._inside and self._file.rest and b"\n" not in block:
             self._inside = "head"
         if self._inside:
-            before = self._file.offset
+            before = self._file.offset, self._inside
             part = self._part(block)
-            self._file.rest = self._file.offset > before
+            self._file.rest = (self._file.offset, self._inside) != before
             if part:
                 yield part
             return
