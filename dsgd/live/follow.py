@@ -111,6 +111,7 @@ class FollowedRun:
         self._evals = Lines(path / "evals.jsonl", RecordedEvaluation)
         self._whole = False  # nothing of its files is left to be read, nor will be
         self._loss, self._eval_loss = Curve(), Curve()
+        self._num_workers, self._budget, self._limit_s = 0, 0, math.inf
         self._workers: list[_Worker] = []
         self._tasks = self._staleness_sum = 0  # of all workers
         self._busy_s = 0.0
@@ -168,8 +169,9 @@ class FollowedRun:
             return False
         self._began_s = meta.stat().st_mtime
         self._options = read_yaml(self.path / "config.yaml")
+        self._num_workers, self._budget, self._limit_s = _limits(self._options)
         self._given = _given(self._options)
-        self._workers = [_Worker() for _ in range(min(MOST_WORKERS, self._options["num_workers"]))]
+        self._workers = [_Worker() for _ in range(min(MOST_WORKERS, self._num_workers))]
         return True
 
     def _written_s(self) -> float:
@@ -192,7 +194,7 @@ class FollowedRun:
                 self._loss.add(self._update_t_s, self._gradients, update.loss)
 
     def _take(self, tasks: Sequence[RecordedTask], every: int) -> None:
-        num_workers, shown = self._options["num_workers"], len(self._workers)
+        num_workers, shown = self._num_workers, len(self._workers)
         for task in tasks:
             number, staleness = task.worker, task.staleness
             busy_s = task.compute_s * every  # assume that what is not recorded is alike
@@ -255,11 +257,6 @@ class FollowedRun:
         }
 
     @property
-    def _budget(self) -> int:
-        budget: int = self._options["num_workers"] * self._options["steps"]
-        return budget
-
-    @property
     def _t_s(self) -> float:
         """Engine seconds that are known to have passed."""
         if self._outcome:
@@ -277,16 +274,14 @@ class FollowedRun:
         None if it has ended, or too little of it is known.
         """
         passed_s = self._grew_s - self._began_s
-        limit_s = float(self._options.get("max_seconds") or math.inf)
-        done = max(gradients / self._budget, self._t_s / limit_s)
+        done = max(gradients / self._budget, self._t_s / self._limit_s)
         if self._outcome or passed_s < 1 or not 0 < done <= 1 or self._updates.rest:
             return None
         return round(passed_s * (1 - done) / done, 1)
 
     def _idle_share(self) -> float | None:
         """Return the mean over workers of the share of time that each did not compute."""
-        outcome, clock_s = self._outcome, self._t_s
-        num_workers: int = self._options["num_workers"]
+        outcome, clock_s, num_workers = self._outcome, self._t_s, self._num_workers
         if not clock_s:
             return 0.0 if self._tasks else None
         if outcome and (spread := outcome.over_workers.get("idle_s")):
@@ -361,6 +356,7 @@ class FollowedFolder:
         self.variants: dict[str, str] = {}
         """The modes of an experiment's variants, by the beginning of their records' names."""
         self._unreadable: set[tuple[str, int]] = set()
+        self._failed: set[tuple[str, int]] = set()  # to be read this time
 
     def read(self) -> Iterator[bool]:
         """Look for new records and read on in each; yield whether there is more to be read at once.
@@ -385,16 +381,19 @@ class FollowedFolder:
         for key, run in self._followed.items():
             try:
                 yield key not in self._unreadable and run.read()
+                self._failed.discard(key)
             except _NOT_A_RECORD:
                 self._unreadable.add(key)
             except OSError:  # removed meanwhile, or not readable now
-                continue
+                self._failed.add(key)
 
     @property
     def runs(self) -> dict[tuple[str, int], FollowedRun]:
         """The readable runs by name and inode (a record may be removed and made again), newest last."""
         return {
-            key: run for key, run in self._followed.items() if run.revision and key not in self._unreadable
+            key: run
+            for key, run in self._followed.items()
+            if run.revision and key not in self._unreadable and key not in self._failed
         }
 
     def _records(self) -> list[Path]:
@@ -422,6 +421,25 @@ def _bin_name(k: int) -> str:
         return f"> {STALENESS_BUCKETS[-1]:.0f}"
     low, high = (int(STALENESS_BUCKETS[k - 1]) + 1 if k else 0), int(STALENESS_BUCKETS[k])
     return str(high) if low == high else f"{low}–{high}"
+
+
+def _limits(config: Mapping[str, Any]) -> tuple[int, int, float]:
+    """Return the number of workers, the budget of mini-batches and the limit in engine seconds.
+
+    Raises an error of _NOT_A_RECORD if the options are not those of a run.
+    """
+    num_workers, steps, limit_s = (
+        config["num_workers"],
+        config["steps"],
+        float(config.get("max_seconds", math.inf)),
+    )
+    if not (isinstance(num_workers, int) and isinstance(steps, int) and min(num_workers, steps, limit_s) > 0):
+        raise ValueError("num_workers, steps and max_seconds must be numbers above 0")
+    if config["engine"] not in ("ray", "sim") or not re.fullmatch(
+        r"all|none|every:[1-9]\d*", config["record"]
+    ):
+        raise ValueError("engine or record is unknown")
+    return num_workers, num_workers * steps, limit_s
 
 
 def _given(config: Mapping[str, Any]) -> list[str]:
@@ -457,7 +475,7 @@ def _is_record(path: Path) -> bool:
 def _folders(folder: Path) -> list[Path]:
     """Return the folders in a folder; none if it is not there yet, or not readable."""
     try:
-        with os.scandir(folder) as entries:
-            return [Path(entry.path) for entry in entries if entry.is_dir()]
+        # By os.path, for which what cannot be looked at is no folder.
+        return [path for path in folder.iterdir() if os.path.isdir(path)]
     except OSError:
         return []
