@@ -219,8 +219,8 @@ class FollowedRun:
         evaluated = self._last_eval or _NOT_EVALUATED
         updates = outcome.updates if outcome else max(self._version, evaluated.version)
         gradients = outcome.gradients if outcome else max(self._gradients, evaluated.gradients)
-        used = [max((k for k, n in enumerate(w.staleness) if n), default=0) for w in self._workers]
-        bins = max(used, default=0) + 1
+        used = [k for worker in self._workers for k, n in enumerate(worker.staleness) if n] or [0]
+        bins = range(min(used), max(used) + 1)
         clock_s = self._t_s
         return {
             "name": self.name,
@@ -245,12 +245,12 @@ class FollowedRun:
             "train_loss": _rounded(self._last_loss),
             "eval_loss": _rounded(evaluated.loss),
             "accuracy": _rounded(evaluated.accuracy),
-            "staleness": _rounded(self._staleness_sum / self._tasks) if self._tasks else None,
+            "staleness": _rounded(self._mean_staleness()),
             "idle": _rounded(self._idle_share()),
             "gradients_per_s": self._rate(),
             "train": self._loss.columns(),
             "eval": self._eval_loss.columns(),
-            "bins": [_bin_name(k) for k in range(bins)],
+            "bins": [_bin_name(k) for k in bins],
             "workers": [self._worker(number, bins) for number in range(len(self._workers))],
             "over_workers": self._over_workers(),
             "timeline": self._timeline(),
@@ -279,6 +279,18 @@ class FollowedRun:
             return None
         return round(passed_s * (1 - done) / done, 1)
 
+    def _mean_staleness(self) -> float | None:
+        if self._outcome and self._outcome.staleness:
+            return self._outcome.staleness.mean
+        if not self._tasks or self._is_partial:
+            return None
+        return self._staleness_sum / self._tasks
+
+    @property
+    def _is_partial(self) -> bool:
+        """Whether the run has ended and its updates have been read in part only: their means are not its."""
+        return self._outcome is not None and not self._whole
+
     def _idle_share(self) -> float | None:
         """Return the mean over workers of the share of time that each did not compute."""
         outcome, clock_s, num_workers = self._outcome, self._t_s, self._num_workers
@@ -288,9 +300,11 @@ class FollowedRun:
             return spread.mean / clock_s
         if outcome and outcome.workers:
             return sum(worker.idle_s for worker in outcome.workers.values()) / num_workers / clock_s
-        return max(0.0, 1 - self._busy_s / num_workers / clock_s) if self._tasks else None
+        if not self._tasks or self._is_partial:
+            return None
+        return max(0.0, 1 - self._busy_s / num_workers / clock_s)
 
-    def _worker(self, number: int, bins: int) -> dict[str, Any]:
+    def _worker(self, number: int, bins: range) -> dict[str, Any]:
         """Return what is shown of a worker."""
         worker, clock_s = self._workers[number], self._t_s
         totals = self._outcome.workers.get(number) if self._outcome else None
@@ -298,9 +312,9 @@ class FollowedRun:
         if totals and clock_s:
             idle = totals.idle_s / clock_s
         return {
-            "staleness": worker.staleness[:bins],
+            "staleness": worker.staleness[bins.start : bins.stop],
             "mean": _rounded(worker.staleness_sum / worker.tasks) if worker.tasks else None,
-            "idle": _rounded(idle) if self._tasks else None,
+            "idle": _rounded(idle) if totals or (self._tasks and not self._is_partial) else None,
             "batches": worker.batches,
             "restarts": totals.restarts if totals else None,
         }
@@ -335,10 +349,12 @@ class FollowedRun:
         lengths = sorted(finished - started for last in shown for started, finished, _ in last)
         span_s = 20 * lengths[len(lengths) // 2] if lengths else 0.0
         slowest_s = lengths[-1] if lengths else 0.0
-        from_s = max(0.0, self._update_t_s - max(span_s, 3 * slowest_s))
+        # Of an update that has been read in part, the tasks are known before its time is.
+        to_s = max([self._update_t_s, *(finished for last in shown for _, finished, _ in last)])
+        from_s = max(0.0, to_s - max(span_s, 3 * slowest_s))
         return {
             "from_s": from_s,
-            "to_s": self._update_t_s,
+            "to_s": to_s,
             "tasks": [[task for task in last if task[1] > from_s] for last in shown],
         }
 
@@ -378,7 +394,7 @@ class FollowedFolder:
         self._followed = {
             key: self._followed.get(key) or FollowedRun(path, key[0]) for key, path in newest.items()
         }
-        for key, run in self._followed.items():
+        for key, run in reversed(self._followed.items()):  # the newest first: those that run
             try:
                 yield key not in self._unreadable and run.read()
                 self._failed.discard(key)

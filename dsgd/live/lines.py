@@ -69,7 +69,7 @@ class UpdateLines:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = _File(path)
+        self._file, self._kind = _File(path), update_type()
         self._inside: Literal["", "head", "tasks", "ignored", "tail"] = ""
         self._line = b""  # of a long line: what is not a task
 
@@ -106,7 +106,7 @@ class UpdateLines:
                 yield part
             return
         for line, where in self._file.whole_lines(block):
-            update = decode(line, update_type(), where)
+            update = decode(line, self._kind, where)
             yield update.gradients, update
 
     def _part(self, block: bytes) -> Part | None:
@@ -141,7 +141,7 @@ class UpdateLines:
             self._take(block[:-_NAME_BYTES], "tail")
         else:
             self._take(block[: end + 1], "")
-            update = decode(self._line, update_type(), where)
+            update = decode(self._line, self._kind, where)
             self._line, self._file.lines = b"", self._file.lines + 1
             return (), update
         return None

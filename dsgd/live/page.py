@@ -211,7 +211,6 @@ async def _work(folder: Path, listener: socket.socket, parent: int | None) -> No
 
 def show(folder: Path, listener: socket.socket, parent: int | None = None) -> None:
     """Serve the records in a folder until SIGINT, SIGTERM or the end of the process `parent`."""
-    os.nice(10)
     asyncio.run(_work(folder, listener, parent))
 
 
@@ -222,6 +221,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--listener", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     given = parser.parse_args(arguments)
+    os.nice(10)
     show(given.folder, socket.socket(fileno=given.listener), given.parent)
 
 

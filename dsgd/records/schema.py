@@ -224,6 +224,12 @@ class Ending(Struct, frozen=True, kw_only=True):
     stopped_by: str
 
 
+class MeanStaleness(Struct, frozen=True, kw_only=True):
+    """The mean alone of `staleness` in summary.json."""
+
+    mean: float | None
+
+
 class BriefSummary(Ending, frozen=True, kw_only=True):
     """What the live page shows of a summary.json; of one that lists too many workers, none of them."""
 
@@ -231,6 +237,7 @@ class BriefSummary(Ending, frozen=True, kw_only=True):
     updates: int
     gradients: int
     clock_s: float
+    staleness: MeanStaleness | None = None
     workers: dict[int, WorkerTotals] = msgspec.field(default_factory=dict)
     over_workers: dict[str, Spread] = msgspec.field(default_factory=dict)
 
