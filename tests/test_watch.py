@@ -32,6 +32,7 @@ from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordedTask, encode, update_type
 from dsgd.report.build import build_report
 from dsgd.terminal.cli import parse
+from main import main
 
 SIM = "--engine sim --compute-time exponential:1"
 
@@ -212,6 +213,7 @@ def test_the_time_left_is_that_of_the_rate_so_far(
         assert done == pytest.approx(share, abs=0.02)
     else:
         assert view["t_s"] / 40 > view["gradients"] / view["budget"]
+    assert view["done"] == pytest.approx(done, abs=1e-4)
     assert view["silent_s"] > 10**6  # the last news is old, however lately the page was opened
 
 
@@ -312,6 +314,21 @@ def test_a_large_record_is_announced(mode: str, cli: CommandLine, monkeypatch: p
     assert "--record every:" in lines[0]
     assert "will be written" not in cli(f"{options} --record none").out
     assert "will be written" not in cli(f"{options} --quiet").out
+
+
+def test_large_records_of_an_experiment_are_announced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the runs of an experiment will write together is said once, and only of those still to be run."""
+    monkeypatch.setattr(size, "LARGE_BYTES", 1000)
+    file = tmp_path / "some.yaml"
+    file.write_text(
+        "title: Some\nquestion: How large?\nbase: {engine: sim, mode: asgd, dataset: none, steps: 20}\n"
+        "seeds: [0, 1]\nvariants: {a: {}, b: {latency_s: 1}}\n"
+    )
+    for announced in (1, 0):
+        assert main(["--experiment", str(file), "--out", str(tmp_path / "runs")]) == 0
+        assert capsys.readouterr().out.count("will be written by 4 runs") == announced
 
 
 # ---- in a browser

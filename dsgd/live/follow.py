@@ -237,6 +237,7 @@ class FollowedRun:
             "updates": updates,
             "gradients": gradients,
             "budget": self._budget,
+            "done": round(self._share_done(gradients), 4),
             "left_s": self._left_s(gradients),
             "took_s": round(max(0.0, self._grew_s - self._began_s), 1),
             "read": self._share_read(),
@@ -268,13 +269,17 @@ class FollowedRun:
         size = self._updates.size_bytes if self._updates.rest and not self._whole else 0
         return round(self._updates.read_bytes / size, 3) if size else None
 
+    def _share_done(self, gradients: int) -> float:
+        """Return how much of its budget a run has spent; while it runs also of its time, if more."""
+        of_time = 0.0 if self._outcome else self._t_s / self._limit_s
+        return min(1.0, max(gradients / self._budget, of_time))
+
     def _left_s(self, gradients: int) -> float | None:
         """Return the wall seconds that the run still takes at its rate so far, whichever clock it counts by.
 
         None if it has ended, or too little of it is known.
         """
-        passed_s = self._grew_s - self._began_s
-        done = max(gradients / self._budget, self._t_s / self._limit_s)
+        passed_s, done = self._grew_s - self._began_s, self._share_done(gradients)
         if self._outcome or passed_s < 1 or not 0 < done <= 1 or self._updates.rest:
             return None
         return round(passed_s * (1 - done) / done, 1)
