@@ -29,7 +29,7 @@ from dsgd.live.lines import UpdateLines
 from dsgd.metrics import MOST_LISTED
 from dsgd.records import size
 from dsgd.records.reader import read_record
-from dsgd.records.schema import RecordedTask, encode, update_type
+from dsgd.records.schema import RecordedTask, built, encode, update_type
 from dsgd.report.build import build_report
 from dsgd.terminal.cli import parse
 from main import main
@@ -73,12 +73,19 @@ def test_however_little_is_read_at_once_nothing_is_lost(
 ) -> None:
     """Updates longer than what is read at once give the same tasks and updates, wherever the file is torn."""
     updates = [
-        update_type()(
-            version=i, t_s=float(i), loss=None, drift=0.5,
-            gradients=tuple(map(tasks, range(used))), ignored=tuple(map(tasks, range(ignored))),
+        built(
+            {
+                "version": i,
+                "t_s": float(i),
+                "loss": None,
+                "drift": 0.5,
+                "gradients": list(map(tasks, range(used))),
+                "ignored": list(map(tasks, range(ignored))),
+            },
+            update_type(),
         )
         for i, (used, ignored) in enumerate(sizes, 1)
-    ]  # fmt: skip
+    ]
     content = b"".join(
         (json.dumps(json.loads(encode(u))).encode() if spaced else encode(u)) + b"\n" for u in updates
     )

@@ -28,6 +28,9 @@ from dsgd.strategies import load
 MOST_WORKERS = 24
 """Workers of a run that are shown one by one: the first ones."""
 
+MOST_RUNS = 200
+"""Runs of a folder that are shown: the newest."""
+
 MOST_POINTS = 256
 """Most points of a curve; beyond it every second one is dropped."""
 
@@ -367,7 +370,7 @@ class FollowedRun:
 class FollowedFolder:
     """A record, or a folder of records, that need not be there yet."""
 
-    def __init__(self, folder: Path, most_runs: int = 64) -> None:
+    def __init__(self, folder: Path, most_runs: int = MOST_RUNS) -> None:
         self._folder, self._most_runs = folder, most_runs
         self._followed: dict[tuple[str, int], FollowedRun] = {}
         self.title, self.planned = folder.absolute().name, 0
@@ -473,8 +476,9 @@ def _given(config: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return an option's value as JSON can hold it: it has no infinity."""
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    """Return an option's value as JSON can hold it: it has no infinity, and no dates."""
+    is_finite = isinstance(value, float) and math.isfinite(value)
+    return value if is_finite or value is None or isinstance(value, str | int) else str(value)
 
 
 def _rounded(x: float | None) -> float | None:

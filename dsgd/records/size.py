@@ -55,7 +55,7 @@ def _rounded_up(n: int) -> int:
     >>> _rounded_up(7), _rounded_up(10), _rounded_up(23)
     (7, 10, 30)
     """
-    unit = 10 ** (len(str(n)) - 1)
+    unit = int(10 ** (len(str(n)) - 1))
     return math.ceil(n / unit) * unit
 
 
