@@ -21,6 +21,7 @@ from dsgd.experiments.worker import Outcome, execute_recorded
 from dsgd.live.observers import Observers
 from dsgd.records.outcomes import is_result
 from dsgd.records.s3 import Uploads
+from dsgd.records.size import announcement_of_all
 from dsgd.terminal.cli import UsageError
 from dsgd.terminal.interruptions import Interruptions
 
@@ -118,6 +119,8 @@ def _missing(
     if uploads:
         for path in sorted(kept):
             uploads.add(path)
+    if said := announcement_of_all([run.cfg for run in missing]):
+        display.say(said)
     engines.warm_up(missing)
     check_data(missing)  # while the processes import what they need
     return missing

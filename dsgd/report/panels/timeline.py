@@ -38,7 +38,7 @@ def timeline(scene: Scene) -> Section:
     complete = [v for v in scene.variants if is_complete(scene.representative(v))]
     shown, others = scene.most(complete)
     records = {variant: scene.representative(variant) for variant in shown}
-    common_s = _BATCHES * median(map(_batch_s, records.values()))
+    common_s = _BATCHES * median(record.summary.batch_s for record in records.values())
     ends_s = {v: max(common_s, 1.05 * _second_update_s(record)) for v, record in records.items()}
     caption = (
         "The first moments of one run a variant, all with the same seed; where updates are rare, as with "
@@ -61,12 +61,6 @@ def timeline(scene: Scene) -> Section:
 def is_complete(record: Record) -> bool:
     """Whether all tasks of a run were recorded."""
     return record.config.get("record", "all") == "all" and record.summary.updates > 0
-
-
-def _batch_s(record: Record) -> float:
-    """Return what a mini-batch takes the median worker."""
-    summary = record.summary
-    return median([w.busy_s / w.steps for w in summary.workers.values() if w.steps] or [summary.clock_s])
 
 
 def _second_update_s(record: Record) -> float:
