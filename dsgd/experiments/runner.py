@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -190,15 +191,20 @@ class _Engines:
 
 
 def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
+    asked = {key: value for key, value in asdict(experiment.asked).items() if value}
+    if "per" in asked:
+        asked["per"] = list(asked["per"])
     as_run: dict[str, Any] = {
         "title": experiment.title,
         "question": experiment.question,
         "base": dict(experiment.base),
         "variants": [
-            {"name": v.name, "folder": v.folder, "options": dict(v.options)} for v in experiment.variants
+            {"name": v.name, "folder": v.folder, **v.parts, "options": dict(v.options)}
+            for v in experiment.variants
         ],
         "seeds": list(experiment.seeds),
         "target_loss": experiment.target_loss,
+        **asked,
         "show": None if experiment.show is None else list(experiment.show),
     }
     if experiment.tuning:

@@ -17,9 +17,9 @@ from dsgd.report.colours import DARK, LIGHT
 from dsgd.report.figures import draw_sections
 from dsgd.report.frames import Frames, read_folder
 from dsgd.report.panels import Section
+from dsgd.report.parts import Answer, Table
 from dsgd.report.questions import questions
 from dsgd.report.style import standalone_svg
-from dsgd.report.tables import Table
 from dsgd.report.words import plural
 
 _FIGURE_NAMES = re.compile(
@@ -33,7 +33,7 @@ class Report:
 
     frames: Frames
     facts: str
-    answer: Sequence[str]
+    answer: Answer
     sections: Sequence[Section]
     tables: Sequence[Table]
     details: Sequence[Table]
