@@ -263,7 +263,10 @@ def _write_factors(
     widths = [max(labels.extent(texts[i])[0] for texts in written.values()) for i in (0, 1)]
     where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     for variant, texts in written.items():
-        look = {"weight": "bold" if texts[1] == _times(1, 1) else "normal", "size": labels.SIZE}
+        look: dict[str, Any] = {
+            "weight": "bold" if texts[1] == _times(1, 1) else "normal",
+            "size": labels.SIZE,
+        }
         for text, inches in zip(texts, (0.14 + widths[0], 0.24 + sum(widths)), strict=True):
             at = (1, places[variant])
             axes.annotate(text, at, (72 * inches, 0), ha="right", va="center", **look, **where)
