@@ -12,7 +12,7 @@ import yaml
 from rich.console import Console
 
 from dsgd.data import make_workload
-from dsgd.experiments.display import Display, print_results
+from dsgd.experiments.display import Display
 from dsgd.experiments.experiment_file import Experiment, PlannedRun
 from dsgd.experiments.kept import clear, is_kept, locked
 from dsgd.experiments.pool import Pool, cores
@@ -89,12 +89,9 @@ def _run_locked(
         _write_as_run(experiment, choices)
         failed = _run(missing, engines, display, uploads)
     report = None
-    with Interruptions():  # a second one: the caller's holds signals once the last run has ended
-        with suppress(BrokenPipeError, UnicodeEncodeError):  # closed pipe, or no such characters
-            print_results(experiment, console)
-        if draw and len(failed) < len(experiment.runs()):
-            report = _write_tables_and_report(experiment)
-            console.print(f"report  {report}", soft_wrap=True, highlight=False)
+    if draw and len(failed) < len(experiment.runs()):
+        with Interruptions():  # a second one: the caller's holds signals once the last run has ended
+            report = _report(experiment.folder, console)
     return Finished(experiment, failed, {choice.variant: choice.chosen for choice in choices}, report)
 
 
@@ -217,14 +214,19 @@ def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
     partial.rename(experiment.folder / "experiment.yaml")
 
 
-def _write_tables_and_report(experiment: Experiment) -> Path:
-    """Write results.parquet, curves.parquet and the report; return the report's path."""
+def _report(folder: Path, console: Console) -> Path:
+    """Write the tables and the report, print the answer, and return the path of the report."""
+    from dsgd.experiments.results import print_results
     from dsgd.report.build import build_report
     from dsgd.report.frames import read_folder
 
-    frames = read_folder(experiment.folder)
+    frames = read_folder(folder)
     for name, table in (("results", frames.runs), ("curves", frames.curves)):
-        partial = experiment.folder / f"{name}.parquet.partial"
+        partial = folder / f"{name}.parquet.partial"
         table.write_parquet(partial)
-        partial.rename(experiment.folder / f"{name}.parquet")
-    return build_report(experiment.folder)
+        partial.rename(folder / f"{name}.parquet")
+    report = build_report(folder, frames)
+    with suppress(BrokenPipeError, UnicodeEncodeError):  # closed pipe, or no such characters
+        print_results(frames, console)
+        console.print(f"report  {report}", soft_wrap=True, highlight=False)
+    return report

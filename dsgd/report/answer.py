@@ -70,47 +70,52 @@ def _only_group(question: Question) -> str:
     if math.isinf(best.centre):
         some = [v for v, seeds in question.values.items() if min(seeds.values()) < math.inf]
         named = [question.layout.level(group, v) for v in some]
-        return _sentence(by.nobody + (f"; with some seeds, {few(named)} did" if some else ""))
+        nobody = by.nobody[:1].upper() + by.nobody[1:]
+        return _sentence(nobody + (f"; with some seeds, {few(named)} did" if some else ""))
     name, equal = question.layout.level(group, first), _tied(question, group)
     said = f"{name} {by.wins}, {by.said(number(best.centre))}"
     if not question.against(first) or not equal:
         return _sentence(said + _next(question, group))
-    named = few([question.layout.level(group, v) for v in equal])
-    others = named if len(equal) < len(ranking) - 1 else "any other"
-    return _sentence(f"no clear winner: {said}, but its lead over {others} is not significant")
+    rivals = few([question.layout.level(group, v) for v in equal])
+    others = rivals if len(equal) < len(ranking) - 1 else "any other"
+    return _sentence(f"No clear winner: {said}, but its lead over {others} is not significant")
 
 
 def _by_group(question: Question) -> str:
     """Return the best level of each group, groups with the same one together."""
     layout, by = question.layout, question.measure
-    winners: dict[str, list[str]] = {}
+    clear: dict[str, list[str]] = {}
+    unclear: dict[str, str] = {}
+    nobody = []
     for group in layout.cells:
         ranking = question.ranking(group)
-        if not ranking:
+        first = next(iter(ranking), None)
+        if first is None:
             continue
-        first = next(iter(ranking))
-        winner = "" if math.isinf(ranking[first].centre) else layout.level(group, first)
-        winners.setdefault(winner, []).append(group)
-    nobody = winners.pop("", [])
-    parts = [
-        f"{layout.compared.short(level)} with {listed([_with_ties(question, level, g) for g in groups])}"
-        for level, groups in winners.items()
-    ]
+        level = layout.level(group, first)
+        if math.isinf(ranking[first].centre):
+            nobody.append(group)
+        elif question.against(first) and _tied(question, group) and not layout.compared.option:
+            unclear[group] = level
+        else:
+            clear.setdefault(level, []).append(group)
     never = f"with {listed(nobody)}, {by.nobody}" if nobody else ""
-    if not winners:
-        return _sentence(by.nobody)
-    if len(winners) == 1 and not nobody:
-        (level,) = winners
-        places = f"in all {len(layout.cells)} cases: {parts[0].partition(' with ')[2]}"
-        name = layout.compared.short(level)
-    else:
-        places = name = ""
-    if layout.compared.option:
-        what = f"by {by.noun}, the best {layout.compared.option} is"
-        said = f"{what} {name} {places}" if name else f"{what} {listed(parts)}"
-    else:
-        said = f"{name} {by.wins} {places}" if name else f"the one that {by.wins} is {listed(parts)}"
-    return _sentence("; ".join(filter(None, [said, never])))
+    if layout.compared.option and clear:
+        parts = [
+            f"{layout.compared.short(level)} with {listed([_with_ties(question, level, g) for g in groups])}"
+            for level, groups in clear.items()
+        ]
+        best = f"By {by.noun}, the best {layout.compared.option} is {listed(parts)}"
+        return _sentence("; ".join(filter(None, [best, never])))
+    if not clear and not unclear:
+        return _sentence(by.nobody[:1].upper() + by.nobody[1:])
+    if len(unclear) == len(layout.cells):
+        return _sentence(f"By {by.noun}, there is no clear winner in any case")
+    parts = [f"{level} {by.wins} with {listed(groups)}" for level, groups in clear.items()]
+    if unclear:
+        leads = [f"{group} ({level} leads)" for group, level in unclear.items()]
+        parts.append(f"there is no clear winner with {listed(leads)}")
+    return _sentence("; ".join(filter(None, [*parts, never])))
 
 
 def _with_ties(question: Question, level: str, group: str) -> str:
@@ -180,7 +185,7 @@ def _against_baseline(question: Question, baseline: str) -> str:
     others = [level for level in layout.compared.levels if level != baseline]
     parts = [_against(question, level, baseline) for level in others[:_MOST_LEVELS]]
     more = f"; the other {len(others) - _MOST_LEVELS} are in the table" if len(others) > _MOST_LEVELS else ""
-    return _sentence(f"compared with {baseline}, {'; '.join(filter(None, parts))}{more}")
+    return _sentence(f"Compared with {baseline}, {'; '.join(filter(None, parts))}{more}")
 
 
 def _against(question: Question, level: str, baseline: str) -> str:
@@ -217,16 +222,15 @@ def _range(question: Question) -> str:
         if (x := question.median(variant)) is not None
     ]
     if not found:
-        return _sentence(f"no run has a value of {question.measure.noun}")
+        return _sentence(f"No run has a value of {question.measure.noun}")
+    noun = question.measure.noun[:1].upper() + question.measure.noun[1:]
     if len(layout.cells) == 1 and len(found) <= 2 * _MOST_LEVELS:
-        return _sentence(
-            f"{question.measure.noun} is {listed([f'{number(x)} with {level}' for x, level, _ in found])}"
-        )
+        return _sentence(f"{noun} is {listed([f'{number(x)} with {level}' for x, level, _ in found])}")
     (low, *at_low), (high, *at_high) = min(found), max(found)
     if low == high:
-        return _sentence(f"{question.measure.noun} is {number(low)} in all cases")
+        return _sentence(f"{noun} is {number(low)} in all cases")
     return _sentence(
-        f"{question.measure.noun} goes from {number(low)} ({', '.join(filter(None, at_low))}) to "
+        f"{noun} goes from {number(low)} ({', '.join(filter(None, at_low))}) to "
         f"{number(high)} ({', '.join(filter(None, at_high))})"
     )
 
@@ -270,7 +274,7 @@ def _table(frames: Frames, question: Question) -> Table | None:
     if baseline is not None:
         levels.remove(baseline)
         levels.insert(0, baseline)
-        note += f"; ×: how many times that of {baseline} on common seeds, with the 95 % interval"
+        note += f"; ×: how many times that of {baseline}, with its interval"
 
     def cell(cells: Mapping[str, str], level: str) -> str:
         value = question.median(cells[level]) if level in cells else None
@@ -287,6 +291,13 @@ def _table(frames: Frames, question: Question) -> Table | None:
         return f"{number(value.centre)}\n× {ratio_text(ratio.centre)}{interval}"
 
     grouped, compared = layout.grouped, layout.compared
+    best = {}
+    for row, group in enumerate(layout.cells):
+        ranking = question.ranking(group)
+        if question.measure.low_is_good is not None and baseline is None and ranking:
+            first = next(iter(ranking))
+            if math.isfinite(ranking[first].centre):
+                best[row] = levels.index(layout.level(group, first))
     if len(layout.cells) == 1:
         (cells,) = layout.cells.values()
         return Table(
@@ -294,6 +305,7 @@ def _table(frames: Frames, question: Question) -> Table | None:
             note=f"{note[0].upper()}{note[1:]}.",
             headings=[compared.option or "variant", question.measure.label],
             rows=[[compared.short(level), cell(cells, level)] for level in levels],
+            best={(column, 1) for column in best.values()},
         )
     return Table(
         title="",
@@ -303,6 +315,7 @@ def _table(frames: Frames, question: Question) -> Table | None:
             [grouped.short(group), *(cell(cells, level) for level in levels)]
             for group, cells in layout.cells.items()
         ],
+        best={(row, 1 + column) for row, column in best.items()},
     )
 
 
@@ -318,7 +331,7 @@ def _basis(question: Question) -> str:
     level = median_interval(list(range(n))).level
     text = f"Medians of {plural(n, 'seed')} with {round(100 * level)}\N{NO-BREAK SPACE}% intervals"
     if question.layout.baseline is not None:
-        return f"{text}; ratios are geometric means over common seeds with 95\N{NO-BREAK SPACE}% intervals."
+        return f"{text}, ratios on common seeds."
     if question.measure.low_is_good is None:
         return f"{text}."
     if len(question.layout.cells) == 1 and (test := _test_of_the_lead(question)):
@@ -352,7 +365,8 @@ def _untested(question: Question) -> str:
 
 
 def _sentence(text: str) -> str:
-    return f"{text[0].upper()}{text[1:]}." if text and not text[0].isdigit() else f"{text}."
+    """Return a sentence. One that begins with a variant's name begins with that, as it is spelled."""
+    return f"{text}."
 
 
 def ratio_text(ratio: float) -> str:

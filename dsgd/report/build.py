@@ -23,7 +23,8 @@ from dsgd.report.style import standalone_svg
 from dsgd.report.words import plural
 
 _FIGURE_NAMES = re.compile(
-    r"(loss|time|gradients|bytes|staleness|timeline|scaling|drift)-[\w-]+|throughput|idle|drift"
+    r"(loss|time|gradients|bytes|staleness|timeline|scaling|drift|sweep|ratio|tuning)-[\w-]+"
+    r"|throughput|idle|drift|sweep|ratio|tuning"
 )
 
 
@@ -40,14 +41,15 @@ class Report:
     """For repeating the runs."""
 
 
-def build_report(folder: Path) -> Path:
+def build_report(folder: Path, frames: Frames | None = None) -> Path:
     """Write the report of an experiment's folder, a folder of records or one record into that folder.
 
+    frames: what was read from the folder; None: read it.
     Returns the path of report.html. Raises RecordError, in one line, where there is nothing to report on, and
     OSError where nothing can be written. The same records give the same bytes.
     """
     folder = Path(folder)
-    frames = read_folder(folder)
+    frames = frames or read_folder(folder)
     report = _report(frames)
     _write_figures(folder / "figures", report.sections)
     (folder / "results.csv").write_text(frames.runs.write_csv(), encoding="utf-8")

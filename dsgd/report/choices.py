@@ -102,8 +102,7 @@ def _in_group(layout: Layout, group: str, found: Sequence[Choice]) -> str:
     by_value: dict[str, list[str]] = {}
     for choice in found:
         by_value.setdefault(choice.value, []).append(choice.level)
-    whole = len(by_value) == 1 and len(found) > 1
-    parts = [f"{value} with {'all: ' if whole else ''}{listed(levels)}" for value, levels in by_value.items()]
+    parts = [f"{value} with {listed(levels)}" for value, levels in by_value.items()]
     return f"{group}: {listed(parts)}" if group and parts else listed(parts)
 
 

@@ -7,7 +7,17 @@ from collections.abc import Iterator, Sequence
 import matplotlib as mpl
 
 from dsgd.report.frames import Frames
-from dsgd.report.panels import Scene, Section, curves, rows, scaling, staleness, timeline
+from dsgd.report.panels import (
+    Scene,
+    Section,
+    curves,
+    rows,
+    scaling,
+    staleness,
+    sweep,
+    timeline,
+    tuning,
+)
 from dsgd.report.style import RC, Style, styles
 
 
@@ -23,9 +33,10 @@ def draw_sections(frames: Frames) -> Iterator[Section]:
 
 
 def chosen(frames: Frames) -> list[str]:
-    """Return the names of the figures that are drawn, in order."""
+    """Return the names of the figures that are drawn, in order: first those of the question."""
     scene = _scene(frames)
-    return [name for name in frames.show or _DRAW if _applies(name, scene)]
+    wanted = dict.fromkeys([*_OF_THE_QUESTION, *(frames.show or _DRAW)])
+    return [name for name in wanted if _applies(name, scene)]
 
 
 def _scene(frames: Frames) -> Scene:
@@ -47,6 +58,8 @@ def _by_value(frames: Frames, variants: Sequence[str]) -> list[str]:
 
 
 _DRAW = {
+    "sweep": sweep.sweep,
+    "tuning": tuning.tuning,
     "loss": curves.loss,
     "time_to_target": rows.time_to_target,
     "scaling": scaling.scaling,
@@ -57,9 +70,16 @@ _DRAW = {
 }
 
 
+_OF_THE_QUESTION = ("sweep", "tuning")  # drawn whatever the file lists under show:
+
+
 def _applies(name: str, scene: Scene) -> bool:
     records = [run.record for run in scene.frames.records]
     match name:
+        case "sweep":
+            return sweep.applies(scene)
+        case "tuning":
+            return tuning.applies(scene)
         case "loss":
             return any(record.evals for record in records)
         case "time_to_target":

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 FIGURES = (
-    "sweep", "ratio", "tuning", "loss", "time_to_target", "staleness", "timeline", "throughput", "drift",
+    "sweep", "tuning", "loss", "time_to_target", "staleness", "timeline", "throughput", "drift",
     "scaling",
 )  # fmt: skip
 """What `show:` of an experiment may name."""

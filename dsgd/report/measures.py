@@ -18,7 +18,7 @@ from dsgd.records.schema import RecordedEvaluation
 OF_TARGET = ("time-to-loss", "gradients-to-loss", "bytes-to-loss")
 """Measures that need the file's target_loss."""
 
-NAMED = (*OF_TARGET, "last-loss", "throughput", "staleness")
+NAMED = (*OF_TARGET, "last-loss", "time", "throughput", "staleness")
 BEST = "best "
 """Before an option that is tuned: the value that was chosen for it."""
 
@@ -116,6 +116,19 @@ def measure(name: str, target: float | None, unit: str) -> Measure:
                 of=_last_loss,
                 wins="ends with the lowest loss",
                 times="ends with {} times the loss",
+                nobody="every variant diverges in the median of its seeds",
+                low_is_good=True,
+            )
+        case "time":
+            return Measure(
+                name=name,
+                label=f"{unit} for the budget",
+                noun="time for the budget",
+                of=lambda r: math.inf if r.summary.stopped_by == "diverged" else r.summary.clock_s,
+                wins="is the first to spend the budget",
+                value=f"after {{}} {unit}",
+                times="takes {} times as long",
+                target=" for the same budget",
                 nobody="every variant diverges in the median of its seeds",
                 low_is_good=True,
             )

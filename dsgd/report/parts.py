@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 
@@ -14,6 +14,8 @@ class Table:
     note: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    best: Collection[tuple[int, int]] = ()
+    """Rows and columns of the cells that stand out."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,15 +78,13 @@ class Question:
     def ratio(self, variant: str, baseline: str) -> Interval | None:
         """Return how many times the baseline's values a variant's are; infinite for never against a value.
 
-        The geometric mean over common seeds with its interval; else, without an interval, the ratio of the
-        medians. None where there is none to give.
+        The median over common seeds and its interval; if there are none, or with one of them neither got
+        there, the ratio of the medians without an interval. None where there is none to give.
         """
-        pair = self.against(variant).get(baseline)
-        if pair and pair.ratio:
-            if pair.a == baseline:
-                return pair.ratio
-            middle, low, high, level, n = pair.ratio
-            return Interval(1 / middle, 1 / high, 1 / low, level, n)
+        x, y = self.values.get(baseline, {}), self.values.get(variant, {})
+        seeds = sorted(x.keys() & y.keys())
+        if seeds and all(x[seed] > 0 and math.isfinite(min(x[seed], y[seed])) for seed in seeds):
+            return median_interval([y[seed] / x[seed] for seed in seeds])
         a, b = self.median(baseline), self.median(variant)
         if a is None or b is None or not math.isfinite(a.centre) or a.centre <= 0:
             return None
