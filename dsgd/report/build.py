@@ -62,7 +62,7 @@ def build_report(folder: Path, frames: Frames | None = None) -> Path:
 def _report(frames: Frames) -> Report:
     asked = questions(frames) if len(frames.variants) > 1 else []
     found = [
-        tables.results(frames),
+        tables.overview(frames, asked),
         *(tables.pairs(question) for question in asked),
         tables.theory(frames),
         tables.ended_early(frames),

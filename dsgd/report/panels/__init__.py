@@ -141,6 +141,8 @@ class Canvas:
 
     title: str
     subtitle: str = ""
+    what: str = ""
+    """What is drawn, for those who do not see it."""
     axes_height: float = 2.3
     left: float = _LEFT
     right: float = _RIGHT
@@ -202,7 +204,7 @@ class Canvas:
                 ncols=self._legend_columns(),
                 **_LEGEND,
             )
-        return _rendered(name, ", ".join(filter(None, [self.title, self.subtitle])), self.figure)
+        return _rendered(name, ", ".join(filter(None, [self.what, self.title, self.subtitle])), self.figure)
 
     def _entries(self) -> list[tuple[str, Any]]:
         """Return the legend with labels that fit the panel."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
-from dsgd.records.schema import RecordedEvaluation
+from dsgd.report.measures import OF_TARGET, measure
 from dsgd.report.panels import Canvas, Panel, Scene, Section, labels, left_margin, readable_ticks
+from dsgd.report.questions import Question
 from dsgd.report.statistics import Interval, median_interval
 from dsgd.report.style import INK, Style
 from dsgd.report.words import NEVER, number, percent
@@ -32,19 +32,17 @@ def time_to_target(scene: Scene) -> Section:
     target = scene.frames.target_loss
     assert target is not None
 
-    def until(place: Callable[[RecordedEvaluation], float]) -> dict[str, list[float]]:
-        found = {variant: [r.reached(target) for r in scene.of(variant)] for variant in scene.variants}
-        return {variant: [place(e) if e else math.inf for e in seeds] for variant, seeds in found.items()}
-
-    kinds: list[tuple[str, str, Callable[[RecordedEvaluation], float]]] = [
-        ("Time", scene.seconds, lambda e: e.t_s),
-        ("Gradients", "gradients (mini-batches)", lambda e: e.gradients),
-        ("Bytes", "MB both ways", lambda e: e.bytes / 1e6),
-    ]
-    panels = [
-        draw(scene, f"{what.lower()}-to-target", f"{what} to loss {target:g}", unit, until(at), factors=True)
-        for what, unit, at in kinds
-    ]
+    panels = []
+    for name, what in zip(OF_TARGET, ("Time", "Gradients", "Bytes"), strict=True):
+        by = measure(name, target, scene.seconds)
+        values = {
+            v: {r.summary.seed: x for r in scene.of(v) if (x := by.of(r)) is not None} for v in scene.variants
+        }
+        asked = Question(measure=by, values=values, layout=scene.frames.layout)
+        unit = {"Time": scene.seconds, "Gradients": "gradients (mini-batches)", "Bytes": "MB both ways"}[what]
+        seeds = {variant: list(own.values()) for variant, own in values.items()}
+        name, title = f"{what.lower()}-to-target", f"{what} to loss {target:g}"
+        panels.append(draw(scene, name, title, unit, seeds, asked=asked))
     best = "the best of its group" if len(scene.frames.scenarios) > 1 else "the best"
     return Section(
         name="time_to_target",
@@ -68,6 +66,7 @@ def throughput(scene: Scene) -> Section:
     theory = {v: _mean([distributions.gradients_per_s(s) for s in own]) for v, own in summaries.items()}
     idle = {v: [100 * s.idle_share for s in own] for v, own in summaries.items()}
     workers = {v: [100 * x for x in scene.representative(v).summary.idle_shares] for v in scene.variants}
+    strokes = " Upright strokes are theory." if any(x is not None for x in theory.values()) else ""
     panels = [
         draw(
             scene,
@@ -91,7 +90,7 @@ def throughput(scene: Scene) -> Section:
         heading="How much work is done, and which workers wait?",
         caption="Throughput counts the mini-batches that were applied. Idle is the share of the time in "
         "which a worker did not compute, averaged over workers; rings are the workers of one run, so a "
-        "straggler stands out.",
+        f"straggler stands out.{strokes}",
         panels=panels,
     )
 
@@ -157,11 +156,11 @@ def draw(
     *,
     theory: Mapping[str, float | None] | None = None,
     workers: Mapping[str, Sequence[float]] | None = None,
-    factors: bool = False,
+    asked: Question | None = None,
 ) -> Panel:
     """Draw a row for each variant. values: one a seed, infinite for never. workers: of one run, as rings.
 
-    factors: write at the right each median, and how many times the smallest of its group it is.
+    asked: of the same values; each median is written at the right, and how many times the best it is.
     """
     said = {variant: x for variant, x in (theory or {}).items() if x is not None}
     rings = {variant: xs for variant, xs in (workers or {}).items() if len(xs) <= _MOST_RINGS}
@@ -181,11 +180,9 @@ def draw(
         _mark(axes, place, scene.looks[variant], span, medians[variant], *own)
         if variant in said:
             axes.plot(said[variant], place, **_THEORY, clip_on=False)
-    if said:
-        canvas.legend.append(("theory", Line2D([], [], **_THEORY)))
     axes.set_yticks(range(len(rows)), [row.text for row in rows], linespacing=1.05)
     for row, text in zip(rows, axes.get_yticklabels(), strict=True):
-        text.set_weight("normal" if row.variant else "bold")
+        text.set_fontweight("normal" if row.variant else "bold")
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0, pad=9)  # markers at 0 reach beyond the axis
     axes.spines["left"].set_visible(False)
@@ -196,8 +193,8 @@ def draw(
     readable_ticks(axes, "x", log=span.log)
     if span.never:
         _set_apart(axes, span)
-    if factors and len(values) > 1:
-        canvas.right = _write_factors(axes, scene, places, {v: i.centre for v, i in medians.items()})
+    if asked and len(values) > 1:
+        canvas.right = _write_factors(axes, places, asked)
     return canvas.done(name)
 
 
@@ -249,37 +246,26 @@ def _set_apart(axes: Axes, span: _Range) -> None:
     axes.minorticks_off()
 
 
-def _write_factors(
-    axes: Axes, scene: Scene, places: Mapping[str, int], medians: Mapping[str, float]
-) -> float:
-    """Write medians and their ratios to the smallest of the group; return the inches that these take."""
-    best = {
-        variant: min(medians[v] for v in group if v in medians)
-        for group in scene.frames.scenarios.values()
-        for variant in group
-        if variant in medians
-    }
-    written = {variant: (number(x), _times(x, best[variant])) for variant, x in medians.items()}
+def _write_factors(axes: Axes, places: Mapping[str, int], asked: Question) -> float:
+    """Write medians and their ratios to the best of the group; return the inches that these take."""
+    written: dict[str, tuple[str, str]] = {}
+    first: set[str] = set()
+    for group in asked.scenarios:
+        ranking = asked.ranking(group)
+        first |= set(list(ranking)[:1])
+        for variant, interval in ranking.items():
+            ratio = asked.ratio(variant, next(iter(ranking)))
+            known = ratio is not None and math.isfinite(ratio.centre)
+            times = f"×{number(ratio.centre, 2)}" if ratio and known else ""
+            written[variant] = (number(interval.centre), times)
     widths = [max(labels.extent(texts[i])[0] for texts in written.values()) for i in (0, 1)]
     where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     for variant, texts in written.items():
-        look: dict[str, Any] = {
-            "weight": "bold" if texts[1] == _times(1, 1) else "normal",
-            "size": labels.SIZE,
-        }
+        look: dict[str, Any] = {"weight": "bold" if variant in first else "normal", "size": labels.SIZE}
         for text, inches in zip(texts, (0.14 + widths[0], 0.24 + sum(widths)), strict=True):
             at = (1, places[variant])
             axes.annotate(text, at, (72 * inches, 0), ha="right", va="center", **look, **where)
     return 0.3 + sum(widths)
-
-
-def _times(x: float, best: float) -> str:
-    """Return how many times the best something is, nothing for never.
-
-    >>> _times(6.8, 2), _times(2.001, 2), _times(math.inf, 2)
-    ('×3.4', '×1', '')
-    """
-    return f"×{number(x / best, 2)}" if best > 0 and math.isfinite(x) else ""
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -68,7 +68,7 @@ def _panel(scene: Scene, variant: str, place: int) -> Panel:
     rows = _rows(one, edges)
     strip = 0.13 if len(rows) > 8 else 0.17
     height = 1.55 + (0.12 + strip * len(rows) if rows else 0.0)  # no rows: no record of its updates
-    canvas = Canvas(title="Staleness", subtitle=variant, axes_height=height, left=0.72)
+    canvas = Canvas(title=variant, what="Staleness", axes_height=height, left=0.72)
     colour = scene.looks[variant].colour
     above = canvas.axes(1.55)
     bars = [(x, x + width, 0.0, y) for x, y in zip(edges[:-1] + 0.06 * width, share, strict=True)]
@@ -89,7 +89,7 @@ def _panel(scene: Scene, variant: str, place: int) -> Panel:
         above.axvline(bound, color=INK, linewidth=1.1, linestyle=(0, (1, 1.5)))
     said = "" if predicted is None else f" (theory {number(predicted)})"
     most = "" if bound is None else f" (theory: at most {number(bound)})"
-    canvas.subtitle += f" · mean {number(mean)}{said}, largest {max(counts)}{most}"
+    canvas.subtitle = f"mean {number(mean)}{said}, largest {max(counts)}{most}"
     above.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.08 * top), ylabel="share of gradients")
     above.grid(visible=True, axis="y")
     readable_ticks(above, "x", whole=True)

@@ -100,7 +100,7 @@ def window(record: Record, end_s: float, most_workers: int = _MOST_WORKERS) -> W
 def _panel(scene: Scene, variant: str, record: Record, end_s: float, place: int) -> Panel:
     found = window(record, min(end_s, record.summary.clock_s))
     rows = len(found.tasks)
-    canvas = Canvas(title="Timeline", subtitle=variant, axes_height=_ROW * (rows + 1.4) + 0.05, left=0.72)
+    canvas = Canvas(title=variant, what="Timeline", axes_height=_ROW * (rows + 1.4) + 0.05, left=0.72)
     axes = canvas.axes()
     colour = scene.looks[variant].colour
     boxes(axes, [(0, found.end_s, row - 0.4, row + 0.4) for row in range(rows)], facecolor=INK, alpha=0.07)
