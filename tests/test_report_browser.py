@@ -109,7 +109,7 @@ def test_a_report_fits_and_can_be_read(seen: Seen) -> None:
     boxes = page.evaluate(
         "[...document.querySelectorAll('figure svg')].map(e => [e.clientWidth, e.clientHeight])"
     )
-    assert len(boxes) >= 6
+    assert len(boxes) >= 5
     assert all(w >= 330 and h >= 80 for w, h in boxes)
     assert page.evaluate(CUT_OFF) == []
     contrasts = page.evaluate(CONTRASTS)
