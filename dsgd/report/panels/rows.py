@@ -20,7 +20,6 @@ from dsgd.theory import distributions
 
 _ROW = 0.27  # inches
 _WIDEST = 22  # letters of a line of a name
-_MOST_LINEAR = 12  # times the smallest value, that the largest is on a linear axis
 _MOST_RINGS = 64  # workers of a row that are shown one by one
 _THEORY: dict[str, Any] = {
     "color": INK, "marker": "|", "markersize": 14, "markeredgewidth": 1.4, "linestyle": ""
@@ -75,6 +74,7 @@ def throughput(scene: Scene) -> Section:
             f"gradients (mini-batches) per {scene.seconds}",
             {variant: values for variant, values in rates.items() if values},
             theory=theory,
+            most_linear=60,
         ),
         draw(
             scene,
@@ -83,6 +83,7 @@ def throughput(scene: Scene) -> Section:
             "per cent",
             idle,
             workers=workers,
+            most_linear=math.inf,
         ),
     ]
     return Section(
@@ -137,12 +138,15 @@ class _Range:
         return self.at(1.15) if math.isinf(x) else x
 
 
-def _range(values: Sequence[float]) -> _Range:
-    """Return a range in which lengths are true: from 0, or logarithmic, where they show factors."""
+def _range(values: Sequence[float], most_linear: float) -> _Range:
+    """Return a range in which lengths are true: from 0, or logarithmic, where they show factors.
+
+    most_linear: times the smallest value, that the largest is on a linear axis.
+    """
     finite = [x for x in values if math.isfinite(x)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     never = len(finite) < len(values)
-    if low > 0 and high / low > _MOST_LINEAR:
+    if low > 0 and high / low > most_linear:
         return _Range(low=low / 1.25, high=1.25 * high, log=True, never=never)
     return _Range(low=0.0, high=1.08 * high or 1.0, log=False, never=never)
 
@@ -157,6 +161,7 @@ def draw(
     theory: Mapping[str, float | None] | None = None,
     workers: Mapping[str, Sequence[float]] | None = None,
     asked: Question | None = None,
+    most_linear: float = 12,
 ) -> Panel:
     """Draw a row for each variant. values: one a seed, infinite for never. workers: of one run, as rings.
 
@@ -164,7 +169,7 @@ def draw(
     """
     said = {variant: x for variant, x in (theory or {}).items() if x is not None}
     rings = {variant: xs for variant, xs in (workers or {}).items() if len(xs) <= _MOST_RINGS}
-    span = _range([*chain(*values.values(), *rings.values()), *said.values()])
+    span = _range([*chain(*values.values(), *rings.values()), *said.values()], most_linear)
     rows = _rows(scene, list(values))
     height = max(_ROW, *(0.06 + labels.extent(row.text)[1] for row in rows))
     canvas = Canvas(

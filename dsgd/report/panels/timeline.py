@@ -15,7 +15,7 @@ from dsgd.report.words import few
 
 _MOST_WORKERS = 16
 _BATCHES = 16  # of a worker, about, that the window shows
-_LONGER = 2.5  # times as many, where updates are rare
+_LONGER = 5  # times as many, where updates are rare
 _MOST_UPDATES = 400  # in a window: more ticks are one block
 _ROW = 0.17
 
@@ -56,10 +56,10 @@ def timeline(scene: Scene) -> Section:
 
 
 def _end_s(records: Sequence[Record]) -> float:
-    """Return until when runs are shown: about two rounds of each, unless one's are far longer."""
+    """Return until when runs are shown: past the first update of each, unless that is far too long."""
     common_s = _BATCHES * median(map(_batch_s, records))
-    rounds_s = 1.05 * max(map(_second_update_s, records), default=0.0)
-    return max(common_s, min(rounds_s, _LONGER * common_s))
+    first_s = 1.3 * max(map(_first_update_s, records), default=0.0)
+    return max(common_s, min(first_s, _LONGER * common_s))
 
 
 def is_complete(record: Record) -> bool:
@@ -73,9 +73,8 @@ def _batch_s(record: Record) -> float:
     return median([w.busy_s / w.steps for w in summary.workers.values() if w.steps] or [summary.clock_s])
 
 
-def _second_update_s(record: Record) -> float:
-    """Return when the second update was made: a window shows two rounds, however long they are."""
-    return max((update.t_s for update in islice(record.updates(), 2)), default=0.0)
+def _first_update_s(record: Record) -> float:
+    return max((update.t_s for update in islice(record.updates(), 1)), default=0.0)
 
 
 def window(record: Record, end_s: float, most_workers: int = _MOST_WORKERS) -> Window:
