@@ -172,9 +172,11 @@ def _next(question: Question, group: str) -> str:
     name = question.layout.level(group, second)
     if ratio is None:
         return f"; the next is {name}, {question.measure.said(number(ranking[second].centre))}"
+    if (text := ratio_text(ratio.centre)) == "1":
+        return f"; {name} is level with it"
     if (ratio.centre > 1) != bool(question.measure.low_is_good):  # the medians and the pairs disagree
         return ""
-    return f"; {name}, the next, {question.measure.times.format(ratio_text(ratio.centre))}"
+    return f"; {name}, the next, {question.measure.times.format(text)}"
 
 
 # --- how many times the baseline
@@ -287,7 +289,8 @@ def _table(frames: Frames, question: Question) -> Table | None:
         )
         if ratio is None or not math.isfinite(ratio.centre):
             return number(value.centre)
-        interval = f" [{number(ratio.low, 2)}, {number(ratio.high, 2)}]" if ratio.level else ""
+        wide = ratio.level and ratio.low < ratio.high
+        interval = f" [{number(ratio.low, 2)}, {number(ratio.high, 2)}]" if wide else ""
         return f"{number(value.centre)}\n× {ratio_text(ratio.centre)}{interval}"
 
     grouped, compared = layout.grouped, layout.compared

@@ -14,7 +14,7 @@ from dsgd.report.parts import Answer, Table
 from dsgd.report.words import listed, number, option_text, percent, plural
 
 
-class Choice(NamedTuple):
+class Chosen(NamedTuple):
     """The value of one option that was chosen for a variant."""
 
     group: str
@@ -35,7 +35,7 @@ def option_chosen(frames: Frames) -> str | None:
     return asked.removeprefix(BEST) if asked.startswith(BEST) else None
 
 
-def choices(frames: Frames, option: str) -> list[Choice]:
+def choices(frames: Frames, option: str) -> list[Chosen]:
     """Return what was chosen for each variant that has a run, in the order of the layout."""
     by_variant = {tuned.variant: tuned for tuned in frames.tuned}
     return [
@@ -46,7 +46,7 @@ def choices(frames: Frames, option: str) -> list[Choice]:
     ]
 
 
-def _choice(tuned: Tuned, option: str, group: str, level: str, variant: str) -> Choice:
+def _choice(tuned: Tuned, option: str, group: str, level: str, variant: str) -> Chosen:
     losses: dict[str, float] = {}
     seeds: dict[int, dict[str, float]] = {}
     for tried in tuned.tried:
@@ -55,7 +55,7 @@ def _choice(tuned: Tuned, option: str, group: str, level: str, variant: str) -> 
         for seed, loss in tried.losses.items():
             own = seeds.setdefault(seed, {})
             own[value] = min(own.get(value, math.inf), loss)
-    return Choice(
+    return Chosen(
         group,
         level,
         variant,
@@ -97,7 +97,7 @@ def of_tuning(frames: Frames) -> Answer:
     )
 
 
-def _in_group(layout: Layout, group: str, found: Sequence[Choice]) -> str:
+def _in_group(layout: Layout, group: str, found: Sequence[Chosen]) -> str:
     """Return the values with their levels, levels with the same value together."""
     by_value: dict[str, list[str]] = {}
     for choice in found:
@@ -106,7 +106,7 @@ def _in_group(layout: Layout, group: str, found: Sequence[Choice]) -> str:
     return f"{group}: {listed(parts)}" if group and parts else listed(parts)
 
 
-def _trend(layout: Layout, option: str, found: Sequence[Choice]) -> str:
+def _trend(layout: Layout, option: str, found: Sequence[Chosen]) -> str:
     """Return whether the choice rises or falls with what is compared, if both are numbers."""
     numbers = layout.compared.numbers
     if len(found) < 3 or not numbers:
@@ -125,7 +125,7 @@ def _trend(layout: Layout, option: str, found: Sequence[Choice]) -> str:
     return f"It neither rises nor falls steadily with {layout.compared.option}."
 
 
-def _table(layout: Layout, option: str, found: Sequence[Choice]) -> Table:
+def _table(layout: Layout, option: str, found: Sequence[Chosen]) -> Table:
     rows = []
     for c in found:
         best = c.losses[c.value]

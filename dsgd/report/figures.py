@@ -16,7 +16,7 @@ from dsgd.report.panels import (
     staleness,
     sweep,
     timeline,
-    tuning,
+    tried,
 )
 from dsgd.report.style import RC, Style, styles
 
@@ -59,7 +59,7 @@ def _by_value(frames: Frames, variants: Sequence[str]) -> list[str]:
 
 _DRAW = {
     "sweep": sweep.sweep,
-    "tuning": tuning.tuning,
+    "tuning": tried.tried,
     "loss": curves.loss,
     "time_to_target": rows.time_to_target,
     "scaling": scaling.scaling,
@@ -79,7 +79,7 @@ def _applies(name: str, scene: Scene) -> bool:
         case "sweep":
             return sweep.applies(scene)
         case "tuning":
-            return tuning.applies(scene)
+            return tried.applies(scene)
         case "loss":
             return any(record.evals for record in records)
         case "time_to_target":

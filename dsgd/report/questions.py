@@ -78,12 +78,12 @@ class Question:
     def ratio(self, variant: str, baseline: str) -> Interval | None:
         """Return how many times the baseline's values a variant's are; infinite for never against a value.
 
-        The median over common seeds and its interval; if there are none, or with one of them neither got
-        there, the ratio of the medians without an interval. None where there is none to give.
+        The median over common seeds and its interval; if there are none, or the baseline did not get there
+        with one of them, the ratio of the medians without an interval. None where there is none to give.
         """
         x, y = self.values.get(baseline, {}), self.values.get(variant, {})
         seeds = sorted(x.keys() & y.keys())
-        if seeds and all(x[seed] > 0 and math.isfinite(min(x[seed], y[seed])) for seed in seeds):
+        if seeds and all(0 < x[seed] < math.inf for seed in seeds):
             return median_interval([y[seed] / x[seed] for seed in seeds])
         a, b = self.median(baseline), self.median(variant)
         if a is None or b is None or not math.isfinite(a.centre) or a.centre <= 0:

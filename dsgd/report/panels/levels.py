@@ -115,13 +115,14 @@ def values(found: Sequence[float], *, from_zero: bool = True, log: bool | None =
 
     log: to decide that. from_zero: whether an axis that is not logarithmic begins at 0.
     """
-    finite = [x for x in found if math.isfinite(x)] or [1.0]
-    low, high = min(finite), max(finite)
+    finite = [x for x in found if math.isfinite(x)]
+    lane = len(finite) < len(found)
+    low, high = min(finite, default=1.0), max(finite, default=1.0)
     if log is None:
         log = low > 0 and high / low > 2 * _SPREAD
     if log:
         margin = max(1.15, (high / low) ** 0.08)
-        return Values(low / margin, high * margin, True, len(finite) < len(found))
+        return Values(low / margin, high * margin, True, lane)
     margin = 0.08 * (high - low) or 0.08 * abs(high) or 1.0
     start = min(0.0, low) if from_zero else low - margin
-    return Values(start, high + margin, False, len(finite) < len(found))
+    return Values(start, high + margin, False, lane)

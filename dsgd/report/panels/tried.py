@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dsgd.report.choices import Choice, choices
+from dsgd.report.choices import Chosen, choices
 from dsgd.report.layout import Factor
 from dsgd.report.panels import Canvas, Panel, Scene, Section
 from dsgd.report.panels.levels import Levels, values
@@ -16,7 +16,7 @@ def applies(scene: Scene) -> bool:
     return bool(_options(scene))
 
 
-def tuning(scene: Scene) -> Section:
+def tried(scene: Scene) -> Section:
     """Draw the loss at the end against the values tried, for each option that was tuned and each group."""
     panels = []
     for option in _options(scene):
@@ -52,7 +52,7 @@ def _finite(text: str) -> bool:
         return False
 
 
-def _panel(scene: Scene, name: str, option: str, group: str, found: list[Choice]) -> Panel:
+def _panel(scene: Scene, name: str, option: str, group: str, found: list[Chosen]) -> Panel:
     texts = sorted({value for c in found for value in c.losses}, key=float)
     factor = Factor(option=option, levels=texts, numbers={text: float(text) for text in texts})
     across = Levels(factor)
