@@ -32,7 +32,7 @@ from dsgd.report import tables
 from dsgd.report.answer import answer
 from dsgd.report.build import _markdown, build_report
 from dsgd.report.colours import DARK, LIGHT, contrast, distance, on_dark, ramp
-from dsgd.report.figures import chosen, draw_sections
+from dsgd.report.figures import chosen, draw_sections, scene_of
 from dsgd.report.frames import FIGURES, read_folder
 from dsgd.report.panels import timeline
 from dsgd.report.questions import differs, questions
@@ -641,9 +641,10 @@ def test_scenarios_are_answered_one_by_one(tmp_path: Path) -> None:
     assert [row[0] for row in found.table.rows] == ["even", "slow"]
     edit(tmp_path / "x", show=["loss"])
     (section,) = draw_sections(read_folder(tmp_path / "x"))
-    assert [panel.title for panel in section.panels][:2] == [
-        "Loss against time, even",
-        "Loss against time, slow",
+    assert [panel.title.split(" · ")[0] for panel in section.panels] == [
+        f"Loss against {x}, {scenario}"
+        for scenario in ("even", "slow")
+        for x in ("time", "gradients", "bytes")
     ]
 
 
@@ -739,6 +740,15 @@ def test_variants_of_a_mode_are_told_apart(n: int, eyes: str) -> None:
             assert min(contrast(colour, ground) for colour in colours) >= 2.98
             assert all(contrast(a, ground) < contrast(b, ground) for a, b in pairwise(colours))
             assert min(distance(seen_by(eyes, a), seen_by(eyes, b)) for a, b in pairwise(colours)) >= least
+
+
+def test_a_ramp_follows_the_swept_value(tmp_path: Path) -> None:
+    """Variants that differ in one number get darker as it grows, in whatever order the file has them."""
+    variants = {f"H={h}": LOCAL | {"local_steps": h} for h in (16, 2, 4)}
+    frames = read_folder(experiment(tmp_path / "x", variants, 1))
+    looks = scene_of(frames).looks
+    shades = [contrast(looks[f"H={h}"].colour, LIGHT) for h in (2, 4, 16)]
+    assert shades == sorted(shades)
 
 
 def test_names_can_be_read_on_both_grounds() -> None:
