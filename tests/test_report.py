@@ -806,6 +806,31 @@ def test_a_report_is_whole(built: Path) -> None:
     assert pl.read_csv(built / "results.csv").height == 15
 
 
+def test_many_lines_share_one_legend(tmp_path: Path) -> None:
+    """Names stand at their lines; where there are too many, the section has one legend with all of them."""
+    names = [f"variant {place}" for place in range(18)]
+    variants = {name: SSGD | {"lr": 0.1 + place / 100, "steps": 5} for place, name in enumerate(names)}
+    frames = read_folder(experiment(tmp_path / "x", variants, 1, show=["loss"]))
+    (section,) = draw_sections(frames)
+    texts = ["".join(panel.svg) for panel in section.panels]
+    assert [panel.name for panel in section.panels] == [
+        "loss-legend", "loss-time", "loss-gradients", "loss-bytes"
+    ]  # fmt: skip
+    assert all(f">{name}</text>" in texts[0] for name in names)
+    assert not any(f">{name}</text>" in text for name in names for text in texts[1:])
+
+
+def test_lines_that_are_one_to_the_eye_share_a_name(tmp_path: Path) -> None:
+    """Where runs are the same, the figure says so with one name instead of hiding lines behind another."""
+    same = {"mode": "ssp", "compute_time": "constant:1", "slowdown": ""}
+    variants = {f"slack={slack}": same | {"slack": slack} for slack in (1, 3)}
+    frames = read_folder(experiment(tmp_path / "x", variants, 1, show=["loss"]))
+    (section,) = draw_sections(frames)
+    for panel in section.panels:
+        words = " ".join("".join(ElementTree.fromstring(panel.svg).itertext()).split())
+        assert "slack=1, slack=3: the same" in words
+
+
 def test_words_from_records_are_only_words(copy: Path) -> None:
     """Names, titles and errors that look like HTML, SVG, Markdown or mathematics are shown as they are."""
     evil = '<img src=x onerror="alert(1)"> | $x^2$ 0.123456 *b*'

@@ -109,7 +109,7 @@ def _throughput_of_one(scene: Scene) -> Section:
         f"{number(rate)} gradients (mini-batches) per {scene.seconds} were applied{theory}.",
         f"Workers did not compute for {percent(sum(idle) / len(idle))} of the time",
     ]
-    if len(idle) > 1:
+    if idle[most] - idle[least] > 0.005:
         parts[1] += f": worker {least} for {percent(idle[least])}, worker {most} for {percent(idle[most])}"
     return Section(
         name="throughput",
