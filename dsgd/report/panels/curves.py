@@ -44,7 +44,7 @@ class Range:
             return np.log(values / self.low) / math.log(self.high / self.low)
 
 
-class Curve(NamedTuple):
+class SeedCurves(NamedTuple):
     """Step functions, one a seed, and on common places their median and the interval around it."""
 
     seeds: Sequence[tuple[Floats, Floats]]
@@ -148,7 +148,7 @@ class Drawing:
     x_label: str
     y_label: str
     x: Range
-    curves: Mapping[str, Mapping[str, Curve]]
+    curves: Mapping[str, Mapping[str, SeedCurves]]
     """By scenario and variant."""
 
 
@@ -174,13 +174,13 @@ def _drawing(name: str, title: str, x_label: str, y_label: str, seeds: Mapping[s
     return Drawing(name=name, title=title, x_label=x_label, y_label=y_label, x=span, curves=curves)
 
 
-def _median(seeds: Sequence[tuple[Floats, Floats]], span: Range) -> Curve:
+def _median(seeds: Sequence[tuple[Floats, Floats]], span: Range) -> SeedCurves:
     first, last = min(float(x[0]) for x, _ in seeds), last_x(seeds)
     if span.log:
         grid = np.geomspace(span.low, max(last, span.low), _POINTS)
     else:
         grid = np.linspace(first, last, _POINTS)
-    return Curve(seeds, grid, *median_bands(np.array([values_at(x, y, grid) for x, y in seeds])))
+    return SeedCurves(seeds, grid, *median_bands(np.array([values_at(x, y, grid) for x, y in seeds])))
 
 
 def draw(
@@ -229,7 +229,7 @@ def draw(
 
 
 def _lines(
-    axes: Axes, curves: Mapping[str, Curve], looks: Mapping[str, Style], *, seeds_too: bool, plain: bool
+    axes: Axes, curves: Mapping[str, SeedCurves], looks: Mapping[str, Style], *, seeds_too: bool, plain: bool
 ) -> None:
     """Draw medians; behind them each seed, or an interval where there are many. plain: without markers."""
     for variant, curve in curves.items():
@@ -282,7 +282,9 @@ def _name_lines(
             canvas.subtitle = " · ".join(filter(None, [canvas.subtitle, f"{whose} nearly the same"]))
 
 
-def _together(curves: Mapping[str, Curve], x: Range, y: Range, apart: float, way: float) -> list[list[str]]:
+def _together(
+    curves: Mapping[str, SeedCurves], x: Range, y: Range, apart: float, way: float
+) -> list[list[str]]:
     """Return groups of curves that, on this share of their way, are at most so many inches apart."""
     places = {variant: _places(curve, x, y) for variant, curve in curves.items()}
 
@@ -304,7 +306,7 @@ def _together(curves: Mapping[str, Curve], x: Range, y: Range, apart: float, way
     return groups
 
 
-def _places(curve: Curve, x: Range, y: Range) -> Floats:
+def _places(curve: SeedCurves, x: Range, y: Range) -> Floats:
     """Return how high in the axes a curve is, in inches, at places evenly along them; nan where it is not."""
     shown = np.isfinite(curve.centre)
     if not shown.any():
@@ -315,7 +317,7 @@ def _places(curve: Curve, x: Range, y: Range) -> Floats:
     return np.where((along >= own[0] - 0.01) & (along <= own[-1] + 0.01), heights, np.nan)
 
 
-def _vertical(curves: Sequence[Curve], target: float | None) -> Range:
+def _vertical(curves: Sequence[SeedCurves], target: float | None) -> Range:
     """Choose the vertical axis: logarithmic if that shows more; what rises far above the start is cut."""
     finite = [curve.centre[np.isfinite(curve.centre)] for curve in curves]
     shown = np.concatenate([np.ones(0), *finite])
