@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import xml.etree.ElementTree as ElementTree
+from html import unescape
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
@@ -19,6 +21,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from msgspec.structs import astuple
 from scipy import stats
 
@@ -27,9 +30,9 @@ from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordError
 from dsgd.report import tables
 from dsgd.report.answer import answer
-from dsgd.report.build import build_report
+from dsgd.report.build import _markdown, build_report
 from dsgd.report.colours import DARK, LIGHT, contrast, distance, on_dark, ramp
-from dsgd.report.figures import chosen, draw_sections
+from dsgd.report.figures import chosen, draw_sections, scene_of
 from dsgd.report.frames import FIGURES, read_folder
 from dsgd.report.panels import timeline
 from dsgd.report.questions import differs, questions
@@ -638,9 +641,10 @@ def test_scenarios_are_answered_one_by_one(tmp_path: Path) -> None:
     assert [row[0] for row in found.table.rows] == ["even", "slow"]
     edit(tmp_path / "x", show=["loss"])
     (section,) = draw_sections(read_folder(tmp_path / "x"))
-    assert [panel.title for panel in section.panels][:2] == [
-        "Loss against time, even",
-        "Loss against time, slow",
+    assert [panel.title.split(" · ")[0] for panel in section.panels] == [
+        f"Loss against {x}, {scenario}"
+        for scenario in ("even", "slow")
+        for x in ("time", "gradients", "bytes")
     ]
 
 
@@ -738,6 +742,15 @@ def test_variants_of_a_mode_are_told_apart(n: int, eyes: str) -> None:
             assert min(distance(seen_by(eyes, a), seen_by(eyes, b)) for a, b in pairwise(colours)) >= least
 
 
+def test_a_ramp_follows_the_swept_value(tmp_path: Path) -> None:
+    """Variants that differ in one number get darker as it grows, in whatever order the file has them."""
+    variants = {f"H={h}": LOCAL | {"local_steps": h} for h in (16, 2, 4)}
+    frames = read_folder(experiment(tmp_path / "x", variants, 1))
+    looks = scene_of(frames).looks
+    shades = [contrast(looks[f"H={h}"].colour, LIGHT) for h in (2, 4, 16)]
+    assert shades == sorted(shades)
+
+
 def test_names_can_be_read_on_both_grounds() -> None:
     """The name of a variant, in its colour, has a contrast of 4.5 on light and on dark pages."""
     for look in styles({f"{mode} {i}": mode for mode in modes() for i in range(3)}).values():
@@ -746,9 +759,10 @@ def test_names_can_be_read_on_both_grounds() -> None:
 
 
 def test_a_dark_page_keeps_contrasts() -> None:
-    """A colour has the same contrast to the dark ground as its original has to white; the ground stays it."""
+    """A colour's contrast to the dark ground is that to white, or a little more; white becomes the ground."""
     for colour in (colour for base, _ in LOOKS for colour in ramp(base, 6)):
-        assert contrast(on_dark(colour), DARK) == pytest.approx(contrast(colour, LIGHT), rel=0.04)
+        ratio = contrast(on_dark(colour), DARK) / contrast(colour, LIGHT)
+        assert 1.05 < ratio < 1.4
     assert on_dark(LIGHT).lower() == DARK
 
 
@@ -792,6 +806,31 @@ def test_a_report_is_whole(built: Path) -> None:
     assert pl.read_csv(built / "results.csv").height == 15
 
 
+def test_many_lines_share_one_legend(tmp_path: Path) -> None:
+    """Names stand at their lines; where there are too many, the section has one legend with all of them."""
+    names = [f"variant {place}" for place in range(18)]
+    variants = {name: SSGD | {"lr": 0.1 + place / 100, "steps": 5} for place, name in enumerate(names)}
+    frames = read_folder(experiment(tmp_path / "x", variants, 1, show=["loss"]))
+    (section,) = draw_sections(frames)
+    texts = ["".join(panel.svg) for panel in section.panels]
+    assert [panel.name for panel in section.panels] == [
+        "loss-legend", "loss-time", "loss-gradients", "loss-bytes"
+    ]  # fmt: skip
+    assert all(f">{name}</text>" in texts[0] for name in names)
+    assert not any(f">{name}</text>" in text for name in names for text in texts[1:])
+
+
+def test_lines_that_are_one_to_the_eye_share_a_name(tmp_path: Path) -> None:
+    """Where runs are the same, the figure says so with one name instead of hiding lines behind another."""
+    same = {"mode": "ssp", "compute_time": "constant:1", "slowdown": ""}
+    variants = {f"slack={slack}": same | {"slack": slack} for slack in (1, 3)}
+    frames = read_folder(experiment(tmp_path / "x", variants, 1, show=["loss"]))
+    (section,) = draw_sections(frames)
+    for panel in section.panels:
+        words = " ".join("".join(ElementTree.fromstring(panel.svg).itertext()).split())
+        assert "slack=1, slack=3: the same" in words
+
+
 def test_words_from_records_are_only_words(copy: Path) -> None:
     """Names, titles and errors that look like HTML, SVG, Markdown or mathematics are shown as they are."""
     evil = '<img src=x onerror="alert(1)"> | $x^2$ 0.123456 *b*'
@@ -810,7 +849,23 @@ def test_words_from_records_are_only_words(copy: Path) -> None:
     assert text.count(shown) >= 5
     assert "\\| \\$x^2\\$ 0.123456 \\*b\\*" in markdown
     root = ElementTree.parse(copy / "figures" / "loss-time.svg").getroot()
-    assert evil in ["".join(element.itertext()) for element in root.iter()]
+    words = "".join(root.itertext()).split()  # a long name has several lines
+    assert "".join(evil.split()) in "".join(words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "local_steps=64, p < 0.001 [265, 388]", "__init__ and _x_", "a*b*c **d**", "[a](http://b) [^1]",
+        "`code`", "$x$ and $y$", "~~gone~~", "1. first", "- item", "# heading", "> quotation", "a \\* b",
+        "&lt; &amp; &#60;", "<b>bold</b>", "a | b", "x_1 < y_2 <z>",
+    ],
+)  # fmt: skip
+def test_markdown_shows_what_was_written(text: str) -> None:
+    """A name of any look is shown by a Markdown reader as it was written, as plain text."""
+    html = MarkdownIt("gfm-like", {"linkify": False}).render(f"{_markdown(text)}\n")
+    assert re.fullmatch(r"<p>[^<]*</p>\n", html)
+    assert unescape(html[3:-5]).replace("\\$", "$") == text
 
 
 def test_show_selects_and_orders(copy: Path) -> None:

@@ -62,7 +62,7 @@ def build_report(folder: Path, frames: Frames | None = None) -> Path:
 def _report(frames: Frames) -> Report:
     asked = questions(frames) if len(frames.variants) > 1 else []
     found = [
-        tables.results(frames),
+        tables.overview(frames, asked),
         *(tables.pairs(question) for question in asked),
         tables.theory(frames),
         tables.ended_early(frames),
@@ -128,10 +128,25 @@ def _render(template: str, report: Report) -> str:
 
 
 def _markdown(text: object) -> str:
-    r"""Return text that Markdown shows as it is.
+    r"""Return text that Markdown shows as it is, and that is readable before it is shown.
 
-    >>> _markdown("a|b <i> *c*")
-    'a\\|b &lt;i&gt; \\*c\\*'
+    Escaped is what would otherwise mean something: an underscore within a word does not, nor a `<` before a
+    space, a bracket that no link follows, or one dollar.
+
+    >>> _markdown("local_steps: p < 0.001 [1, 2] $5 & more"), _markdown("a|b <i> *c* _d_")
+    ('local_steps: p < 0.001 [1, 2] $5 & more', 'a\\|b &lt;i> \\*c\\* \\_d\\_')
+    >>> _markdown("[a](b) $x$ &amp; 1. # >")
+    '\\[a\\](b) \\$x\\$ &amp;amp; 1. # >'
     """
-    plain = " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]#|~$])", r"\\\1", plain)
+    plain = " ".join(str(text).split())
+    plain = re.sub(r"&(?=#?\w+;)", "&amp;", plain)
+    plain = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", plain)
+    plain = re.sub(r"\\(?=[^\w\s])|[`*|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", plain)
+    if re.search(r"\][(\[:]|\[\^", plain):
+        plain = re.sub(r"[\[\]]", r"\\\g<0>", plain)
+    for pair in "$~":
+        if plain.count(pair) > 1:
+            plain = plain.replace(pair, f"\\{pair}")
+    # At the beginning of a line: a quotation, a heading, a list.
+    plain = re.sub(r"^(>|#{1,6}(?=\s|$)|[+-](?=[\s-]|$))", r"\\\g<0>", plain)
+    return re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", plain)

@@ -77,14 +77,16 @@ def for_text(colour: str) -> str:
 
 
 def on_dark(colour: str) -> str:
-    """Return the colour for the dark ground: the same hue, with the contrast that it has to white.
+    """Return the colour for the dark ground: the same hue, with a little more than its contrast to white.
+
+    A thin line of low contrast is harder to see on a dark ground than on a light one.
 
     >>> on_dark("#ffffff"), on_dark("#000000")
     ('#12161B', '#FFFFFF')
     """
     if colour == LIGHT:
         return DARK.upper()
-    wanted = contrast(colour, LIGHT) * (luminance(DARK) + 0.05) - 0.05
+    wanted = contrast(colour, LIGHT) ** 1.1 * (luminance(DARK) + 0.05) - 0.05
     return _with_luminance(colour, min(1.0, wanted))
 
 

@@ -26,7 +26,7 @@ def draw_sections(frames: Frames) -> Iterator[Section]:
 
     What cannot apply (drift without local steps, a loss without weights) is left out, asked for or not.
     """
-    scene = _scene(frames)
+    scene = scene_of(frames)
     with mpl.rc_context(RC):
         for name in chosen(frames):
             yield _DRAW[name](scene)
@@ -34,12 +34,13 @@ def draw_sections(frames: Frames) -> Iterator[Section]:
 
 def chosen(frames: Frames) -> list[str]:
     """Return the names of the figures that are drawn, in order: first those of the question."""
-    scene = _scene(frames)
+    scene = scene_of(frames)
     wanted = dict.fromkeys([*_OF_THE_QUESTION, *(frames.show or _DRAW)])
     return [name for name in wanted if _applies(name, scene)]
 
 
-def _scene(frames: Frames) -> Scene:
+def scene_of(frames: Frames) -> Scene:
+    """Return what figures are drawn from: the runs and the look of each variant."""
     modes = {run.variant: run.record.summary.mode for run in frames.records}
     looks: dict[str, Style] = {}
     for variants in frames.scenarios.values():  # a strategy looks the same in all of them
@@ -48,13 +49,19 @@ def _scene(frames: Frames) -> Scene:
 
 
 def _by_value(frames: Frames, variants: Sequence[str]) -> list[str]:
-    """Return variants in the order of the numbers in which they differ; others keep theirs."""
+    """Return variants in the order of what is swept, if they differ in one number; else in their own.
 
-    def values(variant: str) -> list[float]:
-        config = frames.of(variant)[0].config
-        return [float(x) if isinstance(x := config.get(o), int | float) else 0.0 for o in frames.varied]
-
-    return sorted(variants, key=values)
+    Variants of different modes are not compared: each mode has a ramp of its own.
+    """
+    configs = {variant: frames.of(variant)[0].config for variant in variants}
+    found = []
+    for mode in dict.fromkeys(config["mode"] for config in configs.values()):
+        own = [variant for variant in variants if configs[variant]["mode"] == mode]
+        swept = [o for o in frames.varied if len({str(configs[variant].get(o)) for variant in own}) > 1]
+        if len(swept) == 1 and all(isinstance(configs[v].get(swept[0]), int | float) for v in own):
+            own.sort(key=lambda variant: configs[variant][swept[0]])
+        found += own
+    return found
 
 
 _DRAW = {

@@ -14,6 +14,8 @@ class Table:
     note: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    more: Table | None = None
+    """The same in full, shown on demand."""
     best: Collection[tuple[int, int]] = ()
     """Rows and columns of the cells that stand out."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -87,12 +87,12 @@ def fit(names: Sequence[str], height: float) -> bool:
     return sum(extent(wrapped(name))[1] for name in names) <= height
 
 
-def room(labels: Sequence[Label], axes: Axes, width: float, height: float) -> float:
-    """Return the inches to reserve at the right of axes for names that find no place in them.
+def room(labels: Sequence[Label], axes: Axes, width: float, height: float, least: float = 0.0) -> float:
+    """Return the inches to reserve at the right of axes, at least these, for names that do not fit into them.
 
     width, height: inches of the axes and the room together.
     """
-    needed = 0.0
+    needed = least
     for _ in labels:
         places = arrange(labels, axes, width - needed, height)
         ends = [at.x + label.size[0] for label, at in zip(labels, places, strict=True)]
@@ -177,13 +177,17 @@ def _low(block: Sequence[int], wanted: Sequence[float], heights: Sequence[float]
     return max(0.0, min(sum(offsets) / len(offsets), most - below))
 
 
-def _beside(line: Floats, size: tuple[float, float]) -> list[Box]:
-    """Return where it is clear whose a name is: after the end of its line, above or below it."""
-    (x, y), (width, height) = line[-1], size
-    after = Box(x + _GAP, x + _GAP + width, y - height / 2, y + height / 2)
-    lefts = [x - width / 2, x - width, x - 0.2 * width]
-    near = [(y + _GAP, y + _GAP + height), (y - _GAP - height, y - _GAP)]
-    return [after, *(Box(left, left + width, low, high) for left in lefts for low, high in near)]
+def _beside(line: Floats, size: tuple[float, float]) -> Iterator[Box]:
+    """Yield where it is clear whose a name is: after the end of its line, around it, then along the line."""
+    width, height = size
+    along = line if len(line) == 1 else _dense(line)
+    for share in (1.0, 0.85, 0.7, 0.55, 0.4):
+        x, y = (float(value) for value in along[round(share * (len(along) - 1))])
+        yield Box(x + _GAP, x + _GAP + width, y - height / 2, y + height / 2)
+        for left in (x - width / 2, x - width, x - 0.2 * width):
+            yield Box(left, left + width, y + _GAP, y + _GAP + height)
+            yield Box(left, left + width, y - _GAP - height, y - _GAP)
+        yield Box(x - _GAP - width, x - _GAP, y - height / 2, y + height / 2)
 
 
 def _covers(box: Box, ink: Floats) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dsgd.report.panels import Canvas, Panel, Scene, left_margin, readable_ticks, shortened
+from dsgd.report.panels import Canvas, Panel, Scene, labels, left_margin, readable_ticks
 from dsgd.report.questions import Question
 from dsgd.report.statistics import Interval
 from dsgd.report.style import INK
@@ -43,7 +43,7 @@ def ratio(scene: Scene, question: Question, baseline: str) -> Panel:
     canvas = Canvas(
         title=f"{noun[0].upper()}{noun[1:]}: times that of {baseline}",
         axes_height=_ROW * max(2, len(rows)),
-        left=left_margin([name for _, name, _, _ in rows]),
+        left=left_margin([labels.wrapped(name) for _, name, _, _ in rows]),
     )
     axes = canvas.axes()
     axes.set_xscale("log")
@@ -60,7 +60,7 @@ def ratio(scene: Scene, question: Question, baseline: str) -> Panel:
         axes.plot(interval.centre, y, marker=look.marker, color=look.colour, markersize=6)
     axes.set_xlim(low, beyond * 1.1 if never else high)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_yticks(range(len(rows)), [shortened(name) for _, name, _, _ in rows])
+    axes.set_yticks(range(len(rows)), [labels.wrapped(name) for _, name, _, _ in rows])
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=True, axis="x")
     readable_ticks(axes, "x", log=True)
