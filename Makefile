@@ -87,6 +87,7 @@ theory: setup  ## print theory against measurement, and draw up docs/theory.md
 docs: setup  ## rerun the examples in the documents and insert their output
 	$(PYTHON) -m dsgd.records.documents
 	$(PYTHON) docs/tools/examples.py README.md docs/strategies/*.md
+	$(PYTHON) docs/tools/notebook.py docs/notebook.ipynb
 
 labs: setup  ## rerun the labs' examples and experiments, and draw their figures
 	$(PYTHON) docs/tools/examples.py docs/labs/*.md

@@ -175,14 +175,14 @@ class Result:
 
         Raises ValueError as `curve` does, and for a run without evaluations.
         """
-        from dsgd.report.pictures import Curve, curves
+        from dsgd.report.pictures import Line, curves
 
         lines = {}
         for name, run in _named([self, *others]).items():
             points = run.curve(y, x)
             if not len(points):
                 raise ValueError(f"plot: {name} was not evaluated; give it a dataset and eval_every")
-            lines[name] = Curve(run.options["mode"], points[x].to_numpy(), points[y].to_numpy())
+            lines[name] = Line(run.options["mode"], points[x].to_numpy(), points[y].to_numpy())
         engines = {run.options["engine"] for run in (self, *others)}
         unit = "engine s" if len(engines) > 1 else {"sim": "virtual s"}.get(engines.pop(), "s")
         labels = {"t_s": f"time ({unit})", "bytes": "bytes both ways", "version": "updates"}

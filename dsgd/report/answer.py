@@ -185,12 +185,18 @@ def _next(question: Question, group: str) -> str:
 def _against_baseline(question: Question, baseline: str) -> str:
     layout = question.layout
     others = [level for level in layout.compared.levels if level != baseline]
-    parts = [_against(question, level, baseline) for level in others[:_MOST_LEVELS]]
+    alone = len(layout.cells) == 1
+    parts = [
+        part
+        for place, level in enumerate(others[:_MOST_LEVELS])
+        if (part := _against(question, level, baseline, brief=alone and place > 0))
+    ]
     more = f"; the other {len(others) - _MOST_LEVELS} are in the table" if len(others) > _MOST_LEVELS else ""
-    return _sentence(f"Compared with {baseline}, {'; '.join(filter(None, parts))}{more}")
+    return _sentence(f"Compared with {baseline}, {listed(parts) if alone else '; '.join(parts)}{more}")
 
 
-def _against(question: Question, level: str, baseline: str) -> str:
+def _against(question: Question, level: str, baseline: str, *, brief: bool) -> str:
+    """Return what a level does in each group; brief: the sentence has said before what is multiplied."""
     by, said, never, neither = question.measure, list[str](), list[str](), list[str]()
     for group, cells in question.layout.cells.items():
         if level not in cells or baseline not in cells:
@@ -200,7 +206,7 @@ def _against(question: Question, level: str, baseline: str) -> str:
         if ratio is not None and math.isfinite(ratio.centre):
             said.append(
                 f"{ratio_text(ratio.centre)} times{place}"
-                if said
+                if said or brief
                 else f"{by.times.format(ratio_text(ratio.centre))}{by.target}{place}"
             )
         elif value is not None and math.isinf(value.centre):

@@ -47,7 +47,7 @@ class Picture:
         return path
 
 
-class Curve(NamedTuple):
+class Line(NamedTuple):
     """A line of `curves`."""
 
     mode: str
@@ -71,7 +71,7 @@ def of_comparison(frames: Frames, name: str | None = None) -> Picture:
     raise ValueError(f"plot: {name}: there is no such figure; choose from {', '.join(names)}")
 
 
-def curves(title: str, lines: Mapping[str, Curve], x_label: str, y_label: str) -> Picture:
+def curves(title: str, lines: Mapping[str, Line], x_label: str, y_label: str) -> Picture:
     """Return lines with their names at the end, each in its mode's look."""
     with mpl.rc_context(RC):
         canvas = Canvas(title=title)
