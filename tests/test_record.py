@@ -226,7 +226,7 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert len(err.strip().splitlines()) == 1
-    assert "File too large" in err
+    assert "cannot be written (File too large); raise the limit on a file's size (ulimit -f)" in err
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["stopped_by"] == "failed"
 
 

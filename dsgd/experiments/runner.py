@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -18,6 +19,7 @@ from dsgd.experiments.pool import Pool, cores
 from dsgd.experiments.tuning import Selection, choose
 from dsgd.experiments.worker import Outcome, execute_recorded
 from dsgd.live.observers import Observers
+from dsgd.records.files import whole_file
 from dsgd.records.outcomes import is_result
 from dsgd.records.s3 import Uploads
 from dsgd.terminal.cli import UsageError
@@ -206,9 +208,8 @@ def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
             "seeds": list(experiment.tuning.seeds),
             "choices": [choice.as_run() for choice in choices],
         }
-    partial = experiment.folder / "experiment.yaml.partial"
-    partial.write_text(yaml.safe_dump(as_run, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    partial.rename(experiment.folder / "experiment.yaml")
+    with whole_file(experiment.folder / "experiment.yaml") as file:
+        file.write(yaml.safe_dump(as_run, sort_keys=False, allow_unicode=True).encode())
 
 
 def _write_tables_and_report(experiment: Experiment) -> Path:
@@ -218,7 +219,7 @@ def _write_tables_and_report(experiment: Experiment) -> Path:
 
     frames = read_folder(experiment.folder)
     for name, table in (("results", frames.runs), ("curves", frames.curves)):
-        partial = experiment.folder / f"{name}.parquet.partial"
-        table.write_parquet(partial)
-        partial.rename(experiment.folder / f"{name}.parquet")
+        with whole_file(experiment.folder / f"{name}.parquet") as file:
+            table.write_parquet(parquet := io.BytesIO())  # polars does not say that a disk is full
+            file.write(parquet.getbuffer())
     return build_report(experiment.folder)
