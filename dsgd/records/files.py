@@ -1,4 +1,4 @@
-"""Writing to a disk that may fail: an error names the file and the remedy, and readers see whole files only."""
+"""Writing to a disk that may fail: errors name the file and the remedy, readers see whole files only."""
 
 from __future__ import annotations
 
