@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsgd.cluster import ClusterError, Engine, TimeUp, Update
-from dsgd.cluster.open import open_cluster
+from dsgd.cluster.open import open_cluster, require_room
 from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
 from dsgd.execution.evaluation import Evaluated, Evaluator
@@ -128,6 +128,7 @@ def execute(
     started = time.time() if started is None else started
     strategy = strategy or strategy_of(cfg)
     interruptions = interruptions or Interruptions()
+    require_room(cfg)
     workload = make_workload(cfg)
     own = strategy if cfg.strategy_file else None
     with open_cluster(cfg, workload, interruptions, unknown_to_workers=own) as cluster:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import yaml
 from rich.console import Console
 
+from dsgd.cluster.open import require_room
 from dsgd.data import make_workload
 from dsgd.experiments.display import Display, print_results
 from dsgd.experiments.experiment_file import Experiment, PlannedRun
@@ -100,13 +101,14 @@ def _run_locked(
 
 
 def check_data(runs: Sequence[PlannedRun]) -> None:
-    """Raise UsageError for runs whose data cannot be split as asked, which options alone do not show."""
+    """Raise UsageError for what options alone do not show: data that cannot be split, too little memory."""
     seen = set()
     for run in runs:
-        data = (run.cfg.data, run.cfg.num_workers, run.cfg.batch_size)
+        data = (run.cfg.data, run.cfg.num_workers, run.cfg.batch_size, run.cfg.engine)
         if data not in seen:
             seen.add(data)
             try:
+                require_room(run.cfg)
                 make_workload(run.cfg)
             except ValueError as error:
                 raise UsageError(f"variant {run.variant}: {error}") from None
