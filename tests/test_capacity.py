@@ -87,7 +87,7 @@ def test_on_a_cluster_its_own_memory_counts(ray_cluster: str, cli: CommandLine) 
 
 @pytest.mark.ray
 def test_a_start_that_takes_too_long_ends_at_the_time_out(ray_cluster: str, cli: CommandLine) -> None:
-    """Workers that import torch need more than .1 s: exit 1, one line with their number; the cluster lives."""
+    """Workers that import torch need more than .1 s: exit 1, one line with their number."""
     ran = cli("--num-workers 6 --steps 1 --start-timeout-s .1")
     assert ran.code == 1
     assert "6 of 6 workers could not be started within --start-timeout-s 0.1" in ran.err

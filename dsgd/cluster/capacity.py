@@ -1,13 +1,14 @@
 """How many worker processes a machine or a cluster has the memory for: estimated before any is started.
 
-The estimate is what a worker's process has to itself (its unique set size, measured on Linux with Ray 2.60 and
-torch 2.15); data and weights come on top. So what is refused could not have run; what is not refused may
+The estimate is what a worker's process has to itself (its unique set size, measured on Linux with Ray 2.60
+and torch 2.15); data and weights come on top. So what is refused could not have run; what is not refused may
 still fail. Import `dsgd.cluster.ray` first: it sets what Ray reads when it is imported.
 """
 
 from __future__ import annotations
 
-from ray._private import utils as ray_utils
+from ray._common.utils import get_system_memory
+from ray._private.utils import get_used_memory
 
 # isort: split
 import psutil  # Ray brings it, and makes it importable
@@ -45,7 +46,7 @@ def shortage(cfg: TrainConfig, free_bytes: float, where: str) -> str | None:
 def free_here() -> float:
     """Return the bytes of memory, swap space included, that new processes on this machine can have."""
     # A container has a limit of its own, which Ray reads and psutil does not.
-    in_limit = ray_utils.get_system_memory() - ray_utils.get_used_memory()
+    in_limit = get_system_memory() - get_used_memory()  # type: ignore[no-untyped-call]
     return float(min(psutil.virtual_memory().available, in_limit) + psutil.swap_memory().free)
 
 
