@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import _signal  # in the interpreter already, unlike `signal`
 
-if __name__ == "__main__":  # until more is loaded, ctrl-C ends it without a word
+if __name__ in ("__main__", "dsgd.__main__"):  # called, not imported: ctrl-C ends it until more is loaded
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 import sys

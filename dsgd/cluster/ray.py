@@ -289,7 +289,9 @@ class RayCluster:
             self._restart(worker)
             return None
         except RayTaskError as error:
-            raise ClusterError(f"worker {worker} failed in its task: {error.cause!r}") from error
+            raise ClusterError(
+                f"worker {worker} failed in its task: {error.cause!r}; try --engine sim, which shows where"
+            ) from error
         except ObjectLostError as error:
             raise ClusterError(f"worker {worker} lost its state with its node; run again") from error
         if worker in self._next_states:
@@ -397,7 +399,10 @@ class RayCluster:
         finally:
             given_up.set()
         if isinstance(found, RayActorError):
-            raise ClusterError(f"a worker died while it started: {_one_line(found)}") from found
+            raise ClusterError(
+                f"a worker died while it started: {_one_line(found)}; look for the reason in its "
+                "log, or lower --num-workers if memory ran out"
+            ) from found
         if isinstance(found, BaseException):
             raise found
         return found
