@@ -78,6 +78,7 @@ def test_a_standard_output_that_is_full_is_reported() -> None:
         ran = subprocess.run(
             [sys.executable, "-c", called],
             cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
