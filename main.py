@@ -7,7 +7,7 @@ call `dsgd.run`.
 
 from __future__ import annotations
 
-import _signal  # in the interpreter already, unlike `signal`
+import _signal  # type: ignore[import-not-found]  # in the interpreter already, unlike `signal`
 
 if __name__ in ("__main__", "dsgd.__main__"):  # called, not imported: ctrl-C ends it until more is loaded
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)

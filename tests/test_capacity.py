@@ -104,7 +104,9 @@ def test_the_estimate_of_a_worker_is_what_it_takes(ray_cluster: str, dataset: st
     from dsgd.data import make_workload
 
     # isort: split
-    from dsgd.cluster.capacity import bytes_per_worker, psutil
+    import psutil  # Ray makes it importable
+
+    from dsgd.cluster.capacity import bytes_per_worker
 
     cfg = config(num_workers=1, dataset=dataset)
     with RayCluster(cfg, make_workload(cfg)) as cluster:

@@ -105,8 +105,8 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
     try:
         strategy = load(mode, strategy_file)
     except ValueError as error:
-        from_file = "mode" in file_options and _value(arguments, "--mode") is None
-        raise UsageError(f"{source}: {error}" if from_file else str(error)) from None
+        is_of_file = "mode" in file_options and _value(arguments, "--mode") is None
+        raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
     known = option_fields(strategy.Config)
     for key in file_options:
         if key not in known:
