@@ -199,6 +199,8 @@ class Comparison:
     """By variant, the options that were chosen for it, if the experiment tunes some."""
     report: Path | None
     """The report's page; None without `out`."""
+    answer: str
+    """What the report says first."""
 
     def __repr__(self) -> str:
         variants = self.runs["variant"].n_unique()
@@ -229,6 +231,7 @@ def experiment(
 
     from dsgd.experiments.experiment_file import load, read
     from dsgd.experiments.runner import run_experiment
+    from dsgd.report.answer import answer
     from dsgd.report.frames import read_folder
 
     texts = [f"{option}={value}" for option, value in _plain(settings or {}).items()]
@@ -251,8 +254,9 @@ def experiment(
             run_name, error = next(iter(finished.failed.items()))
             raise RuntimeError(f"all runs failed; {run_name}: {error}")
         frames = read_folder(finished.experiment.folder)
+        said = answer(frames).text
     return Comparison(
-        planned.name, frames.runs, frames.curves, finished.failed, finished.chosen, finished.report
+        planned.name, frames.runs, frames.curves, finished.failed, finished.chosen, finished.report, said
     )
 
 

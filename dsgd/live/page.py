@@ -27,6 +27,7 @@ from typing import Any
 from dsgd.live import server
 from dsgd.live.follow import FollowedFolder, FollowedRun
 from dsgd.live.server import Response
+from dsgd.report.colours import on_dark
 from dsgd.report.style import styles
 
 _LOOK_EVERY_S = 0.5
@@ -166,6 +167,7 @@ class _Feed:
         looks = {
             variant: {
                 "colour": style.colour,
+                "dark": on_dark(style.colour),
                 "dashes": "" if style.dashes == "-" else " ".join(str(2 * x) for x in style.dashes[1]),
             }
             for variant, style in styles(modes).items()

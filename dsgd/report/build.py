@@ -14,16 +14,18 @@ from markupsafe import Markup
 from dsgd.records.files import whole_file
 from dsgd.report import tables
 from dsgd.report.answer import answer
+from dsgd.report.colours import DARK, LIGHT
 from dsgd.report.figures import draw_sections
 from dsgd.report.frames import Frames, read_folder
 from dsgd.report.panels import Section
+from dsgd.report.parts import Answer, Table
 from dsgd.report.questions import questions
-from dsgd.report.style import DARK, LIGHT, standalone_svg
-from dsgd.report.tables import Table
+from dsgd.report.style import standalone_svg
 from dsgd.report.words import plural
 
 _FIGURE_NAMES = re.compile(
-    r"(loss|time|gradients|bytes|staleness|timeline|scaling|drift)-[\w-]+|throughput|idle|drift"
+    r"(loss|time|gradients|bytes|staleness|timeline|scaling|drift|sweep|ratio|tuning)-[\w-]+"
+    r"|throughput|idle|drift|sweep|ratio|tuning"
 )
 
 
@@ -33,21 +35,22 @@ class Report:
 
     frames: Frames
     facts: str
-    answer: Sequence[str]
+    answer: Answer
     sections: Sequence[Section]
     tables: Sequence[Table]
     details: Sequence[Table]
     """For repeating the runs."""
 
 
-def build_report(folder: Path) -> Path:
+def build_report(folder: Path, frames: Frames | None = None) -> Path:
     """Write the report of an experiment's folder, a folder of records or one record into that folder.
 
+    frames: what was read from the folder; None: read it.
     Returns the path of report.html. Raises RecordError, in one line, where there is nothing to report on, and
     OSError where nothing can be written. The same records give the same bytes.
     """
     folder = Path(folder)
-    frames = read_folder(folder)
+    frames = frames or read_folder(folder)
     report = _report(frames)
     _write_figures(folder / "figures", report.sections)
     _write(folder / "results.csv", frames.runs.write_csv())

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import matplotlib as mpl
 
 from dsgd.report.frames import Frames
-from dsgd.report.panels import Scene, Section, curves, rows, scaling, staleness, timeline
+from dsgd.report.panels import (
+    Scene,
+    Section,
+    curves,
+    rows,
+    scaling,
+    staleness,
+    sweep,
+    timeline,
+    tried,
+)
 from dsgd.report.style import RC, Style, styles
 
 
@@ -23,20 +33,33 @@ def draw_sections(frames: Frames) -> Iterator[Section]:
 
 
 def chosen(frames: Frames) -> list[str]:
-    """Return the names of the figures that are drawn, in order."""
+    """Return the names of the figures that are drawn, in order: first those of the question."""
     scene = _scene(frames)
-    return [name for name in frames.show or _DRAW if _applies(name, scene)]
+    wanted = dict.fromkeys([*_OF_THE_QUESTION, *(frames.show or _DRAW)])
+    return [name for name in wanted if _applies(name, scene)]
 
 
 def _scene(frames: Frames) -> Scene:
     modes = {run.variant: run.record.summary.mode for run in frames.records}
     looks: dict[str, Style] = {}
     for variants in frames.scenarios.values():  # a strategy looks the same in all of them
-        looks |= styles({variant: modes[variant] for variant in variants})
+        looks |= styles({variant: modes[variant] for variant in _by_value(frames, variants)})
     return Scene(frames=frames, looks=looks)
 
 
+def _by_value(frames: Frames, variants: Sequence[str]) -> list[str]:
+    """Return variants in the order of the numbers in which they differ; others keep theirs."""
+
+    def values(variant: str) -> list[float]:
+        config = frames.of(variant)[0].config
+        return [float(x) if isinstance(x := config.get(o), int | float) else 0.0 for o in frames.varied]
+
+    return sorted(variants, key=values)
+
+
 _DRAW = {
+    "sweep": sweep.sweep,
+    "tuning": tried.tried,
     "loss": curves.loss,
     "time_to_target": rows.time_to_target,
     "scaling": scaling.scaling,
@@ -47,9 +70,16 @@ _DRAW = {
 }
 
 
+_OF_THE_QUESTION = ("sweep", "tuning")  # drawn whatever the file lists under show:
+
+
 def _applies(name: str, scene: Scene) -> bool:
     records = [run.record for run in scene.frames.records]
     match name:
+        case "sweep":
+            return sweep.applies(scene)
+        case "tuning":
+            return tried.applies(scene)
         case "loss":
             return any(record.evals for record in records)
         case "time_to_target":

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import polars as pl
@@ -15,6 +14,7 @@ from dsgd.records.reader import Record
 from dsgd.report.answer import test_name
 from dsgd.report.frames import NOT_COMPARED, Frames, option_text
 from dsgd.report.panels import seconds
+from dsgd.report.parts import Table
 from dsgd.report.questions import Question
 from dsgd.report.statistics import Pair, median_interval
 from dsgd.report.words import number, percent, plural
@@ -32,16 +32,6 @@ _THEORY = {
 _DETERMINISTIC = (
     " Deterministic: each of the two has one value, whatever the seed, so there is nothing to test."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table with title and note; the first column names its rows."""
-
-    title: str
-    note: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def results(frames: Frames) -> Table:
@@ -248,12 +238,25 @@ def tuned(frames: Frames) -> Table | None:
     """Return what was chosen for each variant before the comparison; None where nothing was tuned."""
     if not frames.tuned:
         return None
+    rows = []
+    for one in frames.tuned:
+        edges = ", ".join(one.at_the_edge)
+        edge = f" ({edges} at the edge of what was tried: a better value may lie beyond)" if edges else ""
+        losses = [
+            f"{_options(tried.options)}: {'diverged' if math.isinf(tried.loss) else number(tried.loss)}"
+            for tried in one.tried
+        ]
+        rows.append([one.variant, _options(one.chosen) + edge, ", ".join(losses)])
     return Table(
         title="Tuned before the comparison",
         note="Chosen for the lowest median loss at the end, on seeds that are not compared.",
         headings=["variant", "chosen", "loss of all that was tried"],
-        rows=frames.tuned,
+        rows=rows,
     )
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={option_text(value)}" for name, value in options.items())
 
 
 def shared(frames: Frames) -> Table:

@@ -8,18 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
 
 from dsgd.records.reader import Record
 from dsgd.report.frames import Frames
+from dsgd.report.panels import labels
 from dsgd.report.style import INK, Style, inline_svg, png
 from dsgd.report.words import number
 
 T = TypeVar("T")
+Values = Sequence[float] | NDArray[np.float64]
 
 WIDTH = 4.6  # inches: text of 9 points stays readable when a phone shows this at full width
 MOST_PANELS = 12  # of one kind, such as one a variant
@@ -133,6 +137,8 @@ class Canvas:
     left: float = _LEFT
     legend: list[tuple[str, Any]] = field(default_factory=list)
     """Labels and handles, in order."""
+    names: list[tuple[Axes, labels.Label]] = field(default_factory=list)
+    """Of lines, written where the lines end."""
 
     def __post_init__(self) -> None:
         self.figure = Figure(figsize=(WIDTH, self.axes_height))
@@ -145,16 +151,25 @@ class Canvas:
         self._placed.append((axes, above, self.axes_height - above if height is None else height))
         return axes
 
+    def name(self, axes: Axes, text: str, x: Values, y: Values, look: Style) -> None:
+        """Write a name, in the colour of its variant, at the end of its line (x, y: data)."""
+        line = np.column_stack([x, y]).astype(float)
+        self.names.append((axes, labels.Label(text=labels.wrapped(text), line=line, colour=look.text)))
+
     def done(self, name: str) -> Panel:
-        """Lay out the figure, with its legend below the axes, and render it."""
+        """Lay out the figure, with names at the ends of lines and the legend below, and render it."""
         rows = self._legend_rows()
         below = _AXIS + rows * _LEGEND_ROW + (0.06 if rows else 0)
         total = _TITLE + self.axes_height + below
         self.figure.set_size_inches(WIDTH, total)
+        named = {axes: [label for on, label in self.names if on is axes] for axes, _, _ in self._placed}
+        most = WIDTH - self.left  # for axes and the room beside them
+        rooms = [labels.room(named[axes], axes, most, height) for axes, _, height in self._placed]
+        width = most - max(_RIGHT, *rooms)
         for axes, above, height in self._placed:
             bottom = below + self.axes_height - above - height
-            width = WIDTH - self.left - _RIGHT
             axes.set_position((self.left / WIDTH, bottom / total, width / WIDTH, height / total))
+            labels.write(named[axes], axes, width, height)
         title = shortened(self.title, 46)
         self.figure.text(0.08 / WIDTH, 1 - 0.17 / total, title, va="center", weight="bold", size=10)
         if rows:

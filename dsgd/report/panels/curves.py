@@ -154,7 +154,7 @@ def draw(
         (line,) = axes.plot(
             grid[shown], centre[shown], **look.line, markevery=(7 * place % 23, 32), markeredgewidth=0
         )
-        canvas.legend.append((names[variant], line))
+        canvas.name(axes, names[variant], grid[shown], centre[shown], look)
         lows.append(centre[shown])
         if len(curves) > _MOST_BANDS:
             line.set_linewidth(1.2)
