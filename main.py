@@ -7,13 +7,18 @@ call `dsgd.run`.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # in the interpreter already, unlike `signal`
+
+if __name__ in ("__main__", "dsgd.__main__"):  # called, not imported: ctrl-C ends it until more is loaded
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 
 from dsgd.records.outcomes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
-from dsgd.terminal.interruptions import NOTHING_WRITTEN, Interruptions, ended_by_signals
+from dsgd.terminal.interruptions import NOTHING_WRITTEN, Interruptions, ended_by_signals, run_as_program
 from dsgd.terminal.messages import report_error
 
 with ended_by_signals():  # the other imports take a second
@@ -36,7 +41,7 @@ with ended_by_signals():  # the other imports take a second
 
 def main(arguments: Sequence[str]) -> int:
     """Do what the command line asks for and return the exit code."""
-    started = time.time()
+    started, other = time.time(), None
     try:
         with Interruptions() as interruptions:
             if other := command_of(arguments):
@@ -57,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         sizes = "lower --samples, --hidden, --dim, --num-workers or --padding-mb"
         return report_error(f"there is not enough memory on this machine; {sizes}", EXIT_FAILED)
     except KeyboardInterrupt:
-        return report_error(NOTHING_WRITTEN, EXIT_INTERRUPTED)
+        return report_error("interrupted" if other else NOTHING_WRITTEN, EXIT_INTERRUPTED)
 
 
 def run_here(cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers) -> int:
@@ -126,7 +131,7 @@ def _exit_code(ended: Ended) -> int:
 
 def command() -> None:
     """Run as the console script `dsgd`."""
-    sys.exit(main(sys.argv[1:]))
+    run_as_program(main)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ gets in the way.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # for type checkers it is true; `typing` itself would take most of the time to load
 if TYPE_CHECKING:
     from dsgd.api import Comparison as Comparison
     from dsgd.api import Result as Result
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 _LAZY = ("Comparison", "Result", "Watcher", "experiment", "modes", "run")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Return what `dsgd.api` has, imported when it is first asked for: `import dsgd` alone takes no time."""
     if name not in _LAZY:
         raise AttributeError(f"module 'dsgd' has no attribute '{name}'")

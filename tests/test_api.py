@@ -319,4 +319,4 @@ def test_a_signal_while_modules_load_gets_one_line(which: signal.Signals, tmp_pa
     process.send_signal(which)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert err == "main.py: interrupted before the first update; nothing was written\n"
+    assert err == "main.py: interrupted before it began; nothing was written\n"

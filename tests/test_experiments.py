@@ -419,7 +419,7 @@ def test_a_process_that_dies_takes_one_run_with_it(tmp_path: Path) -> None:
         ended = [(r.name, outcome.stopped_by, outcome.error) for r, outcome in pool.outcomes(runs)]
         killer.join()
     assert ended == [
-        (runs[0].name, "failed", "its process ended with signal 9; was there enough memory?"),
+        (runs[0].name, "failed", "its process ended with signal 9; if memory ran out, lower --processes"),
         *((r.name, "budget", "") for r in runs[1:]),
     ]
 

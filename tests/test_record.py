@@ -227,8 +227,21 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert len(err.strip().splitlines()) == 1
-    assert "File too large" in err
+    assert "cannot be written (File too large); raise the limit on a file's size (ulimit -f)" in err
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["stopped_by"] == "failed"
+
+
+@pytest.mark.parametrize("damage", ["{broken", "[1", "", "nothing", '{"version": 1, "t_s": }'])
+def test_a_damaged_line_is_named_by_its_number(damage: str, cli: CommandLine) -> None:
+    """A report says which line of updates.jsonl cannot be read, however it is damaged."""
+    ran = cli(f"{SIM} --steps 5 --dataset none")
+    updates = ran.record / "updates.jsonl"
+    lines = updates.read_text().splitlines()
+    updates.write_text("\n".join([*lines[:2], damage, *lines[3:], ""]))
+    from main import main
+
+    assert main(["--report", str(ran.record)]) == 2
+    assert "updates.jsonl, line 3: " in cli("--version").err
 
 
 def test_a_mistake_in_a_strategy_is_shown_where_it_is(

@@ -287,7 +287,7 @@ def test_a_trace_without_room_fails_the_run_and_spares_the_rest(tmp_path: Path) 
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert len(err.strip().splitlines()) == 1
-    assert "File too large" in err
+    assert "cannot be written (File too large); raise the limit on a file's size (ulimit -f)" in err
     assert {path.name for path in (tmp_path / "r").iterdir()} == {
         "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "weights.npy", "summary.json"
     }  # fmt: skip

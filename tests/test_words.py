@@ -36,6 +36,9 @@ BANNED = {
     "for nothing": r"for nothing",
     "in sight": r"in sight",
     "come about": r"(?:comes?|came|coming) about",
+    "such a one": r"such a one",
+    "go the way of": r"go(?:es)? the way of",
+    "torn apart": r"torn apart",
 }
 FILES = sorted({path.relative_to(ROOT).as_posix() for glob in GLOBS for path in ROOT.glob(glob)})
 

@@ -11,6 +11,21 @@ from dsgd.data import Workload
 from dsgd.terminal.interruptions import Interruptions
 
 
+def require_room(cfg: TrainConfig) -> None:
+    """Raise ValueError if this machine has not the memory for the workers' processes.
+
+    Where workers run on other machines, the memory of those counts: `open_cluster` waits for it.
+    """
+    if cfg.engine == "ray":
+        from dsgd.cluster.ray import is_private
+
+        # isort: split
+        from dsgd.cluster.capacity import free_here, shortage
+
+        if is_private() and (lacking := shortage(cfg, free_here(), "this machine has")):
+            raise ValueError(lacking)
+
+
 def open_cluster(
     cfg: TrainConfig,
     workload: Workload,

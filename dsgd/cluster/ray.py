@@ -19,6 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 # Read when ray is imported. Under `uv run` it would rebuild the environment in every worker, which
@@ -31,9 +32,10 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
 import numpy as np
 import ray
 from ray._private import utils as ray_utils
-from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from dsgd.cluster import ClusterError, Done, TimeUp
+from dsgd.cluster.capacity import shortage
 from dsgd.cluster.clocks import Clocks
 from dsgd.cluster.ledger import Idle, Ledger
 from dsgd.cluster.processes import awaited, own_processes
@@ -167,6 +169,7 @@ class RayCluster:
         self._padding = np.zeros(cfg.timing.padding_bytes // 4, np.float32)
         self._message_bytes = 4 * workload.objective.num_weights + self._padding.nbytes
         self._tickets = 0
+        self._num_ready = 0
         # Where workers keep state the ledger holds a reference: the state stays on the worker's machine and
         # outlives the worker. This is what the task in flight will hand on.
         self._next_states: dict[int, Any] = {}
@@ -176,12 +179,11 @@ class RayCluster:
         self._pickled: dict[Task, bytes] = {}
         self._sent: tuple[Vector | None, bytes, Any] = (None, b"", None)  # the last vector, as it was sent
         self._actors: list[Any] = []
+        self._shards: list[Any] = []
         self._connection = connection or connect(cfg.ray.start_timeout_s)
         try:
             self.device = self._choose_device()
-            self._shards = [ray.put(shard.alone()) for shard in workload.shards]
-            self._actors = [self._spawn(worker, 0.0) for worker in self.workers]
-            self.pids = self._barrier()
+            self.pids = self._start_workers(workload.shards)
         except BaseException:
             self.close()
             raise
@@ -287,7 +289,9 @@ class RayCluster:
             self._restart(worker)
             return None
         except RayTaskError as error:
-            raise ClusterError(f"worker {worker} failed in its task: {error.cause!r}") from error
+            raise ClusterError(
+                f"worker {worker} failed in its task: {error.cause!r}; try --engine sim, which shows where"
+            ) from error
         except ObjectLostError as error:
             raise ClusterError(f"worker {worker} lost its state with its node; run again") from error
         if worker in self._next_states:
@@ -357,17 +361,66 @@ class RayCluster:
             )
         )
 
-    def _barrier(self) -> list[int]:
-        """Wait until every worker is ready; return their process ids."""
+    def _start_workers(self, shards: Sequence[Shard]) -> list[int]:
+        """Start all workers, wait until every one is ready, and return their process ids.
+
+        A thread does it, because no call of Ray may prolong the wait: on an overloaded machine each of them
+        may take far longer than its own time-out.
+        """
+        until_s = time.monotonic() + self._cfg.ray.start_timeout_s
+        self._await_room(until_s)
+        answer: SimpleQueue[list[int] | BaseException] = SimpleQueue()
+        given_up = threading.Event()
+
+        def start() -> None:
+            try:
+                refs = []
+                for worker, shard in enumerate(shards):
+                    if given_up.is_set():
+                        return
+                    self._shards.append(ray.put(shard.alone()))
+                    self._actors.append(self._spawn(worker, 0.0))
+                    refs.append(self._actors[-1].ready.remote())
+                waiting = refs
+                while waiting and not given_up.is_set():
+                    ready, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_S)
+                    ray.get(ready)  # raises the error of a worker that died
+                    self._num_ready += len(ready)
+                answer.put(ray.get(refs))
+            except BaseException as error:  # the other thread raises it
+                answer.put(error)
+
+        threading.Thread(target=start, daemon=True).start()
         try:
-            pids: list[int] = ray.get(
-                [actor.ready.remote() for actor in self._actors], timeout=self._cfg.ray.start_timeout_s
-            )
-        except GetTimeoutError:
-            raise ClusterError(self._lacking(f"{len(self.workers)} workers")) from None
-        except RayActorError as error:
-            raise ClusterError(f"a worker died while it started: {_one_line(error)}") from error
-        return pids
+            found = answer.get(timeout=max(0.0, until_s - time.monotonic()))
+        except Empty:
+            lacking = f"{len(shards) - self._num_ready} of {len(shards)} workers"
+            raise ClusterError(self._lacking(lacking)) from None
+        finally:
+            given_up.set()
+        if isinstance(found, RayActorError):
+            raise ClusterError(
+                f"a worker died while it started: {_one_line(found)}; look for the reason in its "
+                "log, or lower --num-workers if memory ran out"
+            ) from found
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def _await_room(self, until_s: float) -> None:
+        """Wait until the cluster that the environment names, which may still grow, has enough memory."""
+        if self._connection.private:  # this machine's was looked at before anything started
+            return
+        while True:
+            resources = _resources()
+            # Ray counts apart what it keeps for objects, which is taken only as objects come.
+            memory = resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0)
+            lacking = shortage(self._cfg, memory, "the cluster has")
+            if lacking is None:
+                return
+            if time.monotonic() > until_s:
+                raise ClusterError(lacking)
+            time.sleep(0.1)
 
     def _restart(self, worker: int) -> None:
         """Start a lost worker again, later each time, and send it its task again."""
@@ -414,7 +467,7 @@ class RayCluster:
         return (
             f"{who} could not be started within --start-timeout-s {self._cfg.ray.start_timeout_s:g}: asked "
             f"for {gpus:g} GPU and 0 CPU each, the cluster has {have or 'nothing'} in all; free some, "
-            "lower --num-workers or --gpus-per-worker, or wait longer"
+            f"lower --num-workers{' or --gpus-per-worker' * bool(gpus)}, or wait longer"
         )
 
 
@@ -439,11 +492,10 @@ def connect(timeout_s: float = 60.0) -> Connection:
 
     Raises ClusterError if nothing answers at RAY_ADDRESS within `timeout_s` seconds.
     """
-    address = os.environ.get("RAY_ADDRESS")
-    named = bool(address) or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
     if ray.is_initialized():  # maybe by a call before: the runs of an experiment share one cluster
-        return Connection(made_here=False, private=ray.get_runtime_context().gcs_address in _started)
-    if named:
+        return Connection(made_here=False, private=is_private())
+    address = os.environ.get("RAY_ADDRESS")
+    if _is_named():
         if address and address not in ("auto", "local"):
             _knock(address, timeout_s)
         try:
@@ -454,9 +506,26 @@ def connect(timeout_s: float = 60.0) -> Connection:
             ) from error
         return Connection(made_here=True, private=address == "local")
     # A bare ray.init() would attach to any cluster alive on this machine.
-    _init(address="local", include_dashboard=False)
+    try:
+        _init(address="local", include_dashboard=False)
+    except (OSError, RuntimeError) as error:
+        raise ClusterError(
+            f"Ray could not be started on this machine ({_one_line(error)}); "
+            "see /tmp/ray/session_latest/logs, or simulate with --engine sim"
+        ) from error
     _started.add(ray.get_runtime_context().gcs_address)
     return Connection(made_here=True, private=True)
+
+
+def is_private() -> bool:
+    """Whether this process is, or would be, connected to a cluster that runs on this machine for it alone."""
+    if ray.is_initialized():
+        return ray.get_runtime_context().gcs_address in _started
+    return not _is_named() or os.environ.get("RAY_ADDRESS") == "local"
+
+
+def _is_named() -> bool:
+    return bool(os.environ.get("RAY_ADDRESS")) or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
 
 
 def _init(**options: Any) -> None:

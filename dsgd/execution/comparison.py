@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from dsgd.config import TimingConfig
+from dsgd.records.files import Writing
 from dsgd.records.reader import read_record, read_summary
 from dsgd.records.schema import Difference, Distance, EngineComparison, Summary
 from dsgd.records.writer import write_file
@@ -33,7 +34,7 @@ def measured_timing(timing: TimingConfig, ray_record: Path) -> TimingConfig:
     for task in tasks:
         measured.setdefault(task.worker, []).extend([task.compute_s / task.batches] * task.batches)
     of_all = [seconds for own in measured.values() for seconds in own]
-    with trace.open("w", newline="") as file:
+    with Writing(trace), trace.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["worker", "seconds"])
         for worker in range(record.config["num_workers"]):

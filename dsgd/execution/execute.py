@@ -7,7 +7,6 @@ prints nothing. To see the run while it goes on, pass a `Watcher`; to keep it, p
 
 from __future__ import annotations
 
-import errno
 import gc
 import math
 import time
@@ -22,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsgd.cluster import ClusterError, Engine, TimeUp, Update
-from dsgd.cluster.open import open_cluster
+from dsgd.cluster.open import open_cluster, require_room
 from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
 from dsgd.execution.evaluation import Evaluated, Evaluator
 from dsgd.metrics import Tally, finite
+from dsgd.records.files import WriteError
 from dsgd.records.outcomes import StoppedBy, one_line
 from dsgd.strategies import Strategy, strategy_of
 from dsgd.terminal.interruptions import Interruptions
@@ -35,8 +35,6 @@ from dsgd.work.weights import Weights
 
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord
-
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +128,7 @@ def execute(
     started = time.time() if started is None else started
     strategy = strategy or strategy_of(cfg)
     interruptions = interruptions or Interruptions()
+    require_room(cfg)
     workload = make_workload(cfg)
     own = strategy if cfg.strategy_file else None
     with open_cluster(cfg, workload, interruptions, unknown_to_workers=own) as cluster:
@@ -245,11 +244,8 @@ class _Following:
         if self._exception:
             return
         self._stopped_by, self._exception, self._error = "failed", error, one_line(error)
-        if isinstance(error, OSError) and error.errno in _NO_ROOM and self._path:
-            self._error = (
-                f"{error.strerror}: the record {self._path} is not complete; make room there, "
-                "or choose another folder with --out"
-            )
+        if isinstance(error, WriteError):
+            self._error = f"the record is not complete: {self._error}"
 
     def _diverged(self, update: Update) -> StoppedBy:
         worker, loss = next(

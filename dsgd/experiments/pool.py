@@ -133,7 +133,9 @@ class Pool:
             )
         worker.ready = False
         self._spawn()
-        return Outcome("failed", f"its process ended with {how}; was there enough memory?", "", 0.0, 0.0)
+        return Outcome(
+            "failed", f"its process ended with {how}; if memory ran out, lower --processes", "", 0.0, 0.0
+        )
 
     def _spawn(self) -> None:
         process = subprocess.Popen(

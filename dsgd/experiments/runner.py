@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 from rich.console import Console
 
+from dsgd.cluster.open import require_room
 from dsgd.data import make_workload
 from dsgd.experiments.display import Display
 from dsgd.experiments.experiment_file import Experiment, PlannedRun
@@ -19,6 +21,7 @@ from dsgd.experiments.pool import Pool, cores
 from dsgd.experiments.tuning import Selection, choose
 from dsgd.experiments.worker import Outcome, execute_recorded
 from dsgd.live.observers import Observers
+from dsgd.records.files import whole_file
 from dsgd.records.outcomes import is_result
 from dsgd.records.s3 import Uploads
 from dsgd.records.size import announcement_of_all
@@ -97,13 +100,14 @@ def _run_locked(
 
 
 def check_data(runs: Sequence[PlannedRun]) -> None:
-    """Raise UsageError for runs whose data cannot be split as asked, which options alone do not show."""
+    """Raise UsageError for what options alone do not show: data that cannot be split, too little memory."""
     seen = set()
     for run in runs:
-        data = (run.cfg.data, run.cfg.num_workers, run.cfg.batch_size)
+        data = (run.cfg.data, run.cfg.num_workers, run.cfg.batch_size, run.cfg.engine)
         if data not in seen:
             seen.add(data)
             try:
+                require_room(run.cfg)
                 make_workload(run.cfg)
             except ValueError as error:
                 raise UsageError(f"variant {run.variant}: {error}") from None
@@ -212,9 +216,8 @@ def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
             "seeds": list(experiment.tuning.seeds),
             "choices": [choice.as_run() for choice in choices],
         }
-    partial = experiment.folder / "experiment.yaml.partial"
-    partial.write_text(yaml.safe_dump(as_run, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    partial.rename(experiment.folder / "experiment.yaml")
+    with whole_file(experiment.folder / "experiment.yaml") as file:
+        file.write(yaml.safe_dump(as_run, sort_keys=False, allow_unicode=True).encode())
 
 
 def _report(folder: Path, console: Console) -> Path:
@@ -224,12 +227,13 @@ def _report(folder: Path, console: Console) -> Path:
     from dsgd.report.frames import read_folder
 
     frames = read_folder(folder)
-    for name, table in (("results", frames.runs), ("curves", frames.curves)):
-        partial = folder / f"{name}.parquet.partial"
-        table.write_parquet(partial)
-        partial.rename(folder / f"{name}.parquet")
-    report = build_report(folder, frames)
     with suppress(BrokenPipeError, UnicodeEncodeError):  # closed pipe, or no such characters
-        print_results(frames, console)
+        print_results(frames, console)  # first: a full disk must not cost the answer
+    for name, table in (("results", frames.runs), ("curves", frames.curves)):
+        with whole_file(folder / f"{name}.parquet") as file:
+            table.write_parquet(parquet := io.BytesIO())  # polars does not say that a disk is full
+            file.write(parquet.getbuffer())
+    report = build_report(folder, frames)
+    with suppress(BrokenPipeError, UnicodeEncodeError):
         console.print(f"report  {report}", soft_wrap=True, highlight=False)
     return report

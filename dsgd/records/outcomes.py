@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Literal
 
 StoppedBy = Literal["budget", "seconds", "target-loss", "diverged", "interrupted", "failed"]
@@ -14,6 +15,20 @@ EXIT_CODES: dict[StoppedBy, int] = {
     "diverged": 3,
     "interrupted": 130,
 }
+REMEDIES = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "free some of your quota there",
+    errno.EFBIG: "raise the limit on a file's size (ulimit -f)",
+    errno.EROFS: "make it writable",
+    errno.EACCES: "correct its permissions",
+    errno.EPERM: "correct its permissions",
+    errno.EIO: "check that disk",
+    errno.ENAMETOOLONG: "shorten it",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "raise the limit on open files (ulimit -n)",
+}
+"""What a user can do about an error of the operating system, by its number."""
+
 EXIT_FAILED, EXIT_USAGE, EXIT_DIVERGED, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
@@ -24,5 +39,11 @@ def is_result(stopped_by: str) -> bool:
 
 def one_line(error: object) -> str:
     """Return an error's message on one line."""
+    if isinstance(error, OSError) and str(error).startswith(
+        "[Errno "
+    ):  # as Python prints them, is no sentence
+        where = f"{error.filename}: " if error.filename else ""
+        remedy = REMEDIES.get(error.errno or 0)
+        return f"{where}{error.strerror}" + (f"; {remedy}" if remedy else "")
     text = " ".join(str(error).split())
     return text or type(error).__name__

@@ -96,6 +96,10 @@ class Record:
         except OSError as error:
             raise RecordError(f"{file}: cannot be read ({error.strerror})") from None
         except pl.exceptions.PolarsError as error:
+            for (
+                _
+            ) in self.updates():  # raises RecordError with the number of the line, which polars does not say
+                pass
             raise RecordError(f"{file}: has a line that is not an update ({_one_line(error)})") from None
         for name in ("version", "t_s"):
             if frame[name].null_count():
@@ -161,7 +165,7 @@ def read_record(path: Path) -> Record:
     if not path.is_dir():
         raise RecordError(f"{path}: there is no such folder; give the folder of a run")
     if not is_record(path):
-        raise RecordError(f"{path}: is not a run record (it has no config.yaml)")
+        raise RecordError(f"{path}: is not a run record (it has no config.yaml); give the folder of a run")
     if not (path / "summary.json").is_file():
         raise RecordError(f"{path}: is partial (no summary.json): its run is under way or was killed")
     config = read_yaml(path / "config.yaml")
@@ -172,7 +176,7 @@ def read_record(path: Path) -> Record:
             )
     summary = read_summary(path)
     if not (path / "updates.jsonl").is_file():
-        raise RecordError(f"{path}: is not whole (no updates.jsonl)")
+        raise RecordError(f"{path}: is not whole (no updates.jsonl); run it again")
     return Record(
         path=path,
         config=config,

@@ -15,6 +15,7 @@ from pathlib import Path
 from dsgd.cluster import Update
 from dsgd.execution.evaluation import Evaluated
 from dsgd.metrics import QUANTITIES
+from dsgd.records.files import GrowingFile
 
 _POINTS = 1000  # of a run, at most: as many as TensorBoard shows
 
@@ -37,7 +38,7 @@ class TensorBoard:
 
         folder.mkdir()
         self._began_s = time.time()
-        self._writer = RecordWriter((folder / f"events.out.tfevents.{self._began_s:.0f}").open("wb"))
+        self._writer = RecordWriter(GrowingFile(folder / f"events.out.tfevents.{self._began_s:.0f}"))
         self._writer.write(Event(wall_time=self._began_s, file_version="brain.Event:2").SerializeToString())
         self._every = self._due = math.ceil(budget / _POINTS)
         self._points = {row.name: row.points for row in QUANTITIES if row.points}

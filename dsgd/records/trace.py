@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from dsgd.metrics import MOST_LISTED
+from dsgd.records.files import whole_file
 from dsgd.records.reader import read_evaluations
 from dsgd.records.schema import RecordedEvaluation, RecordedTask, RecordedUpdate, decode, update_type
 
@@ -44,16 +45,10 @@ def write_trace(record: Path, last: int | None = None) -> None:
         _arrows(updates, at_us),
         _counters(updates, at_us, read_evaluations(record)),
     )
-    partial = record / "trace.json.partial"
-    try:
-        with partial.open("w") as file:
-            file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
-            file.write(",\n".join(map(_ENCODE, events)))
-            file.write("\n]}\n")
-    except OSError:
-        partial.unlink(missing_ok=True)  # a full disk needs the room for the summary
-        raise
-    partial.rename(record / "trace.json")
+    with whole_file(record / "trace.json") as file:
+        file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
+        file.write(",\n".join(map(_ENCODE, events)).encode())
+        file.write(b"\n]}\n")
 
 
 _ENCODE = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode

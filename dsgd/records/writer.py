@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import platform
+import shutil
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import yaml
@@ -22,6 +25,7 @@ from dsgd.cluster import Done, Engine, Update
 from dsgd.config import OutputConfig, TrainConfig, options
 from dsgd.execution.evaluation import Evaluated
 from dsgd.metrics import finite, taken_of_updates
+from dsgd.records.files import GrowingFile, WriteError, Writing, whole_file
 from dsgd.records.schema import (
     Meta,
     RecordedEvaluation,
@@ -53,21 +57,31 @@ class RunRecord:
         if cfg.output.tensorboard:
             require_tensorboard()
         self._line, self._taken = update_type(), taken_of_updates()
-        self._updates: IO[bytes] | None = None
-        self._evals: IO[bytes] | None = None
+        self._updates: GrowingFile | None = None
+        self._evals: GrowingFile | None = None
         self._tensorboard: TensorBoard | None = None
         self._flushed_s = time.monotonic()
 
     def open(self, *, started: float, cluster: Engine) -> None:
-        """Make the folder and write what is known before the first update."""
+        """Make the folder and write what is known before the first update.
+
+        Raises ValueError where the folder cannot be made, WriteError where nothing can be written in it; then
+        there is no folder.
+        """
         meta = _meta(started, cluster)
         self._make_folder()
-        (self.path / "config.yaml").write_text(config_text(self._cfg))
-        write_file(self.path / "meta.json", meta)
-        self._updates = (self.path / "updates.jsonl").open("wb", buffering=1 << 16)
-        self._evals = (self.path / "evals.jsonl").open("wb")
-        if self._cfg.output.tensorboard:
-            self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget)
+        try:
+            with whole_file(self.path / "config.yaml") as file:
+                file.write(config_text(self._cfg).encode())
+            write_file(self.path / "meta.json", meta)
+            self._updates = GrowingFile(self.path / "updates.jsonl", buffering=1 << 16)
+            self._evals = GrowingFile(self.path / "evals.jsonl")
+            if self._cfg.output.tensorboard:
+                with Writing(self.path / "tensorboard"):
+                    self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget)
+        except WriteError:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
 
     def _make_folder(self) -> None:
         """Make the folder; if another run took the default name meanwhile, take the next one."""
@@ -142,10 +156,10 @@ class RunRecord:
 
     def close(self, weights: Vector, summary: dict[str, Any]) -> dict[str, Any]:
         """Write the last weights and summary.json; return the summary as written."""
-        partial = self.path / "weights.npy.partial"
-        with partial.open("wb") as file:
-            np.save(file, weights)
-        partial.rename(self.path / "weights.npy")
+        with whole_file(self.path / "weights.npy") as file:
+            saved = io.BytesIO()  # numpy's own errors of a full disk have neither a number nor a reason
+            np.save(saved, weights)
+            file.write(saved.getbuffer())
         summary = summary | {"weights_sha256": hashlib.sha256(weights.tobytes()).hexdigest()}
         write_file(self.path / "summary.json", built(summary, summary_type()))
         return summary
@@ -170,6 +184,14 @@ def free_path(output: OutputConfig, default_name: str) -> Path:
     Raises ValueError, naming the option, when the name is taken or nothing can be written there.
     """
     out = output.folder
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            out.stat()
+    except OSError as error:  # like a name that is too long
+        shown = f"{str(out)[:60]}…" if len(str(out)) > 60 else out
+        raise ValueError(
+            f"--out {shown}: cannot be a folder ({error.strerror}); choose another folder"
+        ) from None
     parent = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
         raise ValueError(
@@ -223,10 +245,8 @@ def _meta(started: float, cluster: Engine) -> Meta:
 
 
 def write_file(path: Path, value: Struct) -> None:
-    """Write a whole file or none: readers never see half of it, even after a crash."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    """Write a file of a record, whole or not at all."""
+    with whole_file(path) as file:
         file.write(encode_file(value))
         file.flush()
         os.fsync(file.fileno())
-    partial.rename(path)

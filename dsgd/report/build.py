@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from dsgd.records.files import whole_file
 from dsgd.report import tables
 from dsgd.report.answer import answer
 from dsgd.report.colours import DARK, LIGHT
@@ -52,10 +53,10 @@ def build_report(folder: Path, frames: Frames | None = None) -> Path:
     frames = frames or read_folder(folder)
     report = _report(frames)
     _write_figures(folder / "figures", report.sections)
-    (folder / "results.csv").write_text(frames.runs.write_csv(), encoding="utf-8")
-    (folder / "report.md").write_text(_render("template.md.j2", report), encoding="utf-8")
+    _write(folder / "results.csv", frames.runs.write_csv())
+    _write(folder / "report.md", _render("template.md.j2", report))
     path = folder / "report.html"
-    path.write_text(_render("template.html.j2", report), encoding="utf-8")
+    _write(path, _render("template.html.j2", report))
     return path
 
 
@@ -109,8 +110,13 @@ def _write_figures(folder: Path, sections: Sequence[Section]) -> None:
             path.unlink()
     for section in sections:
         for panel in section.panels:
-            (folder / f"{panel.name}.svg").write_text(standalone_svg(panel.svg), encoding="utf-8")
-            (folder / f"{panel.name}.png").write_bytes(panel.png)
+            _write(folder / f"{panel.name}.svg", standalone_svg(panel.svg))
+            _write(folder / f"{panel.name}.png", panel.png)
+
+
+def _write(path: Path, content: str | bytes) -> None:
+    with whole_file(path, "copy the records to another disk") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def _render(template: str, report: Report) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from dsgd.records.outcomes import EXIT_INTERRUPTED
 from dsgd.records.s3 import fetch, is_s3
 from dsgd.records.schema import RecordError
 from dsgd.terminal.cli import UsageError
-from dsgd.terminal.interruptions import Interruptions
+from dsgd.terminal.interruptions import Interruptions, ended_by_signals
+from dsgd.terminal.messages import report_error
 from dsgd.terminal.usage import Parser, usage_errors
 
 
@@ -25,10 +27,14 @@ def report(arguments: Sequence[str], _: Interruptions) -> int:
     given = parser.parse(arguments)
     with usage_errors():
         folder = fetch(given.report) if is_s3(given.report) else Path(given.report)
-    from dsgd.report.build import build_report
+    with ended_by_signals():
+        from dsgd.report.build import build_report
 
     try:
         print(build_report(folder))
+    except KeyboardInterrupt:
+        message = "interrupted before the report was complete; the same command draws it again"
+        return report_error(message, EXIT_INTERRUPTED)
     except RecordError as error:
         raise UsageError(f"--report {error}") from None
     return 0

@@ -27,6 +27,7 @@ from tyro.constructors import (
 )
 
 from dsgd.config import TrainConfig
+from dsgd.options import unique_keys
 from dsgd.options.constraints import Checked, Option, members, option_fields
 from dsgd.strategies import load, mode_of, modes
 from dsgd.strategies.user_file import located
@@ -105,7 +106,8 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
     try:
         strategy = load(mode, strategy_file)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        is_of_file = "mode" in file_options and _value(arguments, "--mode") is None
+        raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
     known = option_fields(strategy.Config)
     for key in file_options:
         if key not in known:
@@ -147,6 +149,8 @@ def _chosen(file_options: dict[str, Any], arguments: list[str]) -> tuple[str, st
     if mode is None and file is None:
         mode, file = file_options.get("mode"), file_options.get("strategy_file")
     file_options.pop("strategy_file", None)
+    if file_options.get("mode") is None:  # `mode: null` in a file
+        file_options.pop("mode", None)
     if file in (None, "None"):
         return str(mode or _DEFAULT_MODE), None
     try:
@@ -227,14 +231,18 @@ def _like(spelled: str, key: str) -> str:
 
 def _read_config(path: str) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(Path(path).read_text())
+        content = unique_keys.load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
             f"--config {path}: cannot be read ({error.strerror}); give a run's config.yaml"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except unique_keys.DuplicateKeyError as error:
+        raise UsageError(f"--config {path}: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(f"--config {path}: is not YAML ({reason}); give a run's config.yaml") from None
+    if content is None:
+        raise UsageError(f"--config {path}: is empty; give a run's config.yaml")
     if not isinstance(content, dict):
         raise UsageError(f"--config {path}: must be a mapping of options to values, like a run's config.yaml")
     return {str(key).replace("-", "_"): value for key, value in content.items()}

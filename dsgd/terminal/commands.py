@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from dsgd.terminal.cli import is_given
-from dsgd.terminal.interruptions import Interruptions
+from dsgd.terminal.interruptions import Interruptions, ended_by_signals
 
 Command = Callable[[Sequence[str], Interruptions], int]
 
@@ -24,6 +24,7 @@ def command_of(arguments: Sequence[str]) -> Command | None:
     for option, place in COMMANDS.items():
         if is_given(arguments, option):
             module, _, name = place.partition(":")
-            found: Command = getattr(import_module(module), name)
+            with ended_by_signals():  # as for main.py's own imports
+                found: Command = getattr(import_module(module), name)
             return found
     return None

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from dsgd.records.outcomes import EXIT_INTERRUPTED
-from dsgd.terminal.messages import program
+from dsgd.records.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, one_line
+from dsgd.terminal.messages import program, report_error
 
 T = TypeVar("T")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 NOTHING_WRITTEN = "interrupted before the first update; nothing was written"
+_NOT_BEGUN = "interrupted before it began; nothing was written"
 
 
 @contextmanager
@@ -28,7 +31,7 @@ def ended_by_signals() -> Iterator[None]:
     """
 
     def end(number: int, frame: FrameType | None) -> None:
-        os.write(2, f"{program()}: {NOTHING_WRITTEN}\n".encode())
+        os.write(2, f"{program()}: {_NOT_BEGUN}\n".encode())
         os._exit(EXIT_INTERRUPTED)
 
     if threading.current_thread() is not threading.main_thread():  # only that one may handle signals
@@ -40,6 +43,31 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for which, handler in before.items():
             signal.signal(which, handler)
+
+
+def run_as_program(main: Callable[[Sequence[str]], int]) -> NoReturn:
+    """Call `main` with the command line and end the process with the exit code that it returns.
+
+    After `main` nothing is left to do, so a signal ends the process at once, with that code. Where standard
+    output cannot be written to, one line says so; a reader that has left is not an error.
+    """
+    atexit.register(_ignore_signals)  # the first to be registered is the last to be called
+    code = main(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):
+            code = report_error(f"standard output: {one_line(error)}", code or EXIT_FAILED)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
+    for which in _SIGNALS:
+        signal.signal(which, lambda *_: os._exit(code))
+    sys.exit(code)
+
+
+def _ignore_signals() -> None:
+    """Let the interpreter end in peace: without its handlers, a signal would replace the exit code."""
+    for which in _SIGNALS:
+        signal.signal(which, signal.SIG_IGN)
 
 
 class Interruptions:

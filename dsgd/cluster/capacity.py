@@ -1,0 +1,60 @@
+"""How many worker processes a machine or a cluster has the memory for: estimated before any is started.
+
+The estimate is what a worker's process has to itself (its unique set size, measured on Linux with Ray 2.60
+and torch 2.15); data and weights come on top. So what is refused could not have run; what is not refused may
+still fail. Import `dsgd.cluster.ray` first: it sets what Ray reads when it is imported.
+"""
+
+from __future__ import annotations
+
+from ray._common.utils import get_system_memory
+from ray._private.utils import get_used_memory
+
+# isort: split
+import psutil  # Ray brings it, and makes it importable
+
+from dsgd.config import TrainConfig
+
+_PROCESS_BYTES = 57_000_000  # Python, Ray's client and NumPy
+_TORCH_BYTES = 282_000_000  # and the CUDA build of torch, on a CPU
+_GB = 1e9
+
+
+def bytes_per_worker(cfg: TrainConfig) -> int:
+    """Return the memory in bytes that the process of one worker needs at least."""
+    torch = 0 if cfg.data.dataset == "none" else _TORCH_BYTES  # without weights, workers do not import it
+    return _PROCESS_BYTES + torch + cfg.timing.padding_bytes
+
+
+def shortage(cfg: TrainConfig, free_bytes: float, where: str) -> str | None:
+    """Return in one line why the workers do not fit, and the remedy; None if they do.
+
+    free_bytes: the memory that is left. where: what has it, like `this machine has`.
+    """
+    each = bytes_per_worker(cfg)
+    if cfg.num_workers * each <= free_bytes:
+        return None
+    fit = int(free_bytes / each)
+    lower = f"lower --num-workers ({fit} fit)" if fit else "free some memory"
+    return (
+        f"--num-workers {cfg.num_workers}: {cfg.num_workers:,} Ray worker processes need at least "
+        f"{_gb(cfg.num_workers * each)} of memory ({_gb(each)} each, as measured, without data), "
+        f"and {where} {_gb(free_bytes)}; {lower}, or simulate them with --engine sim"
+    )
+
+
+def free_here() -> float:
+    """Return the bytes of memory, swap space included, that new processes on this machine can have."""
+    # A container has a limit of its own, which Ray reads and psutil does not.
+    in_limit = get_system_memory() - get_used_memory()  # type: ignore[no-untyped-call]
+    return float(min(psutil.virtual_memory().available, in_limit) + psutil.swap_memory().free)
+
+
+def _gb(size: float) -> str:
+    """Return a size in GB with two digits.
+
+    >>> _gb(339e6), _gb(22.53e9), _gb(1.695e12)
+    ('0.34 GB', '23 GB', '1,695 GB')
+    """
+    gb = size / _GB
+    return f"{gb:,.0f} GB" if gb >= 10 else f"{gb:.2g} GB"

@@ -1,0 +1,88 @@
+"""Writing to a disk that may fail: errors name the file and the remedy, readers see whole files only."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from dsgd.records.outcomes import REMEDIES
+
+_ELSEWHERE = "choose another folder with --out"
+
+
+class WriteError(OSError):
+    """A file cannot be written; the message is one line with the file, the reason and the remedy."""
+
+    def __init__(self, error: OSError, path: Path, elsewhere: str = _ELSEWHERE) -> None:
+        """Make it from an error of the system, which does not always say which file it concerns.
+
+        elsewhere: what the user can do instead of repairing what is wrong there.
+        """
+        super().__init__(error.errno or errno.EIO, error.strerror or str(error), str(path))
+        self._remedy = ", or ".join(filter(None, (REMEDIES.get(error.errno or errno.EIO), elsewhere)))
+
+    def __str__(self) -> str:
+        return f"{self.filename}: cannot be written ({self.strerror}); {self._remedy}"
+
+
+@contextmanager
+def whole_file(path: Path, elsewhere: str = _ELSEWHERE) -> Iterator[IO[bytes]]:
+    """Write a whole file or none: readers never see half of it, even after a crash.
+
+    Raises WriteError if it cannot be written; nothing is left of it then.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.rename(path)
+    except BaseException as error:
+        with suppress(OSError):  # on a disk that has become read-only, say
+            partial.unlink()
+        if isinstance(error, OSError):
+            raise WriteError(error, path, elsewhere) from error
+        raise
+
+
+class Writing:
+    """Turns an OSError of the block into a WriteError: `write`, `flush` and `close` do not say which file.
+
+    A class, because a generator would cost each update a microsecond.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, WriteError):
+            raise WriteError(error, self._path) from error
+
+
+class GrowingFile:
+    """A file to which bytes are appended; raises WriteError when they cannot be."""
+
+    def __init__(self, path: Path, buffering: int = -1) -> None:
+        self._writing = Writing(path)
+        with self._writing:
+            self._file = path.open("wb", buffering=buffering)
+
+    def write(self, data: bytes) -> None:
+        """Append bytes, which need not be on the disk before `flush`."""
+        with self._writing:
+            self._file.write(data)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with self._writing:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Write what is buffered, and close the file."""
+        with self._writing:
+            self._file.close()
