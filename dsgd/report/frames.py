@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import astuple
 
-from dsgd.config import DataConfig, LiveConfig, OutputConfig, TimingConfig, option_fields
+from dsgd.config import DataConfig, TimingConfig, option_fields
 from dsgd.metrics import QUANTITIES, Column
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import Record, columns, is_record, read_record, read_yaml
 from dsgd.records.schema import RecordedEvaluation, RecordError
+from dsgd.records.variants import NOT_COMPARED as NOT_COMPARED
+from dsgd.records.variants import differing, printable
+from dsgd.records.variants import option_text as option_text
+from dsgd.report.loose import as_variants, own_target
 from dsgd.report.words import number, plural
 
 if TYPE_CHECKING:
@@ -27,14 +31,6 @@ OWN_FOLDERS = ("figures", "tuning")
 """Folders next to the records whose runs are not compared."""
 
 _ENVIRONMENT = {*option_fields(DataConfig), *option_fields(TimingConfig), "engine", "num_workers"}
-NOT_COMPARED = {
-    *option_fields(OutputConfig),
-    *option_fields(LiveConfig),
-    "seed",
-    "max_restarts",
-    "start_timeout_s",
-}
-"""Options that do not define a variant."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +117,11 @@ def read_folder(folder: Path) -> Frames:
         return _frames(
             [RecordedRun(variant=summary.mode, record=record)],
             title=f"{summary.mode} on {'Ray' if summary.engine == 'ray' else 'the simulator'}, {workers}",
-            target_loss=_own_target([record]),
+            target_loss=own_target([record]),
         )
     if (folder / "experiment.yaml").is_file():
         return _read_experiment(folder)
-    return _read_loose(folder)
+    return read_loose(folder)
 
 
 def _read_experiment(folder: Path) -> Frames:
@@ -153,7 +149,7 @@ def _read_experiment(folder: Path) -> Frames:
                 continue
             try:
                 record = _read_result(folder / name)
-                runs.append(RecordedRun(variant=_printable(variant["name"]), record=record))
+                runs.append(RecordedRun(variant=printable(variant["name"]), record=record))
             except RecordError as error:
                 left_out.append((name, _reason(error, folder / name)))
     for path in _folders(folder):
@@ -163,8 +159,8 @@ def _read_experiment(folder: Path) -> Frames:
         raise _none_readable(folder, left_out)
     return _frames(
         runs,
-        title=_printable(str(spec.get("title") or folder.name)),
-        question=_printable(str(spec.get("question") or "")),
+        title=printable(str(spec.get("title") or folder.name)),
+        question=printable(str(spec.get("question") or "")),
         target_loss=None if target is None else float(target),
         show=None if show is None else tuple(dict.fromkeys(show)),
         left_out=left_out,
@@ -202,62 +198,23 @@ def _list(spec: Mapping[str, Any], name: str, file: Path) -> list[Any]:
     return value
 
 
-def _read_loose(folder: Path) -> Frames:
+def read_loose(folder: Path, names: Sequence[str] | None = None) -> Frames:
+    """Read a folder of loose runs, those of these names alone if any are given; raises RecordError."""
     records, left_out = [], []
-    for path in _folders(folder):
+    for path in _folders(folder) if names is None else [folder / name for name in names]:
         try:
             records.append(_read_result(path))
         except RecordError as error:
             left_out.append((path.name, _reason(error, path)))
     if not records:
         raise _none_readable(folder, left_out)
-    # The record of a run that was repeated with the same options is the last one.
-    latest: dict[tuple[str, int], Record] = {}
-    names = _names(records)
-    for record in sorted(records, key=lambda r: r.meta.started_epoch_s):
-        key = (names[record.path], record.summary.seed)
-        if key in latest:
-            repeated = f"was run again with the same options as {record.path.name}"
-            left_out.append((latest[key].path.name, repeated))
-        latest[key] = record
-    order = list(dict.fromkeys(names[record.path] for record in records))
-    runs = [
-        RecordedRun(variant=variant, record=latest[variant, seed])
-        for variant in order
-        for seed in sorted(seed for name, seed in latest if name == variant)
-    ]
-    kept = [run.record for run in runs]
-    title = folder.resolve().name
-    return _frames(runs, title=title, target_loss=_own_target(kept), left_out=sorted(left_out))
-
-
-def _names(records: Sequence[Record]) -> dict[Path, str]:
-    """Name each record's variant by its mode and the options in which runs of that mode differ."""
-    names = {}
-    for mode in dict.fromkeys(record.summary.mode for record in records):
-        same = [record for record in records if record.summary.mode == mode]
-        options = _differing(record.config for record in same)
-        for record in same:
-            values = [f"{option}={option_text(record.config.get(option))}" for option in options]
-            names[record.path] = _printable(" ".join([mode, *values]))
-    return names
-
-
-def _differing(configs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the options that have more than one value, in the order of config.yaml."""
-    values: dict[str, set[str]] = {}
-    for config in configs:
-        for option, value in config.items():
-            if option not in NOT_COMPARED:
-                values.setdefault(option, set()).add(option_text(value))
-    return [option for option, texts in values.items() if len(texts) > 1]
-
-
-def _own_target(records: Sequence[Record]) -> float | None:
-    """Return the `--target-loss` that all of the runs had."""
-    targets = {record.config.get("target_loss") for record in records}
-    target = targets.pop()
-    return float(target) if not targets and isinstance(target, int | float) else None
+    variants, repeated = as_variants(records)
+    return _frames(
+        [RecordedRun(variant=variant, record=record) for variant, record in variants],
+        title=folder.resolve().name,
+        target_loss=own_target([record for _, record in variants]),
+        left_out=sorted([*left_out, *repeated]),
+    )
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -282,7 +239,7 @@ def _read_result(path: Path) -> Record:
     if is_result(summary.stopped_by):
         return record
     ended = "failed" if summary.stopped_by == "failed" else "was interrupted"
-    error = f": {_printable(summary.error)}" if summary.error else ""
+    error = f": {printable(summary.error)}" if summary.error else ""
     raise RecordError(f"{path}: {ended} after {plural(summary.updates, 'update')}{error}")
 
 
@@ -306,7 +263,7 @@ def _frames(
     import polars as pl
 
     own = {"mode", "engine", "num_workers"}
-    varied = _differing(run.record.config for run in runs)
+    varied = differing(run.record.config for run in runs)
     rows = [_row(run, [option for option in varied if option not in own], target_loss) for run in runs]
     types: dict[str, Any] = dict.fromkeys(("num_workers", "seed", "gradients_to_target"), pl.Int64)
     types |= dict.fromkeys(("variant", "folder", "mode", "engine", "stopped_by"), pl.String)
@@ -360,11 +317,6 @@ def measured_columns() -> dict[str, Column]:
     return {name: column for row in QUANTITIES for name, column in row.columns.items()}
 
 
-def _printable(text: str) -> str:
-    """Return text without control characters, which XML cannot hold."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
 def common_words(names: Sequence[str], *, last: bool) -> str:
     """Return the words that all names end with (`last`) or begin with.
 
@@ -399,16 +351,3 @@ def _typed(row: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
         return option_text(value) if kind == pl.String and value is not None else value
 
     return {name: typed(row[name], kind) for name, kind in schema.items()}
-
-
-def option_text(value: Any) -> str:
-    """Return an option's value as the command line has it.
-
-    >>> option_text(0.5), option_text(4.0), option_text(None), option_text(True)
-    ('0.5', '4', 'none', 'true')
-    """
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)

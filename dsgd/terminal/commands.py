@@ -7,6 +7,7 @@ from importlib import import_module
 
 from dsgd.terminal.cli import is_given
 from dsgd.terminal.interruptions import Interruptions
+from dsgd.terminal.menu import menu
 
 Command = Callable[[Sequence[str], Interruptions], int]
 
@@ -14,12 +15,15 @@ COMMANDS = {
     "--experiment": "dsgd.experiments.experiment_command:experiment",
     "--report": "dsgd.report.report_command:report",
     "--check": "dsgd.labs.check:check",
+    "--list": "dsgd.terminal.list_command:list_runs",
 }
 """Where each command's function is: it takes the arguments and interruptions, and returns the exit code."""
 
 
 def command_of(arguments: Sequence[str]) -> Command | None:
-    """Return the command that the arguments ask for; None for a run."""
+    """Return the command that the arguments ask for, without any the menu; None for a run."""
+    if not arguments:
+        return menu
     for option, place in COMMANDS.items():
         if is_given(arguments, option):
             module, _, name = place.partition(":")
