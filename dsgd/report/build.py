@@ -46,7 +46,11 @@ def build_report(folder: Path) -> Path:
     OSError where nothing can be written. The same records give the same bytes.
     """
     folder = Path(folder)
-    frames = read_folder(folder)
+    return write_report(read_folder(folder), folder)
+
+
+def write_report(frames: Frames, folder: Path) -> Path:
+    """Write the report of these runs into a folder; returns the path of report.html."""
     report = _report(frames)
     _write_figures(folder / "figures", report.sections)
     (folder / "results.csv").write_text(frames.runs.write_csv(), encoding="utf-8")

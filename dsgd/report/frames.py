@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FIGURES = ("loss", "time_to_target", "staleness", "timeline", "throughput", "drift", "scaling")
 """What `show:` of an experiment may name."""
 
-OWN_FOLDERS = ("figures", "tuning")
+OWN_FOLDERS = ("figures", "tuning", "comparisons")
 """Folders next to the records whose runs are not compared."""
 
 _ENVIRONMENT = {*option_fields(DataConfig), *option_fields(TimingConfig), "engine", "num_workers"}

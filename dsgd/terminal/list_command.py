@@ -27,8 +27,8 @@ def list_runs(arguments: Sequence[str], _: Interruptions) -> int:
     """
     parser = Parser(
         "--list",
-        "List the runs in a folder, the newest first: name, mode, engine, workers, when it began, result, and "
-        "the options that are not at their defaults. Experiments in the folder come last.",
+        "List the runs in a folder, the newest first: name, mode, engine, workers, when it began, result, "
+        "and the options that are not at their defaults. Experiments in the folder come last.",
     )
     parser.add_argument(
         "--list", metavar="DIR", nargs="?", const=_DEFAULT, type=Path, required=True,
