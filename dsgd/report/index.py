@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from dsgd.records.listing import ListedRun, Listing
@@ -53,8 +54,9 @@ class Shown:
     unit: str
     """Of its seconds."""
     rows: Sequence[Row]
-    example: str = ""
-    """A run of the group, if it is one."""
+    like: str = ""
+    """A run of the group, if it is one, as a shell takes it."""
+    anchor: str = ""
     page: str = ""
     """The link to the group's report, if it has been drawn."""
 
@@ -62,7 +64,8 @@ class Shown:
 def build_index(folder: Path, listing: Listing) -> Path:
     """Write the index of a folder of runs as its report.html; returns the path.
 
-    Raises OSError where nothing can be written. The same records give the same bytes.
+    The other files of a report that was drawn when there were fewer runs are removed. Raises OSError where
+    nothing can be written. The same records give the same bytes.
     """
     found = groups(listing.runs)
     filtered = ["mode", "engine", "num_workers", *differing(run.config for run in listing.runs)]
@@ -71,7 +74,8 @@ def build_index(folder: Path, listing: Listing) -> Path:
             title=group.title,
             unit=_unit(group.engine),
             rows=[_row(run, group, filtered) for run in group.runs],
-            example=group.runs[0].path.name,
+            like=shlex.quote(group.runs[0].path.name),
+            anchor=group.slug,
             page=_page_of(folder, group),
         )
         for group in found
@@ -93,7 +97,7 @@ def build_index(folder: Path, listing: Listing) -> Path:
     script = (Path(__file__).parent / "index.js").read_text(encoding="utf-8")
     page = _template().render(
         title=folder.resolve().name,
-        folder=folder,
+        folder=shlex.quote(str(folder)),
         facts=_facts(listing, len(compared)),
         compared=compared,
         singles=singles,
@@ -106,10 +110,12 @@ def build_index(folder: Path, listing: Listing) -> Path:
         dark=DARK,
     )
     path.write_text(page, encoding="utf-8")
+    for outdated in ("report.md", "results.csv"):
+        (folder / outdated).unlink(missing_ok=True)
     return path
 
 
-def _template() -> object:
+def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,

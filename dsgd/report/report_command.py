@@ -55,7 +55,7 @@ def _build(folder: Path, like: str | None) -> Path:
     if not is_loose:
         if like is not None:
             raise UsageError(
-                f"--like {like}: needs a folder of loose runs, and {folder} is none; leave it out"
+                f"--like {like}: is for a folder of single runs, which {folder} is not; leave it out"
             )
         return build_report(folder)
     listing = list_folder(folder)
