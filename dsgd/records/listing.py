@@ -21,7 +21,7 @@ from dsgd.records.schema import (
     RecordError,
     decode,
 )
-from dsgd.records.variants import NOT_COMPARED
+from dsgd.records.variants import NOT_COMPARED, printable
 from dsgd.strategies import load, modes
 
 T = TypeVar("T")
@@ -104,14 +104,14 @@ class ListedRun:
 class Listing:
     """What a folder holds."""
 
-    title: str
-    """The experiment's, if the folder is of one; else empty."""
+    kind: str
+    """What the folder is, in words, if it is an experiment's or a run's on both engines; else empty."""
     runs: Sequence[ListedRun]
     """The newest first."""
     unreadable: Sequence[tuple[str, str]]
     """Records that cannot be read, by name, with the reason."""
     folders: Sequence[tuple[Path, str, int]]
-    """Folders of runs in it: path, title of the experiment (empty: loose runs), number of runs."""
+    """Folders of runs in it: path, kind, number of runs."""
 
 
 def list_folder(folder: Path) -> Listing:
@@ -121,16 +121,16 @@ def list_folder(folder: Path) -> Listing:
     runs, unreadable, folders = [], [], []
     for path in [folder] if is_record(folder) else _folders(folder):
         if not is_record(path):
-            title = _title(path)
-            if title or _number_of_runs(path):
-                folders.append((path, title, _number_of_runs(path)))
+            kind, count = _kind(path), _number_of_runs(path)
+            if kind or count:
+                folders.append((path, kind, count))
             continue
         try:
             runs.append(_listed(path))
         except RecordError as error:
             unreadable.append((path.name, str(error).removeprefix(str(path)).lstrip(":/ ")))
     runs.sort(key=lambda run: (-run.started_epoch_s, run.path.name))
-    return Listing(title=_title(folder), runs=runs, unreadable=unreadable, folders=folders)
+    return Listing(kind=_kind(folder), runs=runs, unreadable=unreadable, folders=folders)
 
 
 def _folders(folder: Path) -> Iterator[Path]:
@@ -139,15 +139,17 @@ def _folders(folder: Path) -> Iterator[Path]:
     return (folder / name for name in names)
 
 
-def _title(folder: Path) -> str:
-    """Return the title of an experiment's folder; empty if it is none."""
+def _kind(folder: Path) -> str:
+    if (folder / "comparison.json").is_file():
+        return "a run on both engines"
     file = folder / "experiment.yaml"
     if not file.is_file():
         return ""
     try:
-        return str(read_yaml(_require_small(file)).get("title") or folder.name)
+        title = str(read_yaml(_require_small(file)).get("title") or folder.name)
     except RecordError:
-        return folder.name
+        return "an experiment"
+    return f"experiment “{printable(title)}”"
 
 
 def _number_of_runs(folder: Path) -> int:

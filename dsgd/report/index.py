@@ -102,7 +102,7 @@ def build_index(folder: Path, listing: Listing) -> Path:
         compared=compared,
         singles=singles,
         listing=listing,
-        experiments=[(path.name, _link(path), title, count) for path, title, count in listing.folders],
+        others=[(path.name, _link(path), kind, count) for path, kind, count in listing.folders],
         tokens=sorted(tokens)[:_MOST_SUGGESTED],
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

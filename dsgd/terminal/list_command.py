@@ -54,9 +54,8 @@ def list_runs(arguments: Sequence[str], _: Interruptions) -> int:
 
 def _page(listing: Listing, folder: Path, last: int | None, columns: int) -> Iterator[str]:
     runs = listing.runs[:last]
-    title = f"experiment “{listing.title}”, " if listing.title else ""
     shown = f", the newest {len(runs)}" if len(runs) < len(listing.runs) else ""
-    yield f"{folder}: {title}{_count(len(listing.runs))}{shown}"
+    yield from paragraph(f"{folder}: {_said(listing.kind, len(listing.runs))}{shown}", columns)
     if runs:
         yield from ["", *_rows(runs, columns)]
     if listing.unreadable and not last:
@@ -64,10 +63,9 @@ def _page(listing: Listing, folder: Path, last: int | None, columns: int) -> Ite
         for unreadable, reason in listing.unreadable:
             yield from paragraph(f"{unreadable}: {reason}", columns, "  ")
     if listing.folders:
-        yield from ["", f"Folders of runs in {folder}, listed by --list {folder}/NAME:"]
-        for path, of, number in listing.folders:
-            kind = f"experiment “{of}”, " if of else ""
-            yield from paragraph(f"{path.name}: {kind}{_count(number)}", columns, "  ")
+        yield from ["", *paragraph(f"Folders of runs in it, listed by --list {folder}/NAME:", columns)]
+        for path, kind, count in listing.folders:
+            yield from paragraph(f"{path.name}: {_said(kind, count)}", columns, "  ")
 
 
 def _rows(runs: Sequence[ListedRun], columns: int) -> Iterator[str]:
@@ -98,5 +96,6 @@ def _result(run: ListedRun) -> str:
     return f"{loss}{run.result.updates:,} updates, {seconds}{ended}"
 
 
-def _count(number: int) -> str:
-    return "1 run" if number == 1 else f"{number:,} runs"
+def _said(kind: str, count: int) -> str:
+    runs = "1 run" if count == 1 else f"{count:,} runs"
+    return f"{kind}, {runs}" if kind else runs
