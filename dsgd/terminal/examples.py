@@ -31,6 +31,7 @@ COMPARED = Example(
 )
 LISTED = Example("which runs there are", "--list")
 REPORTED = Example("a page of all runs", "--report runs --open")
+HELP = Example("a strategy's options, those of all runs, and the other commands", "--mode ssp --help")
 
 _FILE = "experiments/compare-ssp.yaml"
 

@@ -55,7 +55,7 @@ def run_help(strategy: Strategy, mode: str, strategy_file: str | None) -> str:
         "Modes; --mode MODE --help shows the options of each:",
         *paragraph(", ".join(modes()), columns, "  "),
         "",
-        "Options from a file; those on the command line override them:",
+        *paragraph("Options from a file; those on the command line override them:", columns),
         *table(_FROM_FILES, columns),
         "",
         "Other commands, each with its own --help:",
@@ -66,7 +66,7 @@ def run_help(strategy: Strategy, mode: str, strategy_file: str | None) -> str:
     page += ["", "Options of every run:", *_options(of_all, columns)]
     for group in groups:
         first, _, more = " ".join((group.__doc__ or "").split()).partition(". ")
-        page += ["", f"{first.rstrip('.')}:", *paragraph(more, columns, "  ")]
+        page += ["", *paragraph(f"{first.rstrip('.')}:", columns), *paragraph(more, columns, "  ")]
         page += _options([o for o in members(group).values() if isinstance(o, Option)], columns)
     codes = "0 done, 1 failed, 2 usage, 3 diverged, 130 interrupted"
     return "\n".join([*page, "", "Exit codes:", *paragraph(codes, columns, "  ")])

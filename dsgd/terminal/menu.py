@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dsgd.terminal import examples
-from dsgd.terminal.help import width
+from dsgd.terminal.help import paragraph, width
 from dsgd.terminal.interruptions import Interruptions
 from dsgd.terminal.messages import print_page
 
@@ -18,17 +18,9 @@ def menu(_: Sequence[str], __: Interruptions) -> int:
         examples.COMPARED,
         examples.LISTED,
         examples.REPORTED,
+        examples.HELP,
     )
-    print_page(
-        "\n".join(
-            [
-                "A laboratory for distributed SGD. Nothing was run; commands to begin with:",
-                "",
-                *examples.lines(shown, width()),
-                "",
-                f"  {examples.command()} --help              all options and commands",
-                f"  {examples.command()} --mode ssp --help   those of a strategy",
-            ]
-        )
-    )
+    columns = width()
+    title = paragraph("A laboratory for distributed SGD. Nothing was run; commands to begin with:", columns)
+    print_page("\n".join([*title, "", *examples.lines(shown, columns)]))
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -41,7 +42,10 @@ class Parser(argparse.ArgumentParser):
         return "\n".join([*page, "Options:", *table(rows, columns)])
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see {self._verb} --help")
+        if bad := re.fullmatch(r"argument (\S+): invalid (int|float) value: '(.*)'", message):
+            kind = {"int": "a whole number", "float": "a number"}[bad[2]]
+            raise UsageError(f"{bad[1]} {bad[3]}: must be {kind}")
+        raise UsageError(f"{message.removeprefix('argument ')}; see {self._verb} --help")
 
     def parse(self, arguments: Sequence[str]) -> Any:
         """Return the options' values; raises UsageError for an option that the verb does not take."""
