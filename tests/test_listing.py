@@ -297,7 +297,7 @@ def test_a_folder_of_experiments_has_an_index(unrelated: Path, capsys: pytest.Ca
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_index_can_be_read_and_filtered(index: Path, width: int, scheme: Any) -> None:
-    """The page fits, its words stand out, and the filter shows the rows with all words; without script all."""
+    """The page fits and can be read; the filter shows the rows with all words; without script all show."""
     from playwright.sync_api import sync_playwright
     from test_report_browser import CONTRASTS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import textwrap
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -85,7 +86,7 @@ def command() -> str:
 def lines(examples: Iterable[Example], width: int) -> Iterator[str]:
     """Yield each example as a comment and a command that a shell takes, however narrow the terminal."""
     for does, arguments in examples:
-        yield f"  # {does}"
+        yield from textwrap.wrap(does, width, initial_indent="  # ", subsequent_indent="  # ")
         yield from folded(f"{command()} {arguments}", width)
 
 
