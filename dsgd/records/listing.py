@@ -34,13 +34,13 @@ _BY_WORKER_ENDS = {b"counts": b"}}", b"workers": b"}"}
 """What then closes the objects around: `counts` is in `staleness`."""
 
 
-class Mean(Struct, frozen=True, kw_only=True):
+class MeanStaleness(Struct, frozen=True, kw_only=True):
     """`staleness` of summary.json, its first field."""
 
     mean: float | None = None
 
 
-class Result(Struct, frozen=True, kw_only=True):
+class ShortSummary(Struct, frozen=True, kw_only=True):
     """The beginning of summary.json."""
 
     stopped_by: str
@@ -50,7 +50,7 @@ class Result(Struct, frozen=True, kw_only=True):
     updates: int
     gradients: int
     clock_s: float
-    staleness: Mean = Mean()
+    staleness: MeanStaleness = MeanStaleness()
 
 
 class _Begun(Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class ListedRun:
     """From option to value, as config.yaml has it."""
     started_epoch_s: float
     device: str
-    result: Result | None
+    result: ShortSummary | None
     """None while the run goes on, and if it was killed."""
 
     @property
@@ -183,7 +183,7 @@ def _require_small(file: Path) -> Path:
     return file
 
 
-def _result(file: Path) -> Result:
+def _result(file: Path) -> ShortSummary:
     """Read a summary or, of a long one, what comes before the parts that grow with the workers."""
     try:
         with file.open("rb") as opened:
@@ -191,7 +191,7 @@ def _result(file: Path) -> Result:
             is_whole = not opened.read(1)
     except OSError as error:
         raise RecordError(f"{file}: cannot be read ({error.strerror})") from None
-    return _decoded(content if is_whole else _closed(content), Result, file)
+    return _decoded(content if is_whole else _closed(content), ShortSummary, file)
 
 
 def _closed(head: bytes) -> bytes:

@@ -27,7 +27,7 @@ _MOST_SUGGESTED = 200  # values that the filter's list offers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class IndexRow:
     """A run in a table."""
 
     name: str
@@ -47,13 +47,13 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class RunTable:
     """A table of runs."""
 
     title: str
     unit: str
     """Of its seconds."""
-    rows: Sequence[Row]
+    rows: Sequence[IndexRow]
     like: str = ""
     """A run of the group, if it is one, as a shell takes it."""
     anchor: str = ""
@@ -70,7 +70,7 @@ def build_index(folder: Path, listing: Listing) -> Path:
     found = groups(listing.runs)
     filtered = ["mode", "engine", "num_workers", *differing(run.config for run in listing.runs)]
     compared = [
-        Shown(
+        RunTable(
             title=group.title,
             unit=_unit(group.engine),
             rows=[_row(run, group, filtered) for run in group.runs],
@@ -83,7 +83,7 @@ def build_index(folder: Path, listing: Listing) -> Path:
     ]
     alone = [group for group in found if len(group.runs) == 1]
     singles = [
-        Shown(
+        RunTable(
             title=f"Comparable with no other, {'in the simulator' if engine == 'sim' else 'on Ray'}",
             unit=_unit(engine),
             rows=[_row(group.runs[0], group, filtered) for group in alone if group.engine == engine],
@@ -135,13 +135,13 @@ def _facts(listing: Listing, compared: int) -> str:
     return " · ".join(facts)
 
 
-def _row(run: ListedRun, group: Group, filtered: Sequence[str]) -> Row:
+def _row(run: ListedRun, group: Group, filtered: Sequence[str]) -> IndexRow:
     best = group.best() if len(group.runs) > 1 else {}
     ended = run.result if run.is_result else None
     loss = ended.eval.loss if ended else None
     seconds = ended.clock_s if ended else None
     marks = {"loss": loss, "s": seconds}
-    return Row(
+    return IndexRow(
         name=run.path.name,
         link=_link(run.path),
         variant=_variant(run, group),

@@ -93,9 +93,9 @@ def lines(examples: Iterable[Example], width: int) -> Iterator[str]:
 def folded(line: str, width: int) -> Iterator[str]:
     r"""Yield a command as lines of at most `width`, broken before options, that a shell joins again.
 
-    >>> print("\n".join(folded("main.py --mode ssp --slack 2 --slowdown 0=4", 30)))
-      main.py --mode ssp \
-          --slack 2 --slowdown 0=4
+    >>> print("\n".join(folded("main.py --mode ssp --slack 2 --slowdown 0=4", 34)))
+      main.py --mode ssp --slack 2 \
+          --slowdown 0=4
     """
     words = shlex.split(line)
     starts = [at for at, word in enumerate(words) if word.startswith("--")]
