@@ -93,7 +93,7 @@ def _usage(option: Option) -> str:
     name = option.name.replace("_", "-")
     if option.kind == "bool":
         return f"--{name}, --no-{name}"
-    values = {"int": "N", "float": "X", "str": "TEXT", "choice": "|".join(option.choices)}
+    values = {"int": "INT", "float": "FLOAT", "str": "TEXT", "choice": "|".join(option.choices)}
     return f"--{name} {'MODE' if name == 'mode' else values[option.kind]}"
 
 
