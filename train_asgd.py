@@ -27,6 +27,8 @@ from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 from dsgd.work.weights import Weights
 
+EXAMPLE = "--lr-scaling workers --num-workers 8 --compute-time exponential:1"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(AsynchronousConfig):

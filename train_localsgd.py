@@ -31,6 +31,8 @@ from dsgd.work.optimizers import local_sgd
 from dsgd.work.rules import Average, chain
 from dsgd.work.weights import Weights, spread
 
+EXAMPLE = "--local-steps 16 --num-workers 8 --dataset digits --partition dirichlet:0.1"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(LocalConfig):

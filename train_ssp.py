@@ -38,6 +38,8 @@ from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 from dsgd.work.weights import Weights
 
+EXAMPLE = "--slack 2 --num-workers 8 --compute-time exponential:1 --slowdown 0=4"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(AsynchronousConfig):

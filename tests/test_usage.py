@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, CommandLine
 
-from dsgd.config import OnlyWith, TimingConfig, option_fields
+from dsgd.config import OnlyWith, TimingConfig, TrainConfig, option_fields
 from dsgd.strategies import load, modes
+from dsgd.terminal.cli import parse
+from dsgd.terminal.commands import COMMANDS, command_of
+from main import main
 
 SIM = "--engine sim"
 
@@ -121,7 +126,6 @@ WRONG = [
     ("--target-loss 1 --eval-every 0", ["--target-loss 1.0", "set --eval-every"]),
     ("--staleness-lr threshold:-1 --mode asgd", ["--staleness-lr threshold:-1", "threshold:8"]),
     ("--mode ringmaster --delay-bound 0", ["--delay-bound 0.0", "at least 1, or inf"]),
-    ("--list", ["--list", "no such option", "--help lists"]),
     ("--stepz 3", ["--stepz", "did you mean --steps"]),
     ("--frobnicate", ["--frobnicate", "no such option"]),
     ("fast", ["'fast'", "--name value"]),
@@ -254,26 +258,100 @@ def test_help_documents_every_option(mode: str, cli: CommandLine) -> None:
     assert ran.out.count("default:") >= len(option_fields(load(mode).Config))
 
 
-@pytest.mark.parametrize("width", ["60", "80", "100"])
-def test_help_fits_the_terminal(width: str) -> None:
-    """No line is wider than the terminal or than 80, and no text is broken but at its right edge."""
-    environment = {**os.environ, "COLUMNS": width}
-    command = [sys.executable, "main.py", "--help"]
-    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, env=environment)
-    assert max(map(len, printed.stdout.splitlines())) <= max(80, int(width))
-    text = " ".join(printed.stdout.replace("│", "").split())
-    assert "the same seed gives the same data, delays and initial weights in every mode." in text
+PAGES = [f"--mode {mode} --help" for mode in modes()]
+PAGES += [*(f"{command} --help" for command in COMMANDS), ""]
 
 
-def test_help_may_be_cut_short_by_its_reader() -> None:
-    """`--help | head` prints nothing on standard error."""
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("asked", PAGES)
+def test_help_fits_the_terminal(
+    asked: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No line is wider than the terminal, and a text is broken only where the next word does not fit."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("UV", "uv")  # the longest way to call it
+    printed = page(asked, capsys).splitlines()
+    assert max(map(len, printed)) <= width
+    for line, following in pairwise(printed):
+        indent = len(following) - len(following.lstrip())
+        if indent >= 24 and len(line) - len(line.lstrip()) == indent:  # a text that goes on
+            # The default stays in one piece: `(default: 3)`.
+            first = re.match(r"\(default: \S+|\S+", following.lstrip())
+            assert first
+            assert len(line) + 1 + len(first[0]) > width
+
+
+def page(asked: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what the command line prints."""
+    try:
+        code = main(asked.split())
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    assert code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("asked", PAGES)
+def test_the_examples_can_be_copied(
+    asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each page of help has examples; what they ask for exists, also where a line is broken."""
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.delenv("UV", raising=False)
+    examples = re.findall(r"^  python (main\.py .*(?<!\\)\n)", page(asked, capsys).replace("\\\n", ""), re.M)
+    assert examples
+    for example in examples:
+        _, *arguments = shlex.split(example)
+        if "runs/NAME/config.yaml" in arguments:
+            arguments[:2] = []
+        if arguments and "--help" not in arguments and not command_of(arguments):
+            cfg = parse(arguments)
+            assert "--mode" not in asked or "--mode" not in arguments or cfg.mode == asked.split()[1]
+        for file in (word for word in arguments if word.endswith(".yaml") and not word.startswith("my/")):
+            assert (ROOT / file).is_file()
+
+
+@pytest.mark.parametrize("mode", modes())
+def test_help_begins_with_the_options_of_the_mode(mode: str, cli: CommandLine) -> None:
+    """What a strategy adds to the options of all comes before them, and its example uses it."""
+    ran = cli(f"--mode {mode} --help")
+    common = option_fields(TrainConfig)
+    own = [f"--{name.replace('_', '-')} " for name in option_fields(load(mode).Config) if name not in common]
+    before, _, after = ran.out.partition("Options of every run:")
+    for option in own:
+        assert f"\n  {option}" in before or f"\n  {option.strip()}, --no-" in before
+        assert f"\n  {option}" not in after
+    example = ran.out.partition("Modes;")[0]
+    shown_first = re.findall(r"^  (--[\w-]+)", before.partition(f"Options of {mode}:")[2], re.M)
+    assert any(f"{option} " in example for option in shown_first)
+
+
+@pytest.mark.parametrize("asked", ["--help", "--experiment --help", "--list --help", "--version", ""])
+def test_a_page_may_be_cut_short_by_its_reader(asked: str) -> None:
+    """`--help | head` prints nothing on standard error and ends with 0, as every page does."""
     reading, writing = os.pipe()
     os.close(reading)  # the reader has left before the first line
     with os.fdopen(writing, "w") as out:
         ran = subprocess.run(
-            [sys.executable, "main.py", "--help"], cwd=ROOT, stdout=out, stderr=subprocess.PIPE, text=True
+            [sys.executable, "main.py", *asked.split()],
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_without_arguments_there_is_a_menu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`main.py` alone starts nothing: it shows commands to copy, in a terminal of 80 by 24."""
+    monkeypatch.setenv("COLUMNS", "80")
+    printed = page("", capsys).splitlines()
+    assert len(printed) <= 22
+    assert sum("main.py" in line for line in printed) >= 5
+    assert any("--engine sim" in line for line in printed)
 
 
 def test_the_version_is_printed(cli: CommandLine) -> None:

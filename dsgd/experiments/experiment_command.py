@@ -11,6 +11,7 @@ from dsgd.config import LiveConfig, OutputConfig
 from dsgd.experiments.experiment_file import load
 from dsgd.records.outcomes import EXIT_FAILED, EXIT_INTERRUPTED
 from dsgd.records.s3 import Uploads, is_s3
+from dsgd.terminal.browser import open_page
 from dsgd.terminal.cli import UsageError
 from dsgd.terminal.interruptions import Interruptions
 from dsgd.terminal.messages import report_error
@@ -68,6 +69,7 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
     parser.add_argument(
         "--dry-run", action="store_true", help="list the runs and how long they would take; write nothing"
     )
+    parser.add_argument("--open", action="store_true", help="open the report in the browser")
     given = parser.parse(arguments)
     if given.processes is not None and given.processes < 1:
         raise UsageError(f"--processes {given.processes}: must be at least 1")
@@ -109,6 +111,8 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
             if uploads:
                 uploads.finish()
                 console.print(f"upload  {uploads.url}", soft_wrap=True)
+            if given.open and finished.report:
+                open_page(finished.report)
             observers.linger(interruptions)
             return EXIT_FAILED if finished.failed else 0
     except KeyboardInterrupt:

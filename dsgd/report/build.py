@@ -50,7 +50,11 @@ def build_report(folder: Path, frames: Frames | None = None) -> Path:
     OSError where nothing can be written. The same records give the same bytes.
     """
     folder = Path(folder)
-    frames = frames or read_folder(folder)
+    return write_report(frames or read_folder(folder), folder)
+
+
+def write_report(frames: Frames, folder: Path) -> Path:
+    """Write the report of these runs into a folder; returns the path of report.html."""
     report = _report(frames)
     _write_figures(folder / "figures", report.sections)
     _write(folder / "results.csv", frames.runs.write_csv())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import astuple
 
-from dsgd.config import DataConfig, LiveConfig, OutputConfig, TimingConfig, option_fields
+from dsgd.config import DataConfig, TimingConfig, option_fields
 from dsgd.metrics import QUANTITIES, Column
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import Record, columns, is_record, read_record, read_yaml
 from dsgd.records.schema import RecordedEvaluation, RecordError
+from dsgd.records.variants import NOT_COMPARED as NOT_COMPARED
+from dsgd.records.variants import differing, printable
+from dsgd.records.variants import option_text as option_text
 from dsgd.report.layout import PARTS, Asked, Layout, Member, arrange, by_name
-from dsgd.report.words import option_text as option_text
+from dsgd.report.loose import as_variants, own_target
 from dsgd.report.words import plural
 
 if TYPE_CHECKING:
@@ -34,18 +37,10 @@ FIGURES = (
 OF_UPDATES = ("staleness", "timeline", "drift")
 """Those of them that look into updates, and so need the records' files."""
 
-OWN_FOLDERS = ("figures", "tuning")
+OWN_FOLDERS = ("figures", "tuning", "comparisons")
 """Folders next to the records whose runs are not compared."""
 
 _ENVIRONMENT = {*option_fields(DataConfig), *option_fields(TimingConfig), "engine", "num_workers"}
-NOT_COMPARED = {
-    *option_fields(OutputConfig),
-    *option_fields(LiveConfig),
-    "seed",
-    "max_restarts",
-    "start_timeout_s",
-}
-"""Options that do not define a variant."""
 
 
 class Tried(NamedTuple):
@@ -185,11 +180,11 @@ def read_folder(folder: Path) -> Frames:
         return _frames(
             [RecordedRun(variant=summary.mode, record=record)],
             title=f"{summary.mode} on {'Ray' if summary.engine == 'ray' else 'the simulator'}, {workers}",
-            target_loss=_own_target([record]),
+            target_loss=own_target([record]),
         )
     if (folder / "experiment.yaml").is_file():
         return _read_experiment(folder)
-    return _read_loose(folder)
+    return read_loose(folder)
 
 
 def _read_experiment(folder: Path) -> Frames:
@@ -217,7 +212,7 @@ def _read_experiment(folder: Path) -> Frames:
                 continue
             try:
                 record = _read_result(folder / name)
-                runs.append(RecordedRun(variant=_printable(variant["name"]), record=record))
+                runs.append(RecordedRun(variant=printable(variant["name"]), record=record))
             except RecordError as error:
                 left_out.append((name, _reason(error, folder / name)))
     for path in _folders(folder):
@@ -227,15 +222,15 @@ def _read_experiment(folder: Path) -> Frames:
         raise _none_readable(folder, left_out)
     return _frames(
         runs,
-        title=_printable(str(spec.get("title") or folder.name)),
-        question=_printable(str(spec.get("question") or "")),
+        title=printable(str(spec.get("title") or folder.name)),
+        question=printable(str(spec.get("question") or "")),
         target_loss=None if target is None else float(target),
         show=None if show is None else tuple(dict.fromkeys(show)),
         left_out=left_out,
         tuned=_tuned(spec.get("tuning"), file),
         asked=_asked(spec, file),
         parts={
-            _printable(v["name"]): {part: _printable(str(v[part])) for part in PARTS if v.get(part)}
+            printable(v["name"]): {part: printable(str(v[part])) for part in PARTS if v.get(part)}
             for v in variants
         },
     )
@@ -250,7 +245,7 @@ def _tuned(tuning: Any, file: Path) -> list[Tuned]:
     try:
         return [
             Tuned(
-                _printable(str(choice["variant"])),
+                printable(str(choice["variant"])),
                 dict(choice["chosen"]),
                 tuple(choice["at_the_edge"]),
                 [
@@ -288,62 +283,23 @@ def _list(spec: Mapping[str, Any], name: str, file: Path) -> list[Any]:
     return value
 
 
-def _read_loose(folder: Path) -> Frames:
+def read_loose(folder: Path, names: Sequence[str] | None = None) -> Frames:
+    """Read a folder of loose runs, those of these names alone if any are given; raises RecordError."""
     records, left_out = [], []
-    for path in _folders(folder):
+    for path in _folders(folder) if names is None else [folder / name for name in names]:
         try:
             records.append(_read_result(path))
         except RecordError as error:
             left_out.append((path.name, _reason(error, path)))
     if not records:
         raise _none_readable(folder, left_out)
-    # The record of a run that was repeated with the same options is the last one.
-    latest: dict[tuple[str, int], Record] = {}
-    names = _names(records)
-    for record in sorted(records, key=lambda r: r.meta.started_epoch_s):
-        key = (names[record.path], record.summary.seed)
-        if key in latest:
-            repeated = f"was run again with the same options as {record.path.name}"
-            left_out.append((latest[key].path.name, repeated))
-        latest[key] = record
-    order = list(dict.fromkeys(names[record.path] for record in records))
-    runs = [
-        RecordedRun(variant=variant, record=latest[variant, seed])
-        for variant in order
-        for seed in sorted(seed for name, seed in latest if name == variant)
-    ]
-    kept = [run.record for run in runs]
-    title = folder.resolve().name
-    return _frames(runs, title=title, target_loss=_own_target(kept), left_out=sorted(left_out))
-
-
-def _names(records: Sequence[Record]) -> dict[Path, str]:
-    """Name each record's variant by its mode and the options in which runs of that mode differ."""
-    names = {}
-    for mode in dict.fromkeys(record.summary.mode for record in records):
-        same = [record for record in records if record.summary.mode == mode]
-        options = _differing(record.config for record in same)
-        for record in same:
-            values = [f"{option}={option_text(record.config.get(option))}" for option in options]
-            names[record.path] = _printable(" ".join([mode, *values]))
-    return names
-
-
-def _differing(configs: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the options that have more than one value, in the order of config.yaml."""
-    values: dict[str, set[str]] = {}
-    for config in configs:
-        for option, value in config.items():
-            if option not in NOT_COMPARED:
-                values.setdefault(option, set()).add(option_text(value))
-    return [option for option, texts in values.items() if len(texts) > 1]
-
-
-def _own_target(records: Sequence[Record]) -> float | None:
-    """Return the `--target-loss` that all of the runs had."""
-    targets = {record.config.get("target_loss") for record in records}
-    target = targets.pop()
-    return float(target) if not targets and isinstance(target, int | float) else None
+    variants, repeated = as_variants(records)
+    return _frames(
+        [RecordedRun(variant=variant, record=record) for variant, record in variants],
+        title=folder.resolve().name,
+        target_loss=own_target([record for _, record in variants]),
+        left_out=sorted([*left_out, *repeated]),
+    )
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -368,7 +324,7 @@ def _read_result(path: Path) -> Record:
     if is_result(summary.stopped_by):
         return record
     ended = "failed" if summary.stopped_by == "failed" else "was interrupted"
-    error = f": {_printable(summary.error)}" if summary.error else ""
+    error = f": {printable(summary.error)}" if summary.error else ""
     raise RecordError(f"{path}: {ended} after {plural(summary.updates, 'update')}{error}")
 
 
@@ -394,7 +350,7 @@ def _frames(
     import polars as pl
 
     own = {"mode", "engine", "num_workers"}
-    varied = _differing(run.record.config for run in runs)
+    varied = differing(run.record.config for run in runs)
     rows = [_row(run, [option for option in varied if option not in own], target_loss) for run in runs]
     types: dict[str, Any] = dict.fromkeys(("num_workers", "seed", "gradients_to_target"), pl.Int64)
     types |= dict.fromkeys(("variant", "folder", "mode", "engine", "stopped_by"), pl.String)
@@ -448,11 +404,6 @@ def _row(run: RecordedRun, options: Sequence[str], target_loss: float | None) ->
 def measured_columns() -> dict[str, Column]:
     """Return the columns that the table of quantities has, by name."""
     return {name: column for row in QUANTITIES for name, column in row.columns.items()}
-
-
-def _printable(text: str) -> str:
-    """Return text without control characters, which XML cannot hold."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def common_words(names: Sequence[str], *, last: bool) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
+from dsgd.records.variants import option_text as option_text
 from dsgd.report.statistics import Interval
 
 NEVER = "never"
@@ -99,16 +99,3 @@ def few(names: list[str], most: int = 4) -> str:
     if len(names) <= most:
         return listed(names)
     return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} others"
-
-
-def option_text(value: Any) -> str:
-    """Return an option's value as the command line has it.
-
-    >>> option_text(0.5), option_text(4.0), option_text(None), option_text(True)
-    ('0.5', '4', 'none', 'true')
-    """
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)

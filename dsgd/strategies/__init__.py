@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 class Strategy(Protocol):
     """What a `train_<mode>.py` has.
 
-    It may also have `theory(cfg)`, the closed forms that concern a run (dsgd.theory.closed_forms), and
-    `LAWS`, its limiting cases and exceptions (dsgd.strategies.conformance). Without them it runs, is recorded
-    and reported nevertheless.
+    It may also have `theory(cfg)`, the closed forms that concern a run (dsgd.theory.closed_forms), `LAWS`,
+    its limiting cases and exceptions (dsgd.strategies.conformance), and `EXAMPLE`, options that show what it
+    does, for --help. Without them it runs, is recorded and reported nevertheless.
     """
 
     __doc__: str | None

@@ -31,6 +31,8 @@ from dsgd.work.optimizers import local_sgd
 from dsgd.work.rules import Average, chain
 from dsgd.work.weights import Weights, spread
 
+EXAMPLE = "--first-local-steps 32 --interval-s 20 --num-workers 8 --compute-time exponential:1"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TrainConfig):

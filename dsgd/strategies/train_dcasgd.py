@@ -32,6 +32,8 @@ from dsgd.work.rules import Compensate
 from dsgd.work.tasks import gradient
 from dsgd.work.weights import Weights
 
+EXAMPLE = "--compensation 0.04 --adaptive --num-workers 8 --compute-time exponential:1"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(AsynchronousConfig):

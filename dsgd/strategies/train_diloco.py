@@ -28,6 +28,8 @@ from dsgd.work.rules import DelayedNesterov, Descend, Momentum, Moved, chain
 from dsgd.work.tasks import LocalAdamW, LocalSGD
 from dsgd.work.weights import Weights, spread
 
+EXAMPLE = "--local-steps 16 --outer-lr 0.7 --num-workers 8 --dataset digits"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ExchangeConfig):

@@ -30,6 +30,8 @@ from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 from dsgd.work.weights import Weights
 
+EXAMPLE = "--slack-low 1 --slack-high 5 --num-workers 8 --compute-time exponential:1"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(AsynchronousConfig):

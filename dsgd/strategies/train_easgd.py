@@ -31,6 +31,8 @@ from dsgd.work.rules import Pull, chain
 from dsgd.work.tasks import Elastic
 from dsgd.work.weights import Weights, spread
 
+EXAMPLE = "--exchange async --moving-rate 0.1 --num-workers 8 --compute-time exponential:1"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(ExchangeConfig):

@@ -29,6 +29,8 @@ from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 from dsgd.work.weights import Weights
 
+EXAMPLE = "--batches 16 --num-workers 8 --compute-time pareto:1.5,1"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(GradientConfig):

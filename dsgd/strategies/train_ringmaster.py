@@ -29,6 +29,8 @@ from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 from dsgd.work.weights import Weights
 
+EXAMPLE = "--delay-bound 4 --num-workers 8 --compute-time exponential:1 --slowdown 0=20"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config(AsynchronousConfig):

@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 import re
-import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,34 +28,10 @@ from dsgd.options import unique_keys
 from dsgd.options.constraints import Checked, Option, members, option_fields
 from dsgd.strategies import load, mode_of, modes
 from dsgd.strategies.user_file import located
+from dsgd.terminal.help import run_help
+from dsgd.terminal.messages import print_page
 
 _DEFAULT_MODE = "ssgd"
-
-# Lines after a heading are indented: tyro joins those that are not.
-_HEAD = """\
-Distributed SGD, one run. Mode {mode}: {title}
-
-Examples:
-  main.py --mode asgd --engine sim --num-workers 8 --compute-time exponential:1
-  main.py --mode ssp --slack 2 --slowdown 0=4
-  main.py --config runs/NAME/config.yaml --seed 1
-
-Modes; --mode MODE --help shows the options of each:
-{modes}
-
-Options from a file; those on the command line override them:
-  --config FILE          the config.yaml of an earlier run
-  --strategy-file FILE   a strategy of your own, train_NAME.py (CONTRIBUTING.md)
-
-Other commands, each with its own --help:
-  --experiment FILE      run what the file compares, and draw a report
-  --report DIR           draw the report of an experiment or run again
-  --watch DIR            show runs in a browser, while they go on or afterwards
-  --check LAB ANSWERS    check answers to docs/labs
-  --version              print the version
-
-Exit codes:
-  0 done, 1 failed, 2 usage, 3 diverged, 130 interrupted"""
 
 
 class UsageError(Exception):
@@ -72,27 +45,15 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
     SystemExit.
     """
     arguments = [with_dashes(argument) for argument in arguments]
-    try:
-        if is_given(arguments, "--version"):
-            from importlib.metadata import version
+    if is_given(arguments, "--version"):
+        from importlib.metadata import version
 
-            print(f"dsgd-lab {version('dsgd-lab')}")
-            raise SystemExit(0)
-        arguments, config_file = _take_option(arguments, "--config")
-        file_options = _read_config(config_file) if config_file is not None else {}
-        file_options.pop("run_name", None)  # a repetition is another run, with its own name
-        return configure(file_options, f"--config {config_file}", arguments)
-    except (SystemExit, BrokenPipeError):
-        _flush()
-        raise SystemExit(0) from None
-
-
-def _flush() -> None:
-    """Flush the output; a reader that has left, as in `--help | head`, is not an error."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:  # Python flushes once more when it ends
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print_page(f"dsgd-lab {version('dsgd-lab')}")
+        raise SystemExit(0)
+    arguments, config_file = _take_option(arguments, "--config")
+    file_options = _read_config(config_file) if config_file is not None else {}
+    file_options.pop("run_name", None)  # a repetition is another run, with its own name
+    return configure(file_options, f"--config {config_file}", arguments)
 
 
 def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[str] = ()) -> TrainConfig:
@@ -108,6 +69,9 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
     except ValueError as error:
         is_of_file = "mode" in file_options and _value(arguments, "--mode") is None
         raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
+    if {"-h", "--help"} & set(arguments):
+        print_page(run_help(strategy, mode, strategy_file))
+        raise SystemExit(0)
     known = option_fields(strategy.Config)
     for key in file_options:
         if key not in known:
@@ -127,7 +91,7 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
                 strategy.Config,
                 prog="main.py",
                 args=tokens,
-                description=_description(mode, strategy.__doc__ or ""),
+                add_help=False,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
                 registry=_REGISTRY,
             )
@@ -182,11 +146,6 @@ def _config_type(info: StructTypeInfo) -> StructConstructorSpec | None:
             for name, member in members(config_type).items()
         ),
     )
-
-
-def _description(mode: str, doc: str) -> str:
-    listed = textwrap.fill(", ".join(modes()), 78, initial_indent="  ", subsequent_indent="  ")
-    return _HEAD.format(mode=mode, title=doc.strip().partition("\n")[0], modes=listed)
 
 
 def _explain(

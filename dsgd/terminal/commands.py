@@ -7,6 +7,7 @@ from importlib import import_module
 
 from dsgd.terminal.cli import is_given
 from dsgd.terminal.interruptions import Interruptions, ended_by_signals
+from dsgd.terminal.menu import menu
 
 Command = Callable[[Sequence[str], Interruptions], int]
 
@@ -15,12 +16,15 @@ COMMANDS = {
     "--report": "dsgd.report.report_command:report",
     "--watch": "dsgd.live.watch_command:watch",
     "--check": "dsgd.labs.check:check",
+    "--list": "dsgd.terminal.list_command:list_runs",
 }
 """Where each command's function is: it takes the arguments and interruptions, and returns the exit code."""
 
 
 def command_of(arguments: Sequence[str]) -> Command | None:
-    """Return the command that the arguments ask for; None for a run."""
+    """Return the command that the arguments ask for, without any the menu; None for a run."""
+    if not arguments:
+        return menu
     for option, place in COMMANDS.items():
         if is_given(arguments, option):
             module, _, name = place.partition(":")

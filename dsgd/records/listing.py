@@ -1,0 +1,211 @@
+"""What a folder of runs holds, at a glance: a few kilobytes of each record are read, however large it is."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from dsgd.config import TrainConfig, option_fields
+from dsgd.records.outcomes import is_result
+from dsgd.records.reader import is_record, read_yaml
+from dsgd.records.schema import (
+    Damaged,
+    FirstAndLast,
+    LastEvaluation,
+    RecordError,
+    decode,
+)
+from dsgd.records.variants import NOT_COMPARED, printable
+from dsgd.strategies import load, modes
+
+T = TypeVar("T")
+
+_HEAD_BYTES = 1 << 16  # of summary.json: what comes before the numbers of each worker
+_LARGEST = 1 << 22  # bytes of a config.yaml or meta.json that is read
+_BY_WORKER = re.compile(rb",\s*\"(counts|workers)\": ")
+"""Where, in a summary, parts begin that grow with the workers."""
+_BY_WORKER_ENDS = {b"counts": b"}}", b"workers": b"}"}
+"""What then closes the objects around: `counts` is in `staleness`."""
+
+
+class MeanStaleness(Struct, frozen=True, kw_only=True):
+    """`staleness` of summary.json, its first field."""
+
+    mean: float | None = None
+
+
+class ShortSummary(Struct, frozen=True, kw_only=True):
+    """The beginning of summary.json."""
+
+    stopped_by: str
+    error: str | None = None
+    eval: LastEvaluation
+    loss: FirstAndLast
+    updates: int
+    gradients: int
+    clock_s: float
+    staleness: MeanStaleness = MeanStaleness()
+
+
+class _Begun(Struct, frozen=True, kw_only=True):
+    """What a listing needs of meta.json."""
+
+    started_epoch_s: float
+    device: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRun:
+    """A run as a list shows it."""
+
+    path: Path
+    config: Mapping[str, Any]
+    """From option to value, as config.yaml has it."""
+    started_epoch_s: float
+    device: str
+    result: ShortSummary | None
+    """None while the run goes on, and if it was killed."""
+
+    @property
+    def mode(self) -> str:
+        return str(self.config["mode"])
+
+    @property
+    def engine(self) -> str:
+        return str(self.config["engine"])
+
+    @property
+    def num_workers(self) -> int:
+        return int(self.config["num_workers"])
+
+    @property
+    def is_result(self) -> bool:
+        """Whether it ended by itself: a crash or ctrl-C says nothing about its options."""
+        return self.result is not None and is_result(self.result.stopped_by)
+
+    def given(self, without: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the options that differ from the mode's defaults, as far as they define a variant."""
+        known = option_fields(load(self.mode).Config if self.mode in modes() else TrainConfig)
+        hidden = {*NOT_COMPARED, "mode", "engine", "num_workers", "strategy_file", *without}
+        return {
+            name: value
+            for name, value in self.config.items()
+            if name not in hidden and (name not in known or known[name].default != value)
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """What a folder holds."""
+
+    kind: str
+    """What the folder is, in words, if it is an experiment's or a run's on both engines; else empty."""
+    runs: Sequence[ListedRun]
+    """The newest first."""
+    unreadable: Sequence[tuple[str, str]]
+    """Records that cannot be read, by name, with the reason."""
+    folders: Sequence[tuple[Path, str, int]]
+    """Folders of runs in it: path, kind, number of runs."""
+
+
+def list_folder(folder: Path) -> Listing:
+    """Look into a folder of runs, or at one run; raises RecordError, in one line, if it is not there."""
+    if not folder.is_dir():
+        raise RecordError(f"{folder}: there is no such folder")
+    runs, unreadable, folders = [], [], []
+    for path in [folder] if is_record(folder) else _folders(folder):
+        if not is_record(path):
+            kind, count = _kind(path), _number_of_runs(path)
+            if kind or count:
+                folders.append((path, kind, count))
+            continue
+        try:
+            runs.append(_listed(path))
+        except RecordError as error:
+            unreadable.append((path.name, str(error).removeprefix(str(path)).lstrip(":/ ")))
+    runs.sort(key=lambda run: (-run.started_epoch_s, run.path.name))
+    return Listing(kind=_kind(folder), runs=runs, unreadable=unreadable, folders=folders)
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    return (folder / name for name in names)
+
+
+def _kind(folder: Path) -> str:
+    if (folder / "comparison.json").is_file():
+        return "a run on both engines"
+    file = folder / "experiment.yaml"
+    if not file.is_file():
+        return ""
+    try:
+        title = str(read_yaml(_require_small(file)).get("title") or folder.name)
+    except RecordError:
+        return "an experiment"
+    return f"experiment “{printable(title)}”"
+
+
+def _number_of_runs(folder: Path) -> int:
+    return sum(is_record(path) for path in _folders(folder))
+
+
+def _listed(path: Path) -> ListedRun:
+    config = read_yaml(_require_small(path / "config.yaml"))
+    for option in ("mode", "engine", "num_workers", "steps", "seed"):
+        if option not in config:
+            raise RecordError(f"config.yaml: has no {option}; the record is from an older version")
+    begun = _decoded(_require_small(path / "meta.json").read_bytes(), _Begun, path / "meta.json")
+    has_ended = (path / "summary.json").is_file()
+    return ListedRun(
+        path=path,
+        config=config,
+        started_epoch_s=begun.started_epoch_s,
+        device=begun.device,
+        result=_result(path / "summary.json") if has_ended else None,
+    )
+
+
+def _require_small(file: Path) -> Path:
+    """Return the file; raises RecordError if it is not there, or too large for what it should be."""
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise RecordError(f"{file}: cannot be read ({error.strerror})") from None
+    if size > _LARGEST:
+        raise RecordError(f"{file}: is larger than {_LARGEST >> 20} MB, so not read")
+    return file
+
+
+def _result(file: Path) -> ShortSummary:
+    """Read a summary or, of a long one, what comes before the parts that grow with the workers."""
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_HEAD_BYTES)
+            is_whole = not opened.read(1)
+    except OSError as error:
+        raise RecordError(f"{file}: cannot be read ({error.strerror})") from None
+    return _decoded(content if is_whole else _closed(content), ShortSummary, file)
+
+
+def _closed(head: bytes) -> bytes:
+    """Return the beginning of a summary, cut before the first part that grows with the workers.
+
+    >>> _closed(b'{"a": 1, "staleness": {"mean": 2.5, "counts": {"0": 1, "1')
+    b'{"a": 1, "staleness": {"mean": 2.5}}'
+    """
+    found = _BY_WORKER.search(head)
+    return head[: found.start()] + _BY_WORKER_ENDS[found[1]] if found else head
+
+
+def _decoded(content: bytes, kind: type[T], file: Path) -> T:
+    try:
+        return decode(content, kind, file)
+    except Damaged as error:
+        raise RecordError(str(error)) from None
