@@ -135,7 +135,7 @@ def concerns(item: pytest.Item, mode: str) -> bool:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec")
         else ()
     )
-    if mode in parameters:
+    if any(mode in (parameter, getattr(parameter, "mode", None)) for parameter in parameters):
         return True
     words = item.name.partition("[")[0].split("_")
     return any("".join(words[i:j]) == mode for i in range(len(words)) for j in range(i + 1, i + 4))
