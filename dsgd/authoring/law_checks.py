@@ -104,9 +104,9 @@ def unclaimed(subject: Subject) -> list[str]:
 
 
 def _restarts(subject: Subject) -> Iterator[LawCheck]:
-    for options in subject.laws.variants:
-        for scenario in restart.SCENARIOS:
-            for law in (restart.goes_on_from_any_update, restart.goes_on_as_members_leave_and_join):
+    for law in (restart.goes_on_from_any_update, restart.goes_on_as_members_leave_and_join):
+        for options in subject.laws.variants:
+            for scenario in restart.SCENARIOS:
                 label = f"{as_text(options)} {scenario}".strip()
                 yield LawCheck(law, subject, {"options": options, "scenario": scenario}, label)
 

@@ -38,8 +38,8 @@ SCENARIOS: tuple[Options, ...] = (
 
 
 def spends_the_budget(subject: Subject) -> None:
-    """A run applies num_workers x steps mini-batches: exactly, or where `exact_budget` in LAWS is False with
-    less than one update more.
+    """A run applies exactly num_workers x steps mini-batches; with exact_budget=False in LAWS, less than
+    one update more.
 
     Where an update takes what is left of the budget (`cluster.given` and `next_round` help), nothing has to
     be declared; where each one takes a fixed number of results, say exact_budget=False.

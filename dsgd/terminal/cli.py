@@ -53,6 +53,8 @@ Other commands, each with its own --help:
   --experiment FILE      run what the file compares, and draw a report
   --report DIR           draw the report of an experiment or run again
   --check LAB ANSWERS    check answers to docs/labs
+  --new-strategy NAME    write a strategy of your own: its file, page and test
+  --conformance FILE     hold a strategy to the laws of all strategies
   --version              print the version
 
 Exit codes:

@@ -14,6 +14,8 @@ COMMANDS = {
     "--experiment": "dsgd.experiments.experiment_command:experiment",
     "--report": "dsgd.report.report_command:report",
     "--check": "dsgd.labs.check:check",
+    "--new-strategy": "dsgd.authoring.scaffold:new_strategy",
+    "--conformance": "dsgd.authoring.conformance_command:conformance",
 }
 """Where each command's function is: it takes the arguments and interruptions, and returns the exit code."""
 
