@@ -18,6 +18,7 @@ import pytest
 from dsgd.strategies import modes
 
 ROOT = Path(__file__).parents[1]
+collect_ignore = ["own"]  # a user's folder: test_adding_a_strategy.py runs its test there
 os.environ.pop("RAY_ADDRESS", None)
 
 # --- Programs that some tests need --------------------------------------------------------------------------

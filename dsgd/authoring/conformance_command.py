@@ -10,8 +10,9 @@ from itertools import groupby
 from dsgd.authoring.law_checks import checks_of, unclaimed
 from dsgd.authoring.subject import LawBroken, Subject
 from dsgd.records.outcomes import EXIT_FAILED
+from dsgd.terminal.cli import UsageError
 from dsgd.terminal.interruptions import Interruptions
-from dsgd.terminal.usage import Parser, usage_errors
+from dsgd.terminal.usage import Parser
 
 
 def conformance(arguments: Sequence[str], _: Interruptions) -> int:
@@ -31,9 +32,12 @@ def conformance(arguments: Sequence[str], _: Interruptions) -> int:
         "--no-ray", action="store_true", help="leave out the law that starts real workers, about ten seconds"
     )
     given = parser.parse(arguments)
-    with usage_errors():
+    try:
         subject = Subject.of(given.conformance)
-        checks = [check for check in checks_of(subject) if not (check.needs_ray and given.no_ray)]
+    except ValueError as error:
+        reason = str(error).partition(": ")[2]  # without the option that a run would have
+        raise UsageError(f"--conformance {given.conformance}: {reason}") from None
+    checks = [check for check in checks_of(subject) if not (check.needs_ray and given.no_ray)]
     print(f"{subject.mode}: {subject.path}")
     broken = 0
     for _law, group in groupby(checks, key=lambda check: check.law):

@@ -93,7 +93,8 @@ def _of_vector(ours: Vector, needed: Vector, *, exactly: bool, of: str = "") -> 
         if not differ.any():
             return ""
     place = int(np.argmax(differ))
-    numbers = f"{float(ours[place]):.9g}, needed {float(needed[place]):.9g}"
+    digits = 9 if exactly else 4
+    numbers = f"{float(ours[place]):.{digits}g}, needed {float(needed[place]):.{digits}g}"
     return f"{of}weight {place} is {numbers} ({int(differ.sum())} of {len(ours)} differ)"
 
 

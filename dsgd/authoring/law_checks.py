@@ -68,6 +68,7 @@ class LawCheck:
         return " ".join([self.subject.mode, self.law.__name__, self.label]).strip()
 
     def __call__(self) -> None:
+        __tracebackhide__ = True  # pytest then shows the message alone
         try:
             self.law(self.subject, **self.case)
         except Broken as broken:

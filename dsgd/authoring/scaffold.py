@@ -39,9 +39,13 @@ def new_strategy(arguments: Sequence[str], _: Interruptions) -> int:
     _refuse(name, paths)
     texts = rendered(name, shipped=shipped)
     for template, path in paths.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(texts[template])
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x", encoding="utf-8") as file:
+                file.write(texts[template])
+        except OSError as error:
+            reason = error.strerror or type(error).__name__
+            raise UsageError(f"--new-strategy {name}: {path} cannot be written ({reason})") from None
     print("\n".join([*(str(path) for path in paths.values()), "", "next:", *_next(name, paths, shipped)]))
     return 0
 
@@ -64,9 +68,7 @@ def _is_repository(root: Path) -> bool:
 
 
 def _in_repository(name: str) -> dict[str, Path]:
-    root = Path(_ROOT)
-    if Path.cwd() == root:
-        root = Path()
+    root = Path() if Path.cwd() == _ROOT else _ROOT
     return {
         "train.py": root / "dsgd" / "strategies" / f"train_{name}.py",
         "page.md": root / "docs" / "strategies" / f"{name}.md",
