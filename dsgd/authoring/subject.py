@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dsgd.cluster import TimeUp
 from dsgd.config import TrainConfig
 from dsgd.execution.quick import QuickRun, config, run
 from dsgd.strategies import Strategy, load, mode_of, modes
 from dsgd.strategies.conformance import Laws
 from dsgd.strategies.user_file import located
 
-_MOST_VIRTUAL_S = 1e5  # a run that needs longer waits for something that never happens
+_MOST_VIRTUAL_S = 1e4  # the runs of the laws end in a third of it; one that does not never makes an update
 
 
 class LawBroken(AssertionError):
@@ -64,15 +65,18 @@ class Subject(NamedTuple):
         return laws
 
     def config(self, **options: Any) -> TrainConfig:
-        return config(self.mode, strategy_file=self.file, **options)
+        return config(self.mode, **self._whole(options))
+
+    def _whole(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"strategy_file": self.file, "max_seconds": _MOST_VIRTUAL_S, **options}
 
     def run(self, **options: Any) -> QuickRun:
         """Run it to the end of its budget; raises Broken if it does not get there."""
         with self.may_break(options):
-            outcome = run(self.mode, **{"strategy_file": self.file, "max_seconds": _MOST_VIRTUAL_S} | options)
+            outcome = run(self.mode, **self._whole(options))
         if outcome.tally.gradients < outcome.cfg.budget:
             spent = f"{outcome.tally.gradients} of {outcome.cfg.budget} mini-batches"
-            raise Broken(f"the run ended after {spent}", options)
+            raise Broken(f"{spent} are in updates when train ends, or virtual time", options)
         return outcome
 
     @contextmanager
@@ -82,6 +86,8 @@ class Subject(NamedTuple):
             yield
         except Broken:
             raise
+        except TimeUp:
+            raise Broken(f"the run has not ended after {_MOST_VIRTUAL_S:g} virtual s", options) from None
         except Exception as error:
             raise Broken(f"the run failed: {located(error, self.path)}", options) from error
 
