@@ -15,7 +15,7 @@ from dsgd.strategies import Strategy, load, mode_of, modes
 from dsgd.strategies.conformance import Laws
 from dsgd.strategies.user_file import located
 
-_MOST_VIRTUAL_S = 1e4  # the runs of the laws end in a third of it; one that does not never makes an update
+_MOST_VIRTUAL_S = 5e3  # the runs of the laws end in half of it; one that does not never makes an update
 
 
 class LawBroken(AssertionError):
