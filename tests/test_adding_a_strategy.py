@@ -22,13 +22,13 @@ from dsgd.report.build import build_report
 from dsgd.strategies import modes
 
 OWN = Path(__file__).parent / "own"
-OPTION = "--strategy-file my/train_signvote.py"
+OPTION = "--strategy-file my/train_majority.py"
 SIM = f"{OPTION} --engine sim --num-workers 3 --steps 30 --lr 0.01 --quorum 2"
 
 
 @pytest.fixture(autouse=True)
 def my(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a user's folder with `my/train_signvote.py` the current one."""
+    """Make a user's folder with `my/train_majority.py` the current one."""
     monkeypatch.chdir(tmp_path)
     return shutil.copytree(OWN, tmp_path / "my")
 
@@ -39,14 +39,14 @@ def weights(ran: Ran) -> bytes:
 
 def test_it_is_in_no_list() -> None:
     """The modes of the repository are the files of its folder; the user's is known to its runs only."""
-    assert "signvote" not in modes()
+    assert "majority" not in modes()
 
 
 def test_help_shows_its_options(cli: CommandLine) -> None:
     """--help begins with the file's own text and describes its options."""
     ran = cli(f"{OPTION} --help")
     assert ran.code == 0
-    assert "Mode signvote: signSGD with majority vote" in " ".join(ran.out.split())
+    assert "Mode majority: signSGD with majority vote" in " ".join(ran.out.split())
     assert "--quorum INT" in ran.out
     assert "How many more votes" in ran.out
 
@@ -58,7 +58,7 @@ def test_a_run_is_recorded_with_the_file_and_repeated_from_its_record(
     first = cli(f"{SIM} --compute-time exponential:1")
     assert first.code == 0
     config = yaml.safe_load((first.record / "config.yaml").read_text())
-    assert (config["mode"], config["strategy_file"]) == ("signvote", str(my / "train_signvote.py"))
+    assert (config["mode"], config["strategy_file"]) == ("majority", str(my / "train_majority.py"))
     assert first.summary["theory"].keys() == {"staleness_mean", "s_per_update"}
     elsewhere = my.parent / "elsewhere"
     elsewhere.mkdir()
@@ -70,7 +70,7 @@ def test_a_run_is_recorded_with_the_file_and_repeated_from_its_record(
 
 def test_a_strategy_may_say_nothing_of_theory_and_laws(cli: CommandLine, my: Path) -> None:
     """Without `theory` and `LAWS` a strategy makes the same run; only the theory is missing."""
-    file = my / "train_signvote.py"
+    file = my / "train_majority.py"
     whole = cli(SIM)
     file.write_text(file.read_text().partition("def theory(")[0])
     bare = cli(SIM)
@@ -81,8 +81,8 @@ def test_a_strategy_may_say_nothing_of_theory_and_laws(cli: CommandLine, my: Pat
 def test_a_record_outlives_the_file(cli: CommandLine, my: Path) -> None:
     """A run is reported after its strategy's file has gone."""
     ran = cli(SIM)
-    (my / "train_signvote.py").unlink()
-    assert "signvote" in build_report(ran.record).read_text()
+    (my / "train_majority.py").unlink()
+    assert "majority" in build_report(ran.record).read_text()
 
 
 @pytest.mark.ray
@@ -100,7 +100,7 @@ def test_it_is_compared_in_an_experiment_and_reported(cli: CommandLine, tmp_path
     from main import main
 
     variants = {
-        "vote": {"strategy_file": "my/train_signvote.py", "quorum": 2, "lr": 0.01},
+        "vote": {"strategy_file": "my/train_majority.py", "quorum": 2, "lr": 0.01},
         "ssgd": {"mode": "ssgd"},
     }
     base = {"engine": "sim", "num_workers": 3, "steps": 20}
@@ -109,30 +109,30 @@ def test_it_is_compared_in_an_experiment_and_reported(cli: CommandLine, tmp_path
     )
     assert main(["--experiment", "x.yaml", "--processes", "2", "--out", f"{tmp_path}/out"]) == 0
     page = (tmp_path / "out" / "x" / "report.html").read_text()
-    assert "signvote" in page
+    assert "majority" in page
     one = cli(SIM)
-    assert "signvote" in build_report(one.record).read_text()
+    assert "majority" in build_report(one.record).read_text()
 
 
 @pytest.mark.ray
 def test_its_own_test_runs_in_the_users_folder(my: Path) -> None:
     """It needs the package alone, and holds all laws to the file, the one with real workers too."""
-    out = pytest_in(my, "-v", "test_signvote.py")
+    out = pytest_in(my, "-v", "test_majority.py")
     assert "FAILED" not in out
-    assert "is_another quorum=3 is signvote quorum=2] PASSED" in out
+    assert "is_another quorum=3 is majority quorum=2] PASSED" in out
     assert "runs_on_real_workers] PASSED" in out
     assert "test_the_majority_decides[3] PASSED" in out
 
 
 def test_a_broken_law_is_a_sentence_in_the_users_test(my: Path) -> None:
     """What is shown is the law, the first difference, the remedy and the command: nothing of dsgd's code."""
-    file = my / "train_signvote.py"
+    file = my / "train_majority.py"
     text = file.read_text()
     assert text.count("plain_sgd=None") == 1
     file.write_text(text.replace("plain_sgd=None", 'plain_sgd={"momentum": 0.0}'))
-    out = pytest_in(my, "-k", "plain_sgd or versions", "test_signvote.py")
+    out = pytest_in(my, "-k", "plain_sgd or versions", "test_majority.py")
     assert "1 failed, 2 passed" in out
-    assert "signvote breaks a law (momentum=0.0): With P = 1 it is plain SGD" in out
+    assert "majority breaks a law (momentum=0.0): With P = 1 it is plain SGD" in out
     assert "update 1 (of worker 0): weight 48 is" in out
     assert "remedy:  If it never is" in out
     assert "def one_worker_is_plain_sgd" not in out
@@ -152,7 +152,7 @@ def pytest_in(folder: Path, *arguments: str) -> str:
 # --- Laws, and mistakes that break them ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["signvote", "pairs"])
+@pytest.mark.parametrize("name", ["majority", "pairs"])
 def test_it_keeps_all_laws(name: str, my: Path) -> None:
     """Neither is plain SGD with P = 1; one weighs its results differently and remembers a number."""
     checks = [check for check in checks_of(str(my / f"train_{name}.py")) if not check.needs_ray]
@@ -167,15 +167,15 @@ Mistake = tuple[str, str, list[tuple[str, str]], list[str]]
 MISTAKES: list[Mistake] = [
     ("is_only_its_algorithm", "pairs", [("import ClassVar\n", "import ClassVar\nimport time\n")],
      ["imports no engine, clock", "imports time"]),
-    ("train_fits_a_slide", "signvote", [("    while True:\n", "    x = 0\n" * 25 + "    while True:\n")],
+    ("train_fits_a_slide", "majority", [("    while True:\n", "    x = 0\n" * 25 + "    while True:\n")],
      ["at most 25 lines", "it has 30"]),
-    ("says_where_it_comes_from", "signvote", [("Limits: with", "With")], ["no 'Limits:'"]),
-    ("its_options_make_the_same_configuration", "signvote",
+    ("says_where_it_comes_from", "majority", [("Limits: with", "With")], ["no 'Limits:'"]),
+    ("its_options_make_the_same_configuration", "majority",
      [("        rule =", '        object.__setattr__(self, "quorum", self.quorum + 1)\n        rule =')],
      ["quorum becomes 3, needed 2"]),
     ("spends_the_budget", "pairs", [(", exact_budget=False", "")],
      ["update 26 (of worker", "makes 52 mini-batches, needed 51", "exact_budget=False"]),
-    ("versions_count_updates", "signvote",
+    ("versions_count_updates", "majority",
      [("yield Update(w,", "yield Update(w._replace(version=7 * w.version),")],
      ["update 1 has version 7, needed 1"]),
     ("every_worker_takes_part", "pairs",
@@ -189,19 +189,19 @@ MISTAKES: list[Mistake] = [
      [("def train(", "SEEN = []\n\n\ndef train("),
       ("stale = sum(", "SEEN.append(0)\n        stale = len(SEEN) + sum(")],
      ["repeated: update 1 (of workers", "kept is"]),
-    ("what_theory_bounds_is_never_passed", "signvote",
+    ("what_theory_bounds_is_never_passed", "majority",
      [("staleness_mean=lambda: 0.0", "staleness_max=lambda: -1.0")],
      ["staleness_max is 0, and theory says -1"]),
-    ("no_scenario_breaks_it", "signvote", [("quorum: int = 1", "quorum: int = 2")],
+    ("no_scenario_breaks_it", "majority", [("quorum: int = 1", "quorum: int = 2")],
      ["--quorum 2: must lie between 1 and num_workers = 1", "defaults", "--num-workers 1"]),
-    ("one_worker_is_plain_sgd", "signvote", [("plain_sgd=None", 'plain_sgd={"momentum": 0.0}')],
+    ("one_worker_is_plain_sgd", "majority", [("plain_sgd=None", 'plain_sgd={"momentum": 0.0}')],
      ["With P = 1 it is plain SGD", "update 1 (of worker 0): weight 48 is", "needed", "plain_sgd=None"]),
-    ("reaches_the_loss_of_plain_sgd", "signvote", [('{"lr": 0.002}', '{"lr": 1e-6}')],
+    ("reaches_the_loss_of_plain_sgd", "majority", [('{"lr": 0.002}', '{"lr": 1e-6}')],
      ["the loss ends at", "needed", "convex=None", "--dataset digits"]),
     ("does_not_depend_on_who_is_faster", "pairs", [("plain_sgd=None,", "plain_sgd=None, deterministic={},")],
      ["where all are equally fast", "in_worker_order", "deterministic=None"]),
-    ("is_another", "signvote", [('{"quorum": 2})]', '{"quorum": 1})]')],
-     ["(quorum=3 is signvote quorum=1)", "update 1 (of workers 0, 1, 2, 3, 4): weight", "--quorum 3"]),
+    ("is_another", "majority", [('{"quorum": 2})]', '{"quorum": 1})]')],
+     ["(quorum=3 is majority quorum=1)", "update 1 (of workers 0, 1, 2, 3, 4): weight", "--quorum 3"]),
     ("goes_on_from_any_update", "pairs",
      [("    while True:\n", "    mean = 0.0\n    while True:\n"), ("        mean = w.kept or 0.0\n", ""),
       ("w = cluster.combine(rule, w.keeping(mean + (stale - mean) / (w.version + 1)), two)",
@@ -316,10 +316,10 @@ def test_in_the_repository_nothing_else_is_touched(tmp_path: Path) -> None:
     """In a clone the files of the scaffold are a mode: it is in --help, and style and tests hold."""
     clone = tmp_path / "clone"
     clone.mkdir()
-    for path in [*ROOT.glob("*.py"), ROOT / "pyproject.toml"]:
+    for path in [*ROOT.glob("*.py"), ROOT / "pyproject.toml", ROOT / "README.md"]:
         shutil.copy(path, clone)
     leave_out = shutil.ignore_patterns("__pycache__")
-    for folder in ("dsgd", "docs/strategies", "tests", "deploy"):
+    for folder in ("dsgd", "docs", "tests", "deploy"):
         shutil.copytree(ROOT / folder, clone / folder, symlinks=True, ignore=leave_out)
     environment = {**os.environ, "PYTHONPATH": f"{clone}", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -343,7 +343,8 @@ def test_in_the_repository_nothing_else_is_touched(tmp_path: Path) -> None:
     out = call("pytest", "-q", "-p", "no:cacheprovider", "-m", "not ray", "--mode", "mine", *tests)
     assert " passed" in out
     assert "mine is new: DSGD_REWRITE_GOLDEN=1" in out
-    call("pytest", "-q", "-p", "no:cacheprovider", "tests/test_house.py")
+    others = ["tests/test_house.py", "tests/test_documents.py"]
+    assert " passed" in call("pytest", "-q", "-p", "no:cacheprovider", *others, "-k", "house or mine")
 
 
 @pytest.mark.parametrize(
@@ -355,7 +356,7 @@ def test_in_the_repository_nothing_else_is_touched(tmp_path: Path) -> None:
         ),
         (["--new-strategy", "train_x"], ["without train_ and .py"]),
         (["--new-strategy", "ssp"], ["there is a mode ssp already", "like myssp"]),
-        (["--new-strategy", "signvote", "--into", "my"], ["my/train_signvote.py already", "another name"]),
+        (["--new-strategy", "majority", "--into", "my"], ["my/train_majority.py already", "another name"]),
         (["--new-strategy", "x", "--into", "my/pairs.md"], ["my/pairs.md/train_x.py cannot be written"]),
         (["--new-strategy", "x", "--int", "my"], ["--int: is not an option", "did you mean --into?"]),
         (["--new-strategy"], ["--new-strategy", "expected one argument"]),
@@ -388,8 +389,8 @@ WRONG: list[tuple[str, str, list[str]]] = [
     ("--strategy-file my/train_x.py", "x = 1\n", ["needs a Config", "train(cluster, w, cfg)"]),
     ("--strategy-file my/train_asgd.py", "", ["a mode asgd already", "rename"]),
     ("--strategy-file my/mine.py", "", ["train_<mode>.py"]),
-    (f"{OPTION} --mode ssp", "", ["--mode ssp", "mode signvote", "leave --mode out"]),
-    (f"{OPTION} --slack 3", "", ["--slack", "--mode ssp", "not of --mode signvote"]),
+    (f"{OPTION} --mode ssp", "", ["--mode ssp", "mode majority", "leave --mode out"]),
+    (f"{OPTION} --slack 3", "", ["--slack", "--mode ssp", "not of --mode majority"]),
     (f"{OPTION} --qorum 3", "", ["--qorum", "did you mean --quorum"]),
     (f"{OPTION} --quorum 9", "", ["--quorum 9", "between 1 and num_workers"]),
     ("--strategy-file", "", ["--strategy-file", "needs a value"]),
@@ -411,12 +412,12 @@ def test_a_mistake_gets_one_line(text: str, source: str, parts: list[str], cli: 
 
 def test_a_mistake_in_its_config_names_its_line(cli: CommandLine, my: Path) -> None:
     """What its Config raises, other than a refused value, is one line with the line of the file."""
-    file = my / "train_signvote.py"
+    file = my / "train_majority.py"
     lines = file.read_text().splitlines()
     line = next(i for i, text in enumerate(lines, 1) if "require(1 <=" in text)
     file.write_text("\n".join(lines).replace("require(1 <=", "oops(1 <="))
     ran = cli(SIM)
     assert ran.code == 2
     assert ran.err == (
-        f"main.py: --strategy-file my/train_signvote.py: line {line}: NameError: name 'oops' is not defined\n"
+        f"main.py: --strategy-file my/train_majority.py: line {line}: NameError: name 'oops' is not defined\n"
     )

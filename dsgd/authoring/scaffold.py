@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -46,6 +48,9 @@ def new_strategy(arguments: Sequence[str], _: Interruptions) -> int:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise UsageError(f"--new-strategy {name}: {path} cannot be written ({reason})") from None
+    if shipped:  # the page shows what its command prints, as those of the other modes do
+        tool = [sys.executable, "docs/tools/examples.py", f"docs/strategies/{name}.md"]
+        subprocess.run(tool, cwd=_ROOT, check=True, stdout=subprocess.DEVNULL)
     print("\n".join([*(str(path) for path in paths.values()), "", "next:", *_next(name, paths, shipped)]))
     return 0
 

@@ -1,4 +1,4 @@
-"""The laws of signvote: those of all strategies, and its own. Run them with `pytest test_signvote.py`."""
+"""The laws of majority: those of all strategies, and its own. Run them with `pytest test_majority.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from dsgd.authoring import LawCheck, checks_of
 from dsgd.execution.quick import run
 
-FILE = str(Path(__file__).with_name("train_signvote.py"))
+FILE = str(Path(__file__).with_name("train_majority.py"))
 
 
 @pytest.mark.parametrize("check", checks_of(FILE), ids=str)
@@ -22,7 +22,7 @@ def test_it_keeps(check: LawCheck) -> None:
 @pytest.mark.parametrize("quorum", [1, 3])
 def test_the_majority_decides(quorum: int) -> None:
     """Each weight moves by lr against the sum of the signs, if that is at least the quorum."""
-    (update,) = run("signvote", strategy_file=FILE, quorum=quorum, num_workers=3, steps=1, lr=0.25).updates
+    (update,) = run("majority", strategy_file=FILE, quorum=quorum, num_workers=3, steps=1, lr=0.25).updates
     votes = sum(done.value for done in update.dones)
     assert {abs(vote) for vote in votes} <= {0, 1, 2, 3}
     needed = update.dones[0].origin.vector - 0.25 * np.where(abs(votes) >= quorum, np.sign(votes), 0)

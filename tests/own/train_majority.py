@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Config(GradientConfig):
-    mode: str = "signvote"
+    mode: str = "majority"
 
     quorum: int = 1
     """How many more votes one direction needs than the other; with fewer a weight stays."""
@@ -93,6 +93,6 @@ LAWS = Laws(
     plain_sgd=None,  # a step has the same length in each weight, however small the gradient is
     convex={"lr": 0.002},
     deterministic={},
-    limits=[Limit({"quorum": 3}, "signvote", {"quorum": 2})],  # five votes differ by an odd number
+    limits=[Limit({"quorum": 3}, "majority", {"quorum": 2})],  # five votes differ by an odd number
     variants=[{}, {"quorum": 2, "momentum": 0.5}],
 )
