@@ -130,7 +130,11 @@ def shared(item: pytest.Item) -> str:
 
 
 def concerns(item: pytest.Item, mode: str) -> bool:
-    """Whether a test has the mode as a parameter, or in its name: test_local_sgd_… is about localsgd."""
+    """Whether a test has the mode as a parameter, or in its file's or its name: test_local_sgd_… is about
+    localsgd.
+    """
+    if item.path.stem == f"test_{mode}":
+        return True
     parameters = (
         item.callspec.params.values()
         if isinstance(item, pytest.Function) and hasattr(item, "callspec")
