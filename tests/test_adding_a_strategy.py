@@ -115,12 +115,17 @@ def test_it_is_compared_in_an_experiment_and_reported(cli: CommandLine, tmp_path
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_on_real_workers_it_keeps_the_law(my: Path) -> None:
+    """There it spends its budget, and as it claims to be deterministic its weights are the simulator's."""
+    held("runs_on_real_workers", my / "train_majority.py")()
+
+
 def test_its_own_test_runs_in_the_users_folder(my: Path) -> None:
-    """It needs the package alone, and holds all laws to the file, the one with real workers too."""
-    out = pytest_in(my, "-v", "test_majority.py")
+    """It needs the package alone, and holds all laws to the file; here without the one on real workers."""
+    out = pytest_in(my, "-v", "-k", "not real_workers", "test_majority.py")
     assert "FAILED" not in out
     assert "is_another quorum=3 is majority quorum=2] PASSED" in out
-    assert "runs_on_real_workers] PASSED" in out
     assert "test_the_majority_decides[3] PASSED" in out
 
 
