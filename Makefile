@@ -9,7 +9,7 @@ PROCESSES := 2
 PYTEST := $(PYTHON) -m pytest
 PARALLEL := -n $(PROCESSES) --dist loadgroup
 
-.PHONY: help setup demo quick test test-sim lint types format check picture all-strategies theory docs labs dashboards observe bench clean \
+.PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies theory docs labs dashboards observe bench clean \
 	requirements image push manifests
 
 help:  ## list the targets
@@ -65,6 +65,10 @@ check: lint types test  ## all that must pass before a commit
 # Four modes on the same samples, one of eight workers four times slower; lr/P a gradient in all of them.
 SCENARIO := --engine sim --num-workers 8 --steps 300 --dataset digits --lr 0.8 --eval-every 5 \
 	--compute-time exponential:1 --slowdown 0=4 --quiet
+
+strategy: setup  ## write a new strategy: make strategy NAME=signvote; INTO=DIR: in a folder of yours
+	@test -n "$(NAME)" || { echo "make strategy: NAME is not set; give the name of the mode" >&2; exit 2; }
+	@$(PYTHON) main.py --new-strategy $(NAME) $(if $(INTO),--into $(INTO))
 
 picture: setup  ## draw the figure of the README
 	rm -rf runs/picture

@@ -53,5 +53,11 @@ LAWS = Laws(
     limits=[
         Limit({"staleness_lr": "threshold:0"}, "asgd", {"staleness_lr": "inverse"}),
         Limit({"staleness_lr": "threshold:1"}, "asgd", {"staleness_lr": "inverse"}),
-    ]
+    ],
+    variants=[
+        {},
+        {"momentum": 0.9, "lr_scaling": "workers"},
+        {"staleness_lr": "inverse"},
+        {"staleness_lr": "threshold:3", "momentum": 0.5},
+    ],
 )

@@ -64,5 +64,7 @@ def theory(cfg: Config) -> ClosedForms:
 
 LAWS = Laws(
     plain_sgd={"momentum": 0.0},
+    deterministic={},
     limits=[Limit({"local_steps": 1, "momentum": 0.0}, "ssgd", {"momentum": 0.0}, exactly=False)],
+    variants=[{"local_steps": 5}, {"local_steps": 7, "momentum": 0.5}],
 )

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import GradientConfig
+from dsgd.strategies.conformance import Laws
 from dsgd.theory.closed_forms import ClosedForms, timed, workers
 from dsgd.theory.times import ssgd_time
 from dsgd.work.optimizers import server_rule
@@ -48,3 +49,9 @@ def theory(cfg: Config) -> ClosedForms:
         staleness_mean=lambda: 0.0,
         s_per_update=lambda: ssgd_time(*workers(timed(cfg))),
     )
+
+
+LAWS = Laws(
+    deterministic={},
+    variants=[{}, {"momentum": 0.9}],
+)

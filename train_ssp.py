@@ -76,5 +76,10 @@ LAWS = Laws(
     limits=[
         Limit({"slack": math.inf}, "asgd"),
         Limit({"staleness_lr": "threshold:0"}, "ssp", {"staleness_lr": "inverse"}),
-    ]
+    ],
+    variants=[
+        {"slack": 2.0},
+        {"slack": 0.0, "momentum": 0.5},
+        {"slack": math.inf, "staleness_lr": "inverse"},
+    ],
 )

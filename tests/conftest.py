@@ -18,6 +18,7 @@ import pytest
 from dsgd.strategies import modes
 
 ROOT = Path(__file__).parents[1]
+collect_ignore = ["own"]  # a user's folder: test_adding_a_strategy.py runs its test there
 os.environ.pop("RAY_ADDRESS", None)
 
 # --- Programs that some tests need --------------------------------------------------------------------------
@@ -130,13 +131,17 @@ def shared(item: pytest.Item) -> str:
 
 
 def concerns(item: pytest.Item, mode: str) -> bool:
-    """Whether a test has the mode as a parameter, or in its name: test_local_sgd_… is about localsgd."""
+    """Whether a test has the mode as a parameter, or in its file's or its name: test_local_sgd_… is about
+    localsgd.
+    """
+    if item.path.stem == f"test_{mode}":
+        return True
     parameters = (
         item.callspec.params.values()
         if isinstance(item, pytest.Function) and hasattr(item, "callspec")
         else ()
     )
-    if mode in parameters:
+    if any(mode in (parameter, getattr(parameter, "mode", None)) for parameter in parameters):
         return True
     words = item.name.partition("[")[0].split("_")
     return any("".join(words[i:j]) == mode for i in range(len(words)) for j in range(i + 1, i + 4))

@@ -5,73 +5,24 @@ from __future__ import annotations
 import hashlib
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from dsgd.authoring.restart import SCENARIOS
+from dsgd.authoring.subject import Subject
 from dsgd.execution.quick import QuickRun, run
+from dsgd.strategies import modes
+from dsgd.strategies.conformance import Options
 
-# Two variants of a mode that run different code. Options are named as on the command line.
-VARIANTS: Mapping[str, list[dict[str, Any]]] = {
-    "adacomm": [{"interval_s": 6.0}, {"interval_s": 6.0, "momentum": 0.5}],
-    "asgd": [
-        {},
-        {"momentum": 0.9, "lr_scaling": "workers"},
-        {"staleness_lr": "inverse"},
-        {"staleness_lr": "threshold:3", "momentum": 0.5},
-    ],
-    "dcasgd": [{}, {"adaptive": True}, {"adaptive": True, "momentum": 0.5, "staleness_lr": "inverse"}],
-    "diloco": [
-        {"local_steps": 5},
-        {"local_steps": 5, "inner": "sgd", "momentum": 0.5},
-        {"local_steps": 5, "exchange": "async"},
-        {"local_steps": 5, "exchange": "async", "inner": "sgd"},
-    ],
-    "dssp": [
-        {"slack_low": 1, "slack_high": 6},
-        {"slack_low": 0, "slack_high": 3, "momentum": 0.5, "staleness_lr": "inverse"},
-    ],
-    "easgd": [
-        {"local_steps": 5},
-        {"local_steps": 5, "momentum": 0.5},
-        {"local_steps": 5, "exchange": "async", "momentum": 0.5},
-        {"local_steps": 5, "exchange": "async", "moving_rate": 0.4},
-    ],
-    "kasync": [{}, {"k": 2, "count": "gradients", "momentum": 0.5}, {"k": 4, "staleness_lr": "inverse"}],
-    "ksync": [
-        {"k": 3},
-        {"backup": 2, "rest": "ignore", "momentum": 0.5},
-        {"k": 4, "count": "gradients"},
-        {"k": 4, "count": "gradients", "rest": "ignore"},
-    ],
-    "localsgd": [{"local_steps": 5}, {"local_steps": 7, "momentum": 0.5}],
-    "rennala": [{}, {"batches": 3, "momentum": 0.5}],
-    "ringmaster": [
-        {"delay_bound": 4.0},
-        {"delay_bound": 3.0, "rest": "ignore", "momentum": 0.5},
-        {"delay_bound": 3.0, "staleness_lr": "inverse"},
-    ],
-    "ssgd": [{}, {"momentum": 0.9}],
-    "ssp": [{"slack": 2.0}, {"slack": 0.0, "momentum": 0.5}, {"slack": math.inf, "staleness_lr": "inverse"}],
-}
+# What each strategy declares: two variants run different code. Options are named as on the command line.
+VARIANTS: Mapping[str, Sequence[Options]] = {mode: Subject(mode).laws.variants for mode in modes()}
 
 WORKLOADS: Mapping[str, dict[str, Any]] = {
     "xor mlp": {"dataset": "xor", "lr": 0.05},
     "digits logistic": {"dataset": "digits", "model": "logistic", "lr": 0.02},
     "quadratic": {"dataset": "quadratic", "dim": 3, "grad_noise": 0.5, "lr": 0.02},
-}
-
-SCENARIOS: Mapping[str, dict[str, Any]] = {
-    "exponential": {"compute_time": "exponential:1", "slowdown": "0=3"},
-    # Every station of a task takes time, and equal times meet: the order of ties is held too.
-    "network": {
-        "compute_time": "constant:1",
-        "slowdown": "2=2",
-        "latency_s": 0.125,
-        "server_bytes_per_s": 4000.0,
-        "server_time": "exponential:.05",
-    },
 }
 
 # Modes in which the weights do not depend on who is faster, with the options that make it so.
@@ -124,7 +75,7 @@ def simulated(mode: str) -> dict[str, Golden]:
             for scenario, times in SCENARIOS.items():
                 if scenario == "network" and workload != "xor mlp":
                     continue
-                options = {"num_workers": 5, "steps": 24} | learned | times | variant
+                options = {"num_workers": 5, "steps": 24, **learned, **times, **variant}
                 found[name(mode, variant, workload, scenario)] = golden(run(mode, **options))
     return found
 

@@ -24,7 +24,7 @@ FLOORS = [
     {"strategies"},
     {"execution"},
     {"report", "live"},
-    {"labs", "experiments"},
+    {"labs", "experiments", "authoring"},
 ]
 # Some of their files are below `execution` and some above it: the law of circles alone holds them.
 ON_SEVERAL_FLOORS = {"options", "records", "terminal", "theory"}

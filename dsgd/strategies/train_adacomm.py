@@ -72,6 +72,7 @@ def theory(cfg: Config) -> ClosedForms:
 
 LAWS = Laws(
     plain_sgd={"momentum": 0.0},
+    deterministic={"interval_s": math.inf},
     limits=[
         Limit({"interval_s": math.inf, "first_local_steps": 16}, "localsgd", {"local_steps": 16}),
         Limit({"interval_s": math.inf, "first_local_steps": 7}, "localsgd", {"local_steps": 7}),
@@ -82,4 +83,5 @@ LAWS = Laws(
             exactly=False,
         ),
     ],
+    variants=[{"interval_s": 6.0}, {"interval_s": 6.0, "momentum": 0.5}],
 )

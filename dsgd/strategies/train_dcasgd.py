@@ -64,5 +64,6 @@ LAWS = Laws(
     limits=[
         Limit({"compensation": 0.0}, "asgd"),
         Limit({"compensation": 0.0, "adaptive": True}, "asgd"),
-    ]
+    ],
+    variants=[{}, {"adaptive": True}, {"adaptive": True, "momentum": 0.5, "staleness_lr": "inverse"}],
 )

@@ -90,7 +90,14 @@ def theory(cfg: Config) -> ClosedForms:
 PLAIN = {"inner": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0, "momentum": 0.0}
 LAWS = Laws(
     plain_sgd=PLAIN,
+    deterministic={},
     limits=[
         Limit({**PLAIN, "local_steps": 7}, "localsgd", {"momentum": 0.0, "local_steps": 7}, exactly=False)
+    ],
+    variants=[
+        {"local_steps": 5},
+        {"local_steps": 5, "inner": "sgd", "momentum": 0.5},
+        {"local_steps": 5, "exchange": "async"},
+        {"local_steps": 5, "exchange": "async", "inner": "sgd"},
     ],
 )

@@ -87,5 +87,9 @@ LAWS = Laws(
     limits=[
         Limit({"slack_low": 0, "slack_high": 0}, "ssp", {"slack": 0.0}),
         Limit({"slack_low": 2, "slack_high": 2}, "ssp", {"slack": 2.0}),
-    ]
+    ],
+    variants=[
+        {"slack_low": 1, "slack_high": 6},
+        {"slack_low": 0, "slack_high": 3, "momentum": 0.5, "staleness_lr": "inverse"},
+    ],
 )

@@ -91,5 +91,12 @@ LAWS = Laws(
     plain_sgd=None,  # one worker's centre follows the worker at a distance
     # The centre has a worker's mass but no gradient: only P/(P + 1) of the step size is felt.
     convex={"lr": 0.0625},
+    deterministic={},
     limits=[Limit({"moving_rate": 0.18}, "easgd")],
+    variants=[
+        {"local_steps": 5},
+        {"local_steps": 5, "momentum": 0.5},
+        {"local_steps": 5, "exchange": "async", "momentum": 0.5},
+        {"local_steps": 5, "exchange": "async", "moving_rate": 0.4},
+    ],
 )

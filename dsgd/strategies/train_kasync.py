@@ -98,11 +98,13 @@ def theory(cfg: Config) -> ClosedForms:
 
 
 LAWS = Laws(
+    exact_budget=False,
     limits=[
         Limit({"k": 1}, "asgd"),
         Limit({"k": 1, "count": "gradients"}, "asgd"),
         Limit({"k": 5}, "ssgd"),
         Limit({}, "kasync", {"k": 3}),
         Limit({"staleness_lr": "threshold:1"}, "kasync", {"staleness_lr": "inverse"}),
-    ]
+    ],
+    variants=[{}, {"k": 2, "count": "gradients", "momentum": 0.5}, {"k": 4, "staleness_lr": "inverse"}],
 )

@@ -101,11 +101,19 @@ def theory(cfg: Config) -> ClosedForms:
 
 
 LAWS = Laws(
+    deterministic={},
+    exact_budget=False,
     limits=[
         Limit({"k": 5}, "ssgd"),
         Limit({"k": 5, "rest": "ignore"}, "ssgd"),
         Limit({"backup": 0}, "ssgd"),
         Limit({"backup": 2}, "ksync", {"k": 3}),
         Limit({"backup": 2, "rest": "ignore"}, "ksync", {"k": 3, "rest": "ignore"}),
-    ]
+    ],
+    variants=[
+        {"k": 3},
+        {"backup": 2, "rest": "ignore", "momentum": 0.5},
+        {"k": 4, "count": "gradients"},
+        {"k": 4, "count": "gradients", "rest": "ignore"},
+    ],
 )

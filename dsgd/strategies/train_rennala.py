@@ -65,9 +65,11 @@ def theory(cfg: Config) -> ClosedForms:
 
 LATE_IGNORED = {"count": "gradients", "rest": "ignore"}
 LAWS = Laws(
+    exact_budget=False,
     limits=[
         Limit({}, "ksync", LATE_IGNORED),
         Limit({"batches": 1}, "ksync", {"k": 1, **LATE_IGNORED}),
         Limit({"batches": 12}, "ksync", {"k": 12, **LATE_IGNORED}),
-    ]
+    ],
+    variants=[{}, {"batches": 3, "momentum": 0.5}],
 )

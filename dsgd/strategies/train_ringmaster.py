@@ -80,5 +80,10 @@ LAWS = Laws(
         Limit({"delay_bound": math.inf, "rest": "ignore"}, "asgd"),
         Limit({"delay_bound": 1.0, "rest": "ignore"}, "rennala", {"batches": 1}),
         Limit({"delay_bound": 1.0}, "ksync", {"k": 1}),
-    ]
+    ],
+    variants=[
+        {"delay_bound": 4.0},
+        {"delay_bound": 3.0, "rest": "ignore", "momentum": 0.5},
+        {"delay_bound": 3.0, "staleness_lr": "inverse"},
+    ],
 )

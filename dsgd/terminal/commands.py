@@ -17,6 +17,8 @@ COMMANDS = {
     "--watch": "dsgd.live.watch_command:watch",
     "--check": "dsgd.labs.check:check",
     "--list": "dsgd.terminal.list_command:list_runs",
+    "--new-strategy": "dsgd.authoring.scaffold:new_strategy",
+    "--conformance": "dsgd.authoring.conformance_command:conformance",
 }
 """Where each command's function is: it takes the arguments and interruptions, and returns the exit code."""
 

@@ -27,6 +27,8 @@ OTHER_COMMANDS = (
     ("--report DIR", "draw the report of an experiment or a run again, or an index of runs"),
     ("--list [DIR]", "list the runs in a folder"),
     ("--watch DIR", "watch runs in a browser while they go on"),
+    ("--new-strategy NAME", "write a strategy of your own: its file, page and test"),
+    ("--conformance FILE", "hold a strategy to the laws of all strategies"),
     ("--check LAB ANSWERS", "check answers to docs/labs"),
     ("--version", "print the version"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsgd.work.rules import (
     Adam,
@@ -27,12 +27,14 @@ ADAMW_DECAY = 0.01
 """Weight decay of AdamW where no other is asked for, as in torch."""
 
 
-def server_rule(cfg: GradientConfig, gradients: float, *corrections: EachPart) -> Chain:
+def server_rule(cfg: GradientConfig, gradients: float, *own: EachPart | Part) -> Chain:
     """Return the rule by which a server applies `gradients` mini-batches an update.
 
-    corrections: the strategy's own parts, for each gradient.
+    own: the strategy's parts, in their order: for each gradient, then for the mean, before the optimizer.
     """
-    each, lr = [*corrections], cfg.lr
+    each: list[Any] = [part for part in own if hasattr(part, "each")]
+    of_mean: list[Any] = [part for part in own if not hasattr(part, "each")]
+    lr = cfg.lr
     bound = getattr(cfg, "full_weight_until", math.inf)
     if bound < math.inf:
         each.append(ByStaleness(bound))
@@ -40,7 +42,7 @@ def server_rule(cfg: GradientConfig, gradients: float, *corrections: EachPart) -
         lr = lr * gradients / cfg.num_workers
     clip = [Clip(cfg.clip_norm)] if cfg.clip_norm else []
     descend = Descend(lr, schedule(cfg, gradients / cfg.num_workers))
-    return chain(*each, *clip, *_optimizer(cfg), descend)
+    return chain(*each, *clip, *of_mean, *_optimizer(cfg), descend)
 
 
 def _optimizer(cfg: GradientConfig) -> list[Part]:

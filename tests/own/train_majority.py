@@ -1,7 +1,8 @@
 """signSGD with majority vote: each worker sends one bit a weight, and the majority decides the direction.
 
 Source: Bernstein et al. 2018, "signSGD: compressed optimisation for non-convex problems" (arXiv 1802.04434),
-algorithm 3.
+algorithm 3; Bernstein et al. 2019, "signSGD with majority vote is communication efficient and fault
+tolerant" (arXiv 1810.05291).
 
 All P workers compute a gradient at the same weights; the server adds up their signs:
 
@@ -10,7 +11,7 @@ All P workers compute a gradient at the same weights; the server adds up their s
 Limits: with P = 1 it is signSGD. Staleness is always 0, and an update takes as long as the slowest worker.
 
 How this differs from the paper: nothing is packed, a sign travels as a float; where the votes are even a
-weight stays.
+weight stays; momentum is the server's, after the vote, and not the workers'.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from dsgd.cluster import Cluster, Update, run_all
-from dsgd.config import TrainConfig, require
+from dsgd.config import GradientConfig, require
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.closed_forms import ClosedForms, timed, workers
 from dsgd.theory.times import ssgd_time
-from dsgd.work.rules import Descend, Slots, TaskResult, chain
+from dsgd.work.optimizers import server_rule
+from dsgd.work.rules import Slots, TaskResult
 from dsgd.work.weights import Vector, Weights
 
 if TYPE_CHECKING:
@@ -37,8 +39,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(TrainConfig):
-    mode: str = "signvote"
+class Config(GradientConfig):
+    mode: str = "majority"
 
     quorum: int = 1
     """How many more votes one direction needs than the other; with fewer a weight stays."""
@@ -65,19 +67,18 @@ class Signs:
 
 @dataclass(frozen=True)
 class Vote:
-    """A part of a rule: the workers' mean sign becomes -1, 0 or 1 for each weight."""
+    """A part of the server's rule: the mean sign becomes -1, 0 or 1 for each weight."""
 
-    num_workers: int
     quorum: int
     slots: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, u: Vector, w: Weights, results: Sequence[TaskResult], slots: Slots) -> Vector:
-        clear = np.abs(np.rint(self.num_workers * u)) >= self.quorum
+        clear = np.abs(np.rint(len(results) * u)) >= self.quorum
         return np.where(clear, np.sign(u), np.float32(0))
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
-    rule = chain(Vote(cfg.num_workers, cfg.quorum), Descend(cfg.lr))
+    rule = server_rule(cfg, cfg.num_workers, Vote(cfg.quorum))
     while True:
         dones = run_all(cluster, Signs(), w)
         w = cluster.combine(rule, w, dones)
@@ -91,5 +92,7 @@ def theory(cfg: Config) -> ClosedForms:
 LAWS = Laws(
     plain_sgd=None,  # a step has the same length in each weight, however small the gradient is
     convex={"lr": 0.002},
-    limits=[Limit({"quorum": 3}, "signvote", {"quorum": 2})],  # five votes differ by an odd number
+    deterministic={},
+    limits=[Limit({"quorum": 3}, "majority", {"quorum": 2})],  # five votes differ by an odd number
+    variants=[{}, {"quorum": 2, "momentum": 0.5}],
 )

@@ -1,0 +1,138 @@
+"""The restart law: at any update, `train` started again on the same cluster goes on bit for bit.
+
+So a driver that ends (a crash, a hand-over, a pause) loses nothing: all is in the weights or in the cluster.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+from dsgd.authoring import differences
+from dsgd.authoring.subject import Broken, Subject
+from dsgd.cluster import Update
+from dsgd.cluster.open import open_cluster
+from dsgd.cluster.sim import SimCluster
+from dsgd.config import TrainConfig
+from dsgd.data import make_workload
+from dsgd.strategies.conformance import Options
+from dsgd.work.weights import Weights
+
+SCENARIOS: Mapping[str, Options] = {
+    "exponential": {"compute_time": "exponential:1", "slowdown": "0=3"},
+    # Every station of a task takes time, and equal times meet: the order of ties is held too.
+    "network": {
+        "compute_time": "constant:1",
+        "slowdown": "2=2",
+        "latency_s": 0.125,
+        "server_bytes_per_s": 4000.0,
+        "server_time": "exponential:.05",
+    },
+}
+_MOST_CUTS = 24
+_FEWEST_UPDATES, _MOST_STEPS = 4, 200
+
+
+class _Cut(NamedTuple):
+    """A run as it stood after an update."""
+
+    number: int
+    pickled: bytes
+    spent: int
+    """Mini-batches in its updates so far."""
+
+
+def goes_on_from_any_update(subject: Subject, options: Options, scenario: str) -> None:
+    """It keeps nothing between two updates: `train`, started again at any of them, goes on bit for bit.
+
+    What it remembers belongs into Weights: `w.keeping(value)` and `w.kept`, or a slot of its rule. What was
+    started, who is idle and who is how far it asks the cluster. Variables of `train` are lost.
+    """
+    steps, seen, cuts = 6, list[Update](), list[_Cut]()
+    while len(seen) < _FEWEST_UPDATES and steps <= _MOST_STEPS:  # several rounds, also of many local steps
+        chosen = {"num_workers": 4, "steps": steps, "dataset": "xor", **SCENARIOS[scenario], **options}
+        seen, cuts = _followed(subject, chosen, lambda cluster: None)
+        steps *= 2
+    _same_from(subject, chosen, seen, cuts)
+
+
+def goes_on_as_members_leave_and_join(subject: Subject, options: Options, scenario: str) -> None:
+    """It goes on as members leave and join: the budget is spent, no mini-batch twice, and it can be started
+    again at any update.
+
+    Ask the cluster for its `workers` now; num_workers is how many there were. next_done() returns None when
+    they have changed: start the new ones. A table by worker may lack one.
+    """
+    chosen = {"num_workers": 4, "steps": 40, "dataset": "quadratic", "grad_noise": 0.5}
+    chosen = {**chosen, **SCENARIOS[scenario], **options}
+    seen, cuts = _followed(subject, chosen, _change)
+    taken: dict[tuple[int, int], int] = {}
+    for update in seen:
+        for done in (*update.dones, *update.ignored):
+            for step in range(done.step, done.step + done.batches):
+                first = taken.setdefault((done.worker, step), update.weights.version)
+                if first != update.weights.version:
+                    what = f"worker {done.worker}'s mini-batch {step}"
+                    raise Broken(f"{differences.named(update)}: {what} was in update {first} already")
+    _same_from(subject, chosen, seen, cuts[:: max(1, len(cuts) // 8)])
+
+
+def _change(cluster: SimCluster) -> None:
+    """Have members leave and come back, at times that fall between tasks and into them."""
+    for at_s, worker in ((1.5, 2), (4.0, 0), (7.0, 1)):
+        cluster.schedule(at_s, "leave", worker)
+    for at_s, worker in ((6.5, 2), (9.0, 0), (9.0, 1)):
+        cluster.schedule(at_s, "join", worker)
+
+
+def _followed(
+    subject: Subject, options: Options, prepare: Callable[[SimCluster], None]
+) -> tuple[list[Update], list[_Cut]]:
+    """Run to the end of the budget; return the updates, and the run as it stood after each."""
+    seen, cuts = list[Update](), list[_Cut]()
+    with subject.may_break(options):
+        cfg, cluster, w = _begun(subject, options)
+        prepare(cluster)
+        for update, spent in _within(cfg, subject.strategy.train(cluster, w, cfg)):
+            seen.append(update)
+            cuts.append(_Cut(len(seen), pickle.dumps((cluster, update.weights)), spent))
+        if not cuts or cuts[-1].spent < cfg.budget:
+            spent = cuts[-1].spent if cuts else 0
+            raise Broken(f"train ended after {spent} of {cfg.budget} mini-batches", options)
+    return seen, cuts
+
+
+def _same_from(subject: Subject, options: Options, seen: list[Update], cuts: list[_Cut]) -> None:
+    """Start `train` again at cuts, and compare with what followed there."""
+    cfg = subject.config(**options)
+    cuts = [cut for cut in cuts if cut.spent < cfg.budget]
+    half = _MOST_CUTS // 2
+    for cut in cuts if len(cuts) <= _MOST_CUTS else cuts[:half] + cuts[half :: len(cuts) // half]:
+        cluster, w = pickle.loads(cut.pickled)
+        try:
+            with subject.may_break(options):
+                again = [
+                    update for update, _ in _within(cfg, subject.strategy.train(cluster, w, cfg), cut.spent)
+                ]
+        except Broken as broken:
+            raise Broken(f"started again after update {cut.number}: {broken}", options) from broken.__cause__
+        if found := differences.of_runs(again, seen[cut.number :]):
+            raise Broken(f"started again after update {cut.number}: {found}", options)
+
+
+def _begun(subject: Subject, options: Options) -> tuple[TrainConfig, SimCluster, Weights]:
+    cfg = subject.config(**options)
+    workload = make_workload(cfg)
+    with open_cluster(cfg, workload) as cluster:
+        assert isinstance(cluster, SimCluster)
+        return cfg, cluster, Weights(workload.objective.initial_weights(0))
+
+
+def _within(cfg: TrainConfig, updates: Iterator[Update], spent: int = 0) -> Iterator[tuple[Update, int]]:
+    """Yield updates, and how many mini-batches they have, until the budget is spent."""
+    for update in updates:
+        spent += sum(done.batches for done in update.dones)
+        yield update, spent
+        if spent >= cfg.budget:
+            return
