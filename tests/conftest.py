@@ -81,6 +81,7 @@ AROUND_RUNS = {
     "test_experiments",
     "test_gate_catches",
     "test_labs",
+    "test_labs_lecturer",
     "test_live",
     "test_manifests",
     "test_observability",

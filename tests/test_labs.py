@@ -245,9 +245,9 @@ WRONG_OPTIONS = [
     ("04", {"local_steps": 4, "lr": 0.005}, "900"),
     ("04", {"local_steps": 8, "lr": 0.05}, "0.02"),
     ("04", {"local_steps": 8, "lr": 0.0005}, "0.02"),  # too small a step does not get there
-    ("05", {"k": 16}, "No other K"),
-    ("05", {"k": 8}, "No other K"),
-    ("05", {"k": 11}, "No other K"),
+    ("05", {"k": 16}, "of the gradients a second that the best k"),
+    ("05", {"k": 8}, "of the gradients a second that the best k"),
+    ("05", {"k": 11}, "of the gradients a second that the best k"),
     ("06", {"local_steps": 5}, "at least 217.6"),
     ("06", {"local_steps": 7}, "One local step fewer"),
 ]

@@ -50,7 +50,8 @@ def near_the_best(trial: Trial, *, option: str, share: float) -> Finding:
         raise ValueError("near_the_best needs times whose order statistics have a closed form")
     best = max(rates, key=lambda value: rates[value])
     ours = trial.value("gradients_per_s")
-    theirs = trial.value("gradients_per_s", **{option: best})
+    at_best: dict[str, Any] = {option: best}
+    theirs = trial.value("gradients_per_s", **at_best)
     assert ours.theory is not None
     needed = share * theirs.measured
     holds = ours.measured >= needed and ours.theory >= share * rates[best]

@@ -19,7 +19,8 @@ def lines(
     shown = [v for v in part if v.finding.holds is False] if quiet else part
     if not shown:
         return
-    yield f"\n{heading}"
+    yield ""
+    yield heading
     untested = [v for v in shown if v.finding.holds is None and v.part == "strategy"]
     for verdict in shown:
         if verdict in untested[:1]:
