@@ -142,7 +142,7 @@ def laws(*arguments: str) -> str:
 
 WRONG: list[tuple[str, str, list[str]]] = [
     ("--strategy-file my/train_none.py", "", ["my/train_none.py", "cannot be read"]),
-    ("--strategy-file my/train_x.py", "def f(:\n", ["my/train_x.py", "line 1 is not Python"]),
+    ("--strategy-file my/train_x.py", "def f(:\n", ["my/train_x.py", "line 1: syntax error"]),
     ("--strategy-file my/train_x.py", "\nx = y\n", ["line 2", "NameError", "'y'"]),
     ("--strategy-file my/train_x.py", "x = 1\n", ["needs a Config", "train(cluster, w, cfg)"]),
     ("--strategy-file my/train_asgd.py", "", ["a mode asgd already", "rename"]),

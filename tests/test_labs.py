@@ -642,7 +642,7 @@ def test_asgd_fails_as_an_answer(tmp_path: Path) -> None:
 
 NO_STRATEGY = {
     # text of the right answer, text instead, what the message must name
-    "no Python": ("while True:", "while True", ["line 34", "not Python"]),
+    "no Python": ("while True:", "while True", ["line 34: syntax error (expected ':')"]),
     "a missing name": (
         "import server_rule",
         "import server_rules",

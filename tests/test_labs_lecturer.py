@@ -113,9 +113,9 @@ def test_a_changed_lab_s_page_and_experiment_follow_its_options(course: Path) ->
     assert "--compute-time uniform:0.5,1.5" in page
     after = page.partition("## Predict first")[2]
     assert not re.search(r"\b8\b|\beight\b|exponential:1", after)
-    made = load(lab_pages.experiment_of(course / "01-synchronous.md"))
-    assert made.base["num_workers"] == 12
-    assert made.question.startswith("12 workers need")
+    experiment = load(lab_pages.experiment_of(course / "01-synchronous.md"))
+    assert experiment.base["num_workers"] == 12
+    assert experiment.question.startswith("12 workers need")
 
 
 def test_a_changed_lab_s_figures_follow_its_options(course: Path, tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def changed(path: list[Any], value: Any, number: str = "01") -> dict[str, Any]:
 
 SECONDS = ["predictions", "seconds"]
 BUSY = ["predictions", "busy"]
-WRONG = {
+WRONG: dict[str, tuple[list[Any], Any, list[str]]] = {
     # what is wrong: place, value, what the message must say
     "a placeholder that is no option": (
         [*SECONDS, "text"],
@@ -479,7 +479,7 @@ def test_a_class_of_ten_gets_a_row_each(tmp_path: Path, capsys: pytest.CaptureFi
     for name, says in {
         "cem": "is empty",
         "dora": "not YAML (line 2",
-        "eve": "line 1 is not Python",
+        "eve": "line 1: syntax error",
         "gita": "ended without a result",
         "hal": "'clock_gap' appears twice",
         "ida": "03.yaml: cannot be read",

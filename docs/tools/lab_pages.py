@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from dsgd.labs import questions
+from dsgd.labs import lab_questions
 from dsgd.labs.lab_file import Lab, read_lab
 from dsgd.terminal.cli import UsageError
 
@@ -41,7 +41,7 @@ def experiment_of(page: Path) -> Path:
 
 def predictions(lab: Lab, page: Path) -> str:
     """Return the list of names to copy."""
-    return f"```yaml\n{questions.predictions(lab)}```\n"
+    return f"```yaml\n{lab_questions.predictions(lab)}```\n"
 
 
 def commands(lab: Lab, page: Path) -> str:
@@ -53,10 +53,10 @@ def commands(lab: Lab, page: Path) -> str:
 def exercise(lab: Lab, page: Path) -> str:
     """Return what the exercise asks for, what has to hold, and the names to copy."""
     assert lab.exercise
-    goals = "".join(_filled(goal, "- ") for goal in questions.goals(lab))
+    goals = "".join(_filled(goal, "- ") for goal in lab_questions.goals(lab))
     return (
         f"{_filled(lab.exercise.text)}\n{goals}\nThe lab fixes all other options. "
-        f"Add to `my/{lab_of(page).name}`:\n\n```yaml\n{questions.exercise(lab)}```\n"
+        f"Add to `my/{lab_of(page).name}`:\n\n```yaml\n{lab_questions.exercise(lab)}```\n"
     )
 
 

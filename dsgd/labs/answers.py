@@ -87,6 +87,6 @@ def _number(value: Any, where: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
-        given = type(value).__name__ if isinstance(value, dict | list) else value
+        given = "names" if isinstance(value, dict) else "a list" if isinstance(value, list) else value
         raise UsageError(f"{where} must be a number, like 1.5, not {given}")
     return number

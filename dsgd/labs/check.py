@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dsgd.labs import first_guesses, predicted, printed, questions
+from dsgd.labs import first_guesses, lab_questions, predicted, printed
 from dsgd.labs.answers import Answers, read_answers
 from dsgd.labs.class_check import check_class
 from dsgd.labs.judge import Verdict, verdicts
@@ -38,7 +38,7 @@ def check(arguments: Sequence[str], _: Interruptions) -> int:
     lab = read_lab(path)
     if len(given.check) == 1:
         _values(lab, path)
-        print(questions.all_of(lab), end="")
+        print(lab_questions.all_of(lab), end="")
         return 0
     answers_path = Path(given.check[1])
     if answers_path.is_dir():

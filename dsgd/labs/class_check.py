@@ -18,17 +18,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from dsgd.labs.class_table import FORMS, Row, row
+from dsgd.labs.class_table import FORMS, StudentRow, row
 from dsgd.labs.lab_file import Lab
 from dsgd.records.outcomes import EXIT_USAGE
 from dsgd.terminal.cli import UsageError
 
 PROCESSES = 2
 _ROOT = Path(__file__).parents[2]
+_CHECK = """
+import resource, sys
+most = 4 << 30  # bytes: a list without end is an error in the student's file, not in this machine
+resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+from dsgd.__main__ import main
+sys.exit(main(sys.argv[1:]))
+"""
 _MOST_KEPT = 100_000  # bytes of what a student's process prints
 
 
-class Ended(NamedTuple):
+class Leftover(NamedTuple):
     """What is left of a student's process."""
 
     out: str
@@ -51,7 +58,7 @@ def check_class(lab: Lab, path: Path, folder: Path, *, form: str, limit_s: float
         raise UsageError(f"--check {path} {folder}: has no answers; needed: {needed}")
     running: set[subprocess.Popen[bytes]] = set()
 
-    def checked(student: str) -> Row:
+    def checked(student: str) -> StudentRow:
         answers = students[student]
         return _row(student, answers, lab, _checked(path, answers, limit_s, running))
 
@@ -76,18 +83,18 @@ def _answers(folder: Path, lab: str) -> Iterator[tuple[str, Path]]:
             yield entry.stem, entry
 
 
-def _row(student: str, answers: Path, lab: Lab, ended: Ended) -> Row:
+def _row(student: str, answers: Path, lab: Lab, ended: Leftover) -> StudentRow:
     if ended.code is None:
-        return Row(student=student, error="no result in time")
+        return StudentRow(student=student, error="no result in time")
     try:
         return row(
             student, lab, json.loads(ended.out.splitlines()[-1].replace(f"{answers.parent}{os.sep}", ""))
         )
     except (IndexError, ValueError, KeyError, TypeError):  # no verdicts: its last words, if any, say why
-        return Row(student=student, error=_reason(ended, answers.parent))
+        return StudentRow(student=student, error=_reason(ended, answers.parent))
 
 
-def _reason(ended: Ended, folder: Path) -> str:
+def _reason(ended: Leftover, folder: Path) -> str:
     """Return why a process gave no result."""
     if ended.code == EXIT_USAGE and ended.err.strip():
         return ended.err.strip().splitlines()[-1].partition(": ")[2].replace(f"{folder}{os.sep}", "")
@@ -96,12 +103,12 @@ def _reason(ended: Ended, folder: Path) -> str:
     return f"ended without a result (exit code {ended.code})"
 
 
-def _checked(lab: Path, answers: Path, limit_s: float, running: set[subprocess.Popen[bytes]]) -> Ended:
+def _checked(lab: Path, answers: Path, limit_s: float, running: set[subprocess.Popen[bytes]]) -> Leftover:
     """Check one file in a process, and end it after so many seconds with all processes that it has started.
 
     running: has the process in it while it goes on.
     """
-    command = [sys.executable, "-P", "-m", "dsgd", "--check", str(lab), str(answers), "--json"]
+    command = [sys.executable, "-P", "-c", _CHECK, "--check", str(lab), str(answers), "--json"]
     paths = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
@@ -118,7 +125,7 @@ def _checked(lab: Path, answers: Path, limit_s: float, running: set[subprocess.P
             code = process.wait(limit_s)
         _end(process)
         running.discard(process)
-        return Ended(_last(out), _last(err), code)
+        return Leftover(_last(out), _last(err), code)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

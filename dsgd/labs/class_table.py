@@ -28,7 +28,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class StudentRow:
     """A student's results, or why there are none."""
 
     student: str
@@ -45,10 +45,10 @@ def columns(lab: Lab) -> list[str]:
     return [*lab.predictions, *(part for part in PARTS[1:] if getattr(lab, part))]
 
 
-def row(student: str, lab: Lab, result: Any) -> Row:
+def row(student: str, lab: Lab, result: Any) -> StudentRow:
     """Return a student's row, from what `--check --json` prints."""
     cells = [_cell(name, result) for name in columns(lab)]
-    return Row(student=student, cells=cells, error=result["error"] or "")
+    return StudentRow(student=student, cells=cells, error=result["error"] or "")
 
 
 def _cell(name: str, result: Any) -> Cell:
@@ -65,7 +65,7 @@ def _cell(name: str, result: Any) -> Cell:
     return Cell(points=points, of=1, first=first, final=final)
 
 
-def _as_text(lab: Lab, rows: Sequence[Row]) -> str:
+def _as_text(lab: Lab, rows: Sequence[StudentRow]) -> str:
     """Return the table as people read it; questions have numbers, and a legend."""
     names = [
         f"exercise ({', '.join(lab.exercise.choose)})" if n == "exercise" and lab.exercise else n
@@ -92,7 +92,7 @@ def _parts(lab: Lab) -> Iterator[Sequence[Any]]:
     yield from (part.laws for part in (lab.exercise, lab.strategy) if part)
 
 
-def _as_csv(lab: Lab, rows: Sequence[Row]) -> str:
+def _as_csv(lab: Lab, rows: Sequence[StudentRow]) -> str:
     """Return the table for a spreadsheet: points, first and final of each question."""
     names, text = columns(lab), io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -104,7 +104,7 @@ def _as_csv(lab: Lab, rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def _as_json(lab: Lab, rows: Sequence[Row]) -> str:
+def _as_json(lab: Lab, rows: Sequence[StudentRow]) -> str:
     """Return the table as JSON, a student an entry."""
     students = [
         {
@@ -121,7 +121,7 @@ def _as_json(lab: Lab, rows: Sequence[Row]) -> str:
     return json.dumps({"lab": lab.title, "students": students}, indent=2) + "\n"
 
 
-FORMS: Mapping[str, Callable[[Lab, Sequence[Row]], str]] = {
+FORMS: Mapping[str, Callable[[Lab, Sequence[StudentRow]], str]] = {
     "text": _as_text,
     "csv": _as_csv,
     "json": _as_json,

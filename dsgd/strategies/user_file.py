@@ -35,7 +35,7 @@ def _loaded(path: Path, changed_ns: int) -> ModuleType:
     try:
         exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     except SyntaxError as error:
-        raise StrategyFileError(f"line {error.lineno} is not Python ({error.msg}); correct it") from None
+        raise StrategyFileError(f"line {error.lineno}: syntax error ({error.msg})") from None
     except OSError as error:
         if str(error.filename) == str(path):
             raise
