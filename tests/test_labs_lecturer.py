@@ -254,6 +254,27 @@ def test_a_wrong_lab_is_refused_in_one_line(
     assert not (tmp_path / "01.first.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (["strategy", "scenarios", 0], {"slak": 0}, "strategy: there is no option slak; did you mean slack?"),
+        (["strategy", "scenarios", 5], {"num_workers": 1}, "needs slack in each run; scenario 6 has none"),
+        (["strategy", "laws", 11, "run"], 7, "is_the_same_again: run: must be 1 to 6"),
+        (["strategy", "laws", 13, "mode"], "sspp", "equals: mode: there is no mode sspp; did you mean ssp?"),
+        (["strategy", "laws", 0, "allowed"], "numpy", "allowed: must be a list, not numpy"),
+    ],
+)
+def test_a_wrong_task_of_a_strategy_is_refused(
+    path: list[Any], value: Any, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lecturer's mistake in lab 3's strategy is not blamed on the student's file."""
+    (tmp_path / "lab.yaml").write_text(yaml.safe_dump(changed(path, value, "03")))
+    code, _, err = check(capsys, tmp_path / "lab.yaml")
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1
+
+
 def test_a_worker_beyond_the_workers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Three workers are 0, 1 and 2: a question about worker 3 is refused."""
     text = (LABS / "01.yaml").read_text().replace("&workers 8", "&workers 3")

@@ -43,7 +43,7 @@ def near_the_best(trial: Trial, *, option: str, share: float) -> Finding:
     The option makes that many gradients an update, at most one of each worker. Theory says which value is the
     best; that one is run too.
     """
-    among = range(1, trial.options["num_workers"] + 1)
+    among = range(1, trial.configured().num_workers + 1)
     times = {value: predict(trial.configured(**{option: value})).get("s_per_update") for value in among}
     rates = {value: value / time_s for value, time_s in times.items() if time_s}
     if len(rates) < len(times):
@@ -72,8 +72,8 @@ def at_most_times(
 
 def is_stable(trial: Trial, *, start: float) -> Finding:
     """Check that ASGD with constant times on a quadratic ends nearer to its optimum, 0, than it started."""
-    lr, end = trial.options["lr"], abs(trial.value("final_weight").measured)
-    most = largest_stable_step(trial.options["num_workers"] - 1)
+    lr, end = trial.configured().lr, abs(trial.value("final_weight").measured)
+    most = largest_stable_step(trial.configured().num_workers - 1)
     seen = f"it starts at {start:g} and ends at {end:.3g}, with lr {lr:g}; needed: to end below {start:g}"
     if end < start and lr >= most:
         seen += "; in theory, in a longer run, it does not"
@@ -82,9 +82,9 @@ def is_stable(trial: Trial, *, start: float) -> Finding:
 
 def a_larger_step_is_not_stable(trial: Trial, *, start: float, times: float) -> Finding:
     """Check that with a step so many times as large it ends further from 0 than it started."""
-    lr = times * trial.options["lr"]
+    lr = times * trial.configured().lr
     end = abs(trial.value("final_weight", lr=lr).measured)
-    most = largest_stable_step(trial.options["num_workers"] - 1)
+    most = largest_stable_step(trial.configured().num_workers - 1)
     seen = f"with lr {lr:.4g} it ends at {end:.3g}; needed there: to end above {start:g}"
     if end > start and lr <= most:
         seen += "; in theory, in a longer run, it does not"

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import yaml
 
+from dsgd.config import option_fields
 from dsgd.labs import goals, quantities, strategy_laws
 from dsgd.labs.finding import CheckedLaw, did_you_mean, function
 from dsgd.labs.wording import filled
 from dsgd.options import unique_keys
-from dsgd.strategies import modes
+from dsgd.strategies import load, modes
 from dsgd.terminal.cli import UsageError, configure
 
 PARTS = ("predictions", "exercise", "strategy")
 LABS = Path(__file__).parents[2] / "docs" / "labs"
+_BY_SLACK = ("nobody_starts_too_far_ahead", "nobody_waits_in_vain")  # laws that are about that option
 _QUESTION_MARK = re.compile(r"(:[ \t]+)\?(?=[ \t]*(?:$|[,}]|[ \t]#))", re.MULTILINE)  # to YAML, a key
 
 
@@ -170,10 +174,20 @@ def _strategy(entry: Any, where: str) -> StrategyTask:
     options = mapping(entry["options"], f"{where} options:")
     scenarios = _list(entry["scenarios"], f"{where} scenarios:")
     laws = _laws(strategy_laws, entry["laws"], options, f"{where} laws:")
+    runs = [{**options, **mapping(scenario, f"{where} scenarios:")} for scenario in scenarios]
+    for option in dict.fromkeys(option for run in runs for option in run):
+        if option not in _any_mode_s_options() and (
+            near := difflib.get_close_matches(option, _any_mode_s_options(), 1, 0.8)
+        ):
+            raise UsageError(f"{where} there is no option {option}; did you mean {near[0]}?")
     for law in laws:
         place = f"{where} laws: {law.name}:"
         if not 1 <= law.parameters.get("run", 1) <= len(scenarios):
             raise UsageError(f"{place} run: must be 1 to {len(scenarios)}, the number of a scenario")
+        if law.name in _BY_SLACK or "slack" in law.parameters:
+            for number, run in enumerate(runs, start=1):
+                if "slack" not in run:
+                    raise UsageError(f"{place} needs slack in each run; scenario {number} has none")
         if (mode := law.parameters.get("mode")) and mode not in modes():
             raise UsageError(f"{place} mode: there is no mode {mode}; {did_you_mean(mode, modes())}")
     return StrategyTask(
@@ -181,6 +195,12 @@ def _strategy(entry: Any, where: str) -> StrategyTask:
         scenarios=[mapping(scenario, f"{where} scenarios:") for scenario in scenarios],
         laws=laws,
     )
+
+
+@cache
+def _any_mode_s_options() -> list[str]:
+    """Return the options of all modes; a student's strategy may have others."""
+    return sorted({option for mode in modes() for option in option_fields(load(mode).Config)})
 
 
 def _experiment(entry: Any, where: str) -> dict[str, Any] | None:
