@@ -21,6 +21,7 @@ from dsgd.labs import first_guesses, judge, printed
 from dsgd.labs.finding import Finding
 from dsgd.labs.judge import Verdict
 from dsgd.labs.lab_file import StrategyTask, path_of, read_lab
+from dsgd.labs.solvable import solvable
 from dsgd.labs.student import Work
 from dsgd.labs.wording import words
 from main import main
@@ -292,6 +293,21 @@ def test_a_key_that_appears_twice_in_a_lab_is_refused(
     code, _, err = check(capsys, tmp_path / "lab.yaml")
     assert code == 2
     assert "lab.yaml: line 3: 'title' appears twice" in err
+
+
+def test_an_exercise_that_no_option_solves_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its lecturer, who asks for the questions, reads so; an exercise that can be solved passes."""
+    text = (LABS / "01.yaml").read_text().replace("least: 1, most: 64", "least: 14, most: 18")
+    for rate, code in (("4.6", 0), ("46", 2)):
+        (tmp_path / "lab.yaml").write_text(text.replace("&rate 4.6", f"&rate {rate}"))
+        found, _, err = check(capsys, tmp_path / "lab.yaml")
+        assert found == code
+        assert ("exercise: no num_workers satisfies all its laws" in err) == (code == 2)
+    real = read_lab(LABS / "02.yaml").exercise
+    assert real
+    assert solvable(real) is None  # a real number: not all can be tried
 
 
 @pytest.mark.parametrize("name", ["1", "01", "03"])

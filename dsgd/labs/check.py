@@ -19,6 +19,7 @@ from dsgd.labs.class_check import check_class
 from dsgd.labs.judge import Verdict, verdicts
 from dsgd.labs.lab_file import Lab, path_of, read_lab
 from dsgd.labs.quantities import Value
+from dsgd.labs.solvable import solvable
 from dsgd.labs.student import Work
 from dsgd.records.outcomes import EXIT_FAILED
 from dsgd.terminal.cli import UsageError
@@ -38,6 +39,7 @@ def check(arguments: Sequence[str], _: Interruptions) -> int:
     lab = read_lab(path)
     if len(given.check) == 1:
         _values(lab, path)
+        _see_that_the_exercise_can_be_solved(lab, path)
         print(lab_questions.all_of(lab), end="")
         return 0
     answers_path = Path(given.check[1])
@@ -147,6 +149,15 @@ def _values(lab: Lab, path: Path) -> dict[str, Value]:
     """Return what each prediction is held to; a lab that no answer can satisfy is refused."""
     with _errors_of(path):
         return predicted.values(lab)
+
+
+def _see_that_the_exercise_can_be_solved(lab: Lab, path: Path) -> None:
+    with _errors_of(path):
+        if lab.exercise and solvable(lab.exercise) is False:
+            (option,) = lab.exercise.choose
+            raise ValueError(
+                f"exercise: no {option} satisfies all its laws; change a law, or what is allowed"
+            )
 
 
 @contextmanager

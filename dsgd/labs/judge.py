@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from dsgd.execution.quick import QuickRun
 from dsgd.labs import goals, predicted, strategy_laws
 from dsgd.labs.answers import Answers
 from dsgd.labs.finding import Finding, function
@@ -56,7 +57,7 @@ def verdicts(
     if lab.predictions:
         yield [_predicted(name, p, answers, values[name]) for name, p in lab.predictions.items()]
     if lab.exercise:
-        yield _exercise(lab.exercise, answers.exercise)
+        yield exercise_verdicts(lab.exercise, answers.exercise)
     if lab.strategy:
         yield _strategy(lab.strategy, work)
 
@@ -67,8 +68,11 @@ def _predicted(name: str, prediction: Prediction, answers: Answers, value: Value
     return Verdict(part="predictions", name=name, text=prediction.text, finding=finding, said=said)
 
 
-def _exercise(exercise: Exercise, chosen: Mapping[str, float] | None) -> list[Verdict]:
-    trial = Trial({**exercise.options, **(chosen or {})})
+def exercise_verdicts(
+    exercise: Exercise, chosen: Mapping[str, float] | None, runs: dict[str, QuickRun] | None = None
+) -> list[Verdict]:
+    """Return the verdicts on the options of an exercise, if any were chosen. runs: as Trial takes them."""
+    trial = Trial({**exercise.options, **(chosen or {})}, runs)
     return [
         Verdict(
             part="exercise",
