@@ -85,7 +85,12 @@ def test_the_prose_of_a_page_says_no_number_of_workers(page: Path) -> None:
     assert not re.findall(rf"(?i)\b{NUMBERS} (?:\w+ )?workers\b", text)
 
 
-COURSE = {"&workers 8": "&workers 12", '"exponential:1"': '"uniform:0.5,1.5"', "within: 0.1": "within: 0.02"}
+COURSE = {
+    "least: 1, most: 64": "least: 5, most: 9",
+    "&workers 8": "&workers 12",
+    '"exponential:1"': '"uniform:0.5,1.5"',
+    "within: 0.1": "within: 0.02",
+}
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dsgd.execution.quick import QuickRun
 from dsgd.labs import goals, predicted, strategy_laws
 from dsgd.labs.answers import Answers
 from dsgd.labs.finding import Finding, function
@@ -68,11 +67,9 @@ def _predicted(name: str, prediction: Prediction, answers: Answers, value: Value
     return Verdict(part="predictions", name=name, text=prediction.text, finding=finding, said=said)
 
 
-def exercise_verdicts(
-    exercise: Exercise, chosen: Mapping[str, float] | None, runs: dict[str, QuickRun] | None = None
-) -> list[Verdict]:
-    """Return the verdicts on the options of an exercise, if any were chosen. runs: as Trial takes them."""
-    trial = Trial({**exercise.options, **(chosen or {})}, runs)
+def exercise_verdicts(exercise: Exercise, chosen: Mapping[str, float] | None) -> list[Verdict]:
+    """Return the verdicts on the options of an exercise, if any were chosen."""
+    trial = Trial({**exercise.options, **(chosen or {})})
     return [
         Verdict(
             part="exercise",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsgd.execution.quick import QuickRun
 from dsgd.labs.judge import exercise_verdicts
 from dsgd.labs.lab_file import Exercise
 
@@ -20,9 +19,8 @@ def solvable(exercise: Exercise) -> bool | None:
     (option, choice), *others = exercise.choose.items()
     if others or not choice.whole or choice.most - choice.least >= MOST_TRIED:
         return None
-    runs: dict[str, QuickRun] = {}
     return any(
-        all(v.finding.holds for v in exercise_verdicts(exercise, {option: value}, runs))
+        all(v.finding.holds for v in exercise_verdicts(exercise, {option: value}))
         for value in _spread(int(choice.least), int(choice.most))
     )
 
