@@ -93,9 +93,13 @@ docs: setup  ## rerun the examples in the documents and insert their output
 	$(PYTHON) docs/tools/examples.py README.md docs/strategies/*.md
 	$(PYTHON) docs/tools/notebook.py docs/notebook.ipynb
 
-labs: setup  ## rerun the labs' examples and experiments, and draw their figures
-	$(PYTHON) docs/tools/examples.py docs/labs/*.md
-	$(PYTHON) docs/tools/lab_figures.py docs/labs/*.md
+# The labs of another folder, a copy of docs/labs with other options: make labs LABS=course
+LABS := docs/labs
+
+labs: setup  ## make the labs' pages from their files: questions, commands, outputs, figures
+	$(PYTHON) docs/tools/lab_pages.py $(LABS)/*.md
+	$(PYTHON) docs/tools/examples.py $(LABS)/*.md
+	$(PYTHON) docs/tools/lab_figures.py $(LABS)/*.md
 
 dashboards: setup  ## write the Grafana dashboards' JSON from Python
 	$(PYTHON) -m deploy.observability.dashboards

@@ -82,6 +82,7 @@ AROUND_RUNS = {
     "test_experiments",
     "test_gate_catches",
     "test_labs",
+    "test_labs_lecturer",
     "test_listing",
     "test_live",
     "test_manifests",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,18 @@ from conftest import ROOT, CommandLine
 
 from docs.tools.examples import EXAMPLE
 from docs.tools.lab_figures import COMMAND, IMAGE
-from dsgd.cluster.laws import Pareto
 from dsgd.execution.execute import execute
 from dsgd.experiments.experiment_file import load
 from dsgd.labs import goals, quantities, strategy_laws
-from dsgd.labs.lab_file import Finding, function, read_answers, read_lab
+from dsgd.labs.answers import read_answers
+from dsgd.labs.finding import Finding, function
+from dsgd.labs.lab_file import read_lab
 from dsgd.labs.student import Work
 from dsgd.records.writer import RunRecord
 from dsgd.report.figures import draw_sections
 from dsgd.report.frames import read_folder
 from dsgd.terminal.cli import UsageError
-from dsgd.theory import order_statistics, times
+from dsgd.theory import order_statistics
 from main import main
 
 LABS = ROOT / "docs" / "labs"
@@ -43,10 +45,12 @@ def commands(text: str) -> list[str]:
     return [" ".join(command.replace("\\\n", " ").split()) for command in found]
 
 
-def checked(capsys: pytest.CaptureFixture[str], lab: Path, answers: Path) -> tuple[int, str, str]:
+def checked(
+    capsys: pytest.CaptureFixture[str], lab: Path, answers: Path, *options: str
+) -> tuple[int, str, str]:
     """Return exit code, output and errors of a check."""
     capsys.readouterr()
-    code = main(["--check", str(lab), str(answers)])
+    code = main(["--check", str(lab), str(answers), *options])
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -145,10 +149,10 @@ def test_a_page_s_template_is_read_and_all_of_it_is_open(number: str, mark: str,
 def test_one_prediction_of_a_template_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The one that has a number is held to the run, and all others are counted as open."""
     path = tmp_path / "answers.yaml"
-    path.write_text("predictions:\n  seconds_with_one_slow: 4\n  busy_of_8: ?  # 0 to 1\n  seconds_of_8:\n")
+    path.write_text("predictions:\n  seconds_with_one_slow: 4\n  busy: ?  # 0 to 1\n  seconds:\n")
     code, out, err = checked(capsys, LABS / "01.yaml", path)
     assert (code, err) == (1, "")
-    assert out.endswith("\n1 of 7 hold, 6 open\n")
+    assert "\n1 of 7 hold, 6 open\n" in out
 
 
 def test_links_of_the_pages_lead_somewhere() -> None:
@@ -160,11 +164,6 @@ def test_links_of_the_pages_lead_somewhere() -> None:
 
 def test_the_numbers_in_the_text_are_right() -> None:
     """Values that a page gives away agree with theory."""
-    assert times.k_sync_time(Pareto(1.5, 1 / 3), 8, 8) == pytest.approx(3.62, abs=0.005)
-    assert "all 8 takes 3.62 s" in page("05")
-    lowest = ((5 / 6) ** 2 + 5 * (1 / 6) ** 2) / 4  # mean of a/2 (w - x)^2 over two workers
-    assert lowest == pytest.approx(5 / 24)
-    assert "5/24 = 0.2083" in page("04")
     assert order_statistics.harmonic(1024) == pytest.approx(0.58 + 6.93, abs=0.01)
     assert "`0.58 + ln P`" in page("01")
 
@@ -173,9 +172,10 @@ def test_the_numbers_in_the_text_are_right() -> None:
 
 
 @each_lab
-def test_a_right_answer_holds(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_right_answer_holds(number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The sample answers keep every law, and the check ends with 0."""
-    code, out, err = checked(capsys, LABS / f"{number}.yaml", SAMPLES / f"{number}.yaml")
+    shutil.copytree(SAMPLES, tmp_path / "my")  # first guesses are written beside them
+    code, out, err = checked(capsys, LABS / f"{number}.yaml", tmp_path / "my" / f"{number}.yaml")
     assert (code, err) == (0, "")
     assert set(marks(out).values()) == {"holds"}
     assert re.search(r"^(\d+) of \1 hold$", out, re.MULTILINE)
@@ -185,7 +185,7 @@ def test_a_right_answer_holds(number: str, capsys: pytest.CaptureFixture[str]) -
 def test_wrong_predictions_fail_and_missing_ones_are_open(
     number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A number that is a quarter off fails, with the measured value shown; the exercise stays open."""
+    """A number that is a quarter too high fails, without the right one; the exercise stays open."""
     right = yaml.safe_load((SAMPLES / f"{number}.yaml").read_text())["predictions"]
     wrong = {name: 1.25 * value for name, value in right.items()}
     code, out, _ = checked(capsys, LABS / f"{number}.yaml", answered(tmp_path, predictions=wrong))
@@ -194,7 +194,8 @@ def test_wrong_predictions_fail_and_missing_ones_are_open(
     assert code == 1
     assert {text for text, mark in marks(out).items() if mark == "FAILS"} == texts
     assert {mark for text, mark in marks(out).items() if text not in texts} == {"open"}
-    assert out.count("you said") == out.count("measured") == len(texts)
+    assert out.count("too high by about a quarter") + out.count("too high by about a fifth") == len(texts)
+    assert "measured 2" not in out
 
 
 @pytest.mark.parametrize("said", [2.54, 2.83])  # measured 2.667, theory 2.718, 5 % around each
@@ -202,17 +203,20 @@ def test_a_prediction_is_held_to_both_measurement_and_theory(
     said: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A prediction near only theory or only the measurement is not enough."""
-    _, out, _ = checked(capsys, LABS / "01.yaml", answered(tmp_path, predictions={"seconds_of_8": said}))
+    path = answered(tmp_path, predictions={"seconds": said})
+    _, out, _ = checked(capsys, LABS / "01.yaml", path)
     assert next(iter(marks(out).values())) == "FAILS"
+    assert "2.667" not in out
+    _, out, _ = checked(capsys, LABS / "01.yaml", path, "--reveal")
     assert "measured 2.667, theory 2.718" in out
 
 
 @pytest.mark.parametrize(
     ("part", "wrong", "says"),
     [
-        ("options", {"mode": "ksync", "num_workers": 8, "steps": 10, "dataset": "none"}, "--k 9"),
+        ("options", {"mode": "ksync", "num_workers": 8, "steps": 10, "dataset": "none"}, "--k 16"),
         ("laws", [{"law": "most_fun", "text": "It is fun."}], "most_fun"),
-        ("laws", [{"law": "at_least"}], "not a complete lab (KeyError: 'text')"),
+        ("laws", [{"law": "at_least"}], "exercise: laws: number 1: needs text:"),
     ],
 )
 def test_a_mistake_in_a_lab_gets_one_line(
@@ -241,9 +245,9 @@ WRONG_OPTIONS = [
     ("04", {"local_steps": 4, "lr": 0.005}, "900"),
     ("04", {"local_steps": 8, "lr": 0.05}, "0.02"),
     ("04", {"local_steps": 8, "lr": 0.0005}, "0.02"),  # too small a step does not get there
-    ("05", {"k": 16}, "No other K"),
-    ("05", {"k": 8}, "No other K"),
-    ("05", {"k": 11}, "No other K"),
+    ("05", {"k": 16}, "of the gradients a second that the best k"),
+    ("05", {"k": 8}, "of the gradients a second that the best k"),
+    ("05", {"k": 11}, "of the gradients a second that the best k"),
     ("06", {"local_steps": 5}, "at least 217.6"),
     ("06", {"local_steps": 7}, "One local step fewer"),
 ]
@@ -263,15 +267,19 @@ def test_wrong_options_fail_by_their_law(
 
 UNREADABLE = [
     # lab, answers, what the message must name
-    ("01", "", ["mapping", "the lab's page"]),
+    ("01", "", ["is empty", "the lab's page"]),
+    ("01", "# nothing yet\n", ["is empty", "the lab's page"]),
+    ("01", "- 3", ["mapping", "the lab's page"]),
+    ("01", "predictions: {busy: 1, busy: 2}", ["line 1", "'busy' appears twice"]),
+    ("01", "predictions:\n  busy: 2001-13-45", ["not YAML", "month"]),
     ("01", "predictions: [1, 2", ["not YAML", "the lab's page"]),
     ("01", "prediction: {}", ["prediction", "did you mean predictions"]),
     ("01", "strategy: train_mine.py", ["no place for strategy", "predictions, exercise"]),
-    ("01", "predictions: {seconds_of_9: 3}", ["seconds_of_9", "did you mean seconds_of_8"]),
-    ("01", "predictions: {seconds_of_8: many}", ["seconds_of_8", "a number", "many"]),
-    ("01", "predictions: {seconds_of_8: .nan}", ["seconds_of_8", "a number"]),
-    ("01", "predictions: {seconds_of_8: yes}", ["seconds_of_8", "a number"]),
-    ("01", "predictions: 3", ["predictions", "names and numbers"]),
+    ("01", "predictions: {secnds: 3}", ["secnds", "did you mean seconds"]),
+    ("01", "predictions: {seconds: many}", ["seconds", "a number", "many"]),
+    ("01", "predictions: {seconds: .nan}", ["seconds", "a number"]),
+    ("01", "predictions: {seconds: yes}", ["seconds", "a number"]),
+    ("01", "predictions: 3", ["predictions", "names and values"]),
     ("01", "exercise: {}", ["num_workers", "is missing"]),
     ("01", "exercise: {num_workers: 1.5}", ["num_workers", "whole number", "1 to 64"]),
     ("01", "exercise: {num_workers: 65}", ["num_workers", "1 to 64", "65"]),
@@ -304,8 +312,8 @@ def test_answers_that_cannot_be_read_get_one_line(
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--check"], ["--check", "2 arguments"]),
-        (["--check", "docs/labs/01.yaml"], ["--check", "2 arguments"]),
+        (["--check"], ["--check", "at least one argument"]),
+        (["--check", "docs/labs/01.yaml", "x.yaml", "y.yaml"], ["--check", "a lab and one file or folder"]),
         (["--check", "docs/labs/09.yaml", "x.yaml"], ["docs/labs/09.yaml", "cannot be read", "a lab's file"]),
         (["--check", "docs/labs/experiments/lab1.yaml", "x.yaml"], ["not a lab's file", "docs/labs/01.yaml"]),
         (["--check", "docs/labs/01.yaml", "nowhere.yaml"], ["nowhere.yaml", "cannot be read"]),
@@ -634,7 +642,7 @@ def test_asgd_fails_as_an_answer(tmp_path: Path) -> None:
 
 NO_STRATEGY = {
     # text of the right answer, text instead, what the message must name
-    "no Python": ("while True:", "while True", ["line 34", "not Python"]),
+    "no Python": ("while True:", "while True", ["line 34: syntax error (expected ':')"]),
     "a missing name": (
         "import server_rule",
         "import server_rules",

@@ -2,8 +2,8 @@
 
     python docs/tools/lab_figures.py docs/labs/*.md        # or make labs
 
-A page has the command `uv run python main.py --experiment docs/labs/experiments/NAME.yaml`, and shows figures
-of that experiment's report as images/NAME-FIGURE.svg.
+A page has the command `uv run python main.py --experiment FOLDER/experiments/NAME.yaml`, and shows figures of
+that experiment's report as images/NAME-FIGURE.svg.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dsgd.report.panels import Panel
 from dsgd.report.style import standalone_svg
 
 ROOT = Path(__file__).parents[2]
-COMMAND = re.compile(r"uv run python main\.py --experiment (docs/labs/experiments/[\w-]+\.yaml)")
+COMMAND = re.compile(r"uv run python main\.py --experiment (\S*experiments/[\w-]+\.yaml)")
 IMAGE = re.compile(r"\]\((images/([a-z0-9]+)-([\w-]+)\.svg)\)")
 
 
@@ -47,6 +47,7 @@ def refresh(page: Path, out: Path) -> list[Path]:
             known = ", ".join(f"{name}-{figure}" for name, figure in drawn)
             raise ValueError(f"{page}: no experiment of it makes {name}-{figure}; there are {known}")
         path = page.parent / image
+        path.parent.mkdir(exist_ok=True)
         path.write_text(standalone_svg(drawn[name, figure].svg), encoding="utf-8")
         written.append(path)
     return written

@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from dsgd.config import LiveConfig, TrainConfig, option_fields, options
+from dsgd.options import unique_keys
 from dsgd.report.frames import FIGURES, NOT_COMPARED
 from dsgd.report.layout import PARTS, Asked, Member, arrange
 from dsgd.report.measures import required
@@ -204,34 +205,15 @@ def _text(value: Any) -> str:
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a mapping that has a key twice, of which YAML silently keeps the last."""
-
-
-def _unique(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    seen = set()
-    for key, _ in node.value:
-        if key.value in seen:
-            raise UsageError(
-                f"line {key.start_mark.line + 1}: '{key.value}' appears twice; rename one of them"
-            )
-        if isinstance(key, yaml.ScalarNode):
-            seen.add(key.value)
-    return loader.construct_mapping(node, deep=True)
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _unique)
-
-
 def _read(path: Path, where: str) -> dict[str, Any]:
     remedy = "give an experiment's file, like experiments/compare-modes.yaml"
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        content = unique_keys.load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{where}: cannot be read ({error.strerror}); {remedy}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"{where}: is not YAML ({' '.join(str(error).split())}); {remedy}") from None
-    except UsageError as error:
+    except ValueError as error:
         raise UsageError(f"{where}: {error}") from None
     return _mapping(content, f"{where}:")
 

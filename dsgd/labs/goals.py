@@ -1,31 +1,30 @@
 """What the options of an exercise must achieve: the laws that its file names.
 
 Each function runs what it needs and says whether the law holds, and what it saw. Where theory has a value, it
-has to hold for that as well as for the measurement.
+has to hold for that as well as for the measurement; the value itself is in `Finding.theory`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from dsgd.labs.lab_file import Finding
-from dsgd.labs.quantities import Value, shown
+from dsgd.labs.finding import Finding
+from dsgd.labs.quantities import Value
 from dsgd.labs.trial import Trial
+from dsgd.labs.wording import words
 from dsgd.theory.predictions import predict
 from dsgd.theory.quadratics import largest_stable_step
 
 
 def at_least(trial: Trial, *, quantity: str, value: float, of: Mapping[str, Any] | None = None) -> Finding:
     """Check that a quantity of the run is at least `value`."""
-    found = trial.value(quantity, of)
-    return Finding(all(x >= value for x in found.known), f"{shown(found)}; needed: at least {value:g}")
+    return _compared(trial.value(quantity, of), lambda x: x >= value, f"at least {value:g}")
 
 
 def at_most(trial: Trial, *, quantity: str, value: float, of: Mapping[str, Any] | None = None) -> Finding:
     """Check that a quantity of the run is at most `value`."""
-    found = trial.value(quantity, of)
-    return Finding(all(x <= value for x in found.known), f"{shown(found)}; needed: at most {value:g}")
+    return _compared(trial.value(quantity, of), lambda x: x <= value, f"at most {value:g}")
 
 
 def no_smaller_would_do(trial: Trial, *, option: str, quantity: str, value: float) -> Finding:
@@ -33,24 +32,33 @@ def no_smaller_would_do(trial: Trial, *, option: str, quantity: str, value: floa
     smaller = trial.options[option] - 1
     if smaller < 1:
         return Finding(True, f"{option} cannot be smaller")
-    found = trial.value(quantity, **{option: smaller})
-    seen = f"with {option} {smaller:g} {shown(found)}; needed there: below {value:g}"
-    return Finding(all(x < value for x in found.known), seen)
+    changed: dict[str, Any] = {option: smaller}
+    found = _compared(trial.value(quantity, **changed), lambda x: x < value, f"below {value:g}", there=True)
+    return found._replace(seen=f"with {option} {smaller:g} {found.seen}")
 
 
-def near_the_best(trial: Trial, *, option: str, among: Sequence[Any], share: float) -> Finding:
+def near_the_best(trial: Trial, *, option: str, share: float) -> Finding:
     """Check that with the chosen option gradients come at `share` of the highest rate or more.
 
-    The option makes that many gradients an update. Theory says which value is the best; that one is run too.
+    The option makes that many gradients an update, at most one of each worker. Theory says which value is the
+    best; that one is run too.
     """
-    rates = {value: value / predict(trial.configured(**{option: value}))["s_per_update"] for value in among}
+    among = range(1, trial.configured().num_workers + 1)
+    times = {value: predict(trial.configured(**{option: value})).get("s_per_update") for value in among}
+    rates = {value: value / time_s for value, time_s in times.items() if time_s}
+    if len(rates) < len(times):
+        raise ValueError("near_the_best needs times whose order statistics have a closed form")
     best = max(rates, key=lambda value: rates[value])
     ours = trial.value("gradients_per_s")
-    theirs = trial.value("gradients_per_s", **{option: best})
+    at_best: dict[str, Any] = {option: best}
+    theirs = trial.value("gradients_per_s", **at_best)
     assert ours.theory is not None
-    holds = ours.measured >= share * theirs.measured and ours.theory >= share * rates[best]
-    needed = Value(share * theirs.measured, share * rates[best])
-    return Finding(holds, f"{shown(ours)}; needed, at least {share:.0%} of the best: {shown(needed)}")
+    needed = share * theirs.measured
+    holds = ours.measured >= needed and ours.theory >= share * rates[best]
+    seen = f"measured {ours.measured:.4g}; needed, at least {share:.0%} of the best: {needed:.4g}"
+    if ours.measured >= needed and not holds:
+        seen += "; in theory it is less than that"
+    return Finding(holds, seen, f"theory {ours.theory:.4g}, needed {share * rates[best]:.4g}")
 
 
 def at_most_times(
@@ -58,25 +66,36 @@ def at_most_times(
 ) -> Finding:
     """Check that a quantity is at most so many times what it is with other options."""
     ours, theirs = trial.value(quantity, of).measured, trial.value(quantity, of, **than).measured
-    other = ", ".join(f"{option} {value}".replace("_", " ") for option, value in than.items())
-    return Finding(
-        ours <= times * theirs,
-        f"measured {ours:.4g}; needed: at most {times:g} times the {theirs:.4g} of {other}",
-    )
+    seen = f"measured {ours:.4g}; needed: at most {times:g} times the {theirs:.4g} of {words('than', than)}"
+    return Finding(ours <= times * theirs, seen)
 
 
 def is_stable(trial: Trial, *, start: float) -> Finding:
     """Check that ASGD with constant times on a quadratic ends nearer to its optimum, 0, than it started."""
-    lr, end = trial.options["lr"], abs(trial.value("final_weight").measured)
-    most = largest_stable_step(trial.options["num_workers"] - 1)
-    seen = f"it starts at {start:g} and ends at {end:.3g}, with lr {lr:g}; needed: to end below {start:g}, "
-    return Finding(end < start and lr < most, f"{seen}with an lr below {most:.4g} as theory says")
+    lr, end = trial.configured().lr, abs(trial.value("final_weight").measured)
+    most = largest_stable_step(trial.configured().num_workers - 1)
+    seen = f"it starts at {start:g} and ends at {end:.3g}, with lr {lr:g}; needed: to end below {start:g}"
+    if end < start and lr >= most:
+        seen += "; in theory, in a longer run, it does not"
+    return Finding(end < start and lr < most, seen, f"theory: the lr must be below {most:.4g}")
 
 
 def a_larger_step_is_not_stable(trial: Trial, *, start: float, times: float) -> Finding:
     """Check that with a step so many times as large it ends further from 0 than it started."""
-    lr = times * trial.options["lr"]
+    lr = times * trial.configured().lr
     end = abs(trial.value("final_weight", lr=lr).measured)
-    most = largest_stable_step(trial.options["num_workers"] - 1)
+    most = largest_stable_step(trial.configured().num_workers - 1)
     seen = f"with lr {lr:.4g} it ends at {end:.3g}; needed there: to end above {start:g}"
-    return Finding(end > start and lr > most, f"{seen}, with an lr above {most:.4g} as theory says")
+    if end > start and lr <= most:
+        seen += "; in theory, in a longer run, it does not"
+    return Finding(end > start and lr > most, seen, f"theory: that lr must be above {most:.4g}")
+
+
+def _compared(found: Value, holds: Callable[[float], bool], rule: str, there: bool = False) -> Finding:
+    """Hold what is measured, and what theory says, to a rule. there: the rule is of another run."""
+    seen = f"measured {found.measured:.4g}; needed{' there' * there}: {rule}"
+    if found.theory is None:
+        return Finding(holds(found.measured), seen)
+    if holds(found.measured) and not holds(found.theory):
+        seen += "; in theory it is not"
+    return Finding(holds(found.measured) and holds(found.theory), seen, f"theory {found.theory:.4g}")

@@ -1,38 +1,31 @@
-"""A lab's file and a student's answers to it: read and checked; nothing is run here."""
+"""A lab's file: read and checked to the last name; nothing is run here."""
 
 from __future__ import annotations
 
 import difflib
-import math
+import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
 import yaml
 
-from dsgd.terminal.cli import UsageError
+from dsgd.config import option_fields
+from dsgd.labs import goals, quantities, strategy_laws
+from dsgd.labs.finding import CheckedLaw, did_you_mean, function
+from dsgd.labs.wording import filled
+from dsgd.options import unique_keys
+from dsgd.strategies import load, modes
+from dsgd.terminal.cli import UsageError, configure
 
-_PARTS = ("predictions", "exercise", "strategy")
+PARTS = ("predictions", "exercise", "strategy")
+LABS = Path(__file__).parents[2] / "docs" / "labs"
+_BY_SLACK = ("nobody_starts_too_far_ahead", "nobody_waits_in_vain")  # laws that are about that option
 _QUESTION_MARK = re.compile(r"(:[ \t]+)\?(?=[ \t]*(?:$|[,}]|[ \t]#))", re.MULTILINE)  # to YAML, a key
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckedLaw:
-    """Something that has to hold: a sentence, the function that checks it, and that function's arguments."""
-
-    name: str
-    text: str
-    parameters: Mapping[str, Any]
-
-
-class Finding(NamedTuple):
-    """Whether a law holds, what was seen, and what is needed."""
-
-    holds: bool | None
-    """None if it was not tested."""
-    seen: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +53,7 @@ class Choice:
 class Exercise:
     """A run of which the lab fixes all options but a few."""
 
+    text: str
     options: Mapping[str, Any]
     choose: Mapping[str, Choice]
     laws: Sequence[CheckedLaw]
@@ -82,177 +76,292 @@ class Lab:
     predictions: Mapping[str, Prediction]
     exercise: Exercise | None
     strategy: StrategyTask | None
+    more_runs: Sequence[Mapping[str, Any]] = ()
+    """Options of runs that the page shows beside those of the predictions."""
+    experiment: Mapping[str, Any] | None = None
+    """The page's experiment, as its file has it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answers:
-    """What a student answered; parts that are missing are not answered yet."""
-
-    predictions: Mapping[str, float]
-    exercise: Mapping[str, float] | None
-    strategy: Path | None
+def path_of(name: Path) -> Path:
+    """Return the file of a lab that is named by its number alone, like 03; any other name is a path."""
+    numbered = LABS / f"{name!s:0>2}.yaml"
+    return numbered if re.fullmatch(r"\d+", str(name)) and numbered.exists() else name
 
 
 def read_lab(path: Path) -> Lab:
     """Read a lab's file.
 
-    Raises UsageError, in one line, for a file that is not one.
+    Raises UsageError, in one line that names the key, for anything that is wrong with any part of it, texts
+    and options included.
     """
     where = f"--check {path}"
-    content = _read(path, where, "give a lab's file, like docs/labs/01.yaml")
-    if "title" not in content or not set(content) & set(_PARTS):
+    content = read_yaml(path, where, "give a lab's file, like docs/labs/01.yaml")
+    if not isinstance(content, dict) or "title" not in content or not set(content) & set(PARTS):
         raise UsageError(f"{where}: is not a lab's file; give one like docs/labs/01.yaml")
-    try:
-        return _lab(content)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UsageError(f"{where}: is not a complete lab ({type(error).__name__}: {error})") from None
-
-
-def _lab(content: Mapping[str, Any]) -> Lab:
-    exercise, strategy = content.get("exercise"), content.get("strategy")
+    content = _fields(content, where, ("title",), ("base", "more_runs", "experiment", *PARTS))
+    base = mapping(content.get("base"), f"{where}: base:")
+    place = f"{where}: predictions:"
+    predictions = mapping(content.get("predictions"), place)
     return Lab(
-        title=content["title"],
+        title=_text(content["title"], f"{where}: title:"),
         predictions={
-            name: Prediction(
-                text=entry["text"],
-                quantity=_law({"law": entry["quantity"], "text": "", **entry.get("of", {})}),
-                options={**content.get("base", {}), **entry["options"]},
-                within=float(entry["within"]),
-            )
-            for name, entry in content.get("predictions", {}).items()
+            name: _prediction(entry, base, f"{place} {name}:") for name, entry in predictions.items()
         },
-        exercise=exercise
-        and Exercise(
-            options=exercise["options"],
-            choose={
-                option: Choice(
-                    least=float(limits["least"]),
-                    most=float(limits["most"]),
-                    whole=isinstance(limits["least"], int),
-                )
-                for option, limits in exercise["choose"].items()
-            },
-            laws=[_law(entry) for entry in exercise["laws"]],
-        ),
-        strategy=strategy
-        and StrategyTask(
-            options=strategy["options"],
-            scenarios=strategy["scenarios"],
-            laws=[_law(entry) for entry in strategy["laws"]],
-        ),
+        exercise=_exercise(content["exercise"], f"{where}: exercise:") if content.get("exercise") else None,
+        strategy=_strategy(content["strategy"], f"{where}: strategy:") if content.get("strategy") else None,
+        more_runs=[
+            _options(entry, base, f"{where}: more_runs:")
+            for entry in _list(content.get("more_runs") or [], f"{where}: more_runs:")
+        ],
+        experiment=_experiment(content.get("experiment"), f"{where}: experiment:"),
     )
 
 
-def _law(entry: Mapping[str, Any]) -> CheckedLaw:
-    parameters = {key: value for key, value in entry.items() if key not in ("law", "text")}
-    return CheckedLaw(name=entry["law"], text=entry["text"], parameters=parameters)
-
-
-def read_answers(path: Path, lab: Lab) -> Answers:
-    """Read a student's answers to a lab.
-
-    A name with nothing behind it, or a question mark, is not answered yet. An exercise is answered if all its
-    options are.
-
-    Raises UsageError, in one line with the remedy, for answers that cannot be read, that are to another
-    question, or that set what the lab has fixed.
-    """
-    where = f"answers {path}"
-    content = _read(path, where, "write it as the lab's page shows")
-    asked = [part for part in _PARTS if getattr(lab, part)]
-    _known(content, asked, where, "this lab asks for")
-    predictions = _mapping(content.get("predictions"), f"{where}: predictions:")
-    _known(predictions, lab.predictions, f"{where}: predictions:", "the lab asks for")
-    chosen = content.get("exercise")
-    strategy = content.get("strategy")
-    strategy = None if _is_open(strategy) else strategy
-    if strategy is not None and not (isinstance(strategy, str) and strategy.strip()):
-        raise UsageError(f"{where}: strategy: must be the path of a file, like train_mine.py")
-    return Answers(
-        predictions={
-            name: _number(value, f"{where}: predictions: {name}:")
-            for name, value in predictions.items()
-            if not _is_open(value)
-        },
-        exercise=_chosen(chosen, lab.exercise, f"{where}: exercise:")
-        if not _is_open(chosen) and lab.exercise
-        else None,
-        strategy=path.parent / strategy if strategy is not None else None,
+def _prediction(entry: Any, base: Mapping[str, Any], where: str) -> Prediction:
+    entry = _fields(entry, where, ("text", "options", "quantity", "within"), ("of",))
+    options = _options(entry["options"], base, f"{where} options:")
+    given = mapping(entry.get("of"), f"{where} of:")
+    name = _text(entry["quantity"], f"{where} quantity:")
+    _arguments(quantities, name, given, f"{where} quantity:", f"{where} of:")
+    _known_worker(given, options["num_workers"], f"{where} of:")
+    within = entry["within"]
+    if isinstance(within, bool) or not isinstance(within, int | float) or not 0 < within < 1:
+        raise UsageError(f"{where} within: must be a share above 0 and below 1, like 0.05, not {within}")
+    return Prediction(
+        text=_filled(entry["text"], {**options, **given}, f"{where} text:"),
+        quantity=CheckedLaw(name=name, text="", parameters=given),
+        options=options,
+        within=float(within),
     )
 
 
-def _chosen(value: Any, exercise: Exercise, where: str) -> dict[str, float] | None:
-    given = _mapping(value, where)
-    names = ", ".join(exercise.choose)
-    for option in given:
-        if option in exercise.options:
-            fixed = exercise.options[option]
-            raise UsageError(f"{where} {option}: is fixed by the lab ({fixed}); choose only {names}")
-    _known(given, exercise.choose, where, "you choose")
-    chosen = {}
-    for option, choice in exercise.choose.items():
-        if option not in given:
-            raise UsageError(f"{where} {option}: is missing; choose {names}")
-        if _is_open(given[option]):
-            continue
-        number = _number(given[option], f"{where} {option}:")
-        kind = "a whole number" if choice.whole else "a number"
-        if not choice.least <= number <= choice.most or (choice.whole and not number.is_integer()):
-            raise UsageError(
-                f"{where} {option}: must be {kind} from {choice.least:g} to {choice.most:g}, not {number:g}"
-            )
-        chosen[option] = int(number) if choice.whole else number
-    return chosen if len(chosen) == len(exercise.choose) else None
+def _exercise(entry: Any, where: str) -> Exercise:
+    entry = _fields(entry, where, ("text", "options", "choose", "laws"), ())
+    options = mapping(entry["options"], f"{where} options:")
+    choose = {
+        option: _choice(limits, f"{where} choose: {option}:")
+        for option, limits in mapping(entry["choose"], f"{where} choose:").items()
+    }
+    if not choose:
+        raise UsageError(f"{where} choose: is empty; name the options that the student sets")
+    for option in choose:
+        if option in options:
+            raise UsageError(f"{where} choose: {option}: is fixed under options:; keep it in one place")
+    for name in ("least", "most"):
+        ends = {option: _whole_or_not(choice, getattr(choice, name)) for option, choice in choose.items()}
+        _options({**options, **ends}, {}, f"{where} choose: {name}:")
+    laws = _laws(goals, entry["laws"], options, f"{where} laws:")
+    fewest = choose["num_workers"].least if "num_workers" in choose else options.get("num_workers", 4)
+    for law in laws:
+        place = f"{where} laws: {law.name}:"
+        if law.parameters.get("option", next(iter(choose))) not in choose:
+            hint = did_you_mean(law.parameters["option"], choose, "the student sets")
+            raise UsageError(f"{place} option: {law.parameters['option']} is not chosen; {hint}")
+        if "quantity" in law.parameters:
+            given = mapping(law.parameters.get("of"), f"{place} of:")
+            _arguments(quantities, law.parameters["quantity"], given, f"{place} quantity:", f"{place} of:")
+            _known_worker(given, fewest, f"{place} of:")
+        if "than" in law.parameters:
+            least = {option: _whole_or_not(choice, choice.least) for option, choice in choose.items()}
+            _options({**options, **least, **law.parameters["than"]}, {}, f"{place} than:")
+    return Exercise(
+        text=_filled(entry["text"], options, f"{where} text:"), options=options, choose=choose, laws=laws
+    )
 
 
-def _is_open(value: Any) -> bool:
+def _strategy(entry: Any, where: str) -> StrategyTask:
+    entry = _fields(entry, where, ("options", "scenarios", "laws"), ())
+    options = mapping(entry["options"], f"{where} options:")
+    scenarios = _list(entry["scenarios"], f"{where} scenarios:")
+    laws = _laws(strategy_laws, entry["laws"], options, f"{where} laws:")
+    runs = [{**options, **mapping(scenario, f"{where} scenarios:")} for scenario in scenarios]
+    for option in dict.fromkeys(option for run in runs for option in run):
+        if option not in _any_mode_s_options() and (
+            near := difflib.get_close_matches(option, _any_mode_s_options(), 1, 0.8)
+        ):
+            raise UsageError(f"{where} there is no option {option}; did you mean {near[0]}?")
+    for law in laws:
+        place = f"{where} laws: {law.name}:"
+        if not 1 <= law.parameters.get("run", 1) <= len(scenarios):
+            raise UsageError(f"{place} run: must be 1 to {len(scenarios)}, the number of a scenario")
+        if law.name in _BY_SLACK or "slack" in law.parameters:
+            for number, run in enumerate(runs, start=1):
+                if "slack" not in run:
+                    raise UsageError(f"{place} needs slack in each run; scenario {number} has none")
+        if (mode := law.parameters.get("mode")) and mode not in modes():
+            raise UsageError(f"{place} mode: there is no mode {mode}; {did_you_mean(mode, modes())}")
+    return StrategyTask(
+        options=options,
+        scenarios=[mapping(scenario, f"{where} scenarios:") for scenario in scenarios],
+        laws=laws,
+    )
+
+
+@cache
+def _any_mode_s_options() -> list[str]:
+    """Return the options of all modes; a student's strategy may have others."""
+    return sorted({option for mode in modes() for option in option_fields(load(mode).Config)})
+
+
+def _experiment(entry: Any, where: str) -> dict[str, Any] | None:
+    """Return the page's experiment, its question filled in; the rest is checked when it runs."""
+    content = mapping(entry, where)
+    if not content:
+        return None
+    if "question" in content:
+        base = mapping(content.get("base"), f"{where} base:")
+        content["question"] = _filled(content["question"], base, f"{where} question:")
+    return content
+
+
+def _choice(limits: Any, where: str) -> Choice:
+    limits = _fields(limits, where, ("least", "most"), ())
+    for name, value in limits.items():
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"{where} {name}: must be a number, not {value}")
+    if limits["least"] > limits["most"]:
+        raise UsageError(f"{where} least: {limits['least']} is above most: {limits['most']}")
+    return Choice(
+        least=float(limits["least"]), most=float(limits["most"]), whole=isinstance(limits["least"], int)
+    )
+
+
+def _whole_or_not(choice: Choice, value: float) -> float:
+    return int(value) if choice.whole else value
+
+
+def _laws(module: ModuleType, entries: Any, options: Mapping[str, Any], where: str) -> list[CheckedLaw]:
+    laws = []
+    for number, entry in enumerate(_list(entries, where), start=1):
+        place = f"{where} number {number}:"
+        given = dict(mapping(entry, place))
+        for key in ("law", "text"):
+            if key not in given:
+                raise UsageError(f"{place} needs {key}:")
+        name, text = _text(given.pop("law"), f"{place} law:"), given.pop("text")
+        _arguments(module, name, given, f"{place} law:", f"{place} {name}:")
+        known = {**options, **given, **mapping(given.get("of"), f"{place} of:")}
+        laws.append(
+            CheckedLaw(name=name, text=_filled(text, known, f"{place} {name}: text:"), parameters=given)
+        )
+    return laws
+
+
+def _arguments(module: ModuleType, name: str, given: Mapping[str, Any], where: str, place: str) -> None:
+    """Raise UsageError if a module has no such function, or if it does not take these arguments."""
+    try:
+        found = function(module, name)
+    except ValueError as error:
+        raise UsageError(f"{where} {error}") from None
+    takes = {n: p for n, p in inspect.signature(found).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    for key, value in given.items():
+        if key not in takes:
+            hint = did_you_mean(key, takes, f"{name} takes") if takes else f"{name} takes nothing"
+            raise UsageError(f"{place} there is no key {key}; {hint}")
+        kind = str(takes[key].annotation)
+        wanted, rule = _KINDS.get(kind.removesuffix(" | None").partition("[")[0], (object, ""))
+        if isinstance(value, bool) or not isinstance(value, wanted):
+            raise UsageError(f"{place} {key}: must be {rule}, not {value}")
+    for key, parameter in takes.items():
+        if key not in given and parameter.default is parameter.empty:
+            raise UsageError(f"{place} {name} needs {key}:")
+
+
+_KINDS: Mapping[str, tuple[Any, str]] = {
+    "float": (int | float, "a number"),
+    "int": (int, "a whole number"),
+    "str": (str, "a name"),
+    "Sequence": (list, "a list"),
+    "Mapping": (dict, "names and values"),
+}
+"""What an argument must be, by the name of its type in the function's signature."""
+
+
+def _known_worker(given: Mapping[str, Any], num_workers: Any, where: str) -> None:
+    worker = given.get("worker", 0)
+    if not 0 <= worker < num_workers:
+        last = int(num_workers) - 1
+        raise UsageError(f"{where} worker: there is no worker {worker}; choose one from 0 to {last}")
+
+
+def _options(given: Any, base: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the options of a run, `num_workers` among them; raises UsageError for any that is wrong."""
+    options = {**base, **mapping(given, where)}
+    if "mode" not in options:
+        raise UsageError(f"{where} mode: is missing; choose from {', '.join(modes())}")
+    cfg = configure({"engine": "sim", **options}, where)
+    return {**options, "num_workers": cfg.num_workers}
+
+
+def _filled(text: Any, values: Mapping[str, Any], where: str) -> str:
+    try:
+        return filled(" ".join(_text(text, where).split()), values)
+    except ValueError as error:
+        raise UsageError(f"{where} {error}") from None
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise UsageError(f"{where} must be a text, not {value}")
+    return value
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise UsageError(f"{where} must be a list, one entry a line, each after a dash")
+    return value
+
+
+def _fields(value: Any, where: str, needed: Sequence[str], optional: Sequence[str]) -> dict[str, Any]:
+    """Return a mapping that has all the keys that are needed, and no others than these and the optional."""
+    given = mapping(value, where)
+    known_keys(given, (*needed, *optional), where, "its keys are")
+    for key in needed:
+        if key not in given:
+            raise UsageError(f"{where} needs {key}:")
+    return given
+
+
+def known_keys(given: Mapping[str, Any], known: Iterable[str], where: str, asks: str) -> None:
+    """Raise UsageError for the first key that is not known; asks: what begins a list of those that are."""
+    known = list(known)
+    for key in given:
+        if key not in known:
+            raise UsageError(f"{where} has no place for {key}; {did_you_mean(key, known, asks)}")
+
+
+def is_open(value: Any) -> bool:
     """Whether nothing, or a question mark, stands where an answer belongs."""
     return value is None or (isinstance(value, str) and value.strip() in ("", "?"))
 
 
-def function(module: Any, name: str) -> Callable[..., Any]:
-    """Return a module's own public function; raises ValueError if it has none of that name."""
-    found = getattr(module, name, None)
-    if name.startswith("_") or getattr(found, "__module__", "") != module.__name__ or not callable(found):
-        raise ValueError(f"there is no {name} in {module.__name__}")
-    result: Callable[..., Any] = found
-    return result
-
-
-def _known(given: Mapping[str, Any], known: Iterable[str], where: str, asks: str) -> None:
-    known = list(known)
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"{asks} {', '.join(known)}"
-            raise UsageError(f"{where} has no place for {key}; {hint}")
-
-
-def _mapping(value: Any, where: str) -> dict[str, Any]:
-    if _is_open(value):
+def mapping(value: Any, where: str) -> dict[str, Any]:
+    """Return a mapping, empty if there is nothing; raises UsageError for anything else."""
+    if is_open(value):
         return {}
     if not isinstance(value, dict):
-        raise UsageError(f"{where} must be names and numbers, like `name: 1.5`, one a line")
+        raise UsageError(f"{where} must be names and values, like `name: 1.5`, one a line")
     return {str(key): entry for key, entry in value.items()}
 
 
-def _number(value: Any, where: str) -> float:
+def read_yaml(path: Path, where: str, remedy: str) -> Any:
+    """Return what a file holds, question marks as nothing; raises UsageError in one line."""
     try:
-        number = math.nan if isinstance(value, bool) else float(value)  # "1e-3" is text in YAML
-    except (TypeError, ValueError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(f"{where} must be a number, like 1.5, not {value}")
-    return number
-
-
-def _read(path: Path, where: str, remedy: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(_QUESTION_MARK.sub(r"\1", path.read_text(encoding="utf-8")))
+        text = path.read_text(encoding="utf-8")
+        content = unique_keys.load(_QUESTION_MARK.sub(r"\1", text))
     except OSError as error:
         raise UsageError(f"{where}: cannot be read ({error.strerror}); {remedy}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where}: is not YAML ({' '.join(str(error).split())}); {remedy}") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"{where}: must be a mapping of names to values; {remedy}")
-    return {str(key): value for key, value in content.items()}
+    except unique_keys.DuplicateKeyError as error:
+        raise UsageError(f"{where}: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: is not YAML ({_yaml_error(error)}); {remedy}") from None
+    if content is None:
+        raise UsageError(f"{where}: is empty; {remedy}")
+    return content
+
+
+def _yaml_error(error: Exception) -> str:
+    """Return what is wrong with a text that is not YAML, and in which line."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
+        return f"line {error.problem_mark.line + 1}: {' '.join(error.problem.split())}"
+    return " ".join(str(error).split())

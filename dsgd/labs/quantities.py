@@ -57,19 +57,20 @@ def gradients_per_s_of_a_link(run: QuickRun) -> Value:
     another, so the results come back one after another, and the round lasts for P + 1 messages.
     """
     cfg: Any = run.cfg
-    p, h, timing = cfg.num_workers, cfg.local_steps, cfg.timing
-    law = timing.compute_law
-    assert isinstance(law, Constant)
+    timing, law = cfg.timing, cfg.timing.compute_law
+    if not (hasattr(cfg, "local_steps") and isinstance(law, Constant) and timing.server_bytes_per_s):
+        raise ValueError("gradients_per_s_of_a_link needs local_steps, constant times and server_bytes_per_s")
+    p, h = cfg.num_workers, cfg.local_steps
     message_s = run.dones[0].bytes_to_worker / timing.server_bytes_per_s
     said = p * h / (h * law.seconds + (p + 1) * message_s)
     return Value(run.tally.gradients / run.tally.last_update_s, said)
 
 
 def busy_share(run: QuickRun, *, worker: int) -> Value:
-    """Return the share of its time that a worker of SSGD computes, 0 to 1: its time over the slowest's."""
+    """Return the share of its time that a worker computes, 0 to 1; for SSGD, its time over the slowest's."""
     entry = run.tally.summary(run.cluster)["workers"][str(worker)]
     mean_s = run.cfg.timing.compute_law.mean_s * run.cfg.timing.slowdowns.get(worker, 1)
-    s_per_update = predict(run.cfg).get("s_per_update")
+    s_per_update = predict(run.cfg).get("s_per_update") if run.cfg.mode == "ssgd" else None
     return Value(entry["busy_s"] / run.tally.last_update_s, mean_s / s_per_update if s_per_update else None)
 
 
@@ -114,6 +115,8 @@ def seconds_a_step(run: QuickRun) -> Value:
 
 def final_weight(run: QuickRun) -> Value:
     """Return the weight of a quadratic after the last update; in theory, the fixed point."""
+    if run.cfg.data.dataset != "quadratic":
+        raise ValueError(f"final_weight needs dataset quadratic, not {run.cfg.data.dataset}")
     return Value(float(run.w[0]), known(closed_forms(run.cfg).final_weight))
 
 
@@ -128,7 +131,8 @@ def seconds_to_loss(run: QuickRun, *, loss: float) -> Value:
     workload, step = make_workload(run.cfg), run.cfg.num_workers
     for update in run.updates[step - 1 :: step]:
         evaluation = workload.evaluate(update.weights.vector)
-        assert evaluation is not None
+        if evaluation is None:
+            raise ValueError(f"seconds_to_loss needs a dataset that has a loss, not {run.cfg.data.dataset}")
         if evaluation.loss <= loss:
             return Value(update.finished_s)
     return Value(math.inf)

@@ -15,7 +15,7 @@ import numpy as np
 from dsgd.cluster import Update
 from dsgd.config import AsynchronousConfig, option_fields
 from dsgd.execution.quick import run
-from dsgd.labs.lab_file import Finding
+from dsgd.labs.finding import Finding
 from dsgd.labs.student import Attempt, Work
 from dsgd.strategies import load
 from dsgd.work.optimizers import server_rule
@@ -55,7 +55,8 @@ def ends(work: Work) -> Finding:
     """Check that no run stops early."""
     for attempt in work.attempts:
         if attempt.broke_off:
-            return Finding(False, f"{attempt.broke_off} ({attempt})")
+            seen = f"the strategy broke off after update {len(attempt.updates)}: {attempt.broke_off}"
+            return Finding(False, f"{seen} ({attempt})", run=attempt.number)
     seen = f"{len(work.attempts)} runs completed"
     return _kept(seen, ((attempt, len(attempt.updates)) for attempt in work.attempts))
 
@@ -161,7 +162,9 @@ def leaves_out_the_own_update(work: Work) -> Finding:
 def is_the_same_again(work: Work, *, run: int) -> Finding:
     """Check that the run of that number, from 1, gives the same weights when repeated, bit for bit."""
     first = work.attempts[run - 1]
-    again = work.attempt(first.scenario)
+    again = work.attempt(first.scenario, first.number)
+    if not again.was_run:
+        return _kept("", [(again, 0)])
     place = _differ([u.weights for u in first.updates], [u.weights for u in again.updates])
     if place is None:
         return _kept(f"{len(again.updates)} versions are the same", [(first, len(again.updates))])
@@ -181,6 +184,8 @@ def equals(work: Work, *, mode: str, slack: float | None = None) -> Finding:
         ours, theirs = [u.weights for u in attempt.updates], _reference(attempt, mode)
         place = _differ(ours, theirs)
         if place is not None and place > min(len(ours), len(theirs)):
+            if attempt.broke_off:  # the same as far as it went
+                return _kept("", [(attempt, 0)])
             return _broken(attempt, f"{len(ours)} updates", str(len(theirs)))
         if place is not None:
             gap = float(np.abs(ours[place - 1].vector - theirs[place - 1].vector).max())
@@ -198,8 +203,7 @@ def _kept(seen: str, looked: Iterable[tuple[Attempt, int]]) -> Finding:
     looked = list(looked)
     for attempt, number in looked:
         if not number:
-            how = "broke off" if attempt.broke_off else "ended"
-            return Finding(None, f"not tested: a run {how} too early ({attempt})")
+            return Finding(None, f"not tested: the run stopped too early ({attempt})")
     return Finding(True, seen) if looked else Finding(None, "not tested: the lab has no run for this")
 
 
@@ -209,7 +213,7 @@ def _restarts(work: Work) -> list[tuple[Attempt, int]]:
 
 
 def _broken(attempt: Attempt, seen: str, needed: str) -> Finding:
-    return Finding(False, f"{seen}; needed: {needed} ({attempt})")
+    return Finding(False, f"{seen}; needed: {needed} ({attempt})", run=attempt.number)
 
 
 def _steps(work: Work, *, weighed: bool) -> Finding:
@@ -217,7 +221,8 @@ def _steps(work: Work, *, weighed: bool) -> Finding:
     looked = []
     for attempt in work.attempts:
         cfg = attempt.cfg
-        assert isinstance(cfg, AsynchronousConfig)
+        if not isinstance(cfg, AsynchronousConfig):
+            return Finding(False, "Config is none of AsynchronousConfig; needed: to derive it from that")
         if (cfg.staleness_lr != "none") != weighed:
             continue
         rule, compared = server_rule(cfg, gradients=1), 0
@@ -245,6 +250,8 @@ def _needed_step(cfg: AsynchronousConfig, staleness: int) -> float:
 
 def _pairs(attempt: Attempt) -> Iterator[tuple[Weights, Update]]:
     """Yield the weights before each update of one gradient, and the update."""
+    if not attempt.updates:
+        return
     before = attempt.first
     for update in attempt.updates:
         if len(update.dones) == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import faulthandler
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from dsgd.cluster.clocks import Clocks
 from dsgd.config import TrainConfig, option_fields
 from dsgd.config import options as flat
 from dsgd.execution.execute import execute
-from dsgd.execution.quick import GROUPS
+from dsgd.execution.quick import GROUPS, run
 from dsgd.labs.trial import floats
 from dsgd.strategies import Strategy
 from dsgd.strategies.user_file import StrategyFileError, from_file, located
@@ -28,6 +29,7 @@ from dsgd.work.tasks import Task
 from dsgd.work.weights import Weights
 
 _MOST_FOR_NOTHING = 4  # in budgets: a strategy that took so many tasks without spending one never will
+_PATIENCE_S = 20.0  # from the first attempt to break something off to the end of the whole process
 
 
 class Start(NamedTuple):
@@ -46,6 +48,8 @@ class Start(NamedTuple):
 class Attempt:
     """A run of a student's strategy, recorded while it goes on."""
 
+    number: int
+    """Of its scenario, from 0."""
     scenario: Mapping[str, Any]
     """The options in which it differs from the other runs."""
     options: Mapping[str, Any]
@@ -63,6 +67,8 @@ class Attempt:
     """Mini-batches that the updates say they have applied."""
     broke_off: str = ""
     """Why, if the run did."""
+    was_run: bool = True
+    """False if an earlier run of the strategy never came back, so that no other was tried."""
 
     def __str__(self) -> str:
         return ", ".join(f"{option} {value}" for option, value in self.scenario.items()).replace("_", " ")
@@ -76,12 +82,13 @@ class Work:
         path: Path,
         options: Mapping[str, Any],
         scenarios: Sequence[Mapping[str, Any]],
-        time_limit_s: float = 60.0,
+        time_limit_s: float = 10.0,
         again_s: float = 1.0,
     ) -> None:
         """Load the file, and see that it takes the options of the lab in each scenario; nothing is run yet.
 
         time_limit_s: wall seconds after which what does not come back is broken off: a run, or the import.
+            No other run follows.
         again_s: seconds between one attempt to break it off and the next.
         Raises UsageError, in one line, for a file that is not a strategy.
         """
@@ -89,6 +96,7 @@ class Work:
         self._options = {"engine": "sim", **options}
         self._time_limit_s, self._again_s = time_limit_s, again_s
         self._scenarios = scenarios
+        self._never_ends = False
         with self._must_come_back("the import"):
             self.tree, self._strategy = _load(path)
         for scenario in scenarios:
@@ -97,17 +105,24 @@ class Work:
     @cached_property
     def attempts(self) -> list[Attempt]:
         """Its run in each scenario."""
-        return [self.attempt(scenario) for scenario in self._scenarios]
+        run("asgd", num_workers=1, steps=1)  # loads torch, which may take longer than a student's run may
+        return [self.attempt(scenario, number) for number, scenario in enumerate(self._scenarios)]
 
-    def attempt(self, scenario: Mapping[str, Any]) -> Attempt:
-        """Run the strategy once, to the end of its budget or to where it breaks off."""
+    def attempt(self, scenario: Mapping[str, Any], number: int) -> Attempt:
+        """Run the strategy once, to the end of its budget or to where it breaks off.
+
+        Once a run did not come back in time, no other is made: it would take as long, and say the same.
+        """
         options, cfg = self._prepared(scenario)
-        attempt = Attempt(scenario=scenario, options=options, cfg=cfg)
+        attempt = Attempt(number=number, scenario=scenario, options=options, cfg=cfg)
+        if self._never_ends:
+            attempt.was_run, attempt.broke_off = False, "not run: an earlier run did not come back"
+            return attempt
         try:
             with _time_limit(self._time_limit_s, self._again_s, "train"):
                 ended = execute(cfg, strategy=_Noted(self._strategy, attempt), evaluate=False)
         except _BreaksOff as error:
-            attempt.broke_off = str(error)
+            attempt.broke_off, self._never_ends = str(error), isinstance(error, _TimeUp)
         except SystemExit as error:  # the student's mistake, as is anything else that ended it
             attempt.broke_off = located(error, self.path)
         else:
@@ -238,8 +253,8 @@ class Watched:
         if not self._cluster.in_flight:
             clocks = ", ".join(str(self._clocks[worker]) for worker in self.workers)
             raise _BreaksOff(
-                f"after update {len(self._attempt.updates)} no worker has a task, so nothing can finish "
-                f"(clocks of the workers: {clocks}); needed: at least one worker with a task"
+                f"no worker has a task, so nothing can finish (clocks of the workers: {clocks}); "
+                "needed: at least one worker with a task"
             )
         if len(self._attempt.taken) > _MOST_FOR_NOTHING * self._attempt.cfg.budget:
             raise _BreaksOff(
@@ -267,6 +282,10 @@ class _BreaksOff(BaseException):
     """
 
 
+class _TimeUp(_BreaksOff):
+    """Something of the student's did not come back in time."""
+
+
 def _load(path: Path) -> tuple[ast.Module, Strategy]:
     try:
         strategy = cast(Strategy, from_file(path))
@@ -280,19 +299,23 @@ def _load(path: Path) -> tuple[ast.Module, Strategy]:
 def _time_limit(seconds: float, again_s: float, what: str) -> Iterator[None]:
     """Break off what runs for so many wall seconds: a loop that never asks for a finished task.
 
-    Again every `again_s`, for a bare `except` may have caught it.
+    Again every `again_s`, for a bare `except` may have caught it. What cannot be broken off so, because no
+    Python code is run (`sum(itertools.count())`) or because all is caught, ends the process with exit code 1
+    soon after, and the place is printed.
     """
     if threading.current_thread() is not threading.main_thread():  # signals go to the main thread only
         yield
         return
 
     def break_off(number: int, frame: FrameType | None) -> None:
-        raise _BreaksOff(f"{what} did not come back within {seconds:g} s; look for a loop that never ends")
+        raise _TimeUp(f"{what} did not come back within {seconds:g} s; look for a loop that never ends")
 
     before = signal.signal(signal.SIGALRM, break_off)
     signal.setitimer(signal.ITIMER_REAL, seconds, again_s)
+    faulthandler.dump_traceback_later(seconds + _PATIENCE_S, exit=True, file=2)
     try:
         yield
     finally:
+        faulthandler.cancel_dump_traceback_later()
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

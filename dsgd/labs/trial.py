@@ -8,7 +8,7 @@ from typing import Any
 from dsgd.config import TrainConfig, option_fields
 from dsgd.execution.quick import QuickRun, config, run
 from dsgd.labs import quantities
-from dsgd.labs.lab_file import function
+from dsgd.labs.finding import function
 from dsgd.labs.quantities import Value
 from dsgd.strategies import load
 
@@ -19,9 +19,10 @@ class Trial:
     All that runs raises ValueError, in one line, for options that do not go together.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
+    def __init__(self, options: Mapping[str, Any], runs: dict[str, QuickRun] | None = None) -> None:
+        """Prepare the runs; none is made yet. runs: those that other trials have made, and will make."""
         self.options = options
-        self._runs: dict[str, QuickRun] = {}
+        self._runs = {} if runs is None else runs
 
     def run(self, **changes: Any) -> QuickRun:
         """Return the run with some options changed."""

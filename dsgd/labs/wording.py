@@ -1,0 +1,131 @@
+"""A lab's sentences: `{option}` in them is replaced by the option's value, in words.
+
+>>> filled("{num_workers} workers, {compute_time}", {"num_workers": 1024, "compute_time": "exponential:1"})
+'1,024 workers, exponential times of mean 1 s'
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dsgd.cluster.laws import (
+    Constant,
+    Exponential,
+    Lognormal,
+    Normal,
+    Pareto,
+    ShiftedExponential,
+    Uniform,
+    parse_law,
+)
+from dsgd.labs.finding import did_you_mean
+from dsgd.options.texts import slowdowns
+
+
+def filled(text: str, values: Mapping[str, Any]) -> str:
+    """Return a sentence with the values of its placeholders.
+
+    Raises ValueError, in one line, for a placeholder that is not among the values.
+    """
+    parts = []
+    try:
+        pieces = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise ValueError(f"{error}; write {{{{ for a brace that is no placeholder") from None
+    for plain, name, form, conversion in pieces:
+        parts.append(plain)
+        if name is None:
+            continue
+        if name not in values or form or conversion:
+            raise ValueError(
+                f"{{{name}}} is none of its options; {did_you_mean(name, values, 'they are')}"
+                if name not in values
+                else f"{{{name}}}: write the name of the option alone"
+            )
+        parts.append(words(name, values[name]))
+    return "".join(parts)
+
+
+def words(option: str, value: Any) -> str:
+    """Return an option's value as a sentence has it.
+
+    >>> words("slowdown", "0=4"), words("server_bytes_per_s", 1e8), words("share", 0.98)
+    ('worker 0 is always 4 times slower', '100 MB/s', '98 %')
+    >>> words("optima", "0,0,1"), words("compute_time", "pareto:1.5,0.333333")
+    ('0, 0 and 1', 'Pareto times of alpha 1.5 and mean 1 s')
+    """
+    if isinstance(value, Mapping):
+        return listed([f"{name.replace('_', ' ')} {words(name, entry)}" for name, entry in value.items()])
+    if isinstance(value, str) and option in _SPECIAL:
+        return _SPECIAL[option](value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    for ending, in_unit in _UNITS.items():
+        if option.endswith(ending):
+            return in_unit(value)
+    return _number(value)
+
+
+def listed(parts: Sequence[str]) -> str:
+    """Return parts as a list in a sentence.
+
+    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def _times(text: str) -> str:
+    law = parse_law(text)
+    match law:
+        case Exponential():
+            return f"exponential times of mean {law.mean_s:.4g} s"
+        case ShiftedExponential():
+            return f"times of {law.shift_s:g} s plus an exponential part of mean {law.exponential_mean_s:g} s"
+        case Constant():
+            return f"constant times of {law.seconds:.4g} s"
+        case Uniform():
+            return f"uniform times from {law.low_s:g} to {law.high_s:g} s"
+        case Normal():
+            return f"normal times of mean {law.mu_s:g} s and standard deviation {law.sigma_s:g} s"
+        case Lognormal():
+            return f"lognormal times of median {law.median_s:g} s and sigma {law.sigma:g}"
+        case Pareto() if law.alpha > 1:
+            return f"Pareto times of alpha {law.alpha:g} and mean {law.mean_s:.4g} s"
+    return f"times {text}"
+
+
+def _slower(text: str) -> str:
+    return listed([f"worker {i} is always {factor:g} times slower" for i, factor in slowdowns(text).items()])
+
+
+def _values(text: str) -> str:
+    return listed([part.strip() for part in text.split(",")])
+
+
+def _rate(value: float) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= size:
+            return f"{value / size:.4g} {unit}/s"
+    return f"{value:.4g} B/s"
+
+
+_SPECIAL: Mapping[str, Callable[[str], str]] = {
+    "compute_time": _times,
+    "server_time": _times,
+    "slowdown": _slower,
+    "curvatures": _values,
+    "optima": _values,
+}
+_UNITS: Mapping[str, Callable[[float], str]] = {
+    "bytes_per_s": _rate,
+    "_s": lambda value: f"{_number(value)} s",
+    "_mb": lambda value: f"{_number(value)} MB",
+    "share": lambda value: f"{100 * value:.4g} %",
+}
