@@ -1,0 +1,32 @@
+"""Asynchronous SGD, event by event: the gradient that is ready first is applied, whatever the weights are by then.
+
+Dean et al. 2012, "Large scale distributed deep networks" (NIPS 25), section 4.1; the server's step is theirs without
+Adagrad.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from benchmarks.references.problem import Problem, Version
+
+OPTIONS = {"lr": 0.1}
+
+
+def train(problem: Problem, lr: float) -> Iterator[Version]:
+    """Apply gradients for ever."""
+    w = problem.initial
+    workers = range(problem.num_workers)
+    step, read = [0 for _ in workers], [w for _ in workers]
+    ready = [(problem.seconds(i, 0), i) for i in workers]
+    heapq.heapify(ready)
+    gradients = 0
+    while True:
+        now, i = heapq.heappop(ready)
+        w = w - lr * problem.gradient(i, step[i], read[i])
+        gradients += 1
+        yield Version(now, gradients, w)
+        step[i] += 1
+        read[i] = w
+        heapq.heappush(ready, (now + problem.seconds(i, step[i]), i))

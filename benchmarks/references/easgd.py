@@ -1,0 +1,70 @@
+"""Elastic averaging SGD: the paper's equations.
+
+Zhang, Choromanska and LeCun 2015 (arXiv 1412.6651): equations 5 and 6 for all workers at once (section 3), every tau
+steps; algorithm 1 for one worker at a time (`exchange="async"`). alpha = 0.9/p, as in its experiments.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from benchmarks.references.problem import Problem, Version
+
+OPTIONS = {"lr": 0.25, "local_steps": 5}
+
+
+def train(problem: Problem, lr: float, local_steps: int, exchange: str = "sync") -> Iterator[Version]:
+    """Train until each worker has had its mini-batches; the weights are the centre's."""
+    how = synchronous if exchange == "sync" else asynchronous
+    return how(problem, lr, local_steps, 0.9 / problem.num_workers)
+
+
+def synchronous(problem: Problem, lr: float, tau: int, alpha: float) -> Iterator[Version]:
+    """All workers and the centre attract each other in the same moment."""
+    p = problem.num_workers
+    centre = problem.initial
+    x = [centre for _ in range(p)]
+    elastic = [torch.zeros_like(centre) for _ in range(p)]
+    now = 0.0
+    for t in range(0, problem.steps, tau):
+        x = [local(problem, lr, i, range(t, t + tau), x[i], elastic[i]) for i in range(p)]
+        elastic = [alpha * (x[i] - centre) for i in range(p)]
+        centre = centre + sum(elastic)
+        now += max(problem.seconds(i, t, tau) for i in range(p))
+        yield Version(now, (t + tau) * p, centre)
+
+
+def asynchronous(problem: Problem, lr: float, tau: int, alpha: float) -> Iterator[Version]:
+    """A worker and the centre attract each other whenever tau divides the worker's clock."""
+    centre = problem.initial
+    workers = range(problem.num_workers)
+    x, t = [centre for _ in workers], [0 for _ in workers]
+    elastic = [torch.zeros_like(centre) for _ in workers]
+    ready = [(problem.seconds(i, 0, tau), i) for i in workers]
+    heapq.heapify(ready)
+    gradients, left = 0, problem.num_workers * (problem.steps - tau)
+    while ready:
+        now, i = heapq.heappop(ready)
+        x[i] = local(problem, lr, i, range(t[i], t[i] + tau), x[i], elastic[i])
+        elastic[i] = alpha * (x[i] - centre)
+        centre = centre + elastic[i]
+        gradients += tau
+        yield Version(now, gradients, centre)
+        t[i] += tau
+        if left > 0:
+            left -= tau
+            heapq.heappush(ready, (now + problem.seconds(i, t[i], tau), i))
+
+
+def local(problem: Problem, lr: float, worker: int, steps: range, x: Tensor, elastic: Tensor) -> Tensor:
+    """Return where a worker's steps lead from x (D,), if the exchange just before moves it by -elastic.
+
+    The first gradient is that of the place before the exchange, as in algorithm 1.
+    """
+    for step in steps:
+        x = x - lr * problem.gradient(worker, step, x) - (elastic if step == steps[0] else 0)
+    return x

@@ -1,0 +1,38 @@
+"""Local SGD as torch has it: PostLocalSGDOptimizer, one process a worker, parameters averaged by gloo.
+
+Its averager averages at the steps warmup, warmup + period, ..., counted from 0: a warm-up of H - 1 steps makes that
+every H-th step. Before, it means to synchronise gradients; without DistributedDataParallel it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
+from torch.nn.functional import cross_entropy
+
+from benchmarks.references.problem import Problem, Version, weights
+
+PROCESSES = True
+OPTIONS = {"lr": 0.2, "local_steps": 5}
+
+
+def train(problem: Problem, lr: float, local_steps: int) -> Iterator[Version]:
+    """Train in a process of a group; all processes have the same weights after each averaging."""
+    rank, num_workers = dist.get_rank(), dist.get_world_size()
+    model = problem.model()
+    averager = PeriodicModelAverager(period=local_steps, warmup_steps=local_steps - 1)
+    optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=lr), averager)
+    now = 0.0
+    for step in range(problem.steps):
+        x, y = problem.batch(rank, step)
+        optimizer.zero_grad()
+        cross_entropy(model(x), y).backward()
+        optimizer.step()
+        if (step + 1) % local_steps == 0:
+            first = step + 1 - local_steps
+            now += max(problem.seconds(i, first, local_steps) for i in range(num_workers))
+            yield Version(now, (step + 1) * num_workers, weights(model))
