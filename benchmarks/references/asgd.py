@@ -1,7 +1,8 @@
-"""Asynchronous SGD, event by event: the gradient that is ready first is applied, whatever the weights are by then.
+"""Asynchronous SGD, event by event: the gradient that is ready first is applied, whatever the weights are by
+then.
 
-Dean et al. 2012, "Large scale distributed deep networks" (NIPS 25), section 4.1; the server's step is theirs without
-Adagrad.
+Dean et al. 2012, "Large scale distributed deep networks" (NIPS 25), section 4.1; the server's step is theirs
+without Adagrad.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import heapq
 from collections.abc import Iterator
 
 from benchmarks.references.problem import Problem, Version
+from benchmarks.references.published import EXPONENTIAL, SEEDS, Group, Published, Run, Series
 
 OPTIONS = {"lr": 0.1}
 
@@ -30,3 +32,26 @@ def train(problem: Problem, lr: float) -> Iterator[Version]:
         step[i] += 1
         read[i] = w
         heapq.heappush(ready, (now + problem.seconds(i, step[i]), i))
+
+
+def published(run: Run) -> Published:
+    """Mitliagkas et al. 2016 (arXiv 1605.09774): with exponential times staleness is geometric."""
+    p, most = 4, 8
+    runs = [run(seed=seed, num_workers=p, steps=4000, **EXPONENTIAL).staleness for seed in SEEDS]
+    return Published(
+        title=f"How stale gradients are, P = {p}",
+        x="staleness k, updates",
+        y="share of gradients",
+        log_y=True,
+        series=[
+            Series(
+                "(1/P) (1 - 1/P)^k",
+                [
+                    Group(
+                        k, (1 - 1 / p) ** k / p, [counts.get(k, 0) / sum(counts.values()) for counts in runs]
+                    )
+                    for k in range(most + 1)
+                ],
+            )
+        ],
+    )

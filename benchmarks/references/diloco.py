@@ -1,7 +1,7 @@
 """DiLoCo with torch's own optimizers: AdamW inside, SGD with Nesterov momentum outside.
 
-Douillard et al. 2023 (arXiv 2311.08105), algorithm 1. `exchange="async"`: Liu et al. 2024 (arXiv 2401.09135), delayed
-Nesterov as printed in its algorithm 3, with buffer Delta and activation c = 0.
+Douillard et al. 2023 (arXiv 2311.08105), algorithm 1. `exchange="async"`: Liu et al. 2024 (arXiv 2401.09135),
+delayed Nesterov as printed in its algorithm 3, with buffer Delta and activation c = 0.
 """
 
 from __future__ import annotations
@@ -21,11 +21,22 @@ OPTIONS = {"lr": 0.01, "local_steps": 5, "outer_lr": 0.7, "outer_momentum": 0.5}
 
 
 def train(
-    problem: Problem, lr: float, local_steps: int, outer_lr: float, outer_momentum: float, exchange: str = "sync"
+    problem: Problem,
+    lr: float,
+    local_steps: int,
+    outer_lr: float,
+    outer_momentum: float,
+    exchange: str = "sync",
 ) -> Iterator[Version]:
     """Train until each worker has had its mini-batches."""
     how = synchronous if exchange == "sync" else asynchronous
-    return how(problem, [Replica(problem, i, lr) for i in range(problem.num_workers)], local_steps, outer_lr, outer_momentum)
+    return how(
+        problem,
+        [Replica(problem, i, lr) for i in range(problem.num_workers)],
+        local_steps,
+        outer_lr,
+        outer_momentum,
+    )
 
 
 class Replica:

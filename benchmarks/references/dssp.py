@@ -1,8 +1,8 @@
 """Dynamic SSP: the server's algorithm and its controller, which predicts the next pushes of two workers.
 
-Zhao et al. 2019 (arXiv 1908.11848), algorithms 1 and 2, with the two differences that the page names: what is granted
-counts from the present gap, so that no worker starts more than `slack_high` ahead, and is void once the slowest worker
-has caught up to within `slack_low`.
+Zhao et al. 2019 (arXiv 1908.11848), algorithms 1 and 2, with the two differences that the page names: what is
+granted counts from the present gap, so that no worker starts more than `slack_high` ahead, and is void once
+the slowest worker has caught up to within `slack_low`.
 """
 
 from __future__ import annotations

@@ -1,20 +1,23 @@
 """Elastic averaging SGD: the paper's equations.
 
-Zhang, Choromanska and LeCun 2015 (arXiv 1412.6651): equations 5 and 6 for all workers at once (section 3), every tau
-steps; algorithm 1 for one worker at a time (`exchange="async"`). alpha = 0.9/p, as in its experiments.
+Zhang, Choromanska and LeCun 2015 (arXiv 1412.6651): equations 5 and 6 for all workers at once (section 3),
+every tau steps; algorithm 1 for one worker at a time (`exchange="async"`). alpha = 0.9/p, as in its
+experiments.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from benchmarks.references.problem import Problem, Version
+from benchmarks.references.published import Group, Published, Run, Series
 
-OPTIONS = {"lr": 0.25, "local_steps": 5}
+OPTIONS = {"lr": 0.6, "local_steps": 5}
 
 
 def train(problem: Problem, lr: float, local_steps: int, exchange: str = "sync") -> Iterator[Version]:
@@ -24,7 +27,7 @@ def train(problem: Problem, lr: float, local_steps: int, exchange: str = "sync")
 
 
 def synchronous(problem: Problem, lr: float, tau: int, alpha: float) -> Iterator[Version]:
-    """All workers and the centre attract each other in the same moment."""
+    """Let all workers and the centre attract each other in the same moment."""
     p = problem.num_workers
     centre = problem.initial
     x = [centre for _ in range(p)]
@@ -39,7 +42,7 @@ def synchronous(problem: Problem, lr: float, tau: int, alpha: float) -> Iterator
 
 
 def asynchronous(problem: Problem, lr: float, tau: int, alpha: float) -> Iterator[Version]:
-    """A worker and the centre attract each other whenever tau divides the worker's clock."""
+    """Let a worker and the centre attract each other whenever tau divides the worker's clock."""
     centre = problem.initial
     workers = range(problem.num_workers)
     x, t = [centre for _ in workers], [0 for _ in workers]
@@ -68,3 +71,42 @@ def local(problem: Problem, lr: float, worker: int, steps: range, x: Tensor, ela
     for step in steps:
         x = x - lr * problem.gradient(worker, step, x) - (elastic if step == steps[0] else 0)
     return x
+
+
+def published(run: Run) -> Published:
+    """Zhang, Choromanska and LeCun 2015, section 4 (round-robin): stable for alpha up to (4 - 2 eta)/(4 -
+    eta).
+
+    One worker on a quadratic of curvature 1, exchanging at every step; the measured limit is found by
+    bisection, with runs whose weight grows or falls. Nothing is random.
+    """
+
+    def grows(eta: float, alpha: float) -> bool:
+        result = run(
+            num_workers=1, local_steps=1, exchange="async", lr=eta, moving_rate=alpha, steps=400,
+            dataset="quadratic", eval_every=0,
+        )  # fmt: skip
+        loss = result.updates["loss"].fill_null(math.inf)
+        return result.stopped_by == "diverged" or loss[-50:].max() > loss[150:200].max()
+
+    def limit(eta: float) -> float:
+        low, high = 0.0, 1.0
+        while high - low > 1e-3:
+            middle = (low + high) / 2
+            low, high = (low, middle) if grows(eta, middle) else (middle, high)
+        return (low + high) / 2
+
+    return Published(
+        title="Largest stable moving rate",
+        x="step size eta times curvature",
+        y="moving rate alpha",
+        series=[
+            Series(
+                "(4 - 2 eta)/(4 - eta)",
+                [
+                    Group(eta, (4 - 2 * eta) / (4 - eta), [limit(eta)])
+                    for eta in (0.1, 0.4, 0.7, 1.0, 1.3, 1.6, 1.9)
+                ],
+            )
+        ],
+    )

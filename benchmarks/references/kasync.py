@@ -12,6 +12,16 @@ from collections.abc import Iterator
 import torch
 
 from benchmarks.references.problem import Problem, Version
+from benchmarks.references.published import (
+    EXPONENTIAL,
+    SEEDS,
+    Group,
+    Published,
+    Run,
+    Series,
+    harmonic,
+    s_per_update,
+)
 
 OPTIONS = {"lr": 0.2, "k": 2}
 
@@ -45,3 +55,29 @@ def train(problem: Problem, lr: float, k: int, count: str = "workers") -> Iterat
         yield Version(now, update * k, w)
         for i in delivered:
             restart(i, now)
+
+
+def published(run: Run) -> Published:
+    """Dutta et al. 2018, section 3: H_P - H_(P-K) s an update if K workers count, K/P if K gradients do."""
+    p = 8
+
+    def seconds(seed: int, k: int, count: str) -> float:
+        return s_per_update(run(seed=seed, k=k, count=count, num_workers=p, steps=60 * k, **EXPONENTIAL))
+
+    laws = {"workers": [harmonic(p) - harmonic(p - k) for k in range(1, p + 1)],
+            "gradients": [k / p for k in range(1, p + 1)]}  # fmt: skip
+    return Published(
+        title=f"Seconds per update against K, P = {p}",
+        x="gradients per update K",
+        y="virtual s per update",
+        series=[
+            Series(
+                f"counting {count}",
+                [
+                    Group(k, law, [seconds(seed, k, count) for seed in SEEDS])
+                    for k, law in enumerate(laws[count], 1)
+                ],
+            )
+            for count in laws
+        ],
+    )

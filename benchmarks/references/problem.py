@@ -33,7 +33,8 @@ class Version(NamedTuple):
 class Problem:
     """Handwritten digits, split among workers whose compute times are random.
 
-    steps: mini-batches per worker, on average. One worker, number 0, is `slowdown` times slower than the others.
+    steps: mini-batches per worker, on average. One worker, number 0, is `slowdown` times slower than the
+    others.
     """
 
     def __init__(self, seed: int, *, num_workers: int = 4, steps: int = 100, slowdown: float = 3) -> None:

@@ -13,6 +13,16 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.references.problem import Problem, Version, weights
+from benchmarks.references.published import (
+    EXPONENTIAL,
+    SEEDS,
+    Group,
+    Published,
+    Run,
+    Series,
+    harmonic,
+    s_per_update,
+)
 
 PROCESSES = True
 OPTIONS = {"lr": 0.2, "momentum": 0.5}
@@ -31,3 +41,26 @@ def train(problem: Problem, lr: float, momentum: float = 0.0) -> Iterator[Versio
         sgd.step()
         now += max(problem.seconds(i, step) for i in range(num_workers))
         yield Version(now, (step + 1) * num_workers, weights(model))
+
+
+def published(run: Run) -> Published:
+    """Dutta et al. 2018 (arXiv 1803.01113): E[T] = H_P/mu, the mean of the largest of P exponential times."""
+    return Published(
+        title="Seconds per update against P",
+        x="workers P",
+        y="virtual s per update",
+        log_x=True,
+        series=[
+            Series(
+                "H_P = 1 + 1/2 + … + 1/P",
+                [
+                    Group(
+                        p,
+                        harmonic(p),
+                        [s_per_update(run(seed=s, num_workers=p, steps=800, **EXPONENTIAL)) for s in SEEDS],
+                    )
+                    for p in (1, 2, 4, 8, 16, 32)
+                ],
+            )
+        ],
+    )
