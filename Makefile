@@ -9,7 +9,7 @@ PROCESSES := 2
 PYTEST := $(PYTHON) -m pytest
 PARALLEL := -n $(PROCESSES) --dist loadgroup
 
-.PHONY: help setup demo quick test test-sim lint types format check picture all-strategies theory docs labs dashboards observe bench clean \
+.PHONY: help setup demo quick test test-sim lint types format check picture all-strategies theory docs references labs dashboards observe bench clean \
 	requirements image push manifests
 
 help:  ## list the targets
@@ -87,6 +87,9 @@ theory: setup  ## print theory against measurement, and draw up docs/theory.md
 docs: setup  ## rerun the examples in the documents and insert their output
 	$(PYTHON) -m dsgd.records.documents
 	$(PYTHON) docs/tools/examples.py README.md docs/strategies/*.md
+
+references: setup  ## compare the strategies with reference implementations, and draw the figures of their pages
+	$(PYTHON) docs/tools/examples.py --references docs/strategies/*.md
 
 labs: setup  ## rerun the labs' examples and experiments, and draw their figures
 	$(PYTHON) docs/tools/examples.py docs/labs/*.md

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,34 +57,48 @@ def compare(
 
     options: of both; None: those of the reference's file. size: of the problem, num_workers and steps.
     """
-    reference = importlib.import_module(f"benchmarks.references.{mode}")
-    options = reference.OPTIONS if options is None else options
+    if options is None:
+        options = importlib.import_module(f"benchmarks.references.{mode}").OPTIONS
     problems = [Problem(seed, **size) for seed in seeds]
-    results = [
-        dsgd.run(
-            mode,
-            engine="sim",
-            num_workers=problem.num_workers,
-            steps=problem.steps,
-            seed=problem.seed,
-            eval_every=max(1, problem.steps // 25),
-            **problem.options,
-            **options,
-        )
-        for problem in problems
-    ]
+    results = [train_strategy(mode, problem, options) for problem in problems]
+    references = train_reference(mode, problems, options)
+    return [set_beside(*one) for one in zip(problems, results, references, strict=True)]
+
+
+def train_strategy(mode: str, problem: Problem, options: Mapping[str, Any]) -> dsgd.Result:
+    """Run a strategy in the simulator, evaluating it some 25 times."""
+    return dsgd.run(
+        mode,
+        engine="sim",
+        num_workers=problem.num_workers,
+        steps=problem.steps,
+        seed=problem.seed,
+        eval_every=max(1, problem.steps // 25),
+        **problem.options,
+        **options,
+    )
+
+
+def train_reference(
+    mode: str, problems: Sequence[Problem], options: Mapping[str, Any]
+) -> list[list[Version]]:
+    """Return the versions that the reference of a mode makes of each problem, until its budget is spent."""
+    reference = importlib.import_module(f"benchmarks.references.{mode}")
     if hasattr(reference, "PROCESSES"):
-        trained = train_in_processes(mode, problems, options)
-    else:
-        numbers = [len(result.updates) for result in results]
-        trained = [
-            list(islice(reference.train(problem, **options), number))
-            for problem, number in zip(problems, numbers, strict=True)
-        ]
-    return [_curves(*one) for one in zip(problems, results, trained, strict=True)]
+        return train_in_processes(mode, problems, options)
+    return [_until_spent(problem, reference.train(problem, **options)) for problem in problems]
 
 
-def _curves(problem: Problem, result: dsgd.Result, versions: list[Version]) -> Curves:
+def _until_spent(problem: Problem, versions: Iterator[Version]) -> list[Version]:
+    taken = []
+    for version in versions:
+        taken.append(version)
+        if version.gradients >= problem.num_workers * problem.steps:
+            break
+    return taken
+
+
+def set_beside(problem: Problem, result: dsgd.Result, versions: list[Version]) -> Curves:
     """Set a run beside its reference.
 
     Raises ValueError if the two have not made the same number of updates of the same mini-batches.

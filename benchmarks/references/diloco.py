@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
 from benchmarks.references.problem import Problem, Version, weights
+from benchmarks.references.published import Group, Published, Run, Series
 
 # Twenty rounds: a momentum of 0.9 would average over half the run.
 OPTIONS = {"lr": 0.01, "local_steps": 5, "outer_lr": 0.7, "outer_momentum": 0.5}
@@ -101,3 +102,24 @@ def asynchronous(
             left -= h
             read[i] = theta
             heapq.heappush(ready, (now + problem.seconds(i, replicas[i].steps, h), i))
+
+
+def published(run: Run) -> Published:
+    """Count the bytes of float32: each worker gets and sends a vector (D,) every H mini-batches.
+
+    The paper communicates 500 times less than data parallelism with H = 500.
+    """
+    dim, p = 1000, 4
+
+    def sent(h: int) -> float:
+        result = run(num_workers=p, local_steps=h, steps=64, dataset="quadratic", dim=dim, eval_every=0)
+        return float(result.evaluations["bytes"][-1]) / (p * 64)
+
+    return Published(
+        title="Bytes per mini-batch against H",
+        x="local steps H",
+        y="bytes per mini-batch",
+        log_x=True,
+        log_y=True,
+        series=[Series("8 D/H", [Group(h, 8 * dim / h, [sent(h)]) for h in (1, 2, 4, 8, 16, 32, 64)])],
+    )

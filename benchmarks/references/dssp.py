@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterator
 
 from benchmarks.references.problem import Problem, Version
+from benchmarks.references.published import EXPONENTIAL, SEEDS, Group, Published, Run, Series, s_per_update
 
 OPTIONS = {"lr": 0.1, "slack_low": 1, "slack_high": 6}
 
@@ -66,3 +67,35 @@ def train(problem: Problem, lr: float, slack_low: int, slack_high: int) -> Itera
             waiting.remove(i)
             read[i] = w
             heapq.heappush(ready, (now + problem.seconds(i, clock[i]), i))
+
+
+def published(run: Run) -> Published:
+    """Give the rate of two workers with exponential times between those of SSP with either slack.
+
+    SSP's rate is (2s + 2)/(2s + 3), as ssp.py derives; that with s_U is a bound, since no worker starts
+    further ahead. The paper has no formula.
+    """
+    low = 1
+
+    def rate(seed: int, high: int) -> float:
+        result = run(seed=seed, slack_low=low, slack_high=high, num_workers=2, steps=4000, **EXPONENTIAL)
+        return 1 / (2 * s_per_update(result))
+
+    def of_ssp(s: int) -> float:
+        return (2 * s + 2) / (2 * s + 3)
+
+    sizes = (2, 3, 4, 6, 8, 12)
+    return Published(
+        title=f"Rate of a worker against s_U, s_L = {low}, P = 2",
+        x="upper slack s_U, mini-batches",
+        y="mini-batches per worker and s",
+        series=[
+            Series(
+                "SSP with slack s_U",
+                [Group(high, of_ssp(high), [rate(seed, high) for seed in SEEDS]) for high in sizes],
+                bound=True,
+                name_left=True,
+            ),
+            Series(f"SSP with slack {low}", [Group(high, of_ssp(low), ()) for high in sizes]),
+        ],
+    )

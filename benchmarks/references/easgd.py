@@ -86,8 +86,8 @@ def published(run: Run) -> Published:
             num_workers=1, local_steps=1, exchange="async", lr=eta, moving_rate=alpha, steps=400,
             dataset="quadratic", eval_every=0,
         )  # fmt: skip
-        loss = result.updates["loss"].fill_null(math.inf)
-        return result.stopped_by == "diverged" or loss[-50:].max() > loss[150:200].max()
+        losses = [math.inf if loss is None else loss for loss in result.updates["loss"]]
+        return result.stopped_by == "diverged" or max(losses[-50:]) > max(losses[150:200])
 
     def limit(eta: float) -> float:
         low, high = 0.0, 1.0

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from benchmarks.references.compare import Curves
-from benchmarks.references.published import Published
+from benchmarks.references.published import Published, Series
 from dsgd.report.panels import Canvas, readable_ticks
 from dsgd.report.style import DASHES, INK, RC, Style, standalone_svg, styles
 
@@ -63,7 +63,7 @@ def _differences(axes: Axes, curves: Sequence[Curves], look: Style) -> None:
         axes.plot(c.gradients, shown, ".", color=look.colour, markersize=4, markeredgewidth=0, alpha=0.6)
     axes.axhline(ROUNDING, color=INK, linewidth=0.7)
     right = max(c.gradients[-1] for c in curves)
-    axes.text(right, 1.3 * ROUNDING, "rounding of float32", ha="right", va="bottom", fontsize=8.5)
+    axes.text(right, 6 * ROUNDING, "rounding of float32", ha="right", va="bottom", fontsize=8.5)
     axes.set_yscale("log")
     axes.set_ylim(_LEAST / 1.5, 3e-5)
     axes.set_yticks([_LEAST, 1e-7, 1e-5], ["0", "1e-7", "1e-5"])
@@ -95,7 +95,10 @@ def draw_published(mode: str, published: Published) -> str:
                 if g.measured:
                     where = median(at), median(g.measured)
                     axes.plot(*where, "o", markersize=6, markerfacecolor="none", markeredgecolor=look.colour)
-            _name(axes, series.name, x, law)
+                    axes.annotate(
+                        g.name, where, xytext=(-5, -4), textcoords="offset points", ha="right", va="top"
+                    )
+            _name(axes, series)
         axes.set(xlabel=published.x, ylabel=published.y)
         readable_ticks(axes, "x", log=published.log_x)
         readable_ticks(axes, "y", log=published.log_y)
@@ -103,14 +106,18 @@ def draw_published(mode: str, published: Published) -> str:
         return standalone_svg(canvas.done(f"formula-{mode}").svg)
 
 
-def _name(axes: Axes, name: str, x: Sequence[float], law: Sequence[float]) -> None:
-    """Write a line's name beside its middle, where there is room: above it if it falls, else below."""
-    falls, place = law[-1] < law[0], len(x) // 2
+def _name(axes: Axes, series: Series) -> None:
+    """Write a line's name beside its middle."""
+    place = len(series.groups) // 2
+    middle = series.groups[place]
+    falls = series.groups[-1].law < series.groups[0].law
+    above = falls != series.name_left
     axes.annotate(
-        name,
-        (x[place], law[place]),
-        xytext=(8, 7 if falls else -9),
+        series.name,
+        (middle.x, middle.law),
+        xytext=(-8 if series.name_left else 8, 6 if above else -7),
         textcoords="offset points",
-        va="bottom" if falls else "top",
+        ha="right" if series.name_left else "left",
+        va="bottom" if above else "top",
         fontsize=9,
     )

@@ -64,8 +64,10 @@ def published(run: Run) -> Published:
     def seconds(seed: int, k: int, count: str) -> float:
         return s_per_update(run(seed=seed, k=k, count=count, num_workers=p, steps=60 * k, **EXPONENTIAL))
 
-    laws = {"workers": [harmonic(p) - harmonic(p - k) for k in range(1, p + 1)],
-            "gradients": [k / p for k in range(1, p + 1)]}  # fmt: skip
+    laws = {
+        "workers": [harmonic(p) - harmonic(p - k) for k in range(1, p + 1)],
+        "gradients": [k / p for k in range(1, p + 1)],
+    }
     return Published(
         title=f"Seconds per update against K, P = {p}",
         x="gradients per update K",
@@ -77,6 +79,7 @@ def published(run: Run) -> Published:
                     Group(k, law, [seconds(seed, k, count) for seed in SEEDS])
                     for k, law in enumerate(laws[count], 1)
                 ],
+                name_left=count == "workers",
             )
             for count in laws
         ],

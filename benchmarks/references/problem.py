@@ -5,7 +5,7 @@ Everything else here is plain torch: the model, its loss and its gradient.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +59,7 @@ class Problem:
         self._model = self.model()
 
     @property
-    def options(self) -> dict[str, str | int]:
+    def options(self) -> dict[str, Any]:
         """Return the problem as options of a run, but its workers' number, steps and seed."""
         slowdown = self._times.factor(0)
         return {
@@ -109,7 +109,7 @@ def weights(model: nn.Module) -> Tensor:
 
 def in_torch_order(w: Tensor) -> Tensor:
     """Return weights (D,) of dsgd, whose matrices are (inputs, outputs), in the order of torch's modules."""
-    sizes = (INPUTS * HIDDEN, HIDDEN, HIDDEN * CLASSES, CLASSES)
-    matrix1, bias1, matrix2, bias2 = w.split(sizes)
+    sizes = [INPUTS * HIDDEN, HIDDEN, HIDDEN * CLASSES, CLASSES]
+    matrix1, bias1, matrix2, bias2 = torch.split(w, sizes)
     matrices = [matrix1.view(INPUTS, HIDDEN).T, bias1, matrix2.view(HIDDEN, CLASSES).T, bias2]
     return torch.cat([part.reshape(-1) for part in matrices])

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import start_processes
 
 from benchmarks.references.problem import Problem, Version
 
@@ -22,7 +22,7 @@ def train_in_processes(
     """Return all versions of the reference of a mode, for each problem; one group trains all of them."""
     multiprocessing.set_forkserver_preload([f"benchmarks.references.{mode}"])  # torch is imported once
     with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(
+        start_processes(
             _member,
             args=(mode, problems, dict(options), folder),
             nprocs=problems[0].num_workers,

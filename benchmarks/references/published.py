@@ -28,6 +28,7 @@ class Group(NamedTuple):
     """One a seed; one in all where nothing is random; empty for a formula that is only shown."""
     at: Sequence[float] = ()
     """Where x is measured too: its values, one a seed."""
+    name: str = ""
 
 
 class Series(NamedTuple):
@@ -37,6 +38,8 @@ class Series(NamedTuple):
     groups: Sequence[Group]
     bound: bool = False
     """Whether the formula is a bound, which measurements may not exceed, rather than a mean."""
+    name_left: bool = False
+    """Whether the name stands to the left of the line, not to the right."""
 
 
 class Published(NamedTuple):

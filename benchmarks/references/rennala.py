@@ -65,7 +65,7 @@ def published(run: Run) -> Published:
             compute_time="constant:1",
             slowdown=slowdown,
         )
-        return max(result.updates["t_s"].diff().drop_nulls())
+        return float(max(result.updates["t_s"].diff().drop_nulls()))
 
     sizes = (1, 2, 4, 8, 16, 32, 64, 128)
     return Published(
@@ -76,12 +76,13 @@ def published(run: Run) -> Published:
         log_y=True,
         series=[
             Series(
-                "bound",
+                "bound, (S + 2m)/Σ",
                 [
                     Group(s, min((s + 2 * m) / sum(rates[:m]) for m in range(1, p + 1)), [longest(s)])
                     for s in sizes
                 ],
                 bound=True,
+                name_left=True,
             ),
             Series("if nothing were lost", [Group(s, s / sum(rates), ()) for s in sizes]),
         ],

@@ -55,7 +55,7 @@ def published(run: Run) -> Published:
             slowdown=slowdown,
         )  # fmt: skip
         at = [0.0, *result.updates["t_s"]]
-        return max(after - before for before, after in zip(at, at[r:], strict=False))
+        return float(max(after - before for before, after in zip(at, at[r:], strict=False)))
 
     sizes = (1, 2, 4, 8, 16, 32, 64)
     return Published(
@@ -66,12 +66,13 @@ def published(run: Run) -> Published:
         log_y=True,
         series=[
             Series(
-                "t(R)",
+                "bound t(R)",
                 [
                     Group(r, 2 * min((m + r) / sum(rates[:m]) for m in range(1, p + 1)), [longest(r)])
                     for r in sizes
                 ],
                 bound=True,
+                name_left=True,
             )
         ],
     )

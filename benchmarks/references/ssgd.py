@@ -61,6 +61,7 @@ def published(run: Run) -> Published:
                     )
                     for p in (1, 2, 4, 8, 16, 32)
                 ],
+                name_left=True,
             )
         ],
     )
