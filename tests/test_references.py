@@ -61,6 +61,7 @@ def test_a_strategy_is_its_reference(mode: str, options: dict[str, Any]) -> None
     assert_agree(compare(mode, SEEDS, {**options_of(mode), **options}, num_workers=4, steps=50))
 
 
+@pytest.mark.slow  # starts processes that import torch
 @pytest.mark.parametrize("mode", sorted(set(modes()) - set(HERE)))
 def test_a_strategy_is_that_of_torch_distributed(mode: str) -> None:
     """DistributedDataParallel and PostLocalSGDOptimizer, in real processes, make the strategy's loss."""

@@ -60,7 +60,7 @@ class Problem:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the problem as options of a run, but its workers' number, steps and seed."""
+        """Return the problem as options of a run, except for num_workers, steps and seed."""
         slowdown = self._times.factor(0)
         return {
             "dataset": "digits",
