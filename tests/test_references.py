@@ -68,7 +68,7 @@ def test_a_strategy_is_that_of_torch_distributed(mode: str) -> None:
     assert_agree(compare(mode, SEEDS, num_workers=2, steps=50))
 
 
-CHANGED = {
+CHANGED: dict[str, dict[str, Any]] = {
     "adacomm": {"first_local_steps": 5},
     "asgd": {"lr": 0.101},
     "dcasgd": {"compensation": 1.9},

@@ -53,6 +53,11 @@ class Published(NamedTuple):
     log_y: bool = False
 
     @property
+    def whole(self) -> bool:
+        """Whether x counts something."""
+        return all(isinstance(group.x, int) for series in self.series for group in series.groups)
+
+    @property
     def words(self) -> str:
         """Say how far measurements and formulas are apart."""
         exact = [g for s in self.series if not s.bound for g in s.groups if g.measured]
