@@ -1,5 +1,4 @@
-"""Compares a strategy with its reference over several seeds, prints how far they are apart, draws its page's
-figures.
+"""Compares a strategy with its reference, over several seeds, and draws the figures of its page.
 
     uv run python -m benchmarks.references ssp
 
@@ -32,7 +31,7 @@ _KEEP = "\xa0"  # a space at which no line is broken
 def main() -> None:
     """Compare the modes on the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.references", description=__doc__.partition("\n")[0] if __doc__ else None
+        prog="python -m benchmarks.references", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("modes", nargs="*", metavar="MODE", help=f"{', '.join(modes())}; without any: all")
     asked = parser.parse_args().modes or modes()

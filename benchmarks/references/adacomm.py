@@ -17,6 +17,8 @@ from benchmarks.references.problem import Problem, Version
 from benchmarks.references.published import Group, Published, Run, Series
 
 OPTIONS = {"lr": 0.3, "first_local_steps": 10, "interval_s": 60.0}
+VARIANTS = [{"interval_s": 15.0}]
+OTHER = {"first_local_steps": 5}
 
 
 def train(

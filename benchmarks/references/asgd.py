@@ -14,6 +14,7 @@ from benchmarks.references.problem import Problem, Version
 from benchmarks.references.published import EXPONENTIAL, SEEDS, Group, Published, Run, Series
 
 OPTIONS = {"lr": 0.1}
+OTHER = {"lr": 0.101}
 
 
 def train(problem: Problem, lr: float) -> Iterator[Version]:

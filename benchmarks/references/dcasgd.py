@@ -14,6 +14,8 @@ from benchmarks.references.problem import Problem, Version
 
 # So large a lambda, and a step near the largest, that the correction is seen.
 OPTIONS = {"lr": 0.2, "compensation": 2.0}
+VARIANTS = [{"adaptive": True, "compensation": 0.3}]
+OTHER = {"compensation": 1.9}
 
 
 def train(problem: Problem, lr: float, compensation: float, adaptive: bool = False) -> Iterator[Version]:

@@ -19,6 +19,8 @@ from benchmarks.references.published import Group, Published, Run, Series
 
 # Twenty rounds: a momentum of 0.9 would average over half the run.
 OPTIONS = {"lr": 0.01, "local_steps": 5, "outer_lr": 0.7, "outer_momentum": 0.5}
+VARIANTS = [{"exchange": "async"}]
+OTHER = {"outer_momentum": 0.45}
 
 
 def train(

@@ -14,6 +14,7 @@ from benchmarks.references.problem import Problem, Version
 from benchmarks.references.published import EXPONENTIAL, SEEDS, Group, Published, Run, Series, s_per_update
 
 OPTIONS = {"lr": 0.1, "slack_low": 1, "slack_high": 6}
+OTHER = {"slack_high": 3}
 
 
 def controller(fastest: list[float], slowest: list[float], most: int) -> int:

@@ -18,6 +18,8 @@ from benchmarks.references.problem import Problem, Version
 from benchmarks.references.published import Group, Published, Run, Series
 
 OPTIONS = {"lr": 0.6, "local_steps": 5}
+VARIANTS = [{"exchange": "async"}]
+OTHER = {"local_steps": 10}
 
 
 def train(problem: Problem, lr: float, local_steps: int, exchange: str = "sync") -> Iterator[Version]:

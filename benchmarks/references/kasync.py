@@ -24,6 +24,8 @@ from benchmarks.references.published import (
 )
 
 OPTIONS = {"lr": 0.2, "k": 2}
+VARIANTS = [{"count": "gradients"}]
+OTHER = {"count": "gradients"}
 
 
 def train(problem: Problem, lr: float, k: int, count: str = "workers") -> Iterator[Version]:

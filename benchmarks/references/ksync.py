@@ -12,6 +12,7 @@ from benchmarks.references.problem import Problem, Version
 from benchmarks.references.published import SEEDS, Group, Published, Run, Series, harmonic, s_per_update
 
 OPTIONS = {"lr": 0.3, "k": 3}
+OTHER = {"k": 2}
 
 
 def train(problem: Problem, lr: float, k: int) -> Iterator[Version]:

@@ -16,6 +16,7 @@ from benchmarks.references.problem import Problem, Version
 from benchmarks.references.published import Group, Published, Run, Series
 
 OPTIONS = {"lr": 0.6, "batches": 6}
+OTHER = {"batches": 5}
 
 
 def train(problem: Problem, lr: float, batches: int) -> Iterator[Version]:

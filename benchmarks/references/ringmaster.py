@@ -12,6 +12,8 @@ from benchmarks.references.problem import Problem, Version
 from benchmarks.references.published import Group, Published, Run, Series
 
 OPTIONS = {"lr": 0.1, "delay_bound": 3}
+VARIANTS = [{"rest": "ignore"}]
+OTHER = {"rest": "ignore"}
 
 
 def train(problem: Problem, lr: float, delay_bound: float, rest: str = "cancel") -> Iterator[Version]:

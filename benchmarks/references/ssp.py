@@ -14,6 +14,7 @@ from benchmarks.references.problem import Problem, Version
 from benchmarks.references.published import EXPONENTIAL, SEEDS, Group, Published, Run, Series, s_per_update
 
 OPTIONS = {"lr": 0.1, "slack": 2}
+OTHER = {"slack": 1}
 
 
 def train(problem: Problem, lr: float, slack: float) -> Iterator[Version]:
