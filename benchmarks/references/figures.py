@@ -63,7 +63,7 @@ def _differences(axes: Axes, curves: Sequence[Curves], look: Style) -> None:
         axes.plot(c.gradients, shown, ".", color=look.colour, markersize=4, markeredgewidth=0, alpha=0.6)
     axes.axhline(ROUNDING, color=INK, linewidth=0.7)
     right = max(c.gradients[-1] for c in curves)
-    axes.text(right, ROUNDING / 1.6, "rounding of float32", ha="right", va="top", fontsize=8.5)
+    axes.text(right, ROUNDING / 5, "rounding of float32", ha="right", va="top", fontsize=8.5)
     axes.set_yscale("log")
     axes.set_ylim(_LEAST / 1.5, 3e-5)
     axes.set_yticks([_LEAST, 1e-7, 1e-5], ["0", "1e-7", "1e-5"])
