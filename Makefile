@@ -9,7 +9,7 @@ PROCESSES := 2
 PYTEST := $(PYTHON) -m pytest
 PARALLEL := -n $(PROCESSES) --dist loadgroup
 
-.PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies theory docs labs dashboards observe bench clean \
+.PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies theory docs references labs dashboards observe bench clean \
 	requirements image push manifests
 
 help:  ## list the targets
@@ -92,6 +92,9 @@ docs: setup  ## rerun the examples in the documents and insert their output
 	$(PYTHON) -m dsgd.records.documents
 	$(PYTHON) docs/tools/examples.py README.md docs/strategies/*.md
 	$(PYTHON) docs/tools/notebook.py docs/notebook.ipynb
+
+references: setup  ## compare the strategies with reference implementations, and draw the figures of their pages
+	$(PYTHON) docs/tools/examples.py --references docs/strategies/*.md
 
 # The labs of another folder, a copy of docs/labs with other options: make labs LABS=course
 LABS := docs/labs
