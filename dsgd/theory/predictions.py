@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from dsgd.config import TrainConfig
 from dsgd.strategies import strategy_of
 from dsgd.theory.closed_forms import ClosedForms, delivery_cycle
+from dsgd.theory.laws_of_times import memory_steps
 from dsgd.theory.order_statistics import order_statistic_skewness
 from dsgd.theory.uncertainty import Estimate, Totals, ratio_of_means, steady, updates_needed, with_ends
 from dsgd.theory.verdicts import BOUNDS, Verdict, judged
@@ -79,11 +80,11 @@ def needed(cfg: TrainConfig, name: str) -> float:
     """Return how many updates a run needs before its average `name` is compared; inf: it never is."""
     if name == "staleness_p0":
         p = predict(cfg)[name]
-        return updates_needed(memory(cfg), (1 - 2 * p) / math.sqrt(p * (1 - p)))
+        return updates_needed(memory(cfg), (1 - 2 * p) / math.sqrt(p * (1 - p)))  # workers are drawn afresh
     known_skewness = closed_forms(cfg).skewness
     laws = [law for law in (cfg.timing.compute_law, cfg.timing.server_law) if law]
     skewness = known_skewness() if known_skewness else max(map(order_statistic_skewness, laws))
-    return updates_needed(memory(cfg), skewness)
+    return updates_needed(memory(cfg), skewness, memory_steps(cfg.timing.compute_law))
 
 
 def compare(

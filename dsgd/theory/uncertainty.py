@@ -15,8 +15,9 @@ gives the error of the whole, with Student's t for so few.
 - The run's ends: a steady part that is cut at any moment counts each worker's tasks to within one. An error
   between -e and e, evenly, has the standard error e/sqrt(3): "Guide to the expression of uncertainty in
   measurement" (JCGM 100:2008), section 4.3.7.
-- Skewness: the normal approximation needs about 25 times the squared skewness in independent values: Cochran
-  1977, "Sampling techniques", section 2.15. A law whose skewness is infinite never has them.
+- Skewness: for intervals of 95 % the normal approximation needs 25 times the squared skewness in independent
+  values (Cochran 1977, "Sampling techniques", section 2.15), and for those used here twice as many. A law
+  whose skewness is infinite never has them.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ LEVEL = 0.999
 
 _MOST_BATCHES = 32
 _FEWEST_BATCHES = 6
-_MEMORIES_PER_BATCH = 4
+_MEMORIES_PER_BATCH = 2
 _NEEDED_BATCHES = 20
-_COCHRAN = 25
+_COCHRAN = 50
 _ROUNDING = 1e-9
 
 
@@ -85,15 +86,16 @@ class Estimate(NamedTuple):
     batches: int
 
 
-def updates_needed(memory: float, skewness: float) -> float:
+def updates_needed(memory: float, skewness: float, apart: float = 1.0) -> float:
     """Return how many updates a run needs before its averages have a standard error; inf: it never has.
 
-    memory: updates in which it forgets how it began. skewness: of the averaged values.
+    memory: updates in which it forgets how it began. skewness: of the averaged values, of which those are as
+    good as independent that are `apart` updates from each other.
 
     >>> updates_needed(8, 2.0), updates_needed(1, math.inf)
-    (640, inf)
+    (320, inf)
     """
-    needed = max(_NEEDED_BATCHES * _MEMORIES_PER_BATCH * memory, _COCHRAN * skewness**2 * max(1.0, memory))
+    needed = max(_NEEDED_BATCHES * _MEMORIES_PER_BATCH * memory, _COCHRAN * skewness**2 * apart)
     return math.ceil(needed) if math.isfinite(needed) else math.inf
 
 
