@@ -87,6 +87,17 @@ def needed(cfg: TrainConfig, name: str) -> float:
     return updates_needed(memory(cfg), skewness, memory_steps(cfg.timing.compute_law))
 
 
+def of_drawn_times(cfg: TrainConfig) -> set[str]:
+    """Return the predictions that know of drawn compute times only: on Ray, real time is added to these.
+
+    What theory says with nothing known of the times, it says of real ones too.
+    """
+    if cfg.engine == "sim":
+        return set()
+    always = predict(replace(cfg, timing=replace(cfg.timing, compute_time="none")))
+    return {name for name, value in predict(cfg).items() if always.get(name) != value}
+
+
 def compare(
     cfg: TrainConfig, counted: Mapping[str, Any], rows: Sequence[Totals], stopped_by: str, restarts: int
 ) -> dict[str, dict[str, Any]]:
@@ -104,10 +115,9 @@ def compare(
         **{name: y / x for name, sums in _SUMS.items() for y, x in [sums(rows[-1])]},
     }
     broken_off: Verdict | None = _BROKEN_OFF.get(stopped_by) or ("workers were lost" if restarts else None)
-    predicted = predict(cfg)
-    always = predict(_real_times(cfg)) if cfg.engine == "ray" else predicted
+    drawn = of_drawn_times(cfg)
     entries = {}
-    for name, value in predicted.items():
+    for name, value in predict(cfg).items():
         fixed = name in BOUNDS or (name, value) in (("staleness_mean", 0.0), ("staleness_p0", 1.0))
         estimate: Estimate | None = None
         needs: int | None = None
@@ -127,7 +137,7 @@ def compare(
             fixed=fixed,
             not_compared=never,
             needs_updates=needs,
-            of_drawn_times=always.get(name) != value,
+            of_drawn_times=name in drawn,
         )
     return entries
 
@@ -137,8 +147,3 @@ def _steady_mean(cfg: TrainConfig, name: str, value: float, rows: Sequence[Total
     part = steady(rows, forgotten)
     estimate = ratio_of_means([_SUMS[name](row) for row in part])
     return with_ends(estimate, value, forgotten, part[-1].updates - part[0].updates) if estimate else None
-
-
-def _real_times(cfg: TrainConfig) -> TrainConfig:
-    """Return `cfg` with nothing known of the compute times: what theory still says then, it always says."""
-    return replace(cfg, timing=replace(cfg.timing, compute_time="none"))

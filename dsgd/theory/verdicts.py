@@ -78,9 +78,74 @@ def verdict_on(theory: float, estimate: Estimate, *, of_drawn_times: bool = Fals
     >>> [verdict_on(7.0, Estimate(x, 0.1, 20)) for x in (6.9, 6.7, 6.5)]
     ['agrees', 'may be chance', 'differs']
     """
+    error = estimate.standard_error
     off = abs(estimate.mean - theory) - _ROUNDING * abs(theory)
-    if off <= _PLAINLY * estimate.standard_error:
+    if off <= _PLAINLY * error:
         return "agrees"
-    if off <= standard_errors_allowed(estimate.batches) * estimate.standard_error:
+    if error and off <= standard_errors_allowed(estimate.batches) * error:
         return "may be chance"
     return "differs by real time" if of_drawn_times else "differs"
+
+
+def in_words(verdict: str, theory: float, estimate: Estimate) -> str:
+    """Return a verdict as people read it; empty for records from before there were any.
+
+    >>> in_words("agrees", 7.0, Estimate(6.97, 0.06, 20)), in_words("agrees", 7.0, Estimate(7.0, 0.0, 20))
+    ('agrees', 'exact')
+    >>> in_words("differs", 7.0, Estimate(6.5, 0.1, 20))
+    'DIFFERS by 5.0 standard errors'
+    """
+    error, off = estimate.standard_error, abs(estimate.mean - theory)
+    errors_off = f"{off / error:.1f} standard errors" if error else ""
+    match verdict:
+        case "agrees":
+            return "agrees" if error else "exact"
+        case "may be chance":
+            return f"{errors_off} off: may be chance"
+        case "differs":
+            return f"DIFFERS by {errors_off}" if error else "DIFFERS"
+        case "differs by real time":
+            return f"{100 * (estimate.mean - theory) / theory:+.1f}%: messages and computing take time too"
+        case "broken":
+            return "BROKEN"
+        case "diverged" | "failed":
+            return f"not compared: the run {verdict}"
+        case "workers were lost":
+            return "not compared: workers were lost"
+        case "never settles":
+            return "not compared: its times never forget their start"
+    return verdict
+
+
+def line(name: str, entry: Mapping[str, Any]) -> str:
+    """Return an entry of `theory` in summary.json as a line of the terminal's summary.
+
+    >>> line("staleness_mean", {"theory": 7.0, "measured": 6.973, "standard_error": 0.0612, "batches": 20,
+    ...                         "relative_difference": -0.0039, "verdict": "agrees"})
+    '7 mean staleness, measured 6.973 ± 0.061 (agrees)'
+    """
+    theory, measured, error = entry["theory"], entry["measured"], entry.get("standard_error")
+    noise = f" ± {error:.2g}" if error else ""
+    estimate = Estimate(measured, error or 0.0, entry.get("batches", 0))
+    words = in_words(entry.get("verdict", ""), theory, estimate)
+    if not words and entry["relative_difference"] is not None:
+        words = f"{entry['relative_difference']:+.1%}".replace("-0.0%", "+0.0%")
+    return f"{theory:.4g} {_NAMES[name]}, measured {measured:.4g}{noise}{f' ({words})' if words else ''}"
+
+
+def lines(compared: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return all entries as lines, and how long a run must be where this one is too short."""
+    found = [line(name, entry) for name, entry in compared.items()]
+    short = [
+        entry["needs_updates"] for entry in compared.values() if entry.get("verdict") == "too short to compare"
+    ]
+    return [*found, f"to compare them, a run needs {max(short):,} updates"] if short else found
+
+
+_NAMES = {
+    "s_per_update": "s an update",
+    "staleness_mean": "mean staleness",
+    "staleness_p0": "of gradients are fresh",
+    "staleness_max": "staleness at most",
+    "clock_gap_max": "clock gap at most",
+}
