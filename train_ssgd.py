@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import GradientConfig
-from dsgd.theory.closed_forms import ClosedForms, timed, workers
+from dsgd.theory.closed_forms import ClosedForms, slowest_skewness, timed, workers
 from dsgd.theory.laws_of_times import memory_steps
 from dsgd.theory.times import ssgd_time
 from dsgd.work.optimizers import server_rule
@@ -47,4 +47,5 @@ def theory(cfg: Config) -> ClosedForms:
         staleness_mean=lambda: 0.0,
         s_per_update=lambda: ssgd_time(*workers(timed(cfg))),
         memory=lambda: memory_steps(cfg.timing.compute_law),
+        skewness=lambda: slowest_skewness(cfg),
     )

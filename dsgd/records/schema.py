@@ -186,7 +186,9 @@ class Compared(Struct, frozen=True, kw_only=True):
     ]
     measured: Annotated[
         float | None,
-        field("", "the same in this run: after its warm-up where there is a standard error, else in the whole"),
+        field(
+            "", "the same in this run: after its warm-up where there is a standard error, else in the whole"
+        ),
     ]
     relative_difference: Annotated[
         float | None, field("", "(measured - theory)/theory; null for the bounds, those that end in `_max`")
@@ -195,7 +197,9 @@ class Compared(Struct, frozen=True, kw_only=True):
         float | None,
         field("", "of `measured`, from batch means; null for bounds, and where the two are not compared"),
     ] = None
-    batches: Annotated[int, field("", "from which that standard error is; 0 where nothing is left to chance")] = 0
+    batches: Annotated[
+        int, field("", "from which that standard error is; 0 where nothing is left to chance")
+    ] = 0
     verdict: Annotated[
         str,
         field(
@@ -205,7 +209,8 @@ class Compared(Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     needs_updates: Annotated[
-        int | None, field("updates", "as long a run is needed to compare; null where none is, or no length is")
+        int | None,
+        field("updates", "as long a run is needed to compare; null where none is, or no length is"),
     ] = None
 
 

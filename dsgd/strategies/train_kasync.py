@@ -25,7 +25,14 @@ from typing import Literal
 from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
 from dsgd.config import AsynchronousConfig, require
 from dsgd.strategies.conformance import Laws, Limit
-from dsgd.theory.closed_forms import ClosedForms, delivery_cycle, equal_workers, only_computing, timed, workers
+from dsgd.theory.closed_forms import (
+    ClosedForms,
+    delivery_cycle,
+    equal_workers,
+    only_computing,
+    timed,
+    workers,
+)
 from dsgd.theory.stale_gradients import (
     k_async_mean_staleness,
     k_async_staleness_pmf,

@@ -101,7 +101,9 @@ def theory(cfg: Config) -> ClosedForms:
         staleness_mean=lambda: 0.0,
         s_per_update=s_per_update,
         memory=lambda: memory_steps(cfg.timing.compute_law),
-        skewness=lambda: order_statistic_skewness(cfg.timing.compute_law, min(k, cfg.num_workers), cfg.num_workers),
+        skewness=lambda: order_statistic_skewness(
+            cfg.timing.compute_law, min(k, cfg.num_workers), cfg.num_workers
+        ),
     )
 
 

@@ -12,6 +12,7 @@ Each form is evaluated only when it is asked for, and raises ValueError where it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -20,6 +21,7 @@ from dsgd.cluster.laws import Floats, Law
 from dsgd.config import ExchangeConfig, LocalConfig, TrainConfig
 from dsgd.theory.assumptions import NoClosedForm, factors_of
 from dsgd.theory.laws_of_times import memory_steps
+from dsgd.theory.order_statistics import order_statistic_skewness
 from dsgd.theory.queueing import server_updates_per_s
 from dsgd.theory.stale_gradients import asgd_mean_staleness, asgd_mean_staleness_by_worker, asgd_staleness_pmf
 from dsgd.theory.times import asgd_time, local_sgd_run_time, local_sgd_time_per_step
@@ -107,6 +109,21 @@ def delivery_cycle(cfg: TrainConfig) -> float:
     return float(factors.max() * (1 / factors).sum()) * memory_steps(law)
 
 
+def slowest_skewness(cfg: TrainConfig, local_steps: int = 1) -> float:
+    """Return the skewness of a round's time, of the slowest of P workers; of the law, where they differ.
+
+    With H = `local_steps` above 1 there are formulas for sums of exponential times only (or for one worker):
+    as skewed as one sum, or as the largest of very many, which is Gumbel's 1.14 (David and Nagaraja 2003).
+    """
+    law, num_workers, slowdown = workers(cfg)
+    if local_steps > 1:
+        of_one = order_statistic_skewness(law) / math.sqrt(local_steps)
+        return max(1.14, of_one) if of_one else 0.0
+    equal = all(factor == 1 for factor in slowdown.values())
+    n = num_workers if equal else 1
+    return order_statistic_skewness(law, n, n)
+
+
 def instant_links(cfg: TrainConfig) -> bool:
     """Whether messages take no time except the latency."""
     return cfg.timing.server_bytes_per_s == float("inf")
@@ -155,6 +172,7 @@ def rounds(cfg: LocalConfig) -> ClosedForms:
         s_per_update=s_per_update,
         run_s=run_s,
         memory=lambda: memory_steps(cfg.timing.compute_law),
+        skewness=lambda: slowest_skewness(cfg, h),
     )
 
 

@@ -126,7 +126,7 @@ def order_statistic_skewness(law: Law, k: int = 1, n: int = 1) -> float:
             j = np.arange(rest, n + 1, dtype=float)
             return float(2 * (1 / j**3).sum() / (1 / j**2).sum() ** 1.5)
         case Uniform():
-            return 2 * (rest - k) * math.sqrt(n + 2) / ((n + 3) * math.sqrt(k * rest))
+            return float(2 * (rest - k) * math.sqrt(n + 2) / ((n + 3) * math.sqrt(k * rest)))
         case Markov() as chain:
             p = chain.p_slow
             if n > 1:

@@ -16,14 +16,15 @@ gives the error of the whole, with Student's t for so few.
   between -e and e, evenly, has the standard error e/sqrt(3): "Guide to the expression of uncertainty in
   measurement" (JCGM 100:2008), section 4.3.7.
 - Skewness: for intervals of 95 % the normal approximation needs 25 times the squared skewness in independent
-  values (Cochran 1977, "Sampling techniques", section 2.15), and for those used here twice as many. A law
-  whose skewness is infinite never has them.
+  values (Cochran 1977, "Sampling techniques", section 2.15), and for those used here four times as many. A
+  law whose skewness is infinite never has them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ _MOST_BATCHES = 32
 _FEWEST_BATCHES = 6
 _MEMORIES_PER_BATCH = 2
 _NEEDED_BATCHES = 20
-_COCHRAN = 50
+_COCHRAN = 100
 _ROUNDING = 1e-9
 
 
@@ -93,7 +94,7 @@ def updates_needed(memory: float, skewness: float, apart: float = 1.0) -> float:
     good as independent that are `apart` updates from each other.
 
     >>> updates_needed(8, 2.0), updates_needed(1, math.inf)
-    (320, inf)
+    (400, inf)
     """
     needed = max(_NEEDED_BATCHES * _MEMORIES_PER_BATCH * memory, _COCHRAN * skewness**2 * apart)
     return math.ceil(needed) if math.isfinite(needed) else math.inf
@@ -130,8 +131,7 @@ def ratio_of_means(sums: Sequence[tuple[float, float]]) -> Estimate | None:
     width = x_last - x_first
     mean = (y_last - y_first) / width
     squares = sum(
-        (after[0] - before[0] - mean * (after[1] - before[1])) ** 2
-        for before, after in zip(sums, sums[1:], strict=False)
+        (after[0] - before[0] - mean * (after[1] - before[1])) ** 2 for before, after in pairwise(sums)
     )
     return Estimate(mean, math.sqrt(squares * batches / (batches - 1)) / width, batches)
 

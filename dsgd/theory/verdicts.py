@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from dsgd.theory.uncertainty import Estimate, pooled, standard_errors_allowed
+from dsgd.theory.uncertainty import Estimate, standard_errors_allowed
 
 BOUNDS = ("staleness_max", "clock_gap_max")
 """Of these, theory gives a bound; of all else, the value."""
@@ -24,10 +24,10 @@ Verdict = Literal[
     "failed",
     "workers were lost",
 ]
-"""`agrees`: within two standard errors. `may be chance`: farther, but chance alone does that more than once in
-1,000 runs. `differs`: a contradiction. `differs by real time`: one that Ray's messages and real computing
-explain, where the formula counts the drawn times only. `kept`, `broken`: of bounds. The others say why the
-two are not compared."""
+"""`agrees`: within two standard errors. `may be chance`: farther, but chance alone does that more than once
+in 1,000 comparisons. `differs`: a contradiction. `differs by real time`: one that Ray's messages and real
+computing explain, as the formula counts the drawn times only. `kept`, `broken`: of bounds. The others say why
+the two are not compared."""
 
 CONTRADICTIONS: tuple[Verdict, ...] = ("differs", "broken")
 COMPARED: tuple[Verdict, ...] = get_args(Verdict)[:6]
@@ -137,9 +137,11 @@ def lines(compared: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return all entries as lines, and how long a run must be where this one is too short."""
     found = [line(name, entry) for name, entry in compared.items()]
     short = [
-        entry["needs_updates"] for entry in compared.values() if entry.get("verdict") == "too short to compare"
+        entry["needs_updates"]
+        for entry in compared.values()
+        if entry.get("verdict") == "too short to compare"
     ]
-    return [*found, f"to compare them, a run needs {max(short):,} updates"] if short else found
+    return [*found, f"a run of {max(short):,} updates is long enough to compare"] if short else found
 
 
 _NAMES = {
