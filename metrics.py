@@ -47,7 +47,8 @@ class Tally:
         self.tasks = [0] * num_workers
         self.staleness_sums = [0] * num_workers
         self.busy_s = [0.0] * num_workers
-        self._marks = Marks(apart=num_workers)
+        self._marks = Marks(apart=num_workers)  # so that each worker delivers about once between two
+        self._next_mark = num_workers
         self._samples_per_batch, self._clocks = samples_per_batch, clocks
         self._taken = taken_of_updates()
         self._has_computed = any(row.of and not row.handed_over for row in QUANTITIES)
@@ -89,8 +90,8 @@ class Tally:
                 self.first_loss = loss
         if update.measured or self._has_computed:
             self._measure(update)
-        if self.gradients >= self._marks.next_at:
-            self._marks.add(self.gradients, self._totals)
+        if self.gradients >= self._next_mark:
+            self._next_mark = self._marks.add(self.gradients, self._totals)
 
     def _measure(self, update: Update) -> None:
         if unknown := update.measured.keys() - self._sums.keys():
@@ -112,9 +113,7 @@ class Tally:
 
     @property
     def totals(self) -> list[Totals]:
-        """The totals at some updates, in equal distances, and at the last: what standard errors are made
-        of.
-        """
+        """The totals at some updates, at equal distances, and at the last: standard errors come from them."""
         return [*self._marks.rows, self._totals]
 
     @property

@@ -179,8 +179,8 @@ def theory(frames: Frames) -> Table | None:
         title="Theory and measurement",
         note=f"Times in {seconds(frames)}, staleness in updates, clock gaps in mini-batches. Measured is the "
         "mean over seeds after the warm-up, ± one standard error, from batch means within the runs; for "
-        "bounds it is the largest. What lies within two standard errors agrees; what is farther off than chance "
-        "explains once in 1,000 comparisons differs.",
+        "bounds it is the largest. What lies within two standard errors agrees; what is farther off than "
+        "chance explains once in 1,000 comparisons differs.",
         headings=["variant", "quantity", "theory", "measured", "difference", "verdict"],
         rows=rows,
     )

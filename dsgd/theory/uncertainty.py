@@ -54,21 +54,20 @@ class Totals(NamedTuple):
 class Marks:
     """Totals of a run at equal intervals, which double as it grows: never more than 33.
 
-    apart: mini-batches between two marks, at first. Between marks a run pays one comparison, with `next_at`.
+    apart: mini-batches between two marks, at first.
     """
 
     def __init__(self, apart: int) -> None:
         self.rows = [Totals()]
-        self.next_at = self._apart = apart
-        """Mini-batches at which the next mark is due."""
+        self._apart = apart
 
-    def add(self, mini_batches: int, totals: Totals) -> None:
-        """Keep a mark.
+    def add(self, mini_batches: int, totals: Totals) -> int:
+        """Keep a mark; return at how many mini-batches the next one is due.
 
-        >>> marks = Marks(1)
+        >>> marks, due = Marks(1), 1
         >>> for n in range(1, 1001):
-        ...     if n >= marks.next_at:
-        ...         marks.add(n, Totals(updates=n))
+        ...     if n >= due:
+        ...         due = marks.add(n, Totals(updates=n))
         >>> len(marks.rows), marks.rows[1].updates, marks.rows[-1].updates
         (32, 32, 992)
         """
@@ -76,7 +75,7 @@ class Marks:
         if len(self.rows) > _MOST_BATCHES:
             self.rows = self.rows[::2]
             self._apart *= 2
-        self.next_at = mini_batches + self._apart
+        return mini_batches + self._apart
 
 
 class Estimate(NamedTuple):
