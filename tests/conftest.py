@@ -90,6 +90,7 @@ AROUND_RUNS = {
     "test_tensorboard",
     "test_theory",
     "test_trace",
+    "test_uncertainty",
 }
 
 

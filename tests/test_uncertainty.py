@@ -41,14 +41,14 @@ SCENARIOS: Mapping[str, tuple[str, list[int], dict[str, Any]]] = {
     "asgd markov": ("asgd", [2], {"compute_time": "markov:1,5,.05,.2"}),
     "asgd with a server": ("asgd", [2, 8], {"server_time": "exponential:.1", "latency_s": 0.1}),
     "asgd with a busy server": ("asgd", [1, 8], {"server_time": "exponential:.5"}),
-    "asgd with slow links": ("asgd", [4], {"server_bytes_per_s": 1e6, "padding_bytes": 100_000}),
+    "asgd with slow links": ("asgd", [4], {"server_bytes_per_s": 100.0, "dataset": "quadratic"}),
     "dcasgd": ("dcasgd", [4], {}),
     "ssgd": ("ssgd", [1, 2, 8], {}),
     "ssgd constant": ("ssgd", [3], {"compute_time": "constant:.3"}),
     "ssgd unequal": ("ssgd", [8], {"slowdown": "0=3"}),
     "ssgd lognormal": ("ssgd", [8], {"compute_time": "lognormal:1,1"}),
     "ssgd pareto 2.5": ("ssgd", [8], {"compute_time": "pareto:2.5,1"}),
-    "ssgd markov": ("ssgd", [1, 8, 64], {"compute_time": "markov:1,5,.05,.2"}),
+    "ssgd markov": ("ssgd", [1, 8], {"compute_time": "markov:1,5,.05,.2"}),
     "ssgd markov, alternating": ("ssgd", [2], {"compute_time": "markov:1,5,1,1"}),
     "ksync": ("ksync", [8], {"k": 2}),
     "ksync pareto 1.5": ("ksync", [8], {"k": 4, "compute_time": "pareto:1.5,1"}),
@@ -72,8 +72,7 @@ SCENARIOS: Mapping[str, tuple[str, list[int], dict[str, Any]]] = {
     "easgd": ("easgd", [3], {"local_steps": 5, "exchange": "async"}),
     "diloco": ("diloco", [4], {"local_steps": 4, "exchange": "async", "slowdown": "0=3"}),
 }
-LENGTHS = (1, 10, 100, 450, 3000)  # updates
-SEEDS = 12
+SEEDS = {1: 4, 10: 4, 100: 20, 500: 40, 3000: 6}  # how many, by the updates of a run
 
 
 def compared(mode: str, updates: int, seed: int, num_workers: int, **options: Any) -> dict[str, Any]:
@@ -104,18 +103,24 @@ def most_by_chance(comparisons: int, at: float = 1e-3) -> int:
     return k
 
 
-def test_correct_runs_look_like_contradictions_no_more_often_than_the_level_says() -> None:
-    """Over modes, laws, workers, lengths and seeds, contradictions are as rare as the level says: all in all,
-    at each length, and in each scenario.
-    """
+def count() -> tuple[Counter[str | int], Counter[str | int]]:
+    """Return comparisons with chance in them and contradictions, by scenario, by length of the run and in all."""
     comparisons, wrong = Counter[str | int](), Counter[str | int]()
     for name, (mode, numbers, options) in SCENARIOS.items():
-        for num_workers, updates, seed in product(numbers, LENGTHS, range(SEEDS)):
-            for entry in compared(mode, updates, seed, num_workers, **options).values():
-                left_to_chance = bool(entry["standard_error"])
-                for group in (name, updates, "all"):
-                    comparisons[group] += left_to_chance
-                    wrong[group] += entry["verdict"] in CONTRADICTIONS
+        for num_workers, (updates, seeds) in product(numbers, SEEDS.items()):
+            for seed in range(seeds):
+                for entry in compared(mode, updates, seed, num_workers, **options).values():
+                    for group in (name, updates, "all"):
+                        comparisons[group] += bool(entry["standard_error"])
+                        wrong[group] += entry["verdict"] in CONTRADICTIONS
+    return comparisons, wrong
+
+
+def test_correct_runs_look_like_contradictions_no_more_often_than_the_level_says() -> None:
+    """Over modes, laws, workers, lengths and seeds, contradictions are as rare as the level says: in all runs
+    together, at each length, and in each scenario.
+    """
+    comparisons, wrong = count()
     assert comparisons["all"] > 2000
     for group, found in wrong.items():
         assert found <= most_by_chance(comparisons[group], at=1e-3 / len(wrong)), (group, wrong, comparisons)
