@@ -104,7 +104,7 @@ def most_by_chance(comparisons: int, at: float = 1e-3) -> int:
 
 
 def count() -> tuple[Counter[str | int], Counter[str | int]]:
-    """Return comparisons with chance in them and contradictions, by scenario, by length of the run and in all."""
+    """Return comparisons with chance in them, and contradictions: by scenario, by length, and all."""
     comparisons, wrong = Counter[str | int](), Counter[str | int]()
     for name, (mode, numbers, options) in SCENARIOS.items():
         for num_workers, (updates, seeds) in product(numbers, SEEDS.items()):

@@ -12,7 +12,6 @@ Each form is evaluated only when it is asked for, and raises ValueError where it
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -109,18 +108,13 @@ def delivery_cycle(cfg: TrainConfig) -> float:
     return float(factors.max() * (1 / factors).sum()) * memory_steps(law)
 
 
-def slowest_skewness(cfg: TrainConfig, local_steps: int = 1) -> float:
-    """Return the skewness of a round's time, of the slowest of P workers; of the law, where they differ.
+def slowest_skewness(cfg: TrainConfig) -> float:
+    """Return the skewness of a round's time, of the slowest of P equal workers; of the law, where they differ.
 
-    With H = `local_steps` above 1 there are formulas for sums of exponential times only (or for one worker):
-    as skewed as one sum, or as the largest of very many, which is Gumbel's 1.14 (David and Nagaraja 2003).
+    Sums of mini-batches are less skewed than these, so a round of local steps is too.
     """
     law, num_workers, slowdown = workers(cfg)
-    if local_steps > 1:
-        of_one = order_statistic_skewness(law) / math.sqrt(local_steps)
-        return max(1.14, of_one) if of_one else 0.0
-    equal = all(factor == 1 for factor in slowdown.values())
-    n = num_workers if equal else 1
+    n = num_workers if all(factor == 1 for factor in slowdown.values()) else 1
     return order_statistic_skewness(law, n, n)
 
 
@@ -172,7 +166,7 @@ def rounds(cfg: LocalConfig) -> ClosedForms:
         s_per_update=s_per_update,
         run_s=run_s,
         memory=lambda: memory_steps(cfg.timing.compute_law),
-        skewness=lambda: slowest_skewness(cfg, h),
+        skewness=lambda: slowest_skewness(cfg),
     )
 
 

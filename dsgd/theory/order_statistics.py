@@ -147,7 +147,7 @@ def order_statistic_skewness(law: Law, k: int = 1, n: int = 1) -> float:
     variance = second - first**2
     if not variance > 1e-7 * second:  # lost to rounding: hardly any spread
         return 0.0
-    return (third - 3 * first * variance - first**3) / variance**1.5
+    return float((third - 3 * first * variance - first**3) / variance**1.5)
 
 
 def slowest_mean(law: Law | Erlang, factors: Floats) -> float:
