@@ -109,7 +109,7 @@ def delivery_cycle(cfg: TrainConfig) -> float:
 
 
 def slowest_skewness(cfg: TrainConfig) -> float:
-    """Return the skewness of a round's time, of the slowest of P equal workers; of the law, where they differ.
+    """Return the skewness of a round's time: of the slowest of P equal workers; of the law, if they differ.
 
     Sums of mini-batches are less skewed than these, so a round of local steps is too.
     """
