@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from dsgd.records.reader import Record
 from dsgd.report.frames import Frames
@@ -12,9 +11,8 @@ from dsgd.report.panels import seconds
 from dsgd.report.panels.scaling import Series, series
 from dsgd.report.questions import Question, differs, questions, until
 from dsgd.report.statistics import SIGNIFICANT, Interval, Pair, median_interval
-from dsgd.report.theory_words import beside_theory
+from dsgd.report.theory_words import beside_theory, throughput_beside_theory
 from dsgd.report.words import confidence, few, listed, number, p_value, percent, plural
-from dsgd.theory import distributions
 
 _MOST_SCENARIOS = 6
 _DETERMINISTIC = "deterministic: each has one value, whatever the seed, so there is no p"
@@ -233,17 +231,8 @@ def _scaling(frames: Frames, found: Sequence[Series]) -> list[str]:
         return [first, _sentence(asked[0])]
     fastest, rate = next(iter(asked[0].ranking("").items()))
     second = f"The highest is {number(rate.centre)} gradients per {unit}, by {fastest}"
-    differences = [
-        abs(measured - said) / said
-        for run in frames.records
-        if (said := distributions.gradients_per_s(run.record.summary))
-        and (measured := run.record.summary.gradients_per_s) is not None
-    ]
-    if differences:
-        second += (
-            f"; throughput differs from theory by {percent(median(differences))} in the median run and by "
-            f"{percent(max(differences))} at most"
-        )
+    if beside := throughput_beside_theory([run.record for run in frames.records]):
+        second += f"; {beside}"
     return [first, f"{second}."]
 
 

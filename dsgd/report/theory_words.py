@@ -9,10 +9,10 @@ from typing import NamedTuple
 from dsgd.records.reader import Record
 from dsgd.records.schema import Compared
 from dsgd.report.statistics import median_interval
-from dsgd.report.words import listed, number, percent
+from dsgd.report.words import listed, number, percent, plural
 from dsgd.theory import distributions
 from dsgd.theory.uncertainty import Estimate, pooled
-from dsgd.theory.verdicts import BOUNDS, in_words, verdict_on
+from dsgd.theory.verdicts import BOUNDS, COMPARED, in_words, verdict_on
 
 
 class OverSeeds(NamedTuple):
@@ -83,6 +83,25 @@ def beside_theory(records: Sequence[Record], unit: str) -> str:
             parts.append(phrase.format(number(median_interval(measured).centre)))
     text = listed(parts)
     return f"{text[0].upper()}{text[1:]}."
+
+
+def throughput_beside_theory(records: Sequence[Record]) -> str:
+    """Return in how many runs theory's time per update, and so the throughput, is what was measured; empty
+    where no formula is known.
+    """
+    entries = [entry for record in records if (entry := record.summary.theory.get("s_per_update"))]
+    compared = [entry.verdict for entry in entries if entry.verdict in COMPARED]
+    if not compared:
+        return (
+            "the runs are too short, or their times too irregular, to compare with theory" if entries else ""
+        )
+    n, differ = len(compared), sum(verdict.startswith("differs") for verdict in compared)
+    of = f"of {plural(len(records), 'run')}" + (
+        f" ({n} of which can be compared)" if n < len(records) else ""
+    )
+    if differ:
+        return f"throughput differs from theory by more than chance does in {differ} {of}"
+    return f"throughput agrees with theory, within its noise, in {n} {of}"
 
 
 def _measured(record: Record, name: str) -> float | None:
