@@ -22,8 +22,9 @@ from dsgd.strategies import load
 from dsgd.theory.closed_forms import ClosedForms
 from dsgd.theory.laws_of_times import quantile
 from dsgd.theory.order_statistics import order_statistic_skewness
-from dsgd.theory.uncertainty import LEVEL, standard_errors_allowed
-from dsgd.theory.verdicts import COMPARED, CONTRADICTIONS, lines
+from dsgd.theory.predictions import compare, of_drawn_times
+from dsgd.theory.uncertainty import LEVEL, Estimate, standard_errors_allowed
+from dsgd.theory.verdicts import COMPARED, CONTRADICTIONS, in_words, lines, verdict_on
 
 EXPONENTIAL = "exponential:1"
 SCENARIOS: Mapping[str, tuple[str, list[int], dict[str, Any]]] = {
@@ -220,6 +221,36 @@ def test_what_cannot_be_compared_says_why(options: dict[str, Any], why: str) -> 
         assert entry["verdict"] == why
         assert entry["standard_error"] is None
         assert entry["needs_updates"] is None
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "restarts", "why"), [("failed", 0, "failed"), ("budget", 1, "workers were lost")]
+)
+def test_a_run_that_theory_does_not_describe_is_not_compared(
+    stopped_by: str, restarts: int, why: str
+) -> None:
+    """After a failure, or with a worker lost on the way, averages are not compared, but bounds are."""
+    cfg = config("ssp", slack=1.0, dataset="none", num_workers=4, steps=2000, compute_time=EXPONENTIAL)
+    ended = execute(cfg, evaluate=False)
+    summary, totals = ended.summary, ended.tally.totals
+    assert {e["verdict"] for e in compare(cfg, summary, totals, "budget", 0).values()} <= set(COMPARED)
+    entries = compare(cfg, summary, totals, stopped_by, restarts)
+    verdicts = {name: entry["verdict"] for name, entry in entries.items()}
+    assert verdicts == {
+        "staleness_mean": why, "s_per_update": why, "staleness_max": "kept", "clock_gap_max": "kept"
+    }  # fmt: skip
+
+
+def test_on_ray_only_what_holds_for_any_times_can_be_contradicted() -> None:
+    """ASGD's mean staleness is P - 1 whatever times are; its time and its share of fresh gradients are those
+    of the drawn times, to which Ray adds real ones.
+    """
+    cfg = config("asgd", compute_time=EXPONENTIAL, num_workers=4)
+    assert of_drawn_times(cfg) == set()
+    assert of_drawn_times(replace(cfg, engine="ray")) == {"s_per_update", "staleness_p0"}
+    slower = Estimate(0.3, 0.001, 20)
+    assert verdict_on(0.25, slower, of_drawn_times=True) == "differs by real time"
+    assert in_words("differs by real time", 0.25, slower) == "+20.0%: messages and computing take time too"
 
 
 def test_a_record_without_standard_errors_is_shown_as_before() -> None:
