@@ -227,6 +227,10 @@ class OutputConfig(Checked):
     ] = None
     """Name of the record's folder; must be new. None: time, mode, workers and seed."""
 
+    note: str | None = None
+    """A line about the run, shown and searched by `main.py --watch`. Words that begin with # are its tags, as
+    in "#slides second try"."""
+
     record: str = "all"
     """Which updates are written to updates.jsonl: all | every:N | none."""
     record_every = Parsed("record", texts.every)

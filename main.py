@@ -25,6 +25,7 @@ with ended_by_signals():  # the other imports take a second
     from dsgd.execution.execute import Ended, execute
     from dsgd.live.observers import Observers
     from dsgd.records.s3 import is_s3
+    from dsgd.records.size import announcement
     from dsgd.records.upload import Upload
     from dsgd.records.writer import RunRecord, default_name, free_path
     from dsgd.terminal.cli import UsageError, parse
@@ -64,6 +65,8 @@ def run_here(cfg: TrainConfig, started: float, interruptions: Interruptions, obs
     console = Console(highlight=False)
 
     def run_one(cfg: TrainConfig, started: float | None = None) -> Ended:
+        if not cfg.output.quiet and (said := announcement(cfg)):
+            print(said, flush=True)
         with usage_errors(), ProgressLine(cfg, console) as line:
             watchers = [line, *observers.watchers()]
             ended = execute(

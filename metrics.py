@@ -14,6 +14,7 @@ it from the update: `of=lambda update: ...`.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,11 @@ from typing import Any, Literal, NamedTuple
 from dsgd.cluster import Engine, Update
 from dsgd.cluster.clocks import Clocks
 from dsgd.theory.uncertainty import Marks, Totals
+
+MOST_LISTED = 1024
+"""Most workers that a summary lists one by one, and most values of staleness that it counts one by one."""
+
+_SLOWEST = 10  # workers that the summary of a larger run lists
 
 
 class Tally:
@@ -147,13 +153,26 @@ class Tally:
     def summary(self, cluster: Engine) -> dict[str, Any]:
         """Return the counted part of summary.json; `cluster` adds what no update has."""
         by_worker = {row.name: row.by_worker(self, cluster) for row in QUANTITIES if row.by_worker}
+        large = len(self.tasks) > MOST_LISTED
         return {
             **{row.name: row.total(self, cluster) for row in QUANTITIES if row.total},
             "workers": {
                 str(worker): {name: values[worker] for name, values in by_worker.items()}
-                for worker in range(len(self.tasks))
+                for worker in self.listed
             },
+            "over_workers": _over_workers(self, by_worker) if large else {},
         }
+
+    @property
+    def listed(self) -> Sequence[int]:
+        """The workers that the summary lists: all, or of a large run the slowest, slowest first.
+
+        Those are the ones with the fewest mini-batches; of equal ones, those that computed longest.
+        """
+        workers = range(len(self.tasks))
+        if len(workers) <= MOST_LISTED:
+            return workers
+        return heapq.nsmallest(_SLOWEST, workers, key=lambda w: (self.steps[w], -self.busy_s[w]))
 
 
 def finite(x: float | None) -> float | None:
@@ -274,10 +293,36 @@ def _busy_s(tally: Tally, cluster: Engine) -> list[float]:
 
 
 def _staleness(tally: Tally) -> dict[str, Any]:
-    of_workers = enumerate(zip(tally.staleness_sums, tally.tasks, strict=True))
+    sums, tasks = tally.staleness_sums, tally.tasks
     return {
         **_distribution(tally.staleness_counts),
-        "by_worker": {str(worker): total / tasks for worker, (total, tasks) in of_workers if tasks},
+        "by_worker": {str(worker): sums[worker] / tasks[worker] for worker in tally.listed if tasks[worker]},
+    }
+
+
+def _over_workers(tally: Tally, by_worker: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    """Return mean, quantiles and extremes over workers: of what is known by worker, of seconds of computing
+    per mini-batch, and of mean staleness; of these two over the workers that have them.
+    """
+    values = {
+        **by_worker,
+        "batch_s": [s / n for s, n in zip(by_worker["busy_s"], by_worker["steps"], strict=True) if n],
+        "staleness": [s / n for s, n in zip(tally.staleness_sums, tally.tasks, strict=True) if n],
+    }
+    return {name: _spread(sorted(found)) for name, found in values.items() if found}
+
+
+def _spread(ordered: Sequence[float]) -> dict[str, float]:
+    def quantile(q: float) -> float:
+        return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
+
+    return {
+        "mean": math.fsum(ordered) / len(ordered),
+        "min": ordered[0],
+        "p05": quantile(0.05),
+        "p50": quantile(0.50),
+        "p95": quantile(0.95),
+        "max": ordered[-1],
     }
 
 
@@ -299,8 +344,23 @@ def _distribution(counts: Mapping[int, int]) -> dict[str, Any]:
         "p50": quantile(0.50),
         "p95": quantile(0.95),
         "max": values[-1] if values else None,
-        "counts": {str(value): counts[value] for value in values},
+        "counts": {str(value): n for value, n in _thinned({v: counts[v] for v in values}).items()},
     }
+
+
+def _thinned(counts: dict[int, int]) -> dict[int, int]:
+    """Return the counts; where they are of too many values, these are cut to three significant digits.
+
+    >>> _thinned({n: 1 for n in range(2000)})[1230]
+    10
+    """
+    if len(counts) <= MOST_LISTED:
+        return counts
+    thinned: dict[int, int] = {}
+    for value, n in counts.items():
+        unit = 10 ** max(0, len(str(value)) - 3)
+        thinned[value // unit * unit] = thinned.get(value // unit * unit, 0) + n
+    return thinned
 
 
 QUANTITIES: list[Quantity] = [

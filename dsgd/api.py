@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from dsgd.config import LiveConfig, OutputConfig, option_fields
 from dsgd.config import options as flat
 from dsgd.execution.execute import Ended, Watcher, execute
 from dsgd.live.observers import Observers
-from dsgd.metrics import taken_of_updates
+from dsgd.metrics import QUANTITIES, taken_of_updates
 from dsgd.records.outcomes import StoppedBy
 from dsgd.records.s3 import Uploads, is_s3
 from dsgd.records.upload import Upload
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from dsgd.cluster import Update
+    from dsgd.report.frames import Frames
+    from dsgd.report.pictures import Picture
     from dsgd.work.weights import Vector
 
 __all__ = ["Comparison", "Result", "Watcher", "experiment", "modes", "run"]
@@ -141,6 +143,52 @@ class Result:
         """
         return _frame(self._rows.tasks, _TASKS)
 
+    def frame(self) -> pl.DataFrame:
+        """Return the run as one row, with the columns of results.csv; `polars.concat` stacks such rows."""
+        import msgspec
+        import polars as pl
+
+        from dsgd.records.schema import summary_type
+
+        # The digest is added where a record is written; no column has it.
+        summary = msgspec.convert({"weights_sha256": ""} | self.summary, summary_type(), strict=False)
+        cfg = self._ended.cfg
+        row = {"mode": cfg.mode, "engine": cfg.engine, "num_workers": cfg.num_workers, "seed": cfg.seed}
+        row |= {"stopped_by": self.stopped_by}
+        columns = {name: column for one in QUANTITIES for name, column in one.columns.items()}
+        types = {name: pl.Int64 if column.kind is int else pl.Float64 for name, column in columns.items()}
+        row |= {name: column.of(summary) for name, column in columns.items()}
+        return pl.DataFrame([row], schema_overrides=types)
+
+    def curve(self, y: str = "loss", x: str = "t_s") -> pl.DataFrame:
+        """Return two columns of `evaluations`, without the rows that have no value.
+
+        Raises ValueError, with the columns that there are, for another.
+        """
+        for column in (x, y):
+            if column not in _EVALUATIONS:
+                raise ValueError(f"curve: {column}: must be one of {', '.join(_EVALUATIONS)}")
+        return self.evaluations.select(x, y).drop_nulls()
+
+    def plot(self, *others: Result, y: str = "loss", x: str = "t_s") -> Picture:
+        """Draw `curve`, and those of other runs beside it; a notebook shows it, `.save("it.svg")` keeps it.
+
+        Raises ValueError as `curve` does, and for a run without evaluations.
+        """
+        from dsgd.report.pictures import Curve, curves
+
+        lines = {}
+        for name, run in _named([self, *others]).items():
+            points = run.curve(y, x)
+            if not len(points):
+                raise ValueError(f"plot: {name} was not evaluated; give it a dataset and eval_every")
+            lines[name] = Curve(run.options["mode"], points[x].to_numpy(), points[y].to_numpy())
+        engines = {run.options["engine"] for run in (self, *others)}
+        unit = "engine s" if len(engines) > 1 else {"sim": "virtual s"}.get(engines.pop(), "s")
+        labels = {"t_s": f"time ({unit})", "bytes": "bytes both ways", "version": "updates"}
+        title = f"{y[0].upper()}{y[1:]} against {labels.get(x, x).partition(' (')[0]}"
+        return curves(title, lines, labels.get(x, x), y)
+
 
 def run(mode: str = "ssgd", *, watch: Iterable[Watcher] = (), **options: Any) -> Result:
     """Run a strategy to the end of its budget.
@@ -199,6 +247,32 @@ class Comparison:
     """By variant, the options that were chosen for it, if the experiment tunes some."""
     report: Path | None
     """The report's page; None without `out`."""
+    answer: str
+    """What the report says first."""
+
+    _frames: Frames
+
+    def frame(self) -> pl.DataFrame:
+        """Return `runs`: one row per run."""
+        return self.runs
+
+    def curve(self, variant: str | None = None) -> pl.DataFrame:
+        """Return `curves`, of one variant if it is named; raises ValueError for one that there is not."""
+        if variant is None:
+            return self.curves
+        if variant not in self._frames.variants:
+            raise ValueError(f"curve: {variant}: must be one of {', '.join(self._frames.variants)}")
+        return self.curves.filter(variant=variant)
+
+    def plot(self, figure: str | None = None) -> Picture:
+        """Draw a figure of the report: the first, or the one named, like loss-time or time-to-target.
+
+        Figures that look into updates (staleness, timelines, drift) need the records, and so `out`. Raises
+        ValueError, with the names that there are, for another.
+        """
+        from dsgd.report.pictures import of_comparison
+
+        return of_comparison(self._frames, figure)
 
     def __repr__(self) -> str:
         variants = self.runs["variant"].n_unique()
@@ -229,7 +303,8 @@ def experiment(
 
     from dsgd.experiments.experiment_file import load, read
     from dsgd.experiments.runner import run_experiment
-    from dsgd.report.frames import read_folder
+    from dsgd.report.answer import answer
+    from dsgd.report.frames import FIGURES, OF_UPDATES, read_folder
 
     texts = [f"{option}={value}" for option, value in _plain(settings or {}).items()]
     with ExitStack() as stack:
@@ -251,9 +326,35 @@ def experiment(
             run_name, error = next(iter(finished.failed.items()))
             raise RuntimeError(f"all runs failed; {run_name}: {error}")
         frames = read_folder(finished.experiment.folder)
+        said = answer(frames).text
+        if out is None:  # the records are about to go
+            drawn = [figure for figure in frames.show or FIGURES if figure not in OF_UPDATES]
+            frames = replace(frames, show=drawn)
     return Comparison(
-        planned.name, frames.runs, frames.curves, finished.failed, finished.chosen, finished.report
+        planned.name,
+        frames.runs,
+        frames.curves,
+        finished.failed,
+        finished.chosen,
+        finished.report,
+        said,
+        frames,
     )
+
+
+def _named(runs: Sequence[Result]) -> dict[str, Result]:
+    """Name runs by mode and the options in which they differ."""
+    differing = [
+        option
+        for option in runs[0].options
+        if option != "mode" and len({repr(run.options.get(option)) for run in runs}) > 1
+    ]
+    shared = [option for option in differing if all(option in run.options for run in runs)]
+    named: dict[str, Result] = {}
+    for run in runs:
+        name = " ".join([run.options["mode"], *(f"{option}={run.options[option]}" for option in shared)])
+        named[name if name not in named else f"{name} ({len(named) + 1})"] = run
+    return named
 
 
 @contextmanager

@@ -103,8 +103,9 @@ def test_the_contract_of_the_summary(cli: CommandLine) -> None:
     assert set(summary) == {
         "mode", "engine", "num_workers", "steps", "seed", "updates", "gradients", "samples", "stopped_by",
         "error", "clock_s", "wall_s", "startup_s", "loss", "eval", "staleness", "clock_gap_max", "drift",
-        "theory", "wasted", "workers", "bytes", "weights_sha256",
+        "theory", "wasted", "workers", "over_workers", "bytes", "weights_sha256",
     }  # fmt: skip
+    assert summary["over_workers"] == {}
     assert set(summary["staleness"]) == {"mean", "p50", "p95", "max", "counts", "by_worker"}
     assert set(summary["workers"]["0"]) == {"steps", "busy_s", "idle_s", "restarts"}
     assert summary["drift"] > 0

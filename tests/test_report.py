@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
+from html import unescape
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
@@ -20,6 +21,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 from msgspec.structs import astuple
 from scipy import stats
 
@@ -28,13 +30,14 @@ from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordError
 from dsgd.report import tables
 from dsgd.report.answer import answer
-from dsgd.report.build import build_report
-from dsgd.report.figures import chosen, draw_sections
+from dsgd.report.build import _markdown, build_report
+from dsgd.report.colours import DARK, LIGHT, contrast, distance, on_dark, ramp
+from dsgd.report.figures import chosen, draw_sections, scene_of
 from dsgd.report.frames import FIGURES, read_folder
 from dsgd.report.panels import timeline
 from dsgd.report.questions import differs, questions
 from dsgd.report.statistics import compare, holm, median_bands, median_interval, paired_t, rank_test
-from dsgd.report.style import DARK, LIGHT, LOOKS, contrast, styles
+from dsgd.report.style import LOOKS, styles
 from dsgd.report.words import number
 from dsgd.strategies import modes
 from dsgd.theory import distributions
@@ -303,7 +306,7 @@ def test_a_run_that_was_cut_off_is_no_result(
     (copy / "experiment.yaml").unlink()  # loose records
     assert read_folder(copy).left_out == ((cut.name, reason),)
     assert read_folder(cut).left_out == ()  # its own page it has
-    assert reason.split(" after ")[0] in answer(read_folder(cut))[0]
+    assert reason.split(" after ")[0] in answer(read_folder(cut)).headline
 
 
 def test_an_interrupted_repetition_does_not_replace_a_run(race: Path, tmp_path: Path) -> None:
@@ -349,7 +352,7 @@ def remove_runs(folder: Path) -> None:
         ),
         (
             lambda folder: edit(folder, show=["loss", "lose"]),
-            "show: lose is not a figure; choose from loss, ",
+            "show: lose is not a figure; choose from sweep, ",
         ),
         (lambda folder: edit(folder, variants=[]), "variants must be a list that is not empty"),
         (lambda folder: edit(folder, target_loss="low"), "target_loss must be a number, not low"),
@@ -446,9 +449,9 @@ def test_deterministic_runs_are_said_to_be(tmp_path: Path) -> None:
     same: dict[str, Any] = {"compute_time": "constant:1", "dataset": "none"}
     variants = {"ssgd": SSGD | same, "asgd": ASGD | same}
     folder = experiment(tmp_path / "x", variants, 5, show=["throughput"])
-    first = answer(read_folder(folder))[0]
-    assert first.startswith("First in throughput is asgd")
-    assert first.endswith("(deterministic: each has one value, whatever the seed, so there is no p).")
+    found = answer(read_folder(folder))
+    assert found.headline.startswith("asgd has the highest throughput, ")
+    assert "has one value, whatever the seed, so there is nothing to test" in found.basis
     page = build_report(folder).read_text()
     assert "<td>deterministic</td>" in page
     assert "0.0079" not in page
@@ -506,32 +509,33 @@ def test_a_clear_winner_is_named_with_its_numbers(race: Path) -> None:
     """Under a slow worker ASGD is first, and the sentence has its median, interval, lead and p."""
     frames = read_folder(race)
     times = frames.runs.filter(pl.col("variant") == "asgd")["time_to_target_s"].to_list()
-    first, second = answer(frames)
-    assert first.startswith(
-        f"With equal budgets of 240 gradients, first to reach loss {0.69:g} is asgd, after "
+    found = answer(frames)
+    assert found.headline.startswith(
+        f"asgd reaches loss {0.69:g} first, after {number(median(times))} virtual s; "
     )
-    assert f"{number(median(times))} virtual s (median of 5 seeds, 94\N{NO-BREAK SPACE}% interval" in first
-    assert "times sooner than the next, " in first
-    assert "paired t-test, Holm's correction for 3 pairs" in first
-    assert second.startswith("Per gradient, ")
+    assert found.headline.endswith(" times as long.")
+    assert "Medians of 5 seeds with 94\N{NO-BREAK SPACE}% intervals" in found.basis
+    assert "paired t-test, after Holm's correction for 3 pairs" in found.basis
+    assert "the fewest gradients to reach loss" in found.points[0]
 
 
 def test_equals_have_no_clear_winner(tmp_path: Path) -> None:
-    """Two variants that do the same do not differ, whatever their order."""
+    """Two variants that do the same do not differ, whatever their order, and are called identical."""
     folder = experiment(tmp_path / "x", {"one": SSGD, "two": SSGD}, 3, target_loss=0.69)
-    for sentence in answer(read_folder(folder)):
-        assert "there is no clear winner" in sentence
-        assert "p ≥ 1 after Holm's correction" in sentence
+    found = answer(read_folder(folder))
+    assert found.headline.startswith("No clear winner: one ")
+    assert "one and two are identical runs: same weights, same times." in found.points
+    assert "evaluation interval" not in found.text  # there is no lead
 
 
 def test_one_seed_gives_no_interval(race: Path, tmp_path: Path) -> None:
     """With one seed per variant the sentences give no interval and no p, and say why."""
     for name in ("v0-s0", "v1-s0"):
         shutil.copytree(race / name, tmp_path / name)
-    for sentence in answer(read_folder(tmp_path)):
-        assert "there is one seed per variant, so no interval can be given and it may be chance" in sentence
-        assert "p =" not in sentence
-    assert "one seed, so no interval can be given" in answer(read_folder(tmp_path / "v0-s0"))[0]
+    found = answer(read_folder(tmp_path))
+    assert "There is one seed per variant, so no interval can be given and it may be chance" in found.basis
+    assert "p =" not in found.text
+    assert "one seed, so no interval can be given" in answer(read_folder(tmp_path / "v0-s0")).headline
 
 
 def test_a_lack_of_common_seeds_is_not_called_one_seed(copy: Path) -> None:
@@ -539,17 +543,17 @@ def test_a_lack_of_common_seeds_is_not_called_one_seed(copy: Path) -> None:
     for variant in (0, 2):
         for seed in range(1, 5):
             shutil.rmtree(copy / f"v{variant}-s{seed}")
-    for sentence in answer(read_folder(copy)):
-        assert "one seed per variant" not in sentence
-        assert "no two variants share two seeds, so nothing can be tested and it may be chance" in sentence
+    found = answer(read_folder(copy))
+    assert "one seed per variant" not in found.text
+    assert "No two variants share two seeds, so nothing can be tested and it may be chance" in found.basis
 
 
 @pytest.mark.parametrize(
     ("losses", "says"),
     [
-        ((0.5, 0.502), "1.004 times lower than"),
-        ((0.5, 0.5), "no lower than"),
-        ((0.5, 0.75), "1.5 times lower"),
+        ((0.5, 0.502), "asgd, the next, has 1.004 times the loss"),
+        ((0.5, 0.5), "asgd is level with it"),
+        ((0.5, 0.75), "asgd, the next, has 1.5 times the loss"),
     ],
 )
 def test_nobody_is_one_time_ahead(copy: Path, losses: tuple[float, float], says: str) -> None:
@@ -560,9 +564,9 @@ def test_nobody_is_one_time_ahead(copy: Path, losses: tuple[float, float], says:
     for variant, loss in enumerate(losses):
         file = copy / f"v{variant}-s0" / "evals.jsonl"
         file.write_text("".join(json.dumps(line | {"loss": loss}) + "\n" for line in lines(file)))
-    for sentence in answer(read_folder(copy)):
-        assert f", {says}" in sentence
-        assert " 1 times " not in sentence
+    found = answer(read_folder(copy))
+    assert f"; {says}." in found.headline
+    assert " 1 times " not in found.text
 
 
 def test_results_say_what_their_intervals_cover(copy: Path) -> None:
@@ -593,10 +597,10 @@ def test_options_that_only_some_modes_have_are_shown(race: Path) -> None:
 def test_a_target_that_nobody_reaches_is_said(copy: Path) -> None:
     """Where no run reaches the target, the answer says so and compares losses instead."""
     edit(copy, target_loss=-1)
-    first, second = answer(read_folder(copy))
-    assert first.startswith("No run reaches loss -1; after ")
-    assert "lowest in loss is" in first
-    assert "lowest in loss is" in second
+    found = answer(read_folder(copy))
+    assert found.headline.startswith("No run reaches loss -1. ")
+    assert "the lowest loss after " in found.headline
+    assert "the lowest loss after " in found.points[0]
 
 
 def test_never_loses(tmp_path: Path) -> None:
@@ -612,9 +616,9 @@ def test_never_loses(tmp_path: Path) -> None:
     (pair,) = question.pairs
     assert (pair.test, pair.ratio) == ("rank", None)
     assert pair.p == pytest.approx(2 / math.comb(8, 4))
-    assert (
-        "; no other variant gets there in the median of its seeds (p = 0.029, rank test" in answer(frames)[0]
-    )
+    found = answer(frames)
+    assert found.headline.endswith("; no other gets there in the median of its seeds.")
+    assert "p = 0.029 (rank test" in found.basis
 
 
 def test_scenarios_are_answered_one_by_one(tmp_path: Path) -> None:
@@ -630,14 +634,17 @@ def test_scenarios_are_answered_one_by_one(tmp_path: Path) -> None:
     question = questions(frames)[0]
     assert [(p.a, p.b) for p in question.pairs] == [("ssgd even", "asgd even"), ("ssgd slow", "asgd slow")]
     assert all(pair.p == pair.corrected_p for pair in question.pairs)
-    sentence = answer(frames)[0]
-    assert "under even " in sentence
-    assert "under slow asgd, after " in sentence
+    found = answer(frames)
+    assert any(point.startswith("slow: asgd reaches loss 0.69 first, after ") for point in found.points)
+    assert found.table is not None
+    assert found.table.headings[1:] == ["ssgd", "asgd"]
+    assert [row[0] for row in found.table.rows] == ["even", "slow"]
     edit(tmp_path / "x", show=["loss"])
     (section,) = draw_sections(read_folder(tmp_path / "x"))
-    assert [panel.title for panel in section.panels][:2] == [
-        "Loss against time, even",
-        "Loss against time, slow",
+    assert [panel.title.split(" · ")[0] for panel in section.panels] == [
+        f"Loss against {x}, {scenario}"
+        for scenario in ("even", "slow")
+        for x in ("time", "gradients", "bytes")
     ]
 
 
@@ -646,9 +653,9 @@ def test_growth_with_workers_is_told(tmp_path: Path) -> None:
     same: dict[str, Any] = ASGD | {"slowdown": "", "dataset": "none"}
     variants = {f"asgd P={p}": same | {"num_workers": p, "steps": 64 // p} for p in (2, 4, 8)}
     frames = read_folder(experiment(tmp_path / "x", variants, 2))
-    first, second = answer(frames)
-    assert "times for asgd (2 to 8 workers" in first
-    assert "the runs are too short, or their times too irregular, to compare with theory" in second
+    found = answer(frames)
+    assert "times for asgd (2 to 8 workers" in found.headline
+    assert "the runs are too short, or their times too irregular, to compare with theory" in found.points[0]
     assert chosen(frames) == ["scaling", "throughput", "staleness", "timeline"]
     edit(tmp_path / "x", show=["scaling"])
     (section,) = draw_sections(read_folder(tmp_path / "x"))
@@ -699,16 +706,64 @@ def test_more_modes_than_looks_are_drawn_all_the_same() -> None:
     assert len({look.marker for look in looks.values()}) == len(LOOKS)
 
 
-def test_variants_of_a_mode_are_told_apart() -> None:
-    """Variants of one mode share its marker, differ in lightness, neighbours in dashes, and stay visible."""
+# How colours look to those without red or green cones, on linear red, green and blue: Machado, Oliveira and
+# Fernandes 2009, "A physiologically-based model for simulation of color vision deficiency", severity 1.
+EYES = {
+    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "no red cones": ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216),
+                     (-0.003882, -0.048116, 1.051998)),
+    "no green cones": ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413),
+                       (-0.011820, 0.042940, 0.968881)),
+}  # fmt: skip
+
+
+def seen_by(eyes: str, colour: str) -> str:
+    """Return a colour as such eyes see it."""
+    shares = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(np.array(EYES[eyes]) @ linear, 0, 1)
+    shares = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    return "#" + "".join(f"{round(255 * x):02x}" for x in shares)
+
+
+@pytest.mark.parametrize("eyes", EYES)
+@pytest.mark.parametrize("n", range(2, 7))
+def test_variants_of_a_mode_are_told_apart(n: int, eyes: str) -> None:
+    """Up to six variants of any mode share its marker and differ in colour, on both grounds, to all eyes."""
+    least = min(0.12, 0.27 / (n - 1))  # of Oklab, where 0.02 can just be seen
     for mode in modes():
-        looks = styles({f"{mode} {i}": mode for i in range(6)} | {"other": "another"})
+        looks = styles({f"{mode} {i}": mode for i in range(n)} | {"other": "another"})
         own = [look for variant, look in looks.items() if variant != "other"]
         assert {look.marker for look in own} == {styles({mode: mode})[mode].marker}
-        assert len({look.colour for look in own}) == 6
-        assert all(a.dashes != b.dashes for a, b in pairwise(own))
-        for look in own:
-            assert min(contrast(look.colour, LIGHT), contrast(look.colour, DARK)) >= 2.9
+        light = [look.colour for look in own]
+        for colours, ground in ((light, LIGHT), ([on_dark(colour) for colour in light], DARK)):
+            assert min(contrast(colour, ground) for colour in colours) >= 2.98
+            assert all(contrast(a, ground) < contrast(b, ground) for a, b in pairwise(colours))
+            assert min(distance(seen_by(eyes, a), seen_by(eyes, b)) for a, b in pairwise(colours)) >= least
+
+
+def test_a_ramp_follows_the_swept_value(tmp_path: Path) -> None:
+    """Variants that differ in one number get darker as it grows, in whatever order the file has them."""
+    variants = {f"H={h}": LOCAL | {"local_steps": h} for h in (16, 2, 4)}
+    frames = read_folder(experiment(tmp_path / "x", variants, 1))
+    looks = scene_of(frames).looks
+    shades = [contrast(looks[f"H={h}"].colour, LIGHT) for h in (2, 4, 16)]
+    assert shades == sorted(shades)
+
+
+def test_names_can_be_read_on_both_grounds() -> None:
+    """The name of a variant, in its colour, has a contrast of 4.5 on light and on dark pages."""
+    for look in styles({f"{mode} {i}": mode for mode in modes() for i in range(3)}).values():
+        assert contrast(look.text, LIGHT) >= 4.5
+        assert contrast(on_dark(look.text), DARK) >= 4.5
+
+
+def test_a_dark_page_keeps_contrasts() -> None:
+    """A colour's contrast to the dark ground is that to white, or a little more; white becomes the ground."""
+    for colour in (colour for base, _ in LOOKS for colour in ramp(base, 6)):
+        ratio = contrast(on_dark(colour), DARK) / contrast(colour, LIGHT)
+        assert 1.05 < ratio < 1.4
+    assert on_dark(LIGHT).lower() == DARK
 
 
 @pytest.fixture(scope="module")
@@ -751,6 +806,31 @@ def test_a_report_is_whole(built: Path) -> None:
     assert pl.read_csv(built / "results.csv").height == 15
 
 
+def test_many_lines_share_one_legend(tmp_path: Path) -> None:
+    """Names stand at their lines; where there are too many, the section has one legend with all of them."""
+    names = [f"variant {place}" for place in range(18)]
+    variants = {name: SSGD | {"lr": 0.1 + place / 100, "steps": 5} for place, name in enumerate(names)}
+    frames = read_folder(experiment(tmp_path / "x", variants, 1, show=["loss"]))
+    (section,) = draw_sections(frames)
+    texts = ["".join(panel.svg) for panel in section.panels]
+    assert [panel.name for panel in section.panels] == [
+        "loss-legend", "loss-time", "loss-gradients", "loss-bytes"
+    ]  # fmt: skip
+    assert all(f">{name}</text>" in texts[0] for name in names)
+    assert not any(f">{name}</text>" in text for name in names for text in texts[1:])
+
+
+def test_lines_that_are_one_to_the_eye_share_a_name(tmp_path: Path) -> None:
+    """Where runs are the same, the figure says so with one name instead of hiding lines behind another."""
+    same = {"mode": "ssp", "compute_time": "constant:1", "slowdown": ""}
+    variants = {f"slack={slack}": same | {"slack": slack} for slack in (1, 3)}
+    frames = read_folder(experiment(tmp_path / "x", variants, 1, show=["loss"]))
+    (section,) = draw_sections(frames)
+    for panel in section.panels:
+        words = " ".join("".join(ElementTree.fromstring(panel.svg).itertext()).split())
+        assert "slack=1, slack=3: the same" in words
+
+
 def test_words_from_records_are_only_words(copy: Path) -> None:
     """Names, titles and errors that look like HTML, SVG, Markdown or mathematics are shown as they are."""
     evil = '<img src=x onerror="alert(1)"> | $x^2$ 0.123456 *b*'
@@ -769,7 +849,23 @@ def test_words_from_records_are_only_words(copy: Path) -> None:
     assert text.count(shown) >= 5
     assert "\\| \\$x^2\\$ 0.123456 \\*b\\*" in markdown
     root = ElementTree.parse(copy / "figures" / "loss-time.svg").getroot()
-    assert evil in ["".join(element.itertext()) for element in root.iter()]
+    words = "".join(root.itertext()).split()  # a long name has several lines
+    assert "".join(evil.split()) in "".join(words)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "local_steps=64, p < 0.001 [265, 388]", "__init__ and _x_", "a*b*c **d**", "[a](http://b) [^1]",
+        "`code`", "$x$ and $y$", "~~gone~~", "1. first", "- item", "# heading", "> quotation", "a \\* b",
+        "&lt; &amp; &#60;", "<b>bold</b>", "a | b", "x_1 < y_2 <z>",
+    ],
+)  # fmt: skip
+def test_markdown_shows_what_was_written(text: str) -> None:
+    """A name of any look is shown by a Markdown reader as it was written, as plain text."""
+    html = MarkdownIt("gfm-like", {"linkify": False}).render(f"{_markdown(text)}\n")
+    assert re.fullmatch(r"<p>[^<]*</p>\n", html)
+    assert unescape(html[3:-5]).replace("\\$", "$") == text
 
 
 def test_show_selects_and_orders(copy: Path) -> None:
@@ -777,7 +873,7 @@ def test_show_selects_and_orders(copy: Path) -> None:
     edit(copy, show=["timeline", "loss", "scaling"])
     assert chosen(read_folder(copy)) == ["timeline", "loss"]
     edit(copy, show=None)
-    assert set(chosen(read_folder(copy))) == set(FIGURES) - {"scaling"}
+    assert set(chosen(read_folder(copy))) == set(FIGURES) - {"scaling", "sweep", "tuning"}
 
 
 def test_old_figures_go_and_others_stay(copy: Path) -> None:
@@ -813,7 +909,8 @@ def test_any_single_run_has_a_page(options: dict[str, Any], tmp_path: Path) -> N
     """A run of any kind gets a page: without weights, recorded updates, evaluations, updates, or diverged."""
     page = build_report(run(tmp_path, "one", **options))
     frames = read_folder(tmp_path / "one")
-    assert len(answer(frames)) == 2
+    assert answer(frames).headline
+    assert len(answer(frames).points) == 1
     assert "<h1>" in page.read_text()
 
 
@@ -821,7 +918,7 @@ def test_a_diverged_run_is_said_to_be(tmp_path: Path) -> None:
     """The page of a run that diverged says so, with the reason, in its first sentence and in a table."""
     record = run(tmp_path, "one", mode="asgd", lr=1e6, dataset="quadratic")
     error = json.loads((record / "summary.json").read_text())["error"]
-    assert answer(read_folder(record))[0].startswith("The run diverged after ")
+    assert answer(read_folder(record)).headline.startswith("The run diverged after ")
     assert build_report(record).read_text().count(error) == 2
 
 
@@ -874,7 +971,7 @@ def test_a_report_says_how_noisy_its_comparison_with_theory_is(tmp_path: Path) -
     assert "±" not in measured
     one = read_folder(tmp_path / "long" / "v1-s0")
     assert re.search(
-        r"gradients are 3\S* ± 0\.0\d+ updates stale on average \(theory: 3, agrees\)", answer(one)[1]
+        r"gradients are 3\S* ± 0\.0\d+ updates stale on average \(theory: 3, agrees\)", answer(one).points[0]
     )
 
 

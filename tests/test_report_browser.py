@@ -109,7 +109,7 @@ def test_a_report_fits_and_can_be_read(seen: Seen) -> None:
     boxes = page.evaluate(
         "[...document.querySelectorAll('figure svg')].map(e => [e.clientWidth, e.clientHeight])"
     )
-    assert len(boxes) >= 6
+    assert len(boxes) >= 5
     assert all(w >= 330 and h >= 80 for w, h in boxes)
     assert page.evaluate(CUT_OFF) == []
     contrasts = page.evaluate(CONTRASTS)
@@ -129,6 +129,23 @@ def test_wide_tables_scroll_in_their_own_box(reports: dict[str, Path], browser: 
     )
     assert left == pytest.approx(box.bounding_box()["x"], abs=2)
     context.close()
+
+
+def test_figures_and_numbers_are_laid_out_for_the_window(reports: dict[str, Path], browser: Any) -> None:
+    """Loss curves of a scenario are one row on a desktop; the measure's numbers can be seen on a phone."""
+    for width, rows in ((1280, 1), (390, 3)):
+        context = browser.new_context(viewport={"width": width, "height": 844})
+        page = context.new_page()
+        page.goto(reports["experiment"].as_uri())
+        tops = {page.locator(f"#loss-{name}").bounding_box()["y"] for name in ("time", "gradients", "bytes")}
+        assert len(tops) == rows
+        cells = page.locator("section:has(h2:text-is('In numbers')) .scroll").first.locator(
+            "tbody tr td:nth-child(2)"
+        )
+        boxes = cells.evaluate_all("cells => cells.map(e => e.getBoundingClientRect().right)")
+        assert len(boxes) == 4
+        assert max(boxes) <= width
+        context.close()
 
 
 def test_the_answer_is_there_before_any_figure(reports: dict[str, Path], browser: Any) -> None:

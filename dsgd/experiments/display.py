@@ -1,22 +1,17 @@
-"""The output of an experiment on the terminal: one line of progress, then a short table."""
+"""The progress of an experiment on the terminal: one line."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from statistics import median
 from types import TracebackType
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from dsgd.experiments.experiment_file import Experiment, PlannedRun
 from dsgd.experiments.worker import Outcome
-from dsgd.records.outcomes import is_result
-from dsgd.records.reader import read_summary
-from dsgd.records.schema import RecordError, Summary
 
 
 class Display:
@@ -75,34 +70,3 @@ class Display:
         self._ended += 1
         status = f"{self._ended}/{self._count} runs · {run.name}"
         self._progress.update(self._task, advance=run.cfg.budget, status=status)
-
-
-def print_results(experiment: Experiment, console: Console) -> None:
-    """Print a line per variant: medians over its runs."""
-    table = Table("variant", "runs", "loss at the end", "seconds", "", box=None, pad_edge=False)
-    runs = experiment.runs()
-    for variant in experiment.variants:
-        summaries = [_summary(run) for run in runs if run.variant == variant.name]
-        finished = [summary for summary in summaries if summary]
-        diverged = sum(summary.stopped_by == "diverged" for summary in finished)
-        losses = [s.eval.loss for s in finished if s.eval.loss is not None]
-        table.add_row(
-            escape(variant.name),
-            str(len(finished)),
-            _median(losses),
-            _median([summary.clock_s for summary in finished]),
-            f"{diverged} diverged" if diverged else "",
-        )
-    console.print(table)
-
-
-def _summary(run: PlannedRun) -> Summary | None:
-    try:
-        summary = read_summary(run.path)
-    except RecordError:  # there is none: it failed before it began
-        return None
-    return summary if is_result(summary.stopped_by) else None
-
-
-def _median(values: Sequence[float]) -> str:
-    return f"{median(values):.4g}" if values else "–"

@@ -17,14 +17,23 @@ from typing import Any
 import yaml
 
 from dsgd.config import LiveConfig, TrainConfig, option_fields, options
-from dsgd.report.frames import FIGURES
+from dsgd.report.frames import FIGURES, NOT_COMPARED
+from dsgd.report.layout import PARTS, Asked, Member, arrange
+from dsgd.report.measures import required
+from dsgd.report.words import listed, option_text
 from dsgd.strategies import load as load_strategy
 from dsgd.strategies import modes
 from dsgd.terminal.cli import UsageError, configure
 
-KEYS = ("title", "question", "base", "variants", "grid", "tune", "seeds", "target_loss", "show")
+KEYS = (
+    "title", "question", "base", "variants", "grid", "tune", "seeds", "target_loss", "compare", "per",
+    "baseline", "measure", "show",
+)  # fmt: skip
 
 _LONGEST_NAME = 80
+_ASKED = {
+    "compare": "local_steps", "per": "partition", "baseline": "ssgd", "measure": "time-to-loss"
+}  # fmt: skip
 NOT_HERE = {
     "seed": "the runs' seeds are listed under seeds:",
     "out": "give --out DIR on the command line",
@@ -60,6 +69,8 @@ class Variant:
     """As the file has them: the base's, the variant's and the grid point's."""
     own: Mapping[str, Any]
     """Those of them that are not the base's."""
+    parts: Mapping[str, str]
+    """The names that it has under variants: and grid:."""
     cfg: TrainConfig
 
     @property
@@ -96,6 +107,7 @@ class Experiment:
     seeds: Sequence[int]
     tuning: Tuning | None
     target_loss: float | None
+    asked: Asked
     show: Sequence[str] | None
     folder: Path
 
@@ -161,6 +173,7 @@ def read(
             "choice twice; choose others"
         )
     expanded = _expand(base, variants, points, where)
+    target_loss = _target_loss(content.get("target_loss"), f"{where}: target_loss:")
     return Experiment(
         name=name,
         title=content["title"].strip(),
@@ -175,7 +188,8 @@ def read(
         )
         if tried
         else None,
-        target_loss=_target_loss(content.get("target_loss"), f"{where}: target_loss:"),
+        target_loss=target_loss,
+        asked=_asked(content, expanded, list(tried), target_loss, where),
         show=_show(content.get("show"), f"{where}: show:"),
         folder=Path(out) / name,
     )
@@ -350,6 +364,49 @@ def _target_loss(value: Any, where: str) -> float | None:
     return float(value)
 
 
+def _asked(
+    content: Mapping[str, Any],
+    variants: Sequence[Variant],
+    tuned: Sequence[str],
+    target_loss: float | None,
+    where: str,
+) -> Asked:
+    """Return what the file asks of its report; raises UsageError for what these variants cannot answer."""
+    texts: dict[str, str | None] = {}
+    for key in ("compare", "baseline", "measure"):
+        value = content.get(key)
+        if isinstance(value, list | dict | bool):
+            raise UsageError(f"{where}: {key}: must be one name, like {key}: {_ASKED[key]}")
+        texts[key] = None if value is None else option_text(value)
+    per = content.get("per") or []
+    per = per if isinstance(per, list) else [per]
+    if not all(isinstance(option, str) for option in per):
+        raise UsageError(f"{where}: per: must be an option or a list of options, like per: {_ASKED['per']}")
+    compare, baseline, name = texts["compare"], texts["baseline"], texts["measure"]
+    factors = [
+        option if option is None or option in PARTS else option.replace("-", "_")
+        for option in (compare, *per)
+    ]
+    if per and not compare:
+        raise UsageError(f"{where}: per: needs compare: and what is compared for each {listed(per)}")
+    try:
+        asked = Asked(
+            compare=factors[0],
+            per=tuple(filter(None, factors[1:])),
+            baseline=baseline,
+            measure=None if name is None else required(name, target_loss, tuned),
+        )
+        members = [Member(name=v.name, config=options(v.cfg), parts=v.parts) for v in variants]
+        if asked.compare:
+            arrange(asked, members, [*NOT_COMPARED, *tuned])
+        elif baseline is not None and not any(baseline in (v.name, *v.parts.values()) for v in variants):
+            names = ", ".join(v.name for v in variants)
+            raise ValueError(f"baseline: {baseline}: must be a variant: {names}")
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
+    return asked
+
+
 def _show(value: Any, where: str) -> tuple[str, ...] | None:
     if value is None:
         return None
@@ -371,7 +428,7 @@ def _expand(
 ) -> list[Variant]:
     """Return each variant with each point of the grid; raises UsageError for names or runs that are equal."""
     expanded = [
-        _variant(" ".join(filter(None, (name, point))), base, {**own, **more}, where)
+        _variant(" ".join(filter(None, (name, point))), base, {**own, **more}, where, (name, point))
         for name, own in (variants or {"": {}}).items()
         for point, more in (points or {"": {}}).items()
     ]
@@ -382,10 +439,13 @@ def _expand(
 def _with(variant: Variant, point: Mapping[str, Any], base: Mapping[str, Any], where: str) -> Variant:
     """Return a variant with the options of a point added."""
     name = " ".join([variant.name, *itertools.starmap(described, point.items())])
-    return _variant(name, base, {**variant.own, **point}, where)
+    parts = tuple(variant.parts.get(part, "") for part in PARTS)
+    return _variant(name, base, {**variant.own, **point}, where, parts)
 
 
-def _variant(name: str, base: Mapping[str, Any], own: Mapping[str, Any], where: str) -> Variant:
+def _variant(
+    name: str, base: Mapping[str, Any], own: Mapping[str, Any], where: str, parts: Sequence[str]
+) -> Variant:
     merged = {**base, **own}
     where = f"{where}: variant {name}"
     if not re.match(r"\w", name) or len(name) > _LONGEST_NAME:
@@ -404,7 +464,8 @@ def _variant(name: str, base: Mapping[str, Any], own: Mapping[str, Any], where: 
         raise UsageError(
             f"{where}: --engine both is for a single run; give variants with engine: ray and sim"
         )
-    return Variant(name=name, options=merged, own=own, cfg=cfg)
+    named = {part: name for part, name in zip(PARTS, parts, strict=True) if name}
+    return Variant(name=name, options=merged, own=own, parts=named, cfg=cfg)
 
 
 def _distinct(variants: Iterable[Variant], where: str) -> None:

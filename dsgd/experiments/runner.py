@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import yaml
 from rich.console import Console
 
 from dsgd.data import make_workload
-from dsgd.experiments.display import Display, print_results
+from dsgd.experiments.display import Display
 from dsgd.experiments.experiment_file import Experiment, PlannedRun
 from dsgd.experiments.kept import clear, is_kept, locked
 from dsgd.experiments.pool import Pool, cores
@@ -20,6 +21,7 @@ from dsgd.experiments.worker import Outcome, execute_recorded
 from dsgd.live.observers import Observers
 from dsgd.records.outcomes import is_result
 from dsgd.records.s3 import Uploads
+from dsgd.records.size import announcement_of_all
 from dsgd.terminal.cli import UsageError
 from dsgd.terminal.interruptions import Interruptions
 
@@ -88,12 +90,9 @@ def _run_locked(
         _write_as_run(experiment, choices)
         failed = _run(missing, engines, display, uploads)
     report = None
-    with Interruptions():  # a second one: the caller's holds signals once the last run has ended
-        with suppress(BrokenPipeError, UnicodeEncodeError):  # closed pipe, or no such characters
-            print_results(experiment, console)
-        if draw and len(failed) < len(experiment.runs()):
-            report = _write_tables_and_report(experiment)
-            console.print(f"report  {report}", soft_wrap=True, highlight=False)
+    if draw and len(failed) < len(experiment.runs()):
+        with Interruptions():  # a second one: the caller's holds signals once the last run has ended
+            report = _report(experiment.folder, console)
     return Finished(experiment, failed, {choice.variant: choice.chosen for choice in choices}, report)
 
 
@@ -120,6 +119,8 @@ def _missing(
     if uploads:
         for path in sorted(kept):
             uploads.add(path)
+    if said := announcement_of_all([run.cfg for run in missing]):
+        display.say(said)
     engines.warm_up(missing)
     check_data(missing)  # while the processes import what they need
     return missing
@@ -190,15 +191,20 @@ class _Engines:
 
 
 def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
+    asked = {key: value for key, value in asdict(experiment.asked).items() if value}
+    if "per" in asked:
+        asked["per"] = list(asked["per"])
     as_run: dict[str, Any] = {
         "title": experiment.title,
         "question": experiment.question,
         "base": dict(experiment.base),
         "variants": [
-            {"name": v.name, "folder": v.folder, "options": dict(v.options)} for v in experiment.variants
+            {"name": v.name, "folder": v.folder, **v.parts, "options": dict(v.options)}
+            for v in experiment.variants
         ],
         "seeds": list(experiment.seeds),
         "target_loss": experiment.target_loss,
+        **asked,
         "show": None if experiment.show is None else list(experiment.show),
     }
     if experiment.tuning:
@@ -211,14 +217,19 @@ def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
     partial.rename(experiment.folder / "experiment.yaml")
 
 
-def _write_tables_and_report(experiment: Experiment) -> Path:
-    """Write results.parquet, curves.parquet and the report; return the report's path."""
+def _report(folder: Path, console: Console) -> Path:
+    """Write the tables and the report, print the answer, and return the path of the report."""
+    from dsgd.experiments.results import print_results
     from dsgd.report.build import build_report
     from dsgd.report.frames import read_folder
 
-    frames = read_folder(experiment.folder)
+    frames = read_folder(folder)
     for name, table in (("results", frames.runs), ("curves", frames.curves)):
-        partial = experiment.folder / f"{name}.parquet.partial"
+        partial = folder / f"{name}.parquet.partial"
         table.write_parquet(partial)
-        partial.rename(experiment.folder / f"{name}.parquet")
-    return build_report(experiment.folder)
+        partial.rename(folder / f"{name}.parquet")
+    report = build_report(folder, frames)
+    with suppress(BrokenPipeError, UnicodeEncodeError):  # closed pipe, or no such characters
+        print_results(frames, console)
+        console.print(f"report  {report}", soft_wrap=True, highlight=False)
+    return report

@@ -24,9 +24,8 @@ class Selection:
     variant: str
     best: Variant
     chosen: Mapping[str, Any]
-    losses: Sequence[tuple[Mapping[str, Any], float]]
-    """The options tried, and the median over seeds of the loss at the end; a run that diverged has an
-    infinite one."""
+    losses: Sequence[tuple[Mapping[str, Any], Mapping[int, float]]]
+    """The options tried, and the loss at the end by seed; a run that diverged has an infinite one."""
     edges: Sequence[str]
     """The chosen options that are the smallest or largest value tried: a better one may lie beyond."""
 
@@ -39,9 +38,17 @@ class Selection:
 
     def as_run(self) -> dict[str, Any]:
         """Return what experiment.yaml says of it."""
+
+        def number(loss: float) -> float | None:
+            return loss if math.isfinite(loss) else None
+
         tried = [
-            {"options": dict(options), "loss": loss if math.isfinite(loss) else None}
-            for options, loss in self.losses
+            {
+                "options": dict(options),
+                "loss": number(median(losses.values())),
+                "losses": {seed: number(loss) for seed, loss in losses.items()},
+            }
+            for options, losses in self.losses
         ]
         chosen = dict(self.chosen)
         return {"variant": self.variant, "chosen": chosen, "at_the_edge": list(self.edges), "tried": tried}
@@ -54,17 +61,19 @@ def choose(experiment: Experiment) -> list[Selection]:
     """
     if not experiment.tuning:
         return []
-    losses: dict[str, list[float]] = {}
+    losses: dict[str, dict[int, float]] = {}
     for run in experiment.tuning_runs():
-        losses.setdefault(run.variant, []).append(_loss(run))
+        losses.setdefault(run.variant, {})[run.cfg.seed] = _loss(run)
     return [
-        _choose(name, tried, [median(losses[v.name]) for v in tried], experiment.tuning)
+        _choose(name, tried, [losses[v.name] for v in tried], experiment.tuning)
         for name, tried in experiment.tuning.tried.items()
     ]
 
 
-def _choose(name: str, tried: Sequence[Variant], losses: Sequence[float], tuning: Tuning) -> Selection:
-    loss, at = min((loss, at) for at, loss in enumerate(losses))
+def _choose(
+    name: str, tried: Sequence[Variant], losses: Sequence[Mapping[int, float]], tuning: Tuning
+) -> Selection:
+    loss, at = min((median(by_seed.values()), at) for at, by_seed in enumerate(losses))
     points = [{option: variant.own[option] for option in tuning.values} for variant in tried]
     if not math.isfinite(loss):
         raise UsageError(

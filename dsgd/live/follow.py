@@ -1,33 +1,45 @@
 """Follows run records while they are written: each reading takes the new lines of their files.
 
 What is kept of a run is bounded, however long it is and however many workers it has: curves are thinned,
-staleness is counted in the buckets of the metrics, and of the tasks only each worker's last few are kept.
+staleness is counted in the buckets of the metrics, only some workers are shown one by one, and of their tasks
+the last few. How a run ended is read first, so a finished run never looks as if it were running.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import re
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from dsgd.config import option_fields
+from dsgd.live.lines import Lines, UpdateLines
 from dsgd.live.prometheus import STALENESS_BUCKETS
-from dsgd.records.reader import read_summary, read_yaml
-from dsgd.records.schema import RecordedEvaluation, RecordedUpdate, Summary, decode, update_type
-
-T = TypeVar("T")
+from dsgd.records.reader import read_brief_summary, read_note, read_yaml
+from dsgd.records.schema import BriefSummary, RecordedEvaluation, RecordedTask
+from dsgd.strategies import load
 
 MOST_WORKERS = 24
 """Workers of a run that are shown one by one: the first ones."""
+
+MOST_RUNS = 200
+"""Runs of a folder that are shown: the newest."""
 
 MOST_POINTS = 256
 """Most points of a curve; beyond it every second one is dropped."""
 
 _MOST_TASKS = 64  # the last ones of each worker
-_MOST_BYTES = 1 << 20  # of a file at once, so that a browser does not wait for long
+_OWN_FOLDERS = ("figures", "tuning")  # of an experiment: not its runs
+_NOT_SHOWN = (
+    "out", "run_name", "note", "quiet", "tensorboard", "trace_last", "metrics_port", "metrics_host",
+    "metrics_linger_s", "pushgateway", "dashboard", "strategy_file",
+)  # fmt: skip
 # What reading another version's files, or damaged ones, raises.
 _NOT_A_RECORD = (AttributeError, LookupError, TypeError, ValueError)
 
@@ -75,34 +87,8 @@ class Curve:
         }
 
 
-class _Lines(Generic[T]):
-    """The whole lines of a file that grows; the last one may be torn and is left for later."""
-
-    def __init__(self, path: Path, kind: type[T]) -> None:
-        self._path, self._kind, self._offset, self.rest = path, kind, 0, True
-        self._number = 0
-
-    def read(self) -> Iterator[T]:
-        """Return the new lines; `rest` then says whether there was more than is read at once."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                block = file.read(_MOST_BYTES)
-                if block and b"\n" not in block:  # an update of thousands of workers
-                    block += file.readline()
-        except FileNotFoundError:
-            self.rest = False
-            return
-        end = block.rfind(b"\n") + 1
-        self.rest = end > 0 and len(block) >= _MOST_BYTES
-        self._offset += end
-        for line in block[:end].splitlines():
-            self._number += 1
-            yield decode(line, self._kind, f"{self._path}, line {self._number}")
-
-
 class _Worker:
-    """What is known about one worker."""
+    """What is known about a worker that is shown."""
 
     def __init__(self) -> None:
         self.tasks, self.batches, self.busy_s = 0, 0, 0.0
@@ -116,21 +102,27 @@ class _Worker:
 class FollowedRun:
     """One record, as far as it has been read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, name: str = "") -> None:
+        self.path, self.name = path, name or path.name
         self.revision = 0
         """Rises with every reading that found something."""
         self._options: dict[str, Any] = {}
-        self._summary: Summary | None = None
-        self._updates = _Lines(path / "updates.jsonl", update_type())
-        self._evals = _Lines(path / "evals.jsonl", RecordedEvaluation)
+        self._outcome: BriefSummary | None = None
+        self._given: list[str] = []  # options that differ from their defaults
+        self._note = ""
+        self._updates = UpdateLines(path / "updates.jsonl")
+        self._evals = Lines(path / "evals.jsonl", RecordedEvaluation)
+        self._whole = False  # nothing of its files is left to be read, nor will be
         self._loss, self._eval_loss = Curve(), Curve()
+        self._num_workers, self._budget, self._limit_s = 0, 0, math.inf
         self._workers: list[_Worker] = []
+        self._tasks = self._staleness_sum = 0  # of all workers
+        self._busy_s = 0.0
         self._version = self._gradients = 0  # of the updates that have been read
         self._update_t_s = 0.0
         self._last_loss: float | None = None
         self._last_eval: RecordedEvaluation | None = None
-        self._grew_s = time.monotonic()
+        self._began_s = self._grew_s = 0.0  # epoch seconds: of the first task, and of the latest news
 
     @property
     def mode(self) -> str:
@@ -139,117 +131,220 @@ class FollowedRun:
     @property
     def variant(self) -> str:
         """The record's name without its seed, as experiments name their records."""
-        return re.sub(r"-s\d+$", "", self.path.name)
+        return re.sub(r"-s\d+$", "", self.name)
 
     def read(self) -> bool:
-        """Read on; return whether there is more to be read at once."""
-        before = self._version, self._last_eval, self._summary, bool(self._options)
-        if not self._options and not self._read_beginning():
+        """Read on; return whether there is more to be read at once.
+
+        The first reading takes what is short: the options, how the run ended, and evaluations.
+        """
+        before = self._seen()
+        beginning = not self._options
+        if beginning and not self._read_beginning():
             return False
-        # Looked for first: a summary means that the files read afterwards are whole.
-        summary = self._summary or _summary(self.path)
-        every = {"all": 1, "none": 0}.get(self._options["record"])
-        every = int(self._options["record"].partition(":")[2]) if every is None else every
-        for update in self._updates.read():
-            self._take(update, every)
-        for evaluated in self._evals.read():
-            self._last_eval = evaluated
-            self._eval_loss.add(evaluated.t_s, evaluated.gradients, evaluated.loss)
-        rest = self._updates.rest or self._evals.rest
-        if not rest:
-            self._summary = summary
-        if before != (self._version, self._last_eval, self._summary, bool(self._options)):
+        rest = False
+        if not self._whole:
+            # Looked for first: a summary means that the files read afterwards are whole.
+            self._outcome = self._outcome or _outcome(self.path)
+            for evaluated in self._evals.read():
+                self._last_eval = evaluated
+                self._eval_loss.add(evaluated.t_s, evaluated.gradients, evaluated.loss)
+            if not beginning:
+                self._read_updates()
+            rest = beginning or self._updates.rest or self._evals.rest
+            self._whole = self._outcome is not None and not rest
+            self._grew_s = self._written_s()
+        self._note = read_note(self.path, self._options)
+        if before != self._seen():
             self.revision += 1
-            self._grew_s = time.monotonic()
         return rest
 
+    def _seen(self) -> tuple[Any, ...]:
+        """Return what a reading may change."""
+        return (
+            bool(self._options), self._note, self._outcome, self._last_eval, self._version, self._gradients,
+            self._whole,
+        )  # fmt: skip
+
     def _read_beginning(self) -> bool:
-        if not (self.path / "meta.json").exists():  # it is written after config.yaml
+        meta = self.path / "meta.json"  # it is written after config.yaml, when the workers are ready
+        if not meta.exists():
             return False
+        self._began_s = meta.stat().st_mtime
         self._options = read_yaml(self.path / "config.yaml")
-        self._workers = [_Worker() for _ in range(self._options["num_workers"])]
+        self._num_workers, self._budget, self._limit_s = _limits(self._options)
+        self._given = _given(self._options)
+        self._workers = [_Worker() for _ in range(min(MOST_WORKERS, self._num_workers))]
         return True
 
-    def _take(self, update: RecordedUpdate, every: int) -> None:
-        self._version, self._update_t_s = update.version, update.t_s
-        for task in update.gradients:
-            worker = self._workers[task.worker]
-            worker.tasks += 1
-            worker.batches += task.batches
-            worker.busy_s += task.compute_s * every  # assume that what is not recorded is alike
-            worker.staleness[bisect_left(STALENESS_BUCKETS, task.staleness)] += 1
-            worker.staleness_sum += task.staleness
+    def _written_s(self) -> float:
+        """Return when the run last wrote something."""
+        times = [self._began_s]
+        for name in ("updates.jsonl", "evals.jsonl"):
+            with suppress(OSError):
+                times.append((self.path / name).stat().st_mtime)
+        return max(times)
+
+    def _read_updates(self) -> None:
+        record = self._options["record"]
+        every = {"all": 1, "none": 0}.get(record)
+        every = int(record.partition(":")[2]) if every is None else every
+        for tasks, update in self._updates.read():
+            self._take(tasks, every)
+            if update:
+                self._version, self._update_t_s = update.version, update.t_s
+                self._last_loss = update.loss
+                self._loss.add(self._update_t_s, self._gradients, update.loss)
+
+    def _take(self, tasks: Sequence[RecordedTask], every: int) -> None:
+        num_workers, shown = self._num_workers, len(self._workers)
+        for task in tasks:
+            number, staleness = task.worker, task.staleness
+            busy_s = task.compute_s * every  # assume that what is not recorded is alike
+            self._tasks += 1
+            self._staleness_sum += staleness
+            self._busy_s += busy_s
             self._gradients += task.batches * every
-            if task.worker < MOST_WORKERS:
+            if number < shown:
+                worker = self._workers[number]
+                worker.tasks += 1
+                worker.batches += task.batches
+                worker.busy_s += busy_s
+                worker.staleness[bisect_left(STALENESS_BUCKETS, staleness)] += 1
+                worker.staleness_sum += staleness
                 worker.last.append((task.started_s, task.finished_s, task.compute_s))
-        self._last_loss = update.loss
-        self._loss.add(self._update_t_s, self._gradients, update.loss)
+            elif number >= num_workers:
+                raise ValueError(f"{self.path}: worker {number} of {num_workers}")
 
     def view(self) -> dict[str, Any]:
         """Return what the page shows of the run, as plain values for JSON."""
-        options, summary = self._options, self._summary
-        tasks = sum(worker.tasks for worker in self._workers)
-        stale = sum(worker.staleness_sum for worker in self._workers)
-        idle = self._idle_shares()
-        budget = options["num_workers"] * options["steps"]
+        options, outcome = self._options, self._outcome
         evaluated = self._last_eval or _NOT_EVALUATED
-        updates = summary.updates if summary else max(self._version, evaluated.version)
-        gradients = summary.gradients if summary else max(self._gradients, evaluated.gradients)
-        shown = self._workers[:MOST_WORKERS]
-        used = [max((k for k, n in enumerate(w.staleness) if n), default=0) for w in shown]
-        bins = max(used, default=0) + 1
+        updates = outcome.updates if outcome else max(self._version, evaluated.version)
+        gradients = outcome.gradients if outcome else max(self._gradients, evaluated.gradients)
+        used = [k for worker in self._workers for k, n in enumerate(worker.staleness) if n] or [0]
+        bins = range(min(used), max(used) + 1)
+        clock_s = self._t_s
         return {
-            "name": self.path.name,
+            "name": self.name,
             "variant": self.variant,
             "mode": self.mode,
             "engine": options["engine"],
             "record": options["record"],
             "num_workers": options["num_workers"],
-            "state": summary.stopped_by if summary else "running",
-            "error": summary.error if summary else None,
+            "options": {name: _plain(value) for name, value in options.items() if name not in _NOT_SHOWN},
+            "given": self._given,
+            "note": self._note,
+            "state": outcome.stopped_by if outcome else "running",
+            "error": outcome.error if outcome else None,
             "updates": updates,
             "gradients": gradients,
-            "budget": budget,
-            "t_s": _rounded(self._t_s),
-            "silent_s": round(time.monotonic() - self._grew_s),
+            "budget": self._budget,
+            "done": round(self._share_done(gradients), 4),
+            "left_s": self._left_s(gradients),
+            "took_s": round(max(0.0, self._grew_s - self._began_s), 1),
+            "read": self._share_read(),
+            "t_s": _rounded(clock_s),
+            "silent_s": round(max(0.0, time.time() - self._grew_s)),
             "train_loss": _rounded(self._last_loss),
             "eval_loss": _rounded(evaluated.loss),
             "accuracy": _rounded(evaluated.accuracy),
-            "staleness": _rounded(stale / tasks) if tasks else None,
-            "idle": _rounded(sum(idle) / len(idle)) if tasks else None,
+            "staleness": _rounded(self._mean_staleness()),
+            "idle": _rounded(self._idle_share()),
             "gradients_per_s": self._rate(),
             "train": self._loss.columns(),
             "eval": self._eval_loss.columns(),
-            "bins": [_bin_name(k) for k in range(bins)],
-            "workers": [
-                {
-                    "staleness": worker.staleness[:bins],
-                    "mean": _rounded(worker.staleness_sum / worker.tasks) if worker.tasks else None,
-                    "idle": _rounded(idle[i]) if tasks else None,
-                    "batches": worker.batches,
-                    "restarts": summary.workers[i].restarts if summary else None,
-                }
-                for i, worker in enumerate(shown)
-            ],
+            "bins": [_bin_name(k) for k in bins],
+            "workers": [self._worker(number, bins) for number in range(len(self._workers))],
+            "over_workers": self._over_workers(),
             "timeline": self._timeline(),
         }
 
     @property
     def _t_s(self) -> float:
         """Engine seconds that are known to have passed."""
+        if self._outcome:
+            return self._outcome.clock_s
         return max(self._update_t_s, self._last_eval.t_s if self._last_eval else 0.0)
 
-    def _idle_shares(self) -> list[float]:
-        if self._summary:
-            return self._summary.idle_shares
-        clock_s = self._update_t_s
-        return [max(0.0, 1 - worker.busy_s / clock_s) if clock_s else 0.0 for worker in self._workers]
+    def _share_read(self) -> float | None:
+        """Return how much of updates.jsonl has been read; None for all of it."""
+        size = self._updates.size_bytes if self._updates.rest and not self._whole else 0
+        return round(self._updates.read_bytes / size, 3) if size else None
+
+    def _share_done(self, gradients: int) -> float:
+        """Return how much of its budget a run has spent; while it runs also of its time, if more."""
+        of_time = 0.0 if self._outcome else self._t_s / self._limit_s
+        return min(1.0, max(gradients / self._budget, of_time))
+
+    def _left_s(self, gradients: int) -> float | None:
+        """Return the wall seconds that the run still takes at its rate so far, whichever clock it counts by.
+
+        None if it has ended, or too little of it is known.
+        """
+        passed_s, done = self._grew_s - self._began_s, self._share_done(gradients)
+        if self._outcome or passed_s < 1 or not 0 < done <= 1 or self._updates.rest:
+            return None
+        return round(passed_s * (1 - done) / done, 1)
+
+    def _mean_staleness(self) -> float | None:
+        if self._outcome and self._outcome.staleness:
+            return self._outcome.staleness.mean
+        if not self._tasks or self._is_partial:
+            return None
+        return self._staleness_sum / self._tasks
+
+    @property
+    def _is_partial(self) -> bool:
+        """Whether the run has ended and its updates have been read in part only: their means are not its."""
+        return self._outcome is not None and not self._whole
+
+    def _idle_share(self) -> float | None:
+        """Return the mean over workers of the share of time that each did not compute."""
+        outcome, clock_s, num_workers = self._outcome, self._t_s, self._num_workers
+        if not clock_s:
+            return 0.0 if self._tasks else None
+        if outcome and (spread := outcome.over_workers.get("idle_s")):
+            return spread.mean / clock_s
+        if outcome and outcome.workers:
+            return sum(worker.idle_s for worker in outcome.workers.values()) / num_workers / clock_s
+        if not self._tasks or self._is_partial:
+            return None
+        return max(0.0, 1 - self._busy_s / num_workers / clock_s)
+
+    def _worker(self, number: int, bins: range) -> dict[str, Any]:
+        """Return what is shown of a worker."""
+        worker, clock_s = self._workers[number], self._t_s
+        totals = self._outcome.workers.get(number) if self._outcome else None
+        idle = max(0.0, 1 - worker.busy_s / clock_s) if clock_s else 0.0
+        if totals and clock_s:
+            idle = totals.idle_s / clock_s
+        return {
+            "staleness": worker.staleness[bins.start : bins.stop],
+            "mean": _rounded(worker.staleness_sum / worker.tasks) if worker.tasks else None,
+            "idle": _rounded(idle) if totals or (self._tasks and not self._is_partial) else None,
+            "batches": worker.batches,
+            "restarts": totals.restarts if totals else None,
+        }
+
+    def _over_workers(self) -> dict[str, Any] | None:
+        """Return what the summary of a very large run says of its workers; None for other runs."""
+        if not self._outcome or not self._outcome.over_workers:
+            return None
+        spreads = self._outcome.over_workers
+        return {
+            "slowest": list(self._outcome.workers),
+            "quantiles": {
+                name: [_rounded(x) for x in (s.min, s.p05, s.p50, s.p95, s.max)]
+                for name, s in spreads.items()
+            },
+        }
 
     def _rate(self) -> float | None:
         """Return the mini-batches per engine second; during the run, over about its last tenth."""
-        if self._summary:
-            clock_s = self._summary.clock_s
-            return _rounded(self._summary.gradients / clock_s) if clock_s else None
+        if self._outcome:
+            clock_s = self._outcome.clock_s
+            return _rounded(self._outcome.gradients / clock_s) if clock_s else None
         points = self._loss.points or self._eval_loss.points
         if not points or not points[-1][0]:
             return None
@@ -258,14 +353,16 @@ class FollowedRun:
 
     def _timeline(self) -> dict[str, Any]:
         """Return the tasks of the last engine seconds, about as many as 20 tasks of a worker take."""
-        shown = [worker.last for worker in self._workers[:MOST_WORKERS]]
+        shown = [worker.last for worker in self._workers]
         lengths = sorted(finished - started for last in shown for started, finished, _ in last)
         span_s = 20 * lengths[len(lengths) // 2] if lengths else 0.0
         slowest_s = lengths[-1] if lengths else 0.0
-        from_s = max(0.0, self._update_t_s - max(span_s, 3 * slowest_s))
+        # Of an update that has been read in part, the tasks are known before its time is.
+        to_s = max([self._update_t_s, *(finished for last in shown for _, finished, _ in last)])
+        from_s = max(0.0, to_s - max(span_s, 3 * slowest_s))
         return {
             "from_s": from_s,
-            "to_s": self._update_t_s,
+            "to_s": to_s,
             "tasks": [[task for task in last if task[1] > from_s] for last in shown],
         }
 
@@ -273,14 +370,17 @@ class FollowedRun:
 class FollowedFolder:
     """A record, or a folder of records, that need not be there yet."""
 
-    def __init__(self, folder: Path, most_runs: int = 64) -> None:
+    def __init__(self, folder: Path, most_runs: int = MOST_RUNS) -> None:
         self._folder, self._most_runs = folder, most_runs
         self._followed: dict[tuple[str, int], FollowedRun] = {}
-        self.title, self.planned = folder.name, 0
+        self.title, self.planned = folder.absolute().name, 0
         """The name of an experiment, and how many runs it has; 0 if that is not known."""
+        self.found = 0
+        """How many records there are; the newest are followed."""
         self.variants: dict[str, str] = {}
         """The modes of an experiment's variants, by the beginning of their records' names."""
         self._unreadable: set[tuple[str, int]] = set()
+        self._failed: set[tuple[str, int]] = set()  # to be read this time
 
     def read(self) -> Iterator[bool]:
         """Look for new records and read on in each; yield whether there is more to be read at once.
@@ -293,33 +393,40 @@ class FollowedFolder:
         for path in self._records():
             try:
                 status = (path / "config.yaml").stat()
-            except OSError:  # not a record, or not accessible
+            except OSError:  # not accessible
                 continue
-            found.append((status.st_mtime, path.name, status.st_ino, path))
+            name = path.name if path == self._folder else path.relative_to(self._folder).as_posix()
+            found.append((status.st_mtime, name, status.st_ino, path))
+        self.found = len(found)
         newest = {(name, inode): path for _, name, inode, path in sorted(found)[-self._most_runs :]}
-        self._followed = {key: self._followed.get(key) or FollowedRun(path) for key, path in newest.items()}
-        for key, run in self._followed.items():
+        self._followed = {
+            key: self._followed.get(key) or FollowedRun(path, key[0]) for key, path in newest.items()
+        }
+        for key, run in reversed(self._followed.items()):  # the newest first: those that run
             try:
                 yield key not in self._unreadable and run.read()
+                self._failed.discard(key)
             except _NOT_A_RECORD:
                 self._unreadable.add(key)
             except OSError:  # removed meanwhile, or not readable now
-                continue
+                self._failed.add(key)
 
     @property
     def runs(self) -> dict[tuple[str, int], FollowedRun]:
         """The readable runs by name and inode (a record may be removed and made again), newest last."""
         return {
-            key: run for key, run in self._followed.items() if run.revision and key not in self._unreadable
+            key: run
+            for key, run in self._followed.items()
+            if run.revision and key not in self._unreadable and key not in self._failed
         }
 
     def _records(self) -> list[Path]:
-        try:
-            if (self._folder / "config.yaml").exists():
-                return [self._folder]
-            return [*self._folder.iterdir()]
-        except OSError:  # not there yet, or not readable
-            return []
+        """Return the folder, if it is a record, or those in it and in its folders: its experiments."""
+        if _is_record(self._folder):
+            return [self._folder]
+        inside = _folders(self._folder)
+        deeper = [path for path in inside if not _is_record(path) and path.name not in _OWN_FOLDERS]
+        return [path for path in [*inside, *(p for d in deeper for p in _folders(d))] if _is_record(path)]
 
     def _read_experiment(self) -> None:
         try:
@@ -340,10 +447,60 @@ def _bin_name(k: int) -> str:
     return str(high) if low == high else f"{low}–{high}"
 
 
+def _limits(config: Mapping[str, Any]) -> tuple[int, int, float]:
+    """Return the number of workers, the budget of mini-batches and the limit in engine seconds.
+
+    Raises an error of _NOT_A_RECORD if the options are not those of a run.
+    """
+    num_workers, steps, limit_s = (
+        config["num_workers"],
+        config["steps"],
+        float(config.get("max_seconds", math.inf)),
+    )
+    if not (isinstance(num_workers, int) and isinstance(steps, int) and min(num_workers, steps, limit_s) > 0):
+        raise ValueError("num_workers, steps and max_seconds must be numbers above 0")
+    if config["engine"] not in ("ray", "sim") or not re.fullmatch(
+        r"all|none|every:[1-9]\d*", config["record"]
+    ):
+        raise ValueError("engine or record is unknown")
+    return num_workers, num_workers * steps, limit_s
+
+
+def _given(config: Mapping[str, Any]) -> list[str]:
+    """Return the options that differ from their defaults; none of a strategy that is not here."""
+    try:
+        known = option_fields(load(str(config["mode"])).Config)
+    except ValueError:
+        return []
+    return [name for name, value in config.items() if name in known and value != known[name].default]
+
+
+def _plain(value: Any) -> Any:
+    """Return an option's value as JSON can hold it: it has no infinity, and no dates."""
+    is_finite = isinstance(value, float) and math.isfinite(value)
+    return value if is_finite or value is None or isinstance(value, str | int) else str(value)
+
+
 def _rounded(x: float | None) -> float | None:
     return None if x is None else float(f"{x:.6g}")
 
 
-def _summary(path: Path) -> Summary | None:
-    """Return a record's summary; it is written whole, and is there when the run has ended."""
-    return read_summary(path) if (path / "summary.json").exists() else None
+def _outcome(path: Path) -> BriefSummary | None:
+    """Return how a run ended; its summary is written whole, and is there when the run has ended."""
+    return read_brief_summary(path) if (path / "summary.json").exists() else None
+
+
+def _is_record(path: Path) -> bool:
+    try:
+        return (path / "config.yaml").exists()
+    except OSError:  # a loop of links, or not accessible
+        return False
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder; none if it is not there yet, or not readable."""
+    try:
+        # By os.path, for which what cannot be looked at is no folder.
+        return [path for path in folder.iterdir() if os.path.isdir(path)]
+    except OSError:
+        return []

@@ -1,10 +1,8 @@
 """The live page: one HTML page that shows runs while they go on, from the records that they write.
 
-    python -m dsgd.live.page runs/experiment        # records of runs, finished or not, of any machine
-
-With `--dashboard` a run starts this as a separate process. So it cannot slow the run down, whatever
-browsers do: it reads the record's files (docs/record.md) as they grow, at low priority, and never talks to
-the run.
+`main.py --watch` serves it, and so does a run with `--dashboard`, from a separate process: whatever browsers
+do, it cannot slow the run down. It reads the record's files (docs/record.md) as they grow, at low priority,
+and never talks to the run.
 """
 
 from __future__ import annotations
@@ -27,10 +25,12 @@ from typing import Any
 from dsgd.live import server
 from dsgd.live.follow import FollowedFolder, FollowedRun
 from dsgd.live.server import Response
+from dsgd.report.colours import on_dark
 from dsgd.report.style import styles
 
 _LOOK_EVERY_S = 0.5
 _PING_EVERY = 20  # looks: how often a stream with nothing to send checks that its client is there
+_LAST_LINES_S = 2.5
 _FAREWELL_S = 2.0  # for sending the browsers the end
 _STOP_S = 5.0
 _HEADERS = (
@@ -107,7 +107,9 @@ class _Feed:
         while not self._over.is_set() and (parent is None or os.getppid() == parent):
             if not await self._read():
                 await self._pause()
-        while await self._read():  # the last lines of runs that have ended
+        # The last lines of a run that has ended; a folder that is only looked at is left at once.
+        until_s = time.monotonic() + (_LAST_LINES_S if parent else 0)
+        while time.monotonic() < until_s and await self._read():
             pass
         self._finished = True
         until_s = time.monotonic() + _FAREWELL_S
@@ -119,6 +121,7 @@ class _Feed:
         for more in self._folder.read():
             rest |= more
             await asyncio.sleep(0)  # the browsers' turn
+        self._views = {key: view for key, view in self._views.items() if key in self._folder.runs}
         return rest
 
     async def _pause(self) -> None:
@@ -166,11 +169,12 @@ class _Feed:
         looks = {
             variant: {
                 "colour": style.colour,
+                "dark": on_dark(style.colour),
                 "dashes": "" if style.dashes == "-" else " ".join(str(2 * x) for x in style.dashes[1]),
             }
             for variant, style in styles(modes).items()
         }
-        return {"title": folder.title, "planned": folder.planned, "looks": looks}
+        return {"title": folder.title, "planned": folder.planned, "found": folder.found, "looks": looks}
 
     def _view(self, key: tuple[str, int], run: FollowedRun) -> bytes:
         """Return the event that describes a run, made once for all listeners."""
@@ -207,31 +211,21 @@ async def _work(folder: Path, listener: socket.socket, parent: int | None) -> No
         await serving
 
 
-def main(arguments: list[str]) -> int:
-    """Serve a folder's records until ctrl-C; return the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dsgd.live.page", description="Shows run records in a browser."
-    )
-    parser.add_argument("folder", type=Path, help="a run record, or a folder of them")
-    parser.add_argument("--port", type=int, default=8000, help="of 127.0.0.1; 0 takes any (default: 8000)")
-    parser.add_argument("--listener", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.listener is not None:
-        os.nice(10)
-        listener = socket.socket(fileno=options.listener)
-    else:
-        try:
-            if not options.folder.is_dir():
-                raise ValueError(f"{options.folder}: is not a folder; give a run record, or a folder of them")
-            listener = server.listen("--port", "127.0.0.1", options.port)
-        except (ValueError, OverflowError) as error:
-            print(f"live.page: {error}", file=sys.stderr)
-            return 2
-        print(f"live    {server.url_of(listener)}", flush=True)
-    asyncio.run(_work(options.folder, listener, options.parent))
-    return 0
+def show(folder: Path, listener: socket.socket, parent: int | None = None) -> None:
+    """Serve the records in a folder until SIGINT, SIGTERM or the end of the process `parent`."""
+    asyncio.run(_work(folder, listener, parent))
+
+
+def main(arguments: list[str]) -> None:
+    """Serve as the process that `LivePage` starts."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--listener", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True)
+    given = parser.parse_args(arguments)
+    os.nice(10)
+    show(given.folder, socket.socket(fileno=given.listener), given.parent)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])

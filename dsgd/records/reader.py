@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from dsgd.records.schema import (
+    BriefSummary,
     Damaged,
     Ending,
     Meta,
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     import polars as pl
 
 T = TypeVar("T")
+
+_MOST_SUMMARY_BYTES = 4_000_000  # some 1,024 workers and as many values of staleness take 0.3 MB
+_MOST_NOTE_CHARACTERS = 2000
 
 # libyaml's loader, where it is there, is eight times faster.
 _YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -112,6 +116,34 @@ def read_summary(path: Path) -> Summary:
 def read_ending(path: Path) -> Ending:
     """Read from summary.json how the run ended, which records of all versions have; raises RecordError."""
     return _read_json(path / "summary.json", Ending)
+
+
+def read_brief_summary(path: Path) -> BriefSummary:
+    """Read from summary.json what the live page shows, in bounded memory; raises RecordError.
+
+    Older versions listed every worker of a run, however many: of such a file only the beginning is read.
+    """
+    file = path / "summary.json"
+    try:
+        with file.open("rb") as content:
+            beginning = content.read(_MOST_SUMMARY_BYTES + 1)
+    except OSError as error:
+        raise RecordError(f"{file}: cannot be read ({_one_line(error)})") from None
+    if len(beginning) > _MOST_SUMMARY_BYTES:
+        beginning = beginning.partition(b',\n  "staleness":')[0] + b"}"
+    try:
+        return decode(beginning, BriefSummary, file)
+    except Damaged as error:
+        raise RecordError(str(error)) from None
+
+
+def read_note(path: Path, config: Mapping[str, Any]) -> str:
+    """Return the note on a run: the text of its note.txt or, without that file, of its option `--note`."""
+    try:
+        with (path / "note.txt").open(encoding="utf-8", errors="replace") as file:
+            return " ".join(file.read(_MOST_NOTE_CHARACTERS).split())
+    except OSError:  # as a rule it is not there
+        return str(config.get("note") or "")
 
 
 def read_meta(path: Path) -> Meta:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
+from statistics import median
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -136,9 +137,17 @@ class Staleness(Struct, frozen=True, kw_only=True):
     p50: Annotated[int | None, field("updates", "the median")]
     p95: Annotated[int | None, field("updates", "the 95th percentile")]
     max: Annotated[int | None, field("updates", "the largest")]
-    counts: Annotated[dict[int, int], field("tasks", "by staleness; only values that occurred")]
+    counts: Annotated[
+        dict[int, int],
+        field(
+            "tasks",
+            "by staleness; only values that occurred. Of more than 1,024 values: cut to three significant "
+            "digits, so 1234 counts as 1230",
+        ),
+    ]
     by_worker: Annotated[
-        dict[int, float], field("updates", "mean by worker; only workers with an applied task")
+        dict[int, float],
+        field("updates", "mean by worker, of the workers in `workers`; only those with an applied task"),
     ]
 
 
@@ -149,6 +158,25 @@ class WorkerTotals(Struct, frozen=True, kw_only=True):
     busy_s: Annotated[float, of_table("busy_s")]
     idle_s: Annotated[float, of_table("idle_s")]
     restarts: Annotated[int, of_table("restarts")]
+
+
+class Spread(Struct, frozen=True, kw_only=True):
+    """An entry of `over_workers` in summary.json; each number has the unit of what it is of."""
+
+    mean: Annotated[
+        float,
+        field(
+            "",
+            "over all workers, of `steps`, `busy_s`, `idle_s` and `restarts`, and over those that have one, "
+            "of `batch_s`, the seconds of computing per mini-batch, and `staleness`, the mean of a worker's "
+            "tasks",
+        ),
+    ]
+    min: Annotated[float, field("", "the smallest")]
+    p05: Annotated[float, field("", "the 5th percentile")]
+    p50: Annotated[float, field("", "the median")]
+    p95: Annotated[float, field("", "the 95th percentile")]
+    max: Annotated[float, field("", "the largest")]
 
 
 class Wasted(Struct, frozen=True, kw_only=True):
@@ -220,6 +248,24 @@ class Ending(Struct, frozen=True, kw_only=True):
     stopped_by: str
 
 
+class MeanStaleness(Struct, frozen=True, kw_only=True):
+    """The mean alone of `staleness` in summary.json."""
+
+    mean: float | None
+
+
+class BriefSummary(Ending, frozen=True, kw_only=True):
+    """What the live page shows of a summary.json; of one that lists too many workers, none of them."""
+
+    error: str | None
+    updates: int
+    gradients: int
+    clock_s: float
+    staleness: MeanStaleness | None = None
+    workers: dict[int, WorkerTotals] = msgspec.field(default_factory=dict)
+    over_workers: dict[str, Spread] = msgspec.field(default_factory=dict)
+
+
 class Summary(Struct, frozen=True, kw_only=True):
     """summary.json; `summary_type` adds the means of the numbers that the table of quantities has."""
 
@@ -239,6 +285,9 @@ class Summary(Struct, frozen=True, kw_only=True):
     staleness: Staleness
     clock_gap_max: Annotated[int, of_table("clock_gap_max")]
     workers: Annotated[dict[int, WorkerTotals], field("", "by worker, 0 first", key="I")]
+    over_workers: Annotated[dict[str, Spread], field("", "by quantity", key="NAME")] = msgspec.field(
+        default_factory=dict
+    )
     wasted: Wasted
     bytes: Travelled
     theory: Annotated[dict[str, Compared], field("", "by name", key="NAME")] = msgspec.field(
@@ -258,6 +307,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     @property
     def restarts(self) -> int:
         """How often any worker was started again."""
+        if spread := self.over_workers.get("restarts"):
+            return round(spread.mean * self.num_workers)
         return sum(worker.restarts for worker in self.workers.values())
 
     @property
@@ -272,13 +323,24 @@ class Summary(Struct, frozen=True, kw_only=True):
 
     @property
     def idle_shares(self) -> list[float]:
-        """The share of time that each worker idled, worker 0 first."""
+        """The share of time that each worker idled, worker 0 first; empty if not all workers are listed."""
+        if self.over_workers:
+            return []
         return [w.idle_s / self.clock_s if self.clock_s else 0.0 for w in self.workers.values()]
 
     @property
     def idle_share(self) -> float:
         """Mean over workers of the share of time that each idled."""
+        if spread := self.over_workers.get("idle_s"):
+            return spread.mean / self.clock_s if self.clock_s else 0.0
         return sum(self.idle_shares) / len(self.workers)
+
+    @property
+    def batch_s(self) -> float:
+        """The median over workers of the seconds of computing per mini-batch; `clock_s` without any."""
+        if spread := self.over_workers.get("batch_s"):
+            return spread.p50
+        return median([w.busy_s / w.steps for w in self.workers.values() if w.steps] or [self.clock_s])
 
 
 # --- meta.json

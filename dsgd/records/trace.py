@@ -15,10 +15,12 @@ from typing import Any
 
 import yaml
 
+from dsgd.metrics import MOST_LISTED
 from dsgd.records.reader import read_evaluations
 from dsgd.records.schema import RecordedEvaluation, RecordedTask, RecordedUpdate, decode, update_type
 
 _TAIL_BYTES = 1_000_000  # of updates.jsonl: some 4,000 tasks, a trace of 3 to 4 MB, 0.2 s
+_LINE_BYTES = 10_000_000  # a longer update is not drawn unasked: viewers do not open it
 _LAST_S = 9e9  # viewers count nanoseconds in 64 bits, 292 years
 _PROCESS, _SERVER, _FIRST_WORKER = 1, 1, 2  # the process, and its threads: one is a track
 
@@ -26,7 +28,8 @@ _PROCESS, _SERVER, _FIRST_WORKER = 1, 1, 2  # the process, and its threads: one 
 def write_trace(record: Path, last: int | None = None) -> None:
     """Write `record`/trace.json, from the last updates in its updates.jsonl.
 
-    last: how many updates; None: those in the last MB, one at least. Without any, no file is made.
+    last: how many updates; None: those in the last MB, or the last one if it is below 10 MB. Without any, no
+    file is made.
     Raises OSError, and RecordError for a line that is not an update.
     """
     updates = _last_updates(record / "updates.jsonl", last)
@@ -35,7 +38,7 @@ def write_trace(record: Path, last: int | None = None) -> None:
     config = yaml.safe_load((record / "config.yaml").read_text())
     at_us = _at_us(updates)
     events = chain(
-        _names(config),
+        _names(config, updates),
         _server(updates, at_us),
         _workers(updates, unlisted="cancelled" if config["record"] == "all" else "not recorded"),
         _arrows(updates, at_us),
@@ -65,6 +68,9 @@ def _last_updates(path: Path, last: int | None) -> list[RecordedUpdate]:
             file.readline()  # the rest of a line that begins before
             if lines := file.readlines():
                 return _whole(lines, path)
+            file.seek(-min(path.stat().st_size, _LINE_BYTES), os.SEEK_END)
+            if file.tell() and b"\n" not in file.read(_LINE_BYTES - _TAIL_BYTES):
+                return []
             file.seek(0)
             last = 1
         return _whole(deque(file, last), path)
@@ -93,15 +99,20 @@ def _at_us(updates: list[RecordedUpdate]) -> dict[int, int]:
     return at_us
 
 
-def _names(config: Mapping[str, Any]) -> Iterator[Event]:
+def _names(config: Mapping[str, Any], updates: list[RecordedUpdate]) -> Iterator[Event]:
+    """Name the tracks; of very many workers only those that have tasks here."""
+
     def name(kind: str, tid: int, value: str | int) -> Event:
         key = "sort_index" if kind == "thread_sort_index" else "name"
         return {"ph": "M", "pid": _PROCESS, "tid": tid, "ts": 0, "name": kind, "args": {key: value}}
 
     workers = config["num_workers"]
     yield name("process_name", _SERVER, f"{config['mode']} on {config['engine']}, {workers} workers")
-    threads = ["server", *(f"worker {worker}" for worker in range(workers))]
-    for tid, thread in enumerate(threads, start=_SERVER):
+    present: Iterable[int] = range(workers)
+    if workers > MOST_LISTED:
+        present = sorted({task.worker for update in updates for task in (*update.gradients, *update.ignored)})
+    threads = [(_FIRST_WORKER + worker, f"worker {worker}") for worker in present]
+    for tid, thread in [(_SERVER, "server"), *threads]:
         yield name("thread_name", tid, thread)
         yield name("thread_sort_index", tid, tid)
 

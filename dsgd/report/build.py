@@ -13,16 +13,18 @@ from markupsafe import Markup
 
 from dsgd.report import tables
 from dsgd.report.answer import answer
+from dsgd.report.colours import DARK, LIGHT
 from dsgd.report.figures import draw_sections
 from dsgd.report.frames import Frames, read_folder
 from dsgd.report.panels import Section
+from dsgd.report.parts import Answer, Table
 from dsgd.report.questions import questions
-from dsgd.report.style import DARK, LIGHT, standalone_svg
-from dsgd.report.tables import Table
+from dsgd.report.style import standalone_svg
 from dsgd.report.words import plural
 
 _FIGURE_NAMES = re.compile(
-    r"(loss|time|gradients|bytes|staleness|timeline|scaling|drift)-[\w-]+|throughput|idle|drift"
+    r"(loss|time|gradients|bytes|staleness|timeline|scaling|drift|sweep|ratio|tuning)-[\w-]+"
+    r"|throughput|idle|drift|sweep|ratio|tuning"
 )
 
 
@@ -32,21 +34,22 @@ class Report:
 
     frames: Frames
     facts: str
-    answer: Sequence[str]
+    answer: Answer
     sections: Sequence[Section]
     tables: Sequence[Table]
     details: Sequence[Table]
     """For repeating the runs."""
 
 
-def build_report(folder: Path) -> Path:
+def build_report(folder: Path, frames: Frames | None = None) -> Path:
     """Write the report of an experiment's folder, a folder of records or one record into that folder.
 
+    frames: what was read from the folder; None: read it.
     Returns the path of report.html. Raises RecordError, in one line, where there is nothing to report on, and
     OSError where nothing can be written. The same records give the same bytes.
     """
     folder = Path(folder)
-    frames = read_folder(folder)
+    frames = frames or read_folder(folder)
     report = _report(frames)
     _write_figures(folder / "figures", report.sections)
     (folder / "results.csv").write_text(frames.runs.write_csv(), encoding="utf-8")
@@ -59,7 +62,7 @@ def build_report(folder: Path) -> Path:
 def _report(frames: Frames) -> Report:
     asked = questions(frames) if len(frames.variants) > 1 else []
     found = [
-        tables.results(frames),
+        tables.overview(frames, asked),
         *(tables.pairs(question) for question in asked),
         tables.theory(frames),
         tables.ended_early(frames),
@@ -125,10 +128,25 @@ def _render(template: str, report: Report) -> str:
 
 
 def _markdown(text: object) -> str:
-    r"""Return text that Markdown shows as it is.
+    r"""Return text that Markdown shows as it is, and that is readable before it is shown.
 
-    >>> _markdown("a|b <i> *c*")
-    'a\\|b &lt;i&gt; \\*c\\*'
+    Escaped is what would otherwise mean something: an underscore within a word does not, nor a `<` before a
+    space, a bracket that no link follows, or one dollar.
+
+    >>> _markdown("local_steps: p < 0.001 [1, 2] $5 & more"), _markdown("a|b <i> *c* _d_")
+    ('local_steps: p < 0.001 [1, 2] $5 & more', 'a\\|b &lt;i> \\*c\\* \\_d\\_')
+    >>> _markdown("[a](b) $x$ &amp; 1. # >")
+    '\\[a\\](b) \\$x\\$ &amp;amp; 1. # >'
     """
-    plain = " ".join(str(text).split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return re.sub(r"([\\`*_\[\]#|~$])", r"\\\1", plain)
+    plain = " ".join(str(text).split())
+    plain = re.sub(r"&(?=#?\w+;)", "&amp;", plain)
+    plain = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", plain)
+    plain = re.sub(r"\\(?=[^\w\s])|[`*|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", plain)
+    if re.search(r"\][(\[:]|\[\^", plain):
+        plain = re.sub(r"[\[\]]", r"\\\g<0>", plain)
+    for pair in "$~":
+        if plain.count(pair) > 1:
+            plain = plain.replace(pair, f"\\{pair}")
+    # At the beginning of a line: a quotation, a heading, a list.
+    plain = re.sub(r"^(>|#{1,6}(?=\s|$)|[+-](?=[\s-]|$))", r"\\\g<0>", plain)
+    return re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", plain)

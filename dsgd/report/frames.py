@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import astuple
 
@@ -15,13 +18,21 @@ from dsgd.metrics import QUANTITIES, Column
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import Record, columns, is_record, read_record, read_yaml
 from dsgd.records.schema import RecordedEvaluation, RecordError
-from dsgd.report.words import number, plural
+from dsgd.report.layout import PARTS, Asked, Layout, Member, arrange, by_name
+from dsgd.report.words import option_text as option_text
+from dsgd.report.words import plural
 
 if TYPE_CHECKING:
     import polars as pl
 
-FIGURES = ("loss", "time_to_target", "staleness", "timeline", "throughput", "drift", "scaling")
+FIGURES = (
+    "sweep", "tuning", "loss", "time_to_target", "staleness", "timeline", "throughput", "drift",
+    "scaling",
+)  # fmt: skip
 """What `show:` of an experiment may name."""
+
+OF_UPDATES = ("staleness", "timeline", "drift")
+"""Those of them that look into updates, and so need the records' files."""
 
 OWN_FOLDERS = ("figures", "tuning")
 """Folders next to the records whose runs are not compared."""
@@ -35,6 +46,26 @@ NOT_COMPARED = {
     "start_timeout_s",
 }
 """Options that do not define a variant."""
+
+
+class Tried(NamedTuple):
+    """Values that were tried for a variant before the comparison."""
+
+    options: Mapping[str, Any]
+    loss: float
+    """At the end, the median over the tuning's seeds; infinite if that diverged."""
+    losses: Mapping[int, float]
+    """By seed; empty in old records."""
+
+
+class Tuned(NamedTuple):
+    """What was chosen for a variant before the comparison, and from what."""
+
+    variant: str
+    chosen: Mapping[str, Any]
+    at_the_edge: Sequence[str]
+    """The chosen options that are the smallest or largest value tried: a better one may lie beyond."""
+    tried: Sequence[Tried]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,18 +102,51 @@ class Frames:
     """The record behind each row of `runs`."""
     varied: Sequence[str]
     """The options that differ between runs."""
-    tuned: Sequence[tuple[str, str, str]] = ()
-    """Where options were tuned before the comparison: variant, what was chosen, and the median losses of all
-    that was tried."""
+    tuned: Sequence[Tuned] = ()
+    """What was chosen for each variant, if options were tuned before the comparison."""
+    asked: Asked = field(default_factory=Asked)
+    """What the experiment's file asks."""
+    parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By variant: the names that it has in the experiment's file."""
 
     @property
     def variants(self) -> list[str]:
         """Names of the variants that have a run, in order."""
         return list(dict.fromkeys(run.variant for run in self.records))
 
-    @cached_property
+    @property
     def scenarios(self) -> dict[str, list[str]]:
-        """The variants that meet the same data, machines and network, by the name of that scenario.
+        """The variants that are compared with each other, by group."""
+        return self.layout.groups
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The variants as the experiment's file arranges them; else by scenario.
+
+        The file was checked before anything ran. But if the runs of all levels but one are missing, there is
+        nothing to arrange.
+        """
+        if self.asked.compare:
+            with suppress(ValueError):
+                return arrange(self.asked, self._members, self._no_factors)
+        cells = {
+            scenario: {variant.removesuffix(f" {scenario}"): variant for variant in variants}
+            for scenario, variants in self._scenarios().items()
+        }
+        return by_name(cells, self.asked.baseline)
+
+    @property
+    def _members(self) -> list[Member]:
+        return [
+            Member(name=v, config=self.of(v)[0].config, parts=self.parts.get(v, {})) for v in self.variants
+        ]
+
+    @property
+    def _no_factors(self) -> list[str]:
+        return [*NOT_COMPARED, *{option for tuned in self.tuned for option in tuned.chosen}]
+
+    def _scenarios(self) -> dict[str, list[str]]:
+        """Return the variants that meet the same data, machines and network, by the name of that scenario.
 
         All of them, without a name, if there is only one scenario or one has a single variant.
         """
@@ -169,28 +233,50 @@ def _read_experiment(folder: Path) -> Frames:
         show=None if show is None else tuple(dict.fromkeys(show)),
         left_out=left_out,
         tuned=_tuned(spec.get("tuning"), file),
+        asked=_asked(spec, file),
+        parts={
+            _printable(v["name"]): {part: _printable(str(v[part])) for part in PARTS if v.get(part)}
+            for v in variants
+        },
     )
 
 
-def _tuned(tuning: Any, file: Path) -> list[tuple[str, str, str]]:
+def _tuned(tuning: Any, file: Path) -> list[Tuned]:
     """Return what experiment.yaml says of tuning."""
 
-    def text(options: Mapping[str, Any]) -> str:
-        return " ".join(f"{name}={option_text(value)}" for name, value in options.items())
+    def loss(value: float | None) -> float:
+        return math.inf if value is None else float(value)
 
-    def loss(value: float | None) -> str:
-        return "diverged" if value is None else number(value)
-
-    found = []
     try:
-        for choice in tuning["choices"] if tuning else ():
-            tried = ", ".join(f"{text(one['options'])}: {loss(one['loss'])}" for one in choice["tried"])
-            edges = ", ".join(choice["at_the_edge"])
-            edge = f" ({edges} at the edge of what was tried: a better value may lie beyond)" if edges else ""
-            found.append((str(choice["variant"]), text(choice["chosen"]) + edge, tried))
-    except (KeyError, TypeError, AttributeError):
+        return [
+            Tuned(
+                _printable(str(choice["variant"])),
+                dict(choice["chosen"]),
+                tuple(choice["at_the_edge"]),
+                [
+                    Tried(
+                        dict(one["options"]),
+                        loss(one["loss"]),
+                        {int(seed): loss(value) for seed, value in one.get("losses", {}).items()},
+                    )
+                    for one in choice["tried"]
+                ],
+            )
+            for choice in (tuning["choices"] if tuning else ())
+        ]
+    except (KeyError, TypeError, AttributeError, ValueError):
         raise RecordError(f"{file}: tuning cannot be read; run the experiment again") from None
-    return found
+
+
+def _asked(spec: Mapping[str, Any], file: Path) -> Asked:
+    """Return what experiment.yaml asks."""
+    found = {key: spec.get(key) for key in ("compare", "baseline", "measure")}
+    per = spec.get("per") or []
+    if not isinstance(per, list) or not all(isinstance(v, str | None) for v in (*found.values(), *per)):
+        raise RecordError(
+            f"{file}: compare, per, baseline and measure must be text; run the experiment again"
+        )
+    return Asked(**found, per=tuple(per))
 
 
 def _list(spec: Mapping[str, Any], name: str, file: Path) -> list[Any]:
@@ -301,7 +387,9 @@ def _frames(
     question: str = "",
     show: Sequence[str] | None = None,
     left_out: Sequence[tuple[str, str]] = (),
-    tuned: Sequence[tuple[str, str, str]] = (),
+    tuned: Sequence[Tuned] = (),
+    asked: Asked = Asked(),  # noqa: B008 (it is a value)
+    parts: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Frames:
     import polars as pl
 
@@ -331,6 +419,8 @@ def _frames(
         records=tuple(runs),
         varied=tuple(varied),
         tuned=tuple(tuned),
+        asked=asked,
+        parts=parts,
     )
 
 
@@ -399,16 +489,3 @@ def _typed(row: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
         return option_text(value) if kind == pl.String and value is not None else value
 
     return {name: typed(row[name], kind) for name, kind in schema.items()}
-
-
-def option_text(value: Any) -> str:
-    """Return an option's value as the command line has it.
-
-    >>> option_text(0.5), option_text(4.0), option_text(None), option_text(True)
-    ('0.5', '4', 'none', 'true')
-    """
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,15 +1,18 @@
-"""The measures by which variants are compared, and which variant is ahead in each."""
+"""The questions that a report answers: by which measure variants are compared, within which groups."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import median
 
 from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedEvaluation
 from dsgd.report.frames import Frames
+from dsgd.report.layout import Layout
+from dsgd.report.measures import BEST, OF_TARGET, Measure, loss_at, measure
 from dsgd.report.panels import seconds
 from dsgd.report.statistics import SIGNIFICANT, Interval, Pair, compare, median_interval
 from dsgd.report.words import number
@@ -17,31 +20,30 @@ from dsgd.report.words import number
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A measure by which variants are ranked."""
+    """A measure by which the variants of each group are compared."""
 
-    name: str
-    """As a table's heading."""
-    opening: str
-    """Of a sentence: under which conditions the variants meet."""
-    winner: str
-    """What the best one is."""
-    value: Callable[[str], str]
-    """What it achieves, given its number."""
-    than: str
-    """Comparative: how it differs from the next."""
-    lost: str
-    """Of variants that are clearly behind."""
-    nobody: str
-    """What to say where the median of every variant is infinite."""
+    measure: Measure
     values: Mapping[str, Mapping[int, float]]
     """By variant and seed; infinite for never."""
-    scenarios: Mapping[str, Sequence[str]]
-    """The variants that compete with each other, the scenarios by name."""
-    low_is_good: bool = True
+    layout: Layout
+    opening: str = ""
+    """What must be said before the answer, as a sentence."""
+    between: Mapping[str, float] = field(default_factory=dict)
+    """By variant: how far the value is, in the median, from that of one evaluation earlier."""
+
+    @property
+    def name(self) -> str:
+        """As a table's heading."""
+        return self.measure.label
+
+    @property
+    def scenarios(self) -> dict[str, list[str]]:
+        """The variants that compete with each other, by group."""
+        return self.layout.groups
 
     @cached_property
     def pairs(self) -> list[Pair]:
-        """All comparisons within scenarios, corrected for the number of pairs in each."""
+        """All comparisons within groups, corrected for the number of pairs in each."""
         families = (
             {variant: self.values[variant] for variant in variants if variant in self.values}
             for variants in self.scenarios.values()
@@ -53,16 +55,47 @@ class Question:
         """How many pairs the correction is for."""
         return sum(pair.p is not None for pair in self.pairs)
 
-    def ranking(self, scenario: str) -> dict[str, Interval]:
-        """Return the median and interval of a scenario's variants, the best first; the earlier of equals."""
-        variants = self.scenarios[scenario]
-        found = {v: median_interval(list(self.values[v].values())) for v in variants if v in self.values}
-        sign = 1 if self.low_is_good else -1
+    def median(self, variant: str) -> Interval | None:
+        """Return a variant's median and interval; None if it has no value."""
+        values = self.values.get(variant)
+        return median_interval(list(values.values())) if values else None
+
+    def ranking(self, group: str) -> dict[str, Interval]:
+        """Return the median and interval of a group's variants, the best first; the earlier of equals.
+
+        In their order where neither low nor high is better.
+        """
+        found = {v: x for v in self.scenarios[group] if (x := self.median(v)) is not None}
+        if self.measure.low_is_good is None:
+            return found
+        sign = 1 if self.measure.low_is_good else -1
         return dict(sorted(found.items(), key=lambda item: sign * item[1].centre))
 
     def against(self, variant: str) -> dict[str, Pair]:
         """Return the comparisons of a variant by its rival, where the two share two seeds."""
         return {p.b if p.a == variant else p.a: p for p in self.pairs if variant in (p.a, p.b)}
+
+    def ratio(self, variant: str, baseline: str) -> Interval | None:
+        """Return how many times the baseline's values a variant's are; infinite for never against a value.
+
+        The median over common seeds and its interval; if there are none, or the baseline did not get there
+        with one of them, the ratio of the medians without an interval. None where there is none to give.
+        """
+        x, y = self.values.get(baseline, {}), self.values.get(variant, {})
+        seeds = sorted(x.keys() & y.keys())
+        if seeds and all(0 < x[seed] < math.inf for seed in seeds):
+            return median_interval([y[seed] / x[seed] for seed in seeds])
+        a, b = self.median(baseline), self.median(variant)
+        if a is None or b is None or not math.isfinite(a.centre) or a.centre <= 0:
+            return None
+        return Interval(b.centre / a.centre, b.centre / a.centre, b.centre / a.centre, 0.0, b.n)
+
+    def resolved(self, a: str, b: str) -> bool:
+        """Whether the medians of two variants differ by more than the distance between two evaluations."""
+        x, y = self.median(a), self.median(b)
+        if x is None or y is None or not (math.isfinite(x.centre) and math.isfinite(y.centre)):
+            return True
+        return abs(x.centre - y.centre) > max(self.between.get(a, 0.0), self.between.get(b, 0.0)) * (1 + 1e-9)
 
 
 def differs(pair: Pair | None) -> bool:
@@ -70,92 +103,87 @@ def differs(pair: Pair | None) -> bool:
     return pair is not None and (pair.corrected_p is None or pair.corrected_p < SIGNIFICANT)
 
 
-def questions(frames: Frames, scenarios: Mapping[str, Sequence[str]] | None = None) -> list[Question]:
+def identical(frames: Frames) -> list[list[str]]:
+    """Return the variants whose runs are the same with every seed: same weights, times and evaluations."""
+    classes: dict[object, list[str]] = {}
+    for variant in frames.variants:
+        key = tuple(_of_a_run(record) for record in frames.of(variant))
+        classes.setdefault(key, []).append(variant)
+    return [variants for variants in classes.values() if len(variants) > 1]
+
+
+def _of_a_run(record: Record) -> tuple[object, ...]:
+    summary = record.summary
+    evaluations = tuple((e.version, e.t_s, e.loss) for e in record.evals)
+    counts = tuple(sorted(summary.staleness.counts.items()))
+    return summary.seed, summary.weights_sha256, summary.clock_s, summary.gradients, counts, evaluations
+
+
+def questions(frames: Frames, layout: Layout | None = None) -> list[Question]:
     """Return what variants are compared by, the most important measure first.
 
-    With a target loss: time and gradients until it is reached. Without: the loss at equal times and after
-    equally many gradients. Without losses: gradients per second. scenarios: None for those of the frames.
+    The measure that the experiment's file names, if it names one. Else, with a target loss: time and
+    gradients until it is reached. Without: the loss at equal times and after equally many gradients. Without
+    losses: gradients per second. None for what tuning chose: that is no number of a run.
+
+    layout: how the variants are arranged; None: as the frames have it.
     """
-    unit, target = seconds(frames), frames.target_loss
-    within = frames.scenarios if scenarios is None else scenarios
+    layout = layout or frames.layout
+    unit, target, asked = seconds(frames), frames.target_loss, frames.asked.measure
+    if asked is not None and asked.startswith(BEST):
+        return []
+    if asked is not None and asked not in OF_TARGET:
+        return [_question(frames, layout, measure(asked, target, unit))]
     if not all(run.record.evals for run in frames.records):
-        return [
-            Question(
-                name=f"gradients per {unit}",
-                opening="",
-                winner="first in throughput is",
-                value=lambda x: f"with {x} gradients per {unit}",
-                than="more",
-                lost="clearly slower",
-                nobody="",
-                values=_values(frames, lambda r: r.summary.gradients_per_s),
-                scenarios=within,
-                low_is_good=False,
-            )
-        ]
+        return [_question(frames, layout, measure("throughput", target, unit))]
     if target is not None and any(run.record.reached(target) for run in frames.records):
-        return [
-            Question(
-                name=f"{unit} to loss {target:g}",
-                opening=f"{_budget(frames)}, ",
-                winner=f"first to reach loss {target:g} is",
-                value=lambda x: f"after {x} {unit}",
-                than="sooner",
-                lost="clearly later",
-                nobody=f"no variant reaches loss {target:g} in the median of its seeds",
-                values=_values(frames, lambda r: until(r, target, lambda e: e.t_s)),
-                scenarios=within,
-            ),
-            Question(
-                name=f"gradients to loss {target:g}",
-                opening="Per gradient, ",
-                winner="the quickest is",
-                value=lambda x: f"after {x}",
-                than="fewer",
-                lost="clearly more",
-                nobody="none of them gets there",
-                values=_values(frames, lambda r: until(r, target, lambda e: e.gradients)),
-                scenarios=within,
-            ),
-        ]
+        names = [asked] if asked else OF_TARGET[:2]
+        return [_question(frames, layout, measure(name, target, unit)) for name in names]
     equal_s = _shortest(frames, lambda e: e.t_s)
     equal_gradients = _shortest(frames, lambda e: e.gradients)
-    never = "" if target is None else f"No run reaches loss {target:g}; "
-    after_s = f"after {number(equal_s)} {unit}, which all runs lasted, "
+    none = "" if target is None else f"No run reaches loss {target:g}."
     return [
-        Question(
-            name=f"loss after {number(equal_s)} {unit}",
-            opening=never + (after_s if never else after_s.capitalize()),
-            winner="lowest in loss is",
-            value=lambda x: f"with {x}",
-            than="lower",
-            lost="clearly higher",
-            nobody="all losses are infinite",
-            values=_values(frames, lambda r: _loss_at(r, equal_s, lambda e: e.t_s)),
-            scenarios=within,
-        ),
-        Question(
-            name=f"loss after {number(equal_gradients)} gradients",
-            opening=f"Per gradient, after {number(equal_gradients, 6)} of them, ",
-            winner="lowest in loss is",
-            value=lambda x: f"with {x}",
-            than="lower",
-            lost="clearly higher",
-            nobody="all losses are infinite",
-            values=_values(frames, lambda r: _loss_at(r, equal_gradients, lambda e: e.gradients)),
-            scenarios=within,
-        ),
+        _question(frames, layout, one, opening)
+        for one, opening in (
+            (loss_at("loss-at-time", equal_s, lambda e: e.t_s, f"{number(equal_s)} {unit}"), none),
+            (
+                loss_at(
+                    "loss-at-gradients",
+                    equal_gradients,
+                    lambda e: e.gradients,
+                    f"{number(equal_gradients, 6)} gradients",
+                ),
+                "",
+            ),
+        )
     ]
 
 
-def _values(frames: Frames, measure: Callable[[Record], float | None]) -> dict[str, dict[int, float]]:
-    """Return a measure by variant and seed; runs without it are left out."""
-    found: dict[str, dict[int, float]] = {}
+def _question(frames: Frames, layout: Layout, by: Measure, opening: str = "") -> Question:
+    values: dict[str, dict[int, float]] = {}
     for run in frames.records:
-        value = measure(run.record)
-        if value is not None:
-            found.setdefault(run.variant, {})[run.seed] = value
-    return found
+        value = by.of(run.record)
+        if value is not None and not math.isnan(value):
+            values.setdefault(run.variant, {})[run.seed] = value
+    return Question(
+        measure=by,
+        values=values,
+        layout=layout,
+        opening=opening,
+        between=_between(frames, by.place) if by.place else {},
+    )
+
+
+def _between(frames: Frames, place: Callable[[RecordedEvaluation], float]) -> dict[str, float]:
+    """Return by variant how far the evaluation that reached the target is from the one before it."""
+    assert frames.target_loss is not None
+    found: dict[str, list[float]] = {}
+    for run in frames.records:
+        evaluations = run.record.evals
+        reached = run.record.reached(frames.target_loss)
+        if reached and (at := evaluations.index(reached)):
+            found.setdefault(run.variant, []).append(place(reached) - place(evaluations[at - 1]))
+    return {variant: median(gaps) for variant, gaps in found.items()}
 
 
 def until(record: Record, target: float, place: Callable[[RecordedEvaluation], float]) -> float:
@@ -168,17 +196,3 @@ def _shortest(frames: Frames, place: Callable[[RecordedEvaluation], float]) -> f
     """Return how far all runs got that did not diverge (all runs, if all did)."""
     whole = [run.record for run in frames.records if run.record.summary.stopped_by != "diverged"]
     return min(place(record.evals[-1]) for record in whole or [run.record for run in frames.records])
-
-
-def _loss_at(record: Record, at: float, place: Callable[[RecordedEvaluation], float]) -> float:
-    """Return the last loss known then; infinite if the run had diverged."""
-    known = [e.loss for e in record.evals if place(e) <= at]
-    diverged = record.summary.stopped_by == "diverged" and place(record.evals[-1]) < at
-    return math.inf if diverged or not known or known[-1] is None else known[-1]
-
-
-def _budget(frames: Frames) -> str:
-    budgets = {int(r.record.config["num_workers"]) * int(r.record.config["steps"]) for r in frames.records}
-    if len(budgets) == 1:
-        return f"With equal budgets of {budgets.pop():,} gradients"
-    return f"With budgets of {min(budgets):,} to {max(budgets):,} gradients"

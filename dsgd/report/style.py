@@ -1,14 +1,14 @@
 """How figures look: one colour and one marker per mode, readable on light and on dark.
 
 A mode's name decides its colour and its marker, so both are the same in every figure. Not
-everybody can distinguish so many colours, hence the markers. Variants of one mode share both, and differ by
-lightness and dashes. All colours have a contrast of 3 or more on white and on the pages' dark ground; text
-and axes have the colour of the text around them.
+everybody can distinguish so many colours, hence the markers. Variants of one mode share the marker, and have
+the colours of an ordered ramp around the mode's (dsgd/report/colours.py). Figures are drawn for a white page;
+on a dark one each colour is replaced by its counterpart, which has the same contrast. Lines have a contrast
+of 3 or more and names 4.5; other text and axes have the colour of the text around them.
 """
 
 from __future__ import annotations
 
-import colorsys
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -16,6 +16,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
 
+from dsgd.report.colours import DARK, LIGHT, for_text, on_dark, ramp
 from dsgd.strategies import modes as shipped
 
 if TYPE_CHECKING:
@@ -43,16 +44,14 @@ LOOKS = (
 _SEED = 8493  # of the checksum: with it the modes that were there first have different looks
 
 DASHES: Sequence[Any] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
-LIGHT, DARK = "#ffffff", "#12161b"
-"""The grounds of the pages."""
-
 INK = "#010203"
 """Stands for the colour of the text around the figure; no mode has it."""
 
-_DARKEST, _LIGHTEST = 0.135, 0.295  # relative luminance: contrast of 3 to both grounds
+_MOST_SOLID = 6  # variants of a mode that their colours alone tell apart
 _FONTS = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', Verdana, sans-serif"
 _STANDALONE = (
-    f"<style>svg{{color:#1f2328;background:{LIGHT};font-family:{_FONTS}}}*{{stroke-linejoin:round}}"
+    f"<style>svg{{color-scheme:light dark;color:#1f2328;background:{LIGHT};font-family:{_FONTS}}}"
+    "*{stroke-linejoin:round}"
     f"@media(prefers-color-scheme:dark){{svg{{color:#e6e9ed;background:{DARK}}}}}</style>"
 )
 RC: dict[Any, Any] = {
@@ -100,9 +99,16 @@ class Style(NamedTuple):
         """Options of a line."""
         return {"color": self.colour, "linestyle": self.dashes, "marker": self.marker}
 
+    @property
+    def text(self) -> str:
+        """The colour of the variant's name: that of its line, or a darker one that can be read."""
+        return for_text(self.colour)
+
 
 def styles(modes: Mapping[str, str]) -> dict[str, Style]:
-    """Return a look for each variant, given its mode: the mode's own, or one made lighter or darker from it.
+    """Return a look for each variant, given its mode: the mode's own, or its place on the mode's ramp.
+
+    The order of the variants is that of the ramp, from pale to dark.
 
     >>> styles({"ssgd": "ssgd"})["ssgd"]
     Style(colour='#0072B2', dashes='-', marker='o')
@@ -110,15 +116,12 @@ def styles(modes: Mapping[str, str]) -> dict[str, Style]:
     # The repository's modes come first, so that a user's own strategy does not change how they look.
     own = _looks_of_modes(sorted(dict.fromkeys(modes.values()), key=lambda mode: mode not in shipped()))
     looks = {}
-    for variant, mode in modes.items():
-        colour, marker = own[mode]
-        same = [other for other in modes if modes[other] == mode]
-        place = same.index(variant)
-        if len(same) > 1:
-            share = place / (len(same) - 1)
-            colour = with_luminance(colour, _DARKEST * (_LIGHTEST / _DARKEST) ** share)
-        looks[variant] = Style(colour, DASHES[place % len(DASHES)], marker)
-    return looks
+    for mode, (colour, marker) in own.items():
+        same = [variant for variant in modes if modes[variant] == mode]
+        for place, (variant, shade) in enumerate(zip(same, ramp(colour, len(same)), strict=True)):
+            dashes = DASHES[place % len(DASHES)] if len(same) > _MOST_SOLID else DASHES[0]
+            looks[variant] = Style(shade, dashes, marker)
+    return {variant: looks[variant] for variant in modes}
 
 
 def look(mode: str) -> int:
@@ -138,37 +141,6 @@ def _looks_of_modes(modes: Iterable[str]) -> dict[str, tuple[str, str]]:
         free = (place % len(LOOKS) for place in range(first, first + len(LOOKS)))
         taken[next((place for place in free if place not in taken), len(LOOKS) + len(taken))] = mode
     return {mode: LOOKS[place % len(LOOKS)] for place, mode in taken.items()}
-
-
-def luminance(colour: str) -> float:
-    """Return the relative luminance of a colour, 0 to 1 (WCAG 2.2).
-
-    >>> luminance("#ffffff")
-    1.0
-    """
-    red, green, blue = _linear(colour)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def contrast(a: str, b: str) -> float:
-    """Return the contrast of two colours, 1 to 21 (WCAG 2.2).
-
-    >>> contrast("#ffffff", "#000000")
-    21.0
-    """
-    low, high = sorted((luminance(a), luminance(b)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def with_luminance(colour: str, wanted: float) -> str:
-    """Return the colour lighter or darker, with the relative luminance wanted and its hue and saturation."""
-    hue, _, saturation = colorsys.rgb_to_hls(*_rgb(colour))
-    low, high = 0.0, 1.0
-    for _ in range(30):
-        middle = (low + high) / 2
-        found = _hex(colorsys.hls_to_rgb(hue, middle, saturation))
-        low, high = (middle, high) if luminance(found) < wanted else (low, middle)
-    return _hex(colorsys.hls_to_rgb(hue, high, saturation))
 
 
 def inline_svg(figure: Figure, title: str) -> str:
@@ -193,9 +165,17 @@ def inline_svg(figure: Figure, title: str) -> str:
 
 
 def _adapted(tag: re.Match[str]) -> str:
-    text = tag[0].replace(INK, "currentColor")
+    text = re.sub(r"(fill|stroke): (#[0-9a-f]{6})", _both, tag[0])
     text = re.sub(r" font-family: [^;\"]*;", "", text)
     return re.sub(r"(\d\.\d\d)\d+", r"\1", text)  # a hundredth of a point is enough
+
+
+def _both(paint: re.Match[str]) -> str:
+    """Return a colour for light and dark pages; first alone, for programs without dark ones."""
+    what, colour = paint.groups()
+    if colour == INK:
+        return f"{what}: currentColor"
+    return f"{what}: {colour}; {what}: light-dark({colour}, {on_dark(colour).lower()})"
 
 
 def standalone_svg(inline: str) -> str:
@@ -212,16 +192,3 @@ def png(figure: Figure, dpi: int = 200) -> bytes:
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, facecolor=LIGHT, metadata={"Software": None})
     return buffer.getvalue()
-
-
-def _rgb(colour: str) -> tuple[float, float, float]:
-    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return red, green, blue
-
-
-def _linear(colour: str) -> list[float]:
-    return [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in _rgb(colour)]
-
-
-def _hex(rgb: Sequence[float]) -> str:
-    return "#" + "".join(f"{round(255 * c):02X}" for c in rgb)

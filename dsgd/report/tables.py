@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -15,6 +15,7 @@ from dsgd.records.reader import Record
 from dsgd.report.answer import test_name
 from dsgd.report.frames import NOT_COMPARED, Frames, option_text
 from dsgd.report.panels import seconds
+from dsgd.report.parts import Table
 from dsgd.report.questions import Question
 from dsgd.report.statistics import Pair, median_interval
 from dsgd.report.theory_words import over_seeds
@@ -35,14 +36,60 @@ _DETERMINISTIC = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table with title and note; the first column names its rows."""
+def overview(frames: Frames, asked: Sequence[Question]) -> Table:
+    """Return the few columns that compare variants: the measure, its ratio to the best, staleness and idling.
 
-    title: str
-    note: str
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    asked: what variants are compared by; none where there is a single variant.
+    """
+    full = results(frames)
+    if not asked:
+        return full
+    seeds = {len(frames.of(variant)) for variant in frames.variants}
+    first = asked[0]
+    column = first.measure.label
+    best = {v: next(iter(first.ranking(group))) for group, own in first.scenarios.items() for v in own
+            if v in first.values}  # fmt: skip
+    headings = [column, "× best", "mean staleness", "idle"]
+    rows = []
+    for variant in frames.variants:
+        own = frames.runs.filter(pl.col("variant") == variant)
+        ratio = first.ratio(variant, best[variant]) if variant in best else None
+        rows.append([
+            variant,
+            _cell(list(first.values.get(variant, {}).values()), number),
+            "–" if ratio is None or math.isinf(ratio.centre) else number(ratio.centre),
+            *(_cell(own[name].drop_nulls(), write, interval=False) for name, write in
+              (("staleness_mean", number), ("idle_share", percent))),
+        ])  # fmt: skip
+    if first.measure.low_is_good is None:
+        headings, rows = _without(headings, rows, "× best")
+    of = " of its group" if len(first.scenarios) > 1 else ""
+    times = f" × best: how many times the best{of}, on common seeds." if "× best" in headings else ""
+    shown = _table("Results", _intervals(seeds) + times, headings, rows)
+    places = {variant: place for place, variant in enumerate(frames.variants)}
+    winners = {(places[variant], 1) for variant in best.values()} if shown.headings[1] == column else set()
+    return replace(shown, more=full, best=winners)
+
+
+def _without(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], heading: str
+) -> tuple[list[str], list[list[str]]]:
+    place = list(headings).index(heading)
+    left = [[*row[: place + 1], *row[place + 2 :]] for row in rows]  # a row begins with its name
+    return [*headings[:place], *headings[place + 1 :]], left
+
+
+def _table(title: str, note: str, headings: list[str], rows: list[list[str]]) -> Table:
+    """Return a table of variants; what is the same for all of them is said in its note instead."""
+    same = []
+    for heading in list(headings) if len(rows) > 1 else ():
+        values = {row[headings.index(heading) + 1] for row in rows}
+        if len(values) == 1 and len(headings) > 1:
+            same += [f"{heading} {values.pop()}".replace("\n", " ")] * (heading != "seeds")
+            headings, rows = _without(headings, rows, heading)
+    if same:
+        note += f" The same for all: {', '.join(same)}."
+    return Table(title=title, note=note, headings=["variant", *headings], rows=rows)
 
 
 def results(frames: Frames) -> Table:
@@ -77,11 +124,11 @@ def results(frames: Frames) -> Table:
         own = runs.filter(pl.col("variant") == variant)
         cells = [_cell(own[name].drop_nulls(), write) for _, name, write in columns]
         rows.append([variant, str(len(own)), *cells])
-    return Table(
-        title="Results",
-        note=_intervals({int(row[1]) for row in rows}),
-        headings=["variant", "seeds", *(heading for heading, _, _ in columns)],
-        rows=rows,
+    return _table(
+        "Results" if len(rows) == 1 else "Results in full",
+        _intervals({int(row[1]) for row in rows}),
+        ["seeds", *(heading for heading, _, _ in columns)],
+        rows,
     )
 
 
@@ -101,14 +148,14 @@ def _intervals(seeds: set[int]) -> str:
     return f"Medians over seeds; in brackets, the interval that covers the true median: {'; '.join(parts)}."
 
 
-def _cell(values: pl.Series, write: Callable[[float], str]) -> str:
+def _cell(
+    values: Sequence[float] | pl.Series, write: Callable[[float], str], *, interval: bool = True
+) -> str:
     """Return a median and, on a second line, its interval."""
     if not len(values):
         return "–"
-    interval = median_interval([float(value) for value in values])
-    if interval.low == interval.high:
-        return write(interval.centre)
-    return f"{write(interval.centre)}\n[{write(interval.low)}, {write(interval.high)}]"
+    centre, low, high = median_interval([float(value) for value in values])[:3]
+    return write(centre) if low == high or not interval else f"{write(centre)}\n[{write(low)}, {write(high)}]"
 
 
 def pairs(question: Question) -> Table | None:
@@ -237,12 +284,25 @@ def tuned(frames: Frames) -> Table | None:
     """Return what was chosen for each variant before the comparison; None where nothing was tuned."""
     if not frames.tuned:
         return None
+    rows = []
+    for one in frames.tuned:
+        edges = ", ".join(one.at_the_edge)
+        edge = f" ({edges} at the edge of what was tried: a better value may lie beyond)" if edges else ""
+        losses = [
+            f"{_options(tried.options)}: {'diverged' if math.isinf(tried.loss) else number(tried.loss)}"
+            for tried in one.tried
+        ]
+        rows.append([one.variant, _options(one.chosen) + edge, ", ".join(losses)])
     return Table(
         title="Tuned before the comparison",
         note="Chosen for the lowest median loss at the end, on seeds that are not compared.",
         headings=["variant", "chosen", "loss of all that was tried"],
-        rows=frames.tuned,
+        rows=rows,
     )
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={option_text(value)}" for name, value in options.items())
 
 
 def shared(frames: Frames) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from dsgd.report.statistics import Interval
 
@@ -60,6 +61,17 @@ def confidence(interval: Interval) -> str:
     return f"{level} interval {number(interval.low)} to {number(interval.high)}"
 
 
+def with_interval(interval: Interval) -> str:
+    r"""Return a median with its interval in brackets, if there is one.
+
+    >>> with_interval(Interval(2.0, 1.0, 3.0, 0.9375, 5)), with_interval(Interval(2.0, 2.0, 2.0, 0.0, 1))
+    ('2 [1, 3]', '2')
+    """
+    if not interval.level or interval.low == interval.high:
+        return number(interval.centre)
+    return f"{number(interval.centre)} [{number(interval.low)}, {number(interval.high)}]"
+
+
 def plural(n: int, one: str, many: str = "") -> str:
     """Return a count with its noun.
 
@@ -87,3 +99,16 @@ def few(names: list[str], most: int = 4) -> str:
     if len(names) <= most:
         return listed(names)
     return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} others"
+
+
+def option_text(value: Any) -> str:
+    """Return an option's value as the command line has it.
+
+    >>> option_text(0.5), option_text(4.0), option_text(None), option_text(True)
+    ('0.5', '4', 'none', 'true')
+    """
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)

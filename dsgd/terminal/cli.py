@@ -52,6 +52,7 @@ Options from a file; those on the command line override them:
 Other commands, each with its own --help:
   --experiment FILE      run what the file compares, and draw a report
   --report DIR           draw the report of an experiment or run again
+  --watch DIR            show runs in a browser, while they go on or afterwards
   --check LAB ANSWERS    check answers to docs/labs
   --version              print the version
 

@@ -13,6 +13,7 @@ Command = Callable[[Sequence[str], Interruptions], int]
 COMMANDS = {
     "--experiment": "dsgd.experiments.experiment_command:experiment",
     "--report": "dsgd.report.report_command:report",
+    "--watch": "dsgd.live.watch_command:watch",
     "--check": "dsgd.labs.check:check",
 }
 """Where each command's function is: it takes the arguments and interruptions, and returns the exit code."""

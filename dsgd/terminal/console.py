@@ -124,7 +124,7 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         head = f"mean {staleness['mean']:.2f}, p95 {staleness['p95']}, max {staleness['max']}"
         bars = "\n".join(_bars({int(value): n for value, n in staleness["counts"].items()}))
         rows.append(("staleness", f"{head}\n{bars}" if staleness["max"] else head))
-    rows.append(("busy", _busy(summary["workers"], clock_s)))
+    rows.append(("busy", _busy(summary)))
     if summary["theory"]:
         rows.append(("theory says", "\n".join(theory_lines(summary["theory"]))))
     return rows
@@ -144,15 +144,20 @@ def _bars(counts: Mapping[int, int]) -> list[str]:
     return lines
 
 
-def _busy(workers: Mapping[str, Mapping[str, Any]], clock_s: float) -> str:
+def _busy(summary: Mapping[str, Any]) -> str:
+    clock_s, workers = summary["clock_s"], summary["workers"]
     if not clock_s:
         return "–"
-    shares = {worker: entry["busy_s"] / clock_s for worker, entry in workers.items()}
-    restarts = sum(entry["restarts"] for entry in workers.values())
+    if spread := summary["over_workers"]:
+        restarts = round(spread["restarts"]["mean"] * summary["num_workers"])
+        mean, least = spread["busy_s"]["mean"] / clock_s, spread["busy_s"]["min"] / clock_s
+    else:
+        restarts = sum(entry["restarts"] for entry in workers.values())
+        shares = {worker: entry["busy_s"] / clock_s for worker, entry in workers.items()}
+        mean, least = sum(shares.values()) / len(shares), min(shares.values())
     lost = f"; {restarts} restarts" if restarts else ""
-    if len(shares) > _MOST_WORKERS:
-        mean = sum(shares.values()) / len(shares)
-        return f"mean {mean:.0%}, minimum {min(shares.values()):.0%}{lost}"
+    if spread or len(workers) > _MOST_WORKERS:
+        return f"mean {mean:.0%}, minimum {least:.0%}{lost}"
     cells = [f"{worker:>2}: {share:>4.0%}" for worker, share in shares.items()]
     lines = [cells[i : i + _WORKERS_PER_LINE] for i in range(0, len(cells), _WORKERS_PER_LINE)]
     return "\n".join("  ".join(line) for line in lines) + lost

@@ -22,7 +22,7 @@ def usage_errors() -> Iterator[None]:
 
 
 class Parser(argparse.ArgumentParser):
-    """The parser of a command other than a run: --experiment, --report or --check."""
+    """The parser of a command other than a run: --experiment, --report, --watch or --check."""
 
     def __init__(self, verb: str, description: str) -> None:
         super().__init__(prog=program(), allow_abbrev=False, description=description)

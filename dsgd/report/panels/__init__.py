@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
 
 from dsgd.records.reader import Record
 from dsgd.report.frames import Frames
+from dsgd.report.panels import labels
 from dsgd.report.style import INK, Style, inline_svg, png
 from dsgd.report.words import number
 
+_LEGEND: dict[str, Any] = {
+    "borderpad": 0.2, "labelspacing": 0.35, "columnspacing": 1.2, "handlelength": 2.4, "handletextpad": 0.5,
+}  # fmt: skip
 T = TypeVar("T")
+Values = Sequence[float] | NDArray[np.float64]
 
 WIDTH = 4.6  # inches: text of 9 points stays readable when a phone shows this at full width
 MOST_PANELS = 12  # of one kind, such as one a variant
 MOST_SCENARIOS = 4  # that get curves
 _LEFT, _RIGHT, _TITLE, _AXIS, _LEGEND_ROW = 0.7, 0.14, 0.34, 0.46, 0.2
+_TITLE_ROW = 0.17
 _LETTER = 0.07  # inches, of 9 points
 
 
@@ -48,6 +57,8 @@ class Section:
     heading: str
     caption: str
     panels: Sequence[Panel]
+    columns: int = 2
+    """Panels in a row, where there is room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,10 +140,17 @@ class Canvas:
     """Axes of a panel before and while they are drawn on; sizes are inches."""
 
     title: str
+    subtitle: str = ""
+    what: str = ""
+    """What is drawn, for those who do not see it."""
     axes_height: float = 2.3
     left: float = _LEFT
+    right: float = _RIGHT
+    """At least: names beside the axes may need more room."""
     legend: list[tuple[str, Any]] = field(default_factory=list)
     """Labels and handles, in order."""
+    names: list[tuple[Axes, labels.Label]] = field(default_factory=list)
+    """Of lines, written where the lines end."""
 
     def __post_init__(self) -> None:
         self.figure = Figure(figsize=(WIDTH, self.axes_height))
@@ -145,18 +163,38 @@ class Canvas:
         self._placed.append((axes, above, self.axes_height - above if height is None else height))
         return axes
 
+    def name(self, axes: Axes, text: str, x: Values, y: Values, look: Style) -> None:
+        """Write a name, in the colour of its variant, at the end of its line (x, y: data)."""
+        line = np.column_stack([x, y]).astype(float)
+        self.names.append((axes, labels.Label(text=labels.wrapped(text), line=line, colour=look.text)))
+
+    @property
+    def room(self) -> float:
+        """The inches at the right of the axes, for names too."""
+        most = WIDTH - self.left
+        return max(
+            labels.room(self._named(axes), axes, most, height, self.right) for axes, _, height in self._placed
+        )
+
+    def _named(self, axes: Axes) -> list[labels.Label]:
+        return [label for on, label in self.names if on is axes]
+
     def done(self, name: str) -> Panel:
-        """Lay out the figure, with its legend below the axes, and render it."""
+        """Lay out the figure, with names at the ends of lines and the legend below, and render it."""
         rows = self._legend_rows()
         below = _AXIS + rows * _LEGEND_ROW + (0.06 if rows else 0)
-        total = _TITLE + self.axes_height + below
+        heading = [(line, "bold") for line in labels.wrapped(self.title, 44).split("\n")]
+        heading += [(line, "normal") for line in labels.wrapped(self.subtitle, 52).split("\n") if line]
+        total = _TITLE + _TITLE_ROW * (len(heading) - 1) + self.axes_height + below
         self.figure.set_size_inches(WIDTH, total)
+        for place, (line, weight) in enumerate(heading):
+            y = 1 - (0.17 + _TITLE_ROW * place) / total
+            self.figure.text(0.08 / WIDTH, y, line, va="center", weight=weight, size=10)
+        width = WIDTH - self.left - self.room
         for axes, above, height in self._placed:
             bottom = below + self.axes_height - above - height
-            width = WIDTH - self.left - _RIGHT
             axes.set_position((self.left / WIDTH, bottom / total, width / WIDTH, height / total))
-        title = shortened(self.title, 46)
-        self.figure.text(0.08 / WIDTH, 1 - 0.17 / total, title, va="center", weight="bold", size=10)
+            labels.write(self._named(axes), axes, width, height)
         if rows:
             self.figure.legend(
                 [handle for _, handle in self.legend],
@@ -164,21 +202,13 @@ class Canvas:
                 loc="lower left",
                 bbox_to_anchor=(0.04 / WIDTH, 0.0),
                 ncols=self._legend_columns(),
-                borderpad=0.2,
-                labelspacing=0.35,
-                columnspacing=1.2,
-                handlelength=2.4,
-                handletextpad=0.5,
+                **_LEGEND,
             )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing")  # names may be in any script
-            return Panel(
-                name=name, title=self.title, svg=inline_svg(self.figure, self.title), png=png(self.figure)
-            )
+        return _rendered(name, ", ".join(filter(None, [self.what, self.title, self.subtitle])), self.figure)
 
     def _entries(self) -> list[tuple[str, Any]]:
         """Return the legend with labels that fit the panel."""
-        return [(shortened(label, 54), handle) for label, handle in self.legend]
+        return [(labels.wrapped(label, 54), handle) for label, handle in self.legend]
 
     def _legend_columns(self) -> int:
         widest = max(_LETTER * len(label) for label, _ in self._entries()) + 0.55
@@ -186,6 +216,24 @@ class Canvas:
 
     def _legend_rows(self) -> int:
         return math.ceil(len(self.legend) / self._legend_columns()) if self.legend else 0
+
+
+def _rendered(name: str, title: str, figure: Figure) -> Panel:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")  # names may be in any script
+        return Panel(name=name, title=title, svg=inline_svg(figure, title), png=png(figure))
+
+
+def legend(name: str, looks: Mapping[str, Style]) -> Panel:
+    """Draw the legend of a section, by name, for panels in which names do not fit beside the lines."""
+    shown = {labels.wrapped(name, 54): Line2D([], [], **look.line) for name, look in looks.items()}
+    widest = max(labels.extent(text)[0] for text in shown) + 0.55
+    columns = max(1, int((WIDTH - 0.1) / widest))
+    rows = math.ceil(sum(labels.extent(text)[1] for text in shown) / labels.extent("x")[1] / columns)
+    height = 0.1 + _LEGEND_ROW * rows
+    figure = Figure(figsize=(WIDTH, height))
+    figure.legend(list(shown.values()), list(shown), loc="center left", ncols=columns, **_LEGEND)
+    return _rendered(name, "Legend", figure)
 
 
 def boxes(axes: Axes, rectangles: Sequence[tuple[float, float, float, float]], **look: Any) -> PathPatch:
@@ -227,18 +275,9 @@ def _tick(x: float, _place: object) -> str:
     return number(x, 4)
 
 
-def shortened(name: str, most: int = 25) -> str:
-    """Return a name that fits next to an axis.
-
-    >>> shortened("a" * 30)[-3:], shortened("ssgd")
-    ('aa…', 'ssgd')
-    """
-    return name if len(name) <= most else name[: most - 1] + "…"
-
-
-def left_margin(names: Sequence[str]) -> float:
+def left_margin(names: Iterable[str]) -> float:
     """Return the inches that names next to a vertical axis take."""
-    return 0.3 + _LETTER * max(len(shortened(name)) for name in names)
+    return 0.3 + max(labels.extent(name)[0] for name in names)
 
 
 def rule(axes: Axes, value: float, which: str = "y", **look: Any) -> Any:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,66 +13,92 @@ from numpy.typing import NDArray
 
 from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedEvaluation
-from dsgd.report.panels import Canvas, Panel, Scene, Section, readable_ticks, rule
+from dsgd.report.panels import Canvas, Panel, Scene, Section, labels, legend, readable_ticks, rule
 from dsgd.report.statistics import median_bands
-from dsgd.report.words import number
+from dsgd.report.style import INK, Style
+from dsgd.report.words import few, number
 
 Floats = NDArray[np.float64]
 
 _POINTS = 160  # of a curve: more than the eye can resolve, few enough for twenty curves
-_MOST_BANDS = 8  # beyond, intervals only cover each other
+_MOST_THIN = 6  # seeds of a variant that are drawn as lines of their own; more are shown as an interval
+_MOST_SPREADS = 8  # variants with such lines or intervals; beyond, they only cover each other
+_HEIGHT = 2.3  # inches
+_SAME, _NEAR = 0.012, 0.08  # inches between two lines that are one to the eye, or nearly
+_MOST_WAY = 0.75  # of their way on which such lines must be together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """An axis, the same for all panels that are compared."""
+
+    low: float
+    high: float
+    log: bool
+
+    def share(self, values: Floats) -> Floats:
+        """Return how far along the axis values are, 0 to 1."""
+        if not self.log:
+            return (values - self.low) / (self.high - self.low)
+        with np.errstate(divide="ignore"):
+            return np.log(values / self.low) / math.log(self.high / self.low)
+
+
+class SeedCurves(NamedTuple):
+    """Step functions, one a seed, and on common places their median and the interval around it."""
+
+    seeds: Sequence[tuple[Floats, Floats]]
+    x: Floats
+    centre: Floats
+    low: Floats
+    high: Floats
+
+
+Seeds = Mapping[str, Sequence[tuple[Floats, Floats]]]
+"""By variant, places and values of each seed."""
 
 
 def loss(scene: Scene) -> Section:
     """Draw loss on held-out data against time, against gradients and against bytes, for each scenario."""
     shown, others = scene.some_scenarios()
-    panels = []
-    for name, title, unit, at in (
-        ("loss-time", "Loss against time", f"time ({scene.seconds})", _time),
-        ("loss-gradients", "Loss against gradients", "gradients (mini-batches)", _gradients),
-        ("loss-bytes", "Loss against bytes", "MB both ways", _megabytes),
-    ):
-        for place, (scenario, variants) in enumerate(shown.items()):
-            seeds = {variant: [steps(record, at) for record in scene.of(variant)] for variant in variants}
-            panel = draw(
-                scene,
-                f"{name}-{place + 1}" if len(shown) > 1 else name,
-                f"{title}, {scenario}" if scenario else title,
-                unit,
-                "loss",
-                {variant: [c for c in curves if len(c[0]) > 1] for variant, curves in seeds.items()},
-                names={variant: variant.removesuffix(f" {scenario}") for variant in variants},
-                target=scene.frames.target_loss,
-            )
-            panels.append(panel)
-    caption = "Loss on held-out data of the weights at that moment."
-    if any(len(scene.of(variant)) > 1 for variant in scene.variants):
-        caption += " Lines are medians over seeds"
-        banded = max(map(len, shown.values())) <= _MOST_BANDS
-        caption += ", bands their intervals." if banded else "; intervals of so many are left out."
-        caption += " A curve ends where the first of its seeds has spent its budget."
-    if any(_diverged(run.record) for run in scene.frames.records):
-        caption += " A diverged run counts as infinite from there on."
+    kinds: list[tuple[str, str, str, Callable[[RecordedEvaluation], float]]] = [
+        ("loss-time", "Loss against time", f"time ({scene.seconds})", lambda e: e.t_s),
+        ("loss-gradients", "Loss against gradients", "gradients (mini-batches)", lambda e: e.gradients),
+        ("loss-bytes", "Loss against bytes", "MB both ways", lambda e: e.bytes / 1e6),
+    ]
+    drawings = []
+    for name, title, unit, at in kinds:
+        seeds = {
+            scenario: {variant: [steps(record, at) for record in scene.of(variant)] for variant in variants}
+            for scenario, variants in shown.items()
+        }
+        drawings.append(_drawing(name, title, unit, "loss", seeds))
     return Section(
         name="loss",
         heading="How does the loss fall?"
         if len(scene.variants) == 1
         else "Which learns fastest, in time, per gradient and per byte?",
-        caption=caption + others,
-        panels=panels,
+        caption=_loss_caption(scene, shown) + others,
+        panels=draw(scene, drawings, target=scene.frames.target_loss),
+        columns=len(kinds),
     )
 
 
-def _time(evaluation: RecordedEvaluation) -> float:
-    return evaluation.t_s
-
-
-def _gradients(evaluation: RecordedEvaluation) -> float:
-    return evaluation.gradients
-
-
-def _megabytes(evaluation: RecordedEvaluation) -> float:
-    return evaluation.bytes / 1e6
+def _loss_caption(scene: Scene, shown: Mapping[str, Sequence[str]]) -> str:
+    caption = "Loss on held-out data of the weights at that moment."
+    seeds = max(len(scene.of(variant)) for variant in scene.variants)
+    if seeds > 1:
+        caption += " Thick lines are medians over seeds"
+        if max(map(len, shown.values())) > _MOST_SPREADS:
+            caption += "; single seeds of so many variants are left out."
+        else:
+            caption += ", thin ones single seeds." if seeds <= _MOST_THIN else ", bands their intervals."
+        caption += " A line ends where the first of its seeds has spent its budget."
+    if any(_diverged(run.record) for run in scene.frames.records):
+        caption += " A diverged run counts as infinite from there on."
+    if len(shown) > 1:
+        caption += " Panels of one kind have the same axes."
+    return caption
 
 
 def drift(scene: Scene) -> Section:
@@ -77,25 +106,18 @@ def drift(scene: Scene) -> Section:
     drifts = {v: [record.summary.measured["drift"] for record in scene.of(v)] for v in scene.variants}
     drifting = [variant for variant, values in drifts.items() if any(x is not None for x in values)]
     shown, others = scene.some_scenarios(drifting)
-    panels = []
-    for place, (scenario, variants) in enumerate(shown.items()):
-        panel = draw(
-            scene,
-            f"drift-{place + 1}" if len(shown) > 1 else "drift",
-            f"Drift against time{f', {scenario}' if scenario else ''}",
-            f"time ({scene.seconds})",
-            "mean distance to the average",
-            {variant: [_drift_curve(record) for record in scene.of(variant)] for variant in variants},
-            names={variant: variant.removesuffix(f" {scenario}") for variant in variants},
-            bands=False,
-        )
-        panels.append(panel)
+    seeds = {
+        scenario: {variant: [_drift_curve(record) for record in scene.of(variant)] for variant in variants}
+        for scenario, variants in shown.items()
+    }
+    unit = f"time ({scene.seconds})"
+    drawing = _drawing("drift", "Drift against time", unit, "mean distance to the average", seeds)
     return Section(
         name="drift",
         heading="How far do local models drift apart?",
         caption="Mean distance of the workers' weights to their average, at each averaging; median over "
         f"seeds. Modes without local steps have none.{others}",
-        panels=panels,
+        panels=draw(scene, [drawing], seeds_too=False),
     )
 
 
@@ -117,76 +139,197 @@ def _diverged(record: Record) -> bool:
     return record.summary.stopped_by == "diverged"
 
 
-def draw(
-    scene: Scene,
-    name: str,
-    title: str,
-    x_label: str,
-    y_label: str,
-    curves: Mapping[str, Sequence[tuple[Floats, Floats]]],
-    *,
-    names: Mapping[str, str],
-    target: float | None = None,
-    bands: bool = True,
-) -> Panel:
-    """Draw step functions, several a variant (one a seed), as their medians and the intervals around them.
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    """Panels of one kind, one a scenario, with the same horizontal axis."""
 
-    names: of the variants, in the legend.
-    """
-    canvas = Canvas(title=title)
-    axes = canvas.axes()
-    curves = {variant: [c for c in seeds if len(c[0])] for variant, seeds in curves.items()}
-    curves = {variant: seeds for variant, seeds in curves.items() if seeds}
-    ends = {variant: last_x(seeds) for variant, seeds in curves.items()}
-    starts = [x[x > 0][0] for seeds in curves.values() for x, _ in seeds if (x > 0).any()]
-    spread = max(ends.values(), default=1.0) / max(min(ends.values(), default=1.0), 1e-300)
-    log_x = bool(starts) and spread > 6
-    lows, highs = [], []
-    for place, (variant, seeds) in enumerate(curves.items()):
-        look = scene.looks[variant]
-        if log_x:
-            grid = np.geomspace(min(starts), max(ends[variant], min(starts)), _POINTS)
-        else:
-            grid = np.linspace(min(x[0] for x, _ in seeds), ends[variant], _POINTS)
-        values = np.array([values_at(x, y, grid) for x, y in seeds])
-        centre, low, high = median_bands(values)
-        shown = np.isfinite(centre)
-        (line,) = axes.plot(
-            grid[shown], centre[shown], **look.line, markevery=(7 * place % 23, 32), markeredgewidth=0
-        )
-        canvas.legend.append((names[variant], line))
-        lows.append(centre[shown])
-        if len(curves) > _MOST_BANDS:
-            line.set_linewidth(1.2)
-        elif bands and len(seeds) > 1:
-            axes.fill_between(
-                grid[shown], low[shown], high[shown], color=look.colour, alpha=0.16, linewidth=0
-            )
-            lows.append(low[shown])
-        highs.append(centre[shown][:1])
-    _scale(axes, np.concatenate(lows or [np.ones(1)]), np.concatenate(highs or [np.ones(1)]), target)
-    if log_x:
-        axes.set_xscale("log")
-    readable_ticks(axes, "x", log=log_x)
-    if target is not None:
-        canvas.legend.append((f"target {number(target)}", rule(axes, target)))
-    axes.set(xlabel=x_label, ylabel=y_label)
-    axes.grid(visible=True)
-    return canvas.done(name)
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    x: Range
+    curves: Mapping[str, Mapping[str, SeedCurves]]
+    """By scenario and variant."""
 
 
-def _scale(axes: Axes, shown: Floats, first: Floats, target: float | None) -> None:
-    """Choose the vertical axis: logarithmic if that shows more; what rises far above the start is cut."""
-    low = float(min(shown.min(), np.inf if target is None else target))
-    high = float(shown[shown <= 3 * max(first.max(), 1e-300)].max(initial=low))
-    log = low > 0 and high / low > 4
-    if log:
-        axes.set_yscale("log")
-        axes.set_ylim(low / 1.12, high * 1.12)
+def _drawing(name: str, title: str, x_label: str, y_label: str, seeds: Mapping[str, Seeds]) -> Drawing:
+    """Compute the medians of all seeds, and the axis on which they lie."""
+    drawn = {
+        scenario: {
+            variant: whole for variant, own in of.items() if (whole := [s for s in own if len(s[0]) > 1])
+        }
+        for scenario, of in seeds.items()
+    }
+    every = [own for found in drawn.values() for own in found.values()]
+    ends = [last_x(own) for own in every] or [1.0]
+    starts = [float(x[x > 0][0]) for own in every for x, _ in own if (x > 0).any()]
+    log = bool(starts) and max(ends) / max(min(ends), 1e-300) > 6
+    low = min(starts) if log else min((float(x[0]) for own in every for x, _ in own), default=0.0)
+    high = max(ends)
+    span = Range(low=low, high=high if high > low else low + 1, log=log)
+    curves = {
+        scenario: {variant: _median(own, span) for variant, own in found.items()}
+        for scenario, found in drawn.items()
+    }
+    return Drawing(name=name, title=title, x_label=x_label, y_label=y_label, x=span, curves=curves)
+
+
+def _median(seeds: Sequence[tuple[Floats, Floats]], span: Range) -> SeedCurves:
+    first, last = min(float(x[0]) for x, _ in seeds), last_x(seeds)
+    if span.log:
+        grid = np.geomspace(span.low, max(last, span.low), _POINTS)
     else:
-        margin = 0.05 * (high - low) or 0.5
-        axes.set_ylim(low - margin, high + margin)
-    readable_ticks(axes, "y", log=log)
+        grid = np.linspace(first, last, _POINTS)
+    return SeedCurves(seeds, grid, *median_bands(np.array([values_at(x, y, grid) for x, y in seeds])))
+
+
+def draw(
+    scene: Scene, drawings: Sequence[Drawing], *, target: float | None = None, seeds_too: bool = True
+) -> list[Panel]:
+    """Draw the panels of each scenario, one of each kind, all with the same vertical axis.
+
+    Where names do not fit beside the lines, a panel with the legend of all comes first.
+    """
+    y = _vertical([c for one in drawings for found in one.curves.values() for c in found.values()], target)
+    named = {
+        scenario: {v: scene.frames.layout.level(scenario, v) for v in found}
+        for scenario, found in drawings[0].curves.items()
+    }
+    beside = all(labels.fit([*names.values(), "target"], _HEIGHT) for names in named.values())
+    panels, canvases = [], []
+    if not beside:
+        entries = {name: scene.looks[v] for names in named.values() for v, name in names.items()}
+        panels.append(legend(f"{drawings[0].name.partition('-')[0]}-legend", entries))
+    for place, (scenario, names) in enumerate(named.items()):
+        for one in drawings:
+            canvas = Canvas(title=one.title, subtitle=scenario, axes_height=_HEIGHT)
+            axes = canvas.axes()
+            axes.set_xscale("log" if one.x.log else "linear")
+            axes.set_yscale("log" if y.log else "linear")
+            axes.set(xlim=(one.x.low, one.x.high), ylim=(y.low, y.high))
+            axes.set(xlabel=one.x_label, ylabel=one.y_label)
+            curves = one.curves[scenario]
+            thin = seeds_too and len(curves) <= _MOST_SPREADS
+            _lines(axes, curves, scene.looks, seeds_too=thin, plain=beside)
+            readable_ticks(axes, "x", log=one.x.log)
+            readable_ticks(axes, "y", log=y.log)
+            axes.grid(visible=True)
+            if beside:
+                _name_lines(canvas, axes, one, y, names, scene.looks, scenario)
+            if target is not None:
+                rule(axes, target)
+                ink = Style(INK, "-", "")
+                canvas.name(axes, f"target {number(target)}", [one.x.low, one.x.high], [target] * 2, ink)
+            canvases.append((f"{one.name}-{place + 1}" if len(named) > 1 else one.name, canvas))
+    right = max((canvas.room for _, canvas in canvases), default=0.0)
+    for name, canvas in canvases:
+        canvas.right = right  # axes of one size can be compared
+        panels.append(canvas.done(name))
+    return panels
+
+
+def _lines(
+    axes: Axes, curves: Mapping[str, SeedCurves], looks: Mapping[str, Style], *, seeds_too: bool, plain: bool
+) -> None:
+    """Draw medians; behind them each seed, or an interval where there are many. plain: without markers."""
+    for variant, curve in curves.items():
+        look, several = looks[variant], len(curve.seeds) > 1
+        if several and seeds_too and len(curve.seeds) <= _MOST_THIN:
+            end = curve.x[-1]
+            for x, y in curve.seeds:
+                x, y = x[x <= end], y[x <= end]
+                thin: dict[str, Any] = {"linewidth": 0.5, "alpha": 0.5, "drawstyle": "steps-post"}
+                axes.plot(np.append(x, end), np.append(y, y[-1]), color=look.colour, **thin)
+        elif several and seeds_too:
+            shown = np.isfinite(curve.centre)
+            axes.fill_between(
+                curve.x[shown],
+                curve.low[shown],
+                curve.high[shown],
+                color=look.colour,
+                alpha=0.16,
+                linewidth=0,
+            )
+    for place, (variant, curve) in enumerate(curves.items()):
+        shown = np.isfinite(curve.centre)
+        marks = {"marker": ""} if plain else {"markevery": (7 * place % 23, 32), "markeredgewidth": 0}
+        width = 1.8 if len(curves) <= _MOST_SPREADS else 1.2
+        line = looks[variant].line | marks | {"linewidth": width}
+        axes.plot(curve.x[shown], curve.centre[shown], **line)
+
+
+def _name_lines(
+    canvas: Canvas,
+    axes: Axes,
+    one: Drawing,
+    y: Range,
+    names: Mapping[str, str],
+    looks: Mapping[str, Style],
+    scenario: str,
+) -> None:
+    """Name each line; say of lines that the eye takes for one that they are the same, or nearly."""
+    curves = one.curves[scenario]
+    same = _together(curves, one.x, y, _SAME, 1.0)
+    for group in same:
+        last = group[-1]  # on top of the others
+        shown = np.isfinite(curves[last].centre)
+        if shown.any():
+            text = names[last] if len(group) == 1 else f"{', '.join(names[v] for v in group)}: the same"
+            canvas.name(axes, text, curves[last].x[shown], curves[last].centre[shown], looks[last])
+    for group in _together(curves, one.x, y, _NEAR, _MOST_WAY):
+        if group not in same and len(group) >= min(3, len(curves)):
+            whose = "all" if len(group) == len(curves) else few([names[v] for v in group])
+            canvas.subtitle = " · ".join(filter(None, [canvas.subtitle, f"{whose} nearly the same"]))
+
+
+def _together(
+    curves: Mapping[str, SeedCurves], x: Range, y: Range, apart: float, way: float
+) -> list[list[str]]:
+    """Return groups of curves that, on this share of their way, are at most so many inches apart."""
+    places = {variant: _places(curve, x, y) for variant, curve in curves.items()}
+
+    def close(a: Floats, b: Floats) -> bool:
+        one_ends = np.isnan(a) != np.isnan(b)
+        both = ~np.isnan(a) & ~np.isnan(b)
+        if not both.any() or one_ends.mean() > 1 - 0.95 * way:
+            return False
+        return bool(np.quantile(np.abs(a - b)[both], way) <= apart)
+
+    groups: list[list[str]] = []
+    for variant in curves:
+        for group in groups:
+            if all(close(places[variant], places[other]) for other in group):
+                group.append(variant)
+                break
+        else:
+            groups.append([variant])
+    return groups
+
+
+def _places(curve: SeedCurves, x: Range, y: Range) -> Floats:
+    """Return how high in the axes a curve is, in inches, at places evenly along them; nan where it is not."""
+    shown = np.isfinite(curve.centre)
+    if not shown.any():
+        return np.full(_POINTS, np.nan)
+    along = np.linspace(0, 1, _POINTS)
+    own = x.share(curve.x[shown])
+    heights = np.clip(y.share(values_at(own, curve.centre[shown], along)), 0, 1) * _HEIGHT
+    return np.where((along >= own[0] - 0.01) & (along <= own[-1] + 0.01), heights, np.nan)
+
+
+def _vertical(curves: Sequence[SeedCurves], target: float | None) -> Range:
+    """Choose the vertical axis: logarithmic if that shows more; what rises far above the start is cut."""
+    finite = [curve.centre[np.isfinite(curve.centre)] for curve in curves]
+    shown = np.concatenate([np.ones(0), *finite])
+    if not len(shown):
+        return Range(low=0, high=1, log=False)
+    first = max((float(centre[0]) for centre in finite if len(centre)), default=1.0)
+    low = float(min(shown.min(), np.inf if target is None else target))
+    high = float(shown[shown <= 3 * max(first, 1e-300)].max(initial=low))
+    if low > 0 and high / low > 4:
+        return Range(low=low / 1.12, high=high * 1.12, log=True)
+    margin = 0.05 * (high - low) or 0.5
+    return Range(low=low - margin, high=high + margin, log=False)
 
 
 def last_x(seeds: Sequence[tuple[Floats, Floats]]) -> float:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
-from dsgd.records.schema import RecordedEvaluation
-from dsgd.report.panels import Canvas, Panel, Scene, Section, left_margin, readable_ticks, shortened
-from dsgd.report.statistics import median_interval
-from dsgd.report.style import INK
-from dsgd.report.words import NEVER
+from dsgd.report.measures import OF_TARGET, measure
+from dsgd.report.panels import Canvas, Panel, Scene, Section, labels, left_margin, readable_ticks
+from dsgd.report.questions import Question
+from dsgd.report.statistics import Interval, median_interval
+from dsgd.report.style import INK, Style
+from dsgd.report.words import NEVER, number, percent
 from dsgd.theory import distributions
 
 _ROW = 0.27  # inches
+_WIDEST = 22  # letters of a line of a name
 _MOST_RINGS = 64  # workers of a row that are shown one by one
 _THEORY: dict[str, Any] = {
     "color": INK, "marker": "|", "markersize": 14, "markeredgewidth": 1.4, "linestyle": ""
@@ -30,45 +31,41 @@ def time_to_target(scene: Scene) -> Section:
     target = scene.frames.target_loss
     assert target is not None
 
-    def until(place: Callable[[RecordedEvaluation], float]) -> dict[str, list[float]]:
-        found = {variant: [r.reached(target) for r in scene.of(variant)] for variant in scene.variants}
-        return {variant: [place(e) if e else math.inf for e in seeds] for variant, seeds in found.items()}
-
-    panels = [
-        draw(scene, "time-to-target", f"Time to loss {target:g}", scene.seconds, until(lambda e: e.t_s)),
-        draw(
-            scene,
-            "gradients-to-target",
-            f"Gradients to loss {target:g}",
-            "gradients (mini-batches)",
-            until(lambda e: e.gradients),
-        ),
-        draw(
-            scene,
-            "bytes-to-target",
-            f"Bytes to loss {target:g}",
-            "MB both ways",
-            until(lambda e: e.bytes / 1e6),
-        ),
-    ]
+    panels = []
+    for name, what in zip(OF_TARGET, ("Time", "Gradients", "Bytes"), strict=True):
+        by = measure(name, target, scene.seconds)
+        values = {
+            v: {r.summary.seed: x for r in scene.of(v) if (x := by.of(r)) is not None} for v in scene.variants
+        }
+        asked = Question(measure=by, values=values, layout=scene.frames.layout)
+        unit = {"Time": scene.seconds, "Gradients": "gradients (mini-batches)", "Bytes": "MB both ways"}[what]
+        seeds = {variant: list(own.values()) for variant, own in values.items()}
+        name, title = f"{what.lower()}-to-target", f"{what} to loss {target:g}"
+        panels.append(draw(scene, name, title, unit, seeds, asked=asked))
+    best = "the best of its group" if len(scene.frames.scenarios) > 1 else "the best"
     return Section(
         name="time_to_target",
         heading=f"Which reaches loss {target:g} first?",
-        caption="Small dots are seeds, large marks medians, bars the intervals around them. A run counts "
-        "from its first evaluation at or below the target. Runs that never reach it are "
+        caption="Small dots are seeds, large marks medians, bars the intervals around them; at the right the "
+        f"median, and how many times {best} "
+        "it is. A run counts from its first evaluation at or below the target. Runs that never reach it are "
         "drawn at “never” and ranked last, so a median is “never” when half of the runs or more "
         "did not get there.",
         panels=panels,
+        columns=len(panels),
     )
 
 
 def throughput(scene: Scene) -> Section:
     """Draw gradients per second, and the share of time that workers idled."""
+    if len(scene.variants) == 1:
+        return _throughput_of_one(scene)
     summaries = {variant: [record.summary for record in scene.of(variant)] for variant in scene.variants}
     rates = {v: [x for s in own if (x := s.gradients_per_s)] for v, own in summaries.items()}
     theory = {v: _mean([distributions.gradients_per_s(s) for s in own]) for v, own in summaries.items()}
     idle = {v: [100 * s.idle_share for s in own] for v, own in summaries.items()}
     workers = {v: [100 * x for x in scene.representative(v).summary.idle_shares] for v in scene.variants}
+    strokes = " Upright strokes are theory." if any(x is not None for x in theory.values()) else ""
     panels = [
         draw(
             scene,
@@ -77,7 +74,7 @@ def throughput(scene: Scene) -> Section:
             f"gradients (mini-batches) per {scene.seconds}",
             {variant: values for variant, values in rates.items() if values},
             theory=theory,
-            from_zero=True,
+            most_linear=60,
         ),
         draw(
             scene,
@@ -86,7 +83,7 @@ def throughput(scene: Scene) -> Section:
             "per cent",
             idle,
             workers=workers,
-            from_zero=True,
+            most_linear=math.inf,
         ),
     ]
     return Section(
@@ -94,8 +91,31 @@ def throughput(scene: Scene) -> Section:
         heading="How much work is done, and which workers wait?",
         caption="Throughput counts the mini-batches that were applied. Idle is the share of the time in "
         "which a worker did not compute, averaged over workers; rings are the workers of one run, so a "
-        "straggler stands out.",
+        f"straggler stands out.{strokes}",
         panels=panels,
+    )
+
+
+def _throughput_of_one(scene: Scene) -> Section:
+    """Say in words what would be a figure with one mark."""
+    (variant,) = scene.variants
+    summaries = [record.summary for record in scene.of(variant)]
+    rate = median_interval([s.gradients_per_s or 0.0 for s in summaries]).centre
+    said = _mean([distributions.gradients_per_s(s) for s in summaries])
+    idle = scene.representative(variant).summary.idle_shares
+    least, most = (choose(range(len(idle)), key=idle.__getitem__) for choose in (min, max))
+    theory = "" if said is None else f" (theory: {number(said)})"
+    parts = [
+        f"{number(rate)} gradients (mini-batches) per {scene.seconds} were applied{theory}.",
+        f"Workers did not compute for {percent(sum(idle) / len(idle))} of the time",
+    ]
+    if idle[most] - idle[least] > 0.005:
+        parts[1] += f": worker {least} for {percent(idle[least])}, worker {most} for {percent(idle[most])}"
+    return Section(
+        name="throughput",
+        heading="How much work is done, and which workers wait?",
+        caption=" ".join(parts) + ".",
+        panels=[],
     )
 
 
@@ -118,15 +138,17 @@ class _Range:
         return self.at(1.15) if math.isinf(x) else x
 
 
-def _range(values: Sequence[float], *, from_zero: bool) -> _Range:
+def _range(values: Sequence[float], most_linear: float) -> _Range:
+    """Return a range in which lengths are true: from 0, or logarithmic, where they show factors.
+
+    most_linear: times the smallest value, that the largest is on a linear axis.
+    """
     finite = [x for x in values if math.isfinite(x)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     never = len(finite) < len(values)
-    if low > 0 and high / low > (60 if from_zero else 8):
+    if low > 0 and high / low > most_linear:
         return _Range(low=low / 1.25, high=1.25 * high, log=True, never=never)
-    margin = 0.08 * (high - low) or 0.08 * high or 1.0
-    start = 0.0 if from_zero or 0 <= low < margin else low - margin
-    return _Range(low=start, high=high + margin, log=False, never=never)
+    return _Range(low=0.0, high=1.08 * high or 1.0, log=False, never=never)
 
 
 def draw(
@@ -138,39 +160,35 @@ def draw(
     *,
     theory: Mapping[str, float | None] | None = None,
     workers: Mapping[str, Sequence[float]] | None = None,
-    from_zero: bool = False,
+    asked: Question | None = None,
+    most_linear: float = 12,
 ) -> Panel:
-    """Draw a row for each variant. values: one a seed, infinite for never. workers: of one run, as rings."""
-    variants = list(values)
+    """Draw a row for each variant. values: one a seed, infinite for never. workers: of one run, as rings.
+
+    asked: of the same values; each median is written at the right, and how many times the best it is.
+    """
     said = {variant: x for variant, x in (theory or {}).items() if x is not None}
     rings = {variant: xs for variant, xs in (workers or {}).items() if len(xs) <= _MOST_RINGS}
-    span = _range([*chain(*values.values(), *rings.values()), *said.values()], from_zero=from_zero)
-    canvas = Canvas(title=title, axes_height=0.25 + _ROW * max(2, len(variants)), left=left_margin(variants))
+    span = _range([*chain(*values.values(), *rings.values()), *said.values()], most_linear)
+    rows = _rows(scene, list(values))
+    height = max(_ROW, *(0.06 + labels.extent(row.text)[1] for row in rows))
+    canvas = Canvas(
+        title=title,
+        axes_height=0.25 + height * max(2, len(rows)),
+        left=left_margin([row.text for row in rows]),
+    )
     axes = canvas.axes()
-    for row, variant in enumerate(variants):
-        colour, _, marker = scene.looks[variant]
-        look: dict[str, Any] = {"color": colour, "clip_on": False}
-        ring: dict[str, Any] = {
-            "markersize": 6,
-            "markerfacecolor": "none",
-            "markeredgewidth": 0.8,
-            "alpha": 0.75,
-        }
-        own = rings.get(variant, [])
-        axes.plot(own, [row] * len(own), "o", **look, **ring)
-        interval = median_interval(values[variant])
-        if interval.level:
-            ends = [span.place(interval.low), span.place(interval.high)]
-            axes.plot(ends, [row, row], color=colour, linewidth=5, alpha=0.3, solid_capstyle="butt")
-            seeds = [span.place(x) for x in values[variant]]
-            axes.plot(seeds, [row] * len(seeds), ".", markersize=4, **look)
-        axes.plot(span.place(interval.centre), row, marker, markersize=8, **look)
+    medians = {v: median_interval(seeds) for v, seeds in values.items()}
+    places = {row.variant: place for place, row in enumerate(rows) if row.variant}
+    for variant, place in places.items():
+        own = values[variant], rings.get(variant, [])
+        _mark(axes, place, scene.looks[variant], span, medians[variant], *own)
         if variant in said:
-            axes.plot(said[variant], row, **_THEORY, clip_on=False)
-    if said:
-        canvas.legend.append(("theory", Line2D([], [], **_THEORY)))
-    axes.set_yticks(range(len(variants)), [shortened(variant) for variant in variants])
-    axes.set_ylim(len(variants) - 0.4, -0.6)
+            axes.plot(said[variant], place, **_THEORY, clip_on=False)
+    axes.set_yticks(range(len(rows)), [row.text for row in rows], linespacing=1.05)
+    for row, text in zip(rows, axes.get_yticklabels(), strict=True):
+        text.set_fontweight("normal" if row.variant else "bold")
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0, pad=9)  # markers at 0 reach beyond the axis
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(unit)
@@ -180,16 +198,79 @@ def draw(
     readable_ticks(axes, "x", log=span.log)
     if span.never:
         _set_apart(axes, span)
+    if asked and len(values) > 1:
+        canvas.right = _write_factors(axes, places, asked)
     return canvas.done(name)
+
+
+class _Row(NamedTuple):
+    """A variant, or the heading of a group of them."""
+
+    text: str
+    variant: str | None
+
+
+def _rows(scene: Scene, variants: Sequence[str]) -> list[_Row]:
+    """Return a row for each variant, those that are compared below each other under their group's name."""
+    layout = scene.frames.layout
+    rows = []
+    for group, members in layout.groups.items():
+        own = [variant for variant in members if variant in variants]
+        if group and own:
+            rows.append(_Row(labels.wrapped(group, _WIDEST), None))
+        rows += [_Row(labels.wrapped(layout.level(group, v), _WIDEST), v) for v in own]
+    return rows
+
+
+def _mark(
+    axes: Axes,
+    place: int,
+    style: Style,
+    span: _Range,
+    median: Interval,
+    seeds: Sequence[float],
+    workers: Sequence[float],
+) -> None:
+    """Draw a variant's row: rings for workers, dots for seeds, the interval and the median."""
+    look: dict[str, Any] = {"color": style.colour, "clip_on": False}
+    ring: dict[str, Any] = {"markersize": 6, "markerfacecolor": "none", "markeredgewidth": 0.8, "alpha": 0.75}
+    axes.plot(workers, [place] * len(workers), "o", **look, **ring)
+    if median.level:
+        ends = [span.place(median.low), span.place(median.high)]
+        axes.plot(ends, [place, place], color=style.colour, linewidth=5, alpha=0.3, solid_capstyle="butt")
+        axes.plot([span.place(x) for x in seeds], [place] * len(seeds), ".", markersize=4, **look)
+    axes.plot(span.place(median.centre), place, style.marker, markersize=8, **look)
 
 
 def _set_apart(axes: Axes, span: _Range) -> None:
     """Set “never” apart at the end of the horizontal axis."""
     axes.axvline(span.at(1.07), color=INK, linewidth=0.8, linestyle=(0, (3, 2)), alpha=0.5)
-    ticks = [float(x) for x in axes.get_xticks() if span.low <= x <= span.at(1.02)]
+    ticks = [float(x) for x in axes.get_xticks() if span.low <= x <= span.at(0.92)]
     write = axes.xaxis.get_major_formatter()
     axes.set_xticks([*ticks, span.at(1.15)], [*(write(x, 0) for x in ticks), NEVER])
     axes.minorticks_off()
+
+
+def _write_factors(axes: Axes, places: Mapping[str, int], asked: Question) -> float:
+    """Write medians and their ratios to the best of the group; return the inches that these take."""
+    written: dict[str, tuple[str, str]] = {}
+    first: set[str] = set()
+    for group in asked.scenarios:
+        ranking = asked.ranking(group)
+        first |= set(list(ranking)[:1])
+        for variant, interval in ranking.items():
+            ratio = asked.ratio(variant, next(iter(ranking)))
+            known = ratio is not None and math.isfinite(ratio.centre)
+            times = f"×{number(ratio.centre, 2)}" if ratio and known else ""
+            written[variant] = (number(interval.centre), times)
+    widths = [max(labels.extent(texts[i])[0] for texts in written.values()) for i in (0, 1)]
+    where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    for variant, texts in written.items():
+        look: dict[str, Any] = {"weight": "bold" if variant in first else "normal", "size": labels.SIZE}
+        for text, inches in zip(texts, (0.14 + widths[0], 0.24 + sum(widths)), strict=True):
+            at = (1, places[variant])
+            axes.annotate(text, at, (72 * inches, 0), ha="right", va="center", **look, **where)
+    return 0.3 + sum(widths)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from dsgd.records.reader import Record
 from dsgd.report.frames import Frames, common_words, option_text
-from dsgd.report.panels import Canvas, Panel, Scene, Section, readable_ticks
+from dsgd.report.panels import Canvas, Panel, Scene, Section, labels, readable_ticks
 from dsgd.report.statistics import Interval, median_interval
 from dsgd.report.style import INK, styles
 from dsgd.theory import distributions
@@ -149,7 +149,10 @@ def _panel(scene: Scene, quantity: _Quantity) -> Panel | None:
         missed = [workers for workers, interval in at.items() if math.isinf(interval.centre)]
         if not shown and not missed:
             continue
-        canvas.legend.append((one.name, line))
+        if len(shown) and labels.fit([series.name for series in found], canvas.axes_height):
+            canvas.name(axes, one.name, list(shown), [i.centre for i in shown.values()], look)
+        else:
+            canvas.legend.append((one.name, line))
         height = [0.97 - 0.07 * place] * len(missed)
         empty: dict[str, Any] = {"color": look.colour, "markerfacecolor": "none", "linestyle": ""}
         axes.plot(missed, height, marker=look.marker, transform=axes.get_xaxis_transform(), **empty)
@@ -157,8 +160,7 @@ def _panel(scene: Scene, quantity: _Quantity) -> Panel | None:
     if never:
         empty = {"color": INK, "markerfacecolor": "none", "linestyle": ""}
         canvas.legend.append(("never, in the median", Line2D([], [], marker="o", **empty)))
-    if _draw_theory(axes, scene, found, quantity):
-        canvas.legend.append(("theory", Line2D([], [], **_THEORY)))
+    _draw_theory(axes, scene, found, quantity)
     workers = sorted({workers for at in medians.values() for workers in at})
     if quantity.log:
         margin = 1.05 * (most / least) ** 0.06
@@ -169,8 +171,7 @@ def _panel(scene: Scene, quantity: _Quantity) -> Panel | None:
     if quantity.proportional:
         first = max(at[workers[0]].centre for at in medians.values() if workers[0] in at)
         y = [first * count / workers[0] for count in workers]
-        (line,) = axes.plot(workers, y, color=INK, linewidth=1, linestyle=(0, (1, 2)))
-        canvas.legend.append(("in proportion", line))
+        axes.plot(workers, y, color=INK, linewidth=1, linestyle=(0, (1, 2)))
     axes.set(xlabel="workers", ylabel=quantity.unit)
     axes.grid(visible=True)
     axes.set_xticks(workers, [f"{count:,}" for count in workers])
@@ -188,12 +189,9 @@ def _medians(scene: Scene, one: Series, quantity: _Quantity) -> dict[int, Interv
     return {workers: median_interval(seeds) for workers, seeds in values.items() if seeds}
 
 
-def _draw_theory(axes: Axes, scene: Scene, found: Sequence[Series], quantity: _Quantity) -> bool:
-    """Draw a line of theory for each series that has one; return whether there is any."""
-    any_known = False
+def _draw_theory(axes: Axes, scene: Scene, found: Sequence[Series], quantity: _Quantity) -> None:
+    """Draw a line of theory for each series that has one."""
     for one in found:
         said = {workers: quantity.theory(scene.of(variant)[0]) for workers, variant in one.variants}
         known = {workers: value for workers, value in said.items() if value and quantity.drawn(value)}
         axes.plot(list(known), list(known.values()), **_THEORY, zorder=3)
-        any_known = any_known or bool(known)
-    return any_known

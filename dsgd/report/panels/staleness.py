@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from dsgd.records.reader import Record
@@ -36,6 +34,11 @@ def staleness(scene: Scene) -> Section:
         "gradient, its own not counted, over all seeds. Below: the same for each worker of one run, darker "
         "for more gradients; dots are the workers' means."
     )
+    if any(distributions.value(scene.representative(v).summary, "staleness_mean") is not None for v in stale):
+        caption += (
+            " Theory, in the colour of text: the line with dots is the geometric distribution, the dashed "
+            "line the mean, upright strokes below the workers' means; a dotted line is the bound."
+        )
     if fresh:
         caption += f" Always 0, and so not drawn: {few(fresh)}."
     return Section(
@@ -65,33 +68,28 @@ def _panel(scene: Scene, variant: str, place: int) -> Panel:
     rows = _rows(one, edges)
     strip = 0.13 if len(rows) > 8 else 0.17
     height = 1.55 + (0.12 + strip * len(rows) if rows else 0.0)  # no rows: no record of its updates
-    canvas = Canvas(title=f"Staleness: {variant}", axes_height=height, left=0.72)
+    canvas = Canvas(title=variant, what="Staleness", axes_height=height, left=0.72)
     colour = scene.looks[variant].colour
     above = canvas.axes(1.55)
     bars = [(x, x + width, 0.0, y) for x, y in zip(edges[:-1] + 0.06 * width, share, strict=True)]
     boxes(
         above, [(x, right - 0.12 * width, low, y) for x, right, low, y in bars], facecolor=colour, alpha=0.75
     )
-    canvas.legend.append((f"measured, mean {number(mean)}", Patch(facecolor=colour, alpha=0.75)))
     top = share.max()
     pmf = distributions.staleness_pmf(one, int(edges[-1]))
     if pmf is not None:
         bins = np.add.reduceat(pmf, np.arange(0, len(pmf), width))[: len(share)]
         above.plot(edges[:-1] + width / 2, bins, color=INK, linewidth=1.2, marker=".", markersize=4)
-        handle = Line2D([], [], color=INK, linewidth=1.2, marker=".", markersize=4)
-        canvas.legend.append(("theory: geometric", handle))
         top = max(top, bins.max())
     predicted = distributions.value(one.summary, "staleness_mean")
     if predicted is not None and predicted <= edges[-1]:
-        line = above.axvline(predicted, color=INK, linewidth=1.1, linestyle=(0, (4, 2)))
-        canvas.legend.append((f"theory: mean {number(predicted)}", line))
+        above.axvline(predicted, color=INK, linewidth=1.1, linestyle=(0, (4, 2)))
     bound = distributions.value(one.summary, "staleness_max")
-    if bound is not None:
-        if bound <= edges[-1]:
-            line = above.axvline(bound, color=INK, linewidth=1.1, linestyle=(0, (1, 1.5)))
-        else:
-            line = Line2D([], [], linestyle="")
-        canvas.legend.append((f"bound {number(bound)}, reached {max(counts)}", line))
+    if bound is not None and bound <= edges[-1]:
+        above.axvline(bound, color=INK, linewidth=1.1, linestyle=(0, (1, 1.5)))
+    said = "" if predicted is None else f" (theory {number(predicted)})"
+    most = "" if bound is None else f" (theory: at most {number(bound)})"
+    canvas.subtitle = f"mean {number(mean)}{said}, largest {max(counts)}{most}"
     above.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.08 * top), ylabel="share of gradients")
     above.grid(visible=True, axis="y")
     readable_ticks(above, "x", whole=True)
@@ -100,7 +98,7 @@ def _panel(scene: Scene, variant: str, place: int) -> Panel:
     if rows:
         above.tick_params(labelbottom=False)
         lowest = canvas.axes(above=1.67, sharex=above)
-        _strips(canvas, lowest, rows, edges, colour)
+        _strips(lowest, rows, edges, colour)
     beyond = sum(count for value, count in counts.items() if value > edges[-1]) / total
     unit = "staleness (updates)"
     if beyond:
@@ -144,7 +142,7 @@ def _groups(num_workers: int) -> Sequence[tuple[int, int]]:
     return [(i, min(i + size, num_workers) - 1) for i in range(0, num_workers, size)]
 
 
-def _strips(canvas: Canvas, axes: Axes, rows: Sequence[_Row], edges: Floats, colour: str) -> None:
+def _strips(axes: Axes, rows: Sequence[_Row], edges: Floats, colour: str) -> None:
     """Draw a strip of shaded boxes for each row: as few paths as there are shades."""
     darkest = max((row.share.max() for row in rows), default=1.0)
     by_shade: dict[int, list[tuple[float, float, float, float]]] = {}
@@ -161,9 +159,6 @@ def _strips(canvas: Canvas, axes: Axes, rows: Sequence[_Row], edges: Floats, col
             axes.plot(row.mean, place, "o", color=INK, markersize=3.6, markeredgewidth=0)
         if row.theory is not None and row.theory <= seen:
             axes.plot(row.theory, place, "|", color=INK, markersize=9, markeredgewidth=1.3)
-    if any(row.theory is not None for row in rows):
-        handle = Line2D([], [], color=INK, marker="|", markersize=9, markeredgewidth=1.3, linestyle="")
-        canvas.legend.append(("theory: a worker's mean", handle))
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0, labelsize=7 if len(rows) > 8 else 8)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
 
-from matplotlib.patches import Patch
-
 from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedTask
 from dsgd.report.panels import Canvas, Panel, Scene, Section, boxes, readable_ticks
@@ -17,6 +15,7 @@ from dsgd.report.words import few
 
 _MOST_WORKERS = 16
 _BATCHES = 16  # of a worker, about, that the window shows
+_LONGER = 5  # times as many, where updates are rare
 _MOST_UPDATES = 400  # in a window: more ticks are one block
 _ROW = 0.17
 
@@ -38,14 +37,12 @@ def timeline(scene: Scene) -> Section:
     complete = [v for v in scene.variants if is_complete(scene.representative(v))]
     shown, others = scene.most(complete)
     records = {variant: scene.representative(variant) for variant in shown}
-    common_s = _BATCHES * median(map(_batch_s, records.values()))
-    ends_s = {v: max(common_s, 1.05 * _second_update_s(record)) for v, record in records.items()}
+    end_s = _end_s(list(records.values()))
     caption = (
-        "The first moments of one run a variant, all with the same seed; where updates are rare, as with "
-        "local steps, the window is longer. Between receiving a task and delivering its result, a "
-        "worker computes (full colour) and its messages travel (pale: half before and half after, as the "
-        "record has only their sum); grey work was discarded. In the gaps the worker waits, or worked on a "
-        "task that was cancelled. Ticks above are updates."
+        "The first moments of one run a variant, all with the same seed. Full colour: a worker computes; "
+        "pale: its messages travel or are served (half before and half after, as the record has only their "
+        "sum); dark grey: work that was discarded; light ground: it waits, or worked on a task that was "
+        "cancelled. Ticks above are updates."
     )
     left_out = [v for v in scene.variants if v not in complete]
     if left_out:
@@ -54,8 +51,15 @@ def timeline(scene: Scene) -> Section:
         name="timeline",
         heading="When do workers compute, send and wait?",
         caption=caption + others,
-        panels=[_panel(scene, v, records[v], ends_s[v], place) for place, v in enumerate(shown)],
+        panels=[_panel(scene, v, records[v], end_s, place) for place, v in enumerate(shown)],
     )
+
+
+def _end_s(records: Sequence[Record]) -> float:
+    """Return until when runs are shown: past the first update of each, unless that is far too long."""
+    common_s = _BATCHES * median(record.summary.batch_s for record in records)
+    first_s = 1.3 * max(map(_first_update_s, records), default=0.0)
+    return max(common_s, min(first_s, _LONGER * common_s))
 
 
 def is_complete(record: Record) -> bool:
@@ -63,15 +67,8 @@ def is_complete(record: Record) -> bool:
     return record.config.get("record", "all") == "all" and record.summary.updates > 0
 
 
-def _batch_s(record: Record) -> float:
-    """Return what a mini-batch takes the median worker."""
-    summary = record.summary
-    return median([w.busy_s / w.steps for w in summary.workers.values() if w.steps] or [summary.clock_s])
-
-
-def _second_update_s(record: Record) -> float:
-    """Return when the second update was made: a window shows two rounds, however long they are."""
-    return max((update.t_s for update in islice(record.updates(), 2)), default=0.0)
+def _first_update_s(record: Record) -> float:
+    return max((update.t_s for update in islice(record.updates(), 1)), default=0.0)
 
 
 def window(record: Record, end_s: float, most_workers: int = _MOST_WORKERS) -> Window:
@@ -94,26 +91,19 @@ def window(record: Record, end_s: float, most_workers: int = _MOST_WORKERS) -> W
 
 
 def _panel(scene: Scene, variant: str, record: Record, end_s: float, place: int) -> Panel:
-    end_s = min(end_s, record.summary.clock_s)
-    found = window(record, end_s)
+    found = window(record, min(end_s, record.summary.clock_s))
     rows = len(found.tasks)
-    canvas = Canvas(title=f"Timeline: {variant}", axes_height=_ROW * (rows + 1.4) + 0.05, left=0.72)
+    canvas = Canvas(title=variant, what="Timeline", axes_height=_ROW * (rows + 1.4) + 0.05, left=0.72)
     axes = canvas.axes()
     colour = scene.looks[variant].colour
-    boxes(axes, [(0, end_s, row - 0.4, row + 0.4) for row in range(rows)], facecolor=INK, alpha=0.07)
-    computing, sending = _spans(found.tasks, end_s)
-    for_nothing, sending_it = _spans(found.ignored, end_s)
+    boxes(axes, [(0, found.end_s, row - 0.4, row + 0.4) for row in range(rows)], facecolor=INK, alpha=0.07)
+    computing, sending = _spans(found.tasks, found.end_s)
+    for_nothing, sending_it = _spans(found.ignored, found.end_s)
     sending += sending_it
     boxes(axes, sending, facecolor=colour, alpha=0.35)
     boxes(axes, computing, facecolor=colour, alpha=0.95)
-    canvas.legend.append(("computes", Patch(facecolor=colour, alpha=0.95)))
     if for_nothing:
         boxes(axes, for_nothing, facecolor=INK, alpha=0.45)
-        canvas.legend.append(("discarded", Patch(facecolor=INK, alpha=0.45)))
-    if sending:
-        canvas.legend.append(("sends, or is served", Patch(facecolor=colour, alpha=0.35)))
-    waits = "waits, or is cancelled" if record.summary.wasted.cancelled else "waits"
-    canvas.legend.append((waits, Patch(facecolor=INK, alpha=0.12)))
     ticks = found.updates_s[:: max(1, len(found.updates_s) // _MOST_UPDATES)]
     axes.vlines(ticks, -1.5, -0.75, color=INK, linewidth=0.7)
     shown = (
