@@ -22,6 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from dsgd.cluster import Engine, Update
 from dsgd.cluster.clocks import Clocks
+from dsgd.theory.uncertainty import Marks, Totals
 
 MOST_LISTED = 1024
 """Most workers that a summary lists one by one, and most values of staleness that it counts one by one."""
@@ -52,6 +53,8 @@ class Tally:
         self.tasks = [0] * num_workers
         self.staleness_sums = [0] * num_workers
         self.busy_s = [0.0] * num_workers
+        self._marks = Marks(apart=num_workers)  # so that each worker delivers about once between two
+        self._next_mark = num_workers
         self._samples_per_batch, self._clocks = samples_per_batch, clocks
         self._taken = taken_of_updates()
         self._has_computed = any(row.of and not row.handed_over for row in QUANTITIES)
@@ -93,6 +96,8 @@ class Tally:
                 self.first_loss = loss
         if update.measured or self._has_computed:
             self._measure(update)
+        if self.gradients >= self._next_mark:
+            self._next_mark = self._marks.add(self.gradients, self._totals)
 
     def _measure(self, update: Update) -> None:
         if unknown := update.measured.keys() - self._sums.keys():
@@ -106,6 +111,16 @@ class Tally:
                 total, count = self._sums[name]
                 self._sums[name] = total + value, count + 1
                 self.has_means = True
+
+    @property
+    def _totals(self) -> Totals:
+        tasks, staleness = sum(self.tasks), sum(self.staleness_sums)
+        return Totals(self.updates, tasks, self.last_update_s, staleness, self.staleness_counts.get(0, 0))
+
+    @property
+    def totals(self) -> list[Totals]:
+        """The totals at some updates, at equal distances, and at the last: standard errors come from them."""
+        return [*self._marks.rows, self._totals]
 
     @property
     def means(self) -> dict[str, float | None]:

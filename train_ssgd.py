@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import GradientConfig
 from dsgd.strategies.conformance import Laws
-from dsgd.theory.closed_forms import ClosedForms, timed, workers
+from dsgd.theory.closed_forms import ClosedForms, slowest_skewness, timed, workers
+from dsgd.theory.laws_of_times import memory_steps
 from dsgd.theory.times import ssgd_time
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
@@ -48,6 +49,8 @@ def theory(cfg: Config) -> ClosedForms:
     return ClosedForms(
         staleness_mean=lambda: 0.0,
         s_per_update=lambda: ssgd_time(*workers(timed(cfg))),
+        memory=lambda: memory_steps(cfg.timing.compute_law),
+        skewness=lambda: slowest_skewness(cfg),
     )
 
 

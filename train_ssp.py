@@ -30,6 +30,7 @@ from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.bounded_staleness import (
     ssp_clock_gap_bound,
     ssp_mean_staleness,
+    ssp_memory,
     ssp_staleness_bound,
     ssp_steps_per_s,
 )
@@ -69,6 +70,7 @@ def theory(cfg: Config) -> ClosedForms:
         staleness_max=lambda: ssp_staleness_bound(cfg.num_workers, cfg.slack),
         clock_gap_max=lambda: ssp_clock_gap_bound(cfg.num_workers, cfg.slack),
         s_per_update=s_per_update,
+        memory=lambda: ssp_memory(*workers(cfg), cfg.slack),
     )
 
 

@@ -93,6 +93,7 @@ AROUND_RUNS = {
     "test_tensorboard",
     "test_theory",
     "test_trace",
+    "test_uncertainty",
 }
 
 

@@ -655,7 +655,7 @@ def test_growth_with_workers_is_told(tmp_path: Path) -> None:
     frames = read_folder(experiment(tmp_path / "x", variants, 2))
     found = answer(frames)
     assert "times for asgd (2 to 8 workers" in found.headline
-    assert "throughput differs from theory by" in found.points[0]
+    assert "the runs are too short, or their times too irregular, to compare with theory" in found.points[0]
     assert chosen(frames) == ["scaling", "throughput", "staleness", "timeline"]
     edit(tmp_path / "x", show=["scaling"])
     (section,) = draw_sections(read_folder(tmp_path / "x"))
@@ -947,6 +947,32 @@ def test_theory_stands_beside_measurement(tmp_path: Path) -> None:
     assert distributions.staleness_pmf(slow, 5) is None
     for worker, mean in slow.summary.staleness.by_worker.items():
         assert mean == pytest.approx(means[worker], rel=0.25)
+
+
+def test_a_report_says_how_noisy_its_comparison_with_theory_is(tmp_path: Path) -> None:
+    """Table and sentence have the seeds' pooled mean, its standard error and a verdict, if long enough."""
+    long = {
+        f"asgd P={p}": ASGD | {"slowdown": "", "dataset": "none", "num_workers": p, "steps": 400}
+        for p in (2, 4)
+    }
+    frames = read_folder(
+        experiment(tmp_path / "long", {**long, "short": {**long["asgd P=4"], "steps": 5}}, 2)
+    )
+    table = tables.theory(frames)
+    assert table is not None
+    rows = {(row[0], row[1]): row[2:] for row in table.rows}
+    theory, measured, difference, verdict = rows["asgd P=4", "mean staleness"]
+    assert (theory, verdict) == ("3", "agrees")
+    mean, error = map(float, measured.split(" ± "))
+    assert abs(mean - 3) <= 2 * error < 0.2
+    assert difference.endswith(" %")
+    theory, measured, _, verdict = rows["short", "mean staleness"]
+    assert (theory, verdict) == ("3", "too short to compare")
+    assert "±" not in measured
+    one = read_folder(tmp_path / "long" / "v1-s0")
+    assert re.search(
+        r"gradients are 3\S* ± 0\.0\d+ updates stale on average \(theory: 3, agrees\)", answer(one).points[0]
+    )
 
 
 def test_a_timeline_holds_every_task_of_its_window(race: Path, tmp_path: Path) -> None:

@@ -40,13 +40,13 @@ def comparison_of(command: str) -> str:
 
 
 def output_of(command: str) -> str:
-    """Run an example, its record in a temporary folder; return what it prints, without the record's path."""
+    """Run an example, its record in a temporary folder; return its summary, without the record's path."""
     arguments = shlex.split(command.replace("\\\n", " "))[3:]
     with tempfile.TemporaryDirectory() as out:
         printed = subprocess.run(
             [sys.executable, *arguments, "--out", out], cwd=ROOT, capture_output=True, text=True, check=True
         ).stdout
-    lines = [line.rstrip() for line in printed.splitlines()]
+    lines = [line.rstrip() for line in printed[printed.index("run  ") :].splitlines()]  # after the progress
     return "\n".join(line for line in lines if not line.startswith("record "))
 
 

@@ -341,7 +341,9 @@ def _summary(ended: Ended) -> dict[str, Any]:
             "accuracy": found.accuracy if found else None,
         },
         **counted,
-        "theory": compare(cfg, counted),
+        "theory": compare(
+            cfg, counted, ended.tally.totals, ended.stopped_by, restarts=sum(ended.cluster.restarts)
+        ),
         "wall_s": ended.wall_s,
         "startup_s": ended.startup_s,
     }

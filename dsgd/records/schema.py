@@ -212,10 +212,34 @@ class Compared(Struct, frozen=True, kw_only=True):
             "(updates), `staleness_p0` (share of tasks), `clock_gap_max` (mini-batches); only those known",
         ),
     ]
-    measured: Annotated[float | None, field("", "the same, as it was in this run")]
+    measured: Annotated[
+        float | None,
+        field(
+            "", "the same in this run: after its warm-up where there is a standard error, else in the whole"
+        ),
+    ]
     relative_difference: Annotated[
         float | None, field("", "(measured - theory)/theory; null for the bounds, those that end in `_max`")
     ]
+    standard_error: Annotated[
+        float | None,
+        field("", "of `measured`, from batch means; null for bounds, and where the two are not compared"),
+    ] = None
+    batches: Annotated[
+        int, field("", "from which that standard error is; 0 where nothing is left to chance")
+    ] = 0
+    verdict: Annotated[
+        str,
+        field(
+            "",
+            "`agrees`, `may be chance`, `differs` (by more than chance does once in 1,000 runs), `differs by "
+            "real time`; of bounds `kept` or `broken`; or why the two are not compared. Empty in old records",
+        ),
+    ] = ""
+    needs_updates: Annotated[
+        int | None,
+        field("updates", "as long a run is needed to compare; null where none is, or no length is"),
+    ] = None
 
 
 class Ending(Struct, frozen=True, kw_only=True):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 from dsgd.records.reader import Record
 from dsgd.report.choices import of_tuning
@@ -16,8 +15,8 @@ from dsgd.report.panels.scaling import Series, series
 from dsgd.report.parts import Answer, Table
 from dsgd.report.questions import Question, differs, identical, questions, until
 from dsgd.report.statistics import SIGNIFICANT, Interval, Pair, median_interval
+from dsgd.report.theory_words import beside_theory, throughput_beside_theory
 from dsgd.report.words import confidence, few, listed, number, p_value, percent, plural, with_interval
-from dsgd.theory import distributions
 
 _MOST_POINTS = 6  # groups with a sentence; the table has all
 _MOST_LEVELS = 3  # that a headline compares with the baseline
@@ -406,7 +405,7 @@ def _price(frames: Frames) -> str:
 
 def _one_variant(frames: Frames) -> list[str]:
     unit, records = seconds(frames), [run.record for run in frames.records]
-    return [_how_it_went(records, frames.target_loss, unit), _beside_theory(records, unit)]
+    return [_how_it_went(records, frames.target_loss, unit), beside_theory(records, unit)]
 
 
 def _how_it_went(records: Sequence[Record], target: float | None, unit: str) -> str:
@@ -440,36 +439,6 @@ def _detail(interval: Interval) -> str:
     return f"median of {interval.n} seeds, {confidence(interval)}"
 
 
-def _beside_theory(records: Sequence[Record], unit: str) -> str:
-    """Return what the workers did, and how far it is from theory."""
-    idle = median_interval([record.summary.idle_share for record in records]).centre
-    parts = [f"workers idle {percent(idle)} of the time"]
-    for name, phrase in (
-        ("staleness_mean", "gradients are {} updates stale on average"),
-        ("s_per_update", f"an update takes {{}} {unit}"),
-    ):
-        measured = [x for r in records if (x := _measured(r, name)) is not None]
-        if not measured:
-            continue
-        middle = median_interval(measured).centre
-        theory = distributions.value(records[0].summary, name)
-        said = "" if theory is None else f" (theory: {number(theory)}{_off(middle, theory)})"
-        parts.append(phrase.format(number(middle)) + said)
-    text = listed(parts)
-    return f"{text[0].upper()}{text[1:]}."
-
-
-def _off(measured: float, theory: float) -> str:
-    return f", {100 * (measured - theory) / theory:+.1f} %".replace("-", "−") if theory else ""
-
-
-def _measured(record: Record, name: str) -> float | None:
-    summary = record.summary
-    if name == "staleness_mean":
-        return summary.staleness.mean
-    return summary.clock_s / summary.updates if summary.updates else None
-
-
 def _scaling(frames: Frames, found: Sequence[Series]) -> list[str]:
     """Return how throughput grows with workers, and the result."""
     unit, asked = seconds(frames), questions(frames, alone(frames.variants))
@@ -485,17 +454,8 @@ def _scaling(frames: Frames, found: Sequence[Series]) -> list[str]:
         return [first, _headline(asked[0])]
     fastest, rate = next(iter(asked[0].ranking("").items()))
     second = f"The highest is {number(rate.centre)} gradients per {unit}, by {fastest}"
-    differences = [
-        abs(measured - said) / said
-        for run in frames.records
-        if (said := distributions.gradients_per_s(run.record.summary))
-        and (measured := run.record.summary.gradients_per_s) is not None
-    ]
-    if differences:
-        second += (
-            f"; throughput differs from theory by {percent(median(differences))} in the median run and by "
-            f"{percent(max(differences))} at most"
-        )
+    if beside := throughput_beside_theory([run.record for run in frames.records]):
+        second += f"; {beside}"
     return [first, f"{second}."]
 
 

@@ -18,8 +18,9 @@ from dsgd.report.panels import seconds
 from dsgd.report.parts import Table
 from dsgd.report.questions import Question
 from dsgd.report.statistics import Pair, median_interval
+from dsgd.report.theory_words import over_seeds
 from dsgd.report.words import number, percent, plural
-from dsgd.theory import distributions
+from dsgd.theory.verdicts import BOUNDS
 
 _THEORY = {
     "s_per_update": "time of an update",
@@ -211,37 +212,25 @@ def theory(frames: Frames) -> Table | None:
     """Return the values of closed forms and those measured; None where no form is known."""
     rows = []
     for variant in frames.variants:
-        records = frames.of(variant)
         for name, label in _THEORY.items():
-            said = distributions.value(records[0].summary, name)
-            measured = [
-                x for r in records if name in r.summary.theory and (x := _measured(r, name)) is not None
-            ]
-            if said is None or not measured:
+            found = over_seeds(frames.of(variant), name)
+            if not found or found.theory == found.measured == 0:  # as in all synchronous modes
                 continue
-            middle = median_interval(measured).centre
-            if said == middle == 0:  # as in all synchronous modes
-                continue
-            if "bound" in label:
-                difference = "kept" if max(measured) <= said else "BROKEN"
-                middle = max(measured)
-            else:
-                difference = f"{100 * (middle - said) / said:+.1f} %".replace("-", "−") if said else "–"
-            rows.append([variant, label, number(said, 4), number(middle, 4), difference])
+            difference = "–" if name in BOUNDS else found.difference
+            rows.append(
+                [variant, label, number(found.theory, 4), found.with_noise, difference, found.words or "–"]
+            )
     if not rows:
         return None
     return Table(
         title="Theory and measurement",
-        note=f"Times in {seconds(frames)}, staleness in updates, clock gaps in mini-batches; measured is the "
-        "median over seeds, or for bounds the largest. Closed forms are for the long run; short runs differ.",
-        headings=["variant", "quantity", "theory", "measured", "difference"],
+        note=f"Times in {seconds(frames)}, staleness in updates, clock gaps in mini-batches. Measured is the "
+        "mean over seeds after the warm-up, ± one standard error, from batch means within the runs; for "
+        "bounds it is the largest. What lies within two standard errors agrees; what is farther off than "
+        "chance explains once in 1,000 comparisons differs.",
+        headings=["variant", "quantity", "theory", "measured", "difference", "verdict"],
         rows=rows,
     )
-
-
-def _measured(record: Record, name: str) -> float | None:
-    entry = record.summary.theory.get(name)
-    return entry.measured if entry else None
 
 
 def ended_early(frames: Frames) -> Table | None:

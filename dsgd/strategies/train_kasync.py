@@ -25,7 +25,14 @@ from typing import Literal
 from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
 from dsgd.config import AsynchronousConfig, require
 from dsgd.strategies.conformance import Laws, Limit
-from dsgd.theory.closed_forms import ClosedForms, equal_workers, only_computing, timed, workers
+from dsgd.theory.closed_forms import (
+    ClosedForms,
+    delivery_cycle,
+    equal_workers,
+    only_computing,
+    timed,
+    workers,
+)
 from dsgd.theory.stale_gradients import (
     k_async_mean_staleness,
     k_async_staleness_pmf,
@@ -80,6 +87,10 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
 
 def theory(cfg: Config) -> ClosedForms:
     p, k = cfg.num_workers, cfg.gradients_per_update
+
+    def memory() -> float:
+        return max(1.0, delivery_cycle(cfg) / k)
+
     if cfg.count == "gradients":
 
         def s_per_update() -> float:
@@ -89,11 +100,13 @@ def theory(cfg: Config) -> ClosedForms:
         return ClosedForms(
             staleness_mean=lambda: k_batch_async_mean_staleness(p, k),
             s_per_update=s_per_update,
+            memory=memory,
         )
     return ClosedForms(
         staleness_mean=lambda: k_async_mean_staleness(p, k),
         staleness_pmf=lambda tau: k_async_staleness_pmf(*equal_workers(only_computing(cfg)), k, tau),
         s_per_update=lambda: k_async_time(*equal_workers(timed(cfg)), k),
+        memory=memory,
     )
 
 

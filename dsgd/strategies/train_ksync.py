@@ -30,6 +30,8 @@ from dsgd.config import GradientConfig, require
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.assumptions import need
 from dsgd.theory.closed_forms import ClosedForms, equal_workers, timed
+from dsgd.theory.laws_of_times import memory_steps
+from dsgd.theory.order_statistics import order_statistic_skewness
 from dsgd.theory.times import k_batch_sync_time, k_sync_time
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
@@ -97,7 +99,14 @@ def theory(cfg: Config) -> ClosedForms:
         need(afresh, "all workers must start at the new weights")
         return known(*equal_workers(timed(cfg)), k)
 
-    return ClosedForms(staleness_mean=lambda: 0.0, s_per_update=s_per_update)
+    return ClosedForms(
+        staleness_mean=lambda: 0.0,
+        s_per_update=s_per_update,
+        memory=lambda: memory_steps(cfg.timing.compute_law),
+        skewness=lambda: order_statistic_skewness(
+            cfg.timing.compute_law, min(k, cfg.num_workers), cfg.num_workers
+        ),
+    )
 
 
 LAWS = Laws(

@@ -16,6 +16,7 @@ from dsgd.config import TrainConfig
 from dsgd.execution.execute import Ended, Running, Watcher
 from dsgd.metrics import taken_of_updates
 from dsgd.records.schema import Difference, EngineComparison
+from dsgd.theory.verdicts import lines as theory_lines
 
 _REFRESH_S = 0.1
 _LOG_LINE_S = 10.0  # where a line cannot be redrawn: in a file, or a pod's log
@@ -125,26 +126,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("staleness", f"{head}\n{bars}" if staleness["max"] else head))
     rows.append(("busy", _busy(summary)))
     if summary["theory"]:
-        rows.append(("theory says", "\n".join(_theory(summary["theory"]))))
+        rows.append(("theory says", "\n".join(theory_lines(summary["theory"]))))
     return rows
-
-
-def _theory(compared: Mapping[str, Mapping[str, float | None]]) -> list[str]:
-    names = {
-        "s_per_update": "s an update",
-        "staleness_mean": "mean staleness",
-        "staleness_p0": "of gradients are fresh",
-        "staleness_max": "staleness at most",
-        "clock_gap_max": "clock gap at most",
-    }
-    lines = []
-    for name, entry in compared.items():
-        off = entry["relative_difference"]
-        difference = "" if off is None else f" ({off:+.1%})".replace("-0.0%", "+0.0%")
-        lines.append(
-            f"{_number(entry['theory'])} {names[name]}, you measured {_number(entry['measured'])}{difference}"
-        )
-    return lines
 
 
 def _bars(counts: Mapping[int, int]) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dsgd.cluster.laws import Constant, Law
 from dsgd.theory.assumptions import NoClosedForm, factors_of, need, need_slack, need_whole
-from dsgd.theory.laws_of_times import exponential_mean_s, per_s, plain_law
+from dsgd.theory.laws_of_times import exponential_mean_s, memory_steps, per_s, plain_law
 from dsgd.theory.order_statistics import slowest_mean
 from dsgd.theory.ssp_chain import workers_not_blocked
 
@@ -94,3 +94,27 @@ def ssp_mean_staleness(law: Law, num_workers: int, slack: float) -> float:
     exponential_mean_s(law, "SSP's mean staleness with slack above 0")
     first, second = workers_not_blocked(num_workers, int(slack))
     return second / first - 1
+
+
+def ssp_memory(law: Law, num_workers: int, slowdown: Mapping[int, float], slack: float) -> float:
+    """Return the updates in which SSP forgets that all clocks were equal at the start, s = `slack`.
+
+    s = 0: a round of P. Constant times: until the fastest worker has run s + 1 ahead of the slowest, which it
+    does at a rate of 1 - f_fast/f_slow a step. Else the clocks' differences are random walks between -(s+1)
+    and s+1, and the slowest mode of such a walk fades by 1/e in (2s+3)^2/pi^2 steps of each worker (Feller
+    1968, "An introduction to probability theory" I, section XVI.3).
+
+    >>> ssp_memory(Constant(1.0), 2, {0: 2.0}, 3), round(ssp_memory(Constant(1.0), 2, {}, 3), 1)
+    (16.0, 2.0)
+    """
+    factors = factors_of(num_workers, slowdown)
+    need_slack(slack)
+    if slack == math.inf:
+        return float(factors.max() * (1 / factors).sum()) * memory_steps(law)
+    steps = 1.0
+    if slack > 0 and law.variance_s2 == 0:
+        behind = 1 - np.unique(factors) / factors.max()
+        steps = (slack + 1) / float(behind[-2]) if len(behind) > 1 else 1.0
+    elif slack > 0:
+        steps = 1 + (2 * slack + 3) ** 2 / math.pi**2
+    return num_workers * steps * memory_steps(law)

@@ -18,7 +18,9 @@ from typing import NoReturn, TypeVar
 
 from dsgd.cluster.laws import Floats, Law
 from dsgd.config import ExchangeConfig, LocalConfig, TrainConfig
-from dsgd.theory.assumptions import NoClosedForm
+from dsgd.theory.assumptions import NoClosedForm, factors_of
+from dsgd.theory.laws_of_times import memory_steps
+from dsgd.theory.order_statistics import order_statistic_skewness
 from dsgd.theory.queueing import server_updates_per_s
 from dsgd.theory.stale_gradients import asgd_mean_staleness, asgd_mean_staleness_by_worker, asgd_staleness_pmf
 from dsgd.theory.times import asgd_time, local_sgd_run_time, local_sgd_time_per_step
@@ -32,7 +34,10 @@ def _unknown(*_: object) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedForms:
-    """Functions that compute what a run must measure, in the long run unless said."""
+    """Functions that compute what a run must measure, in the long run unless said.
+
+    The last two say how long that is: a shorter run is not compared (dsgd.theory.uncertainty).
+    """
 
     s_per_update: Callable[[], float] = _unknown
     """Seconds from one update to the next."""
@@ -50,6 +55,12 @@ class ClosedForms:
     """Seconds of the whole run."""
     final_weight: Callable[[], float] = _unknown
     """Where each coordinate of a quadratic without noise ends."""
+    memory: Callable[[], float] | None = None
+    """Updates in which a run forgets how it began; without, those in which even the slowest worker delivers
+    once, if each update takes one gradient (`delivery_cycle`)."""
+    skewness: Callable[[], float] | None = None
+    """Of the times whose mean `s_per_update` is; without, of the law of compute times or that of the server,
+    whichever is more skewed."""
 
 
 # --- What formulas assume -----------------------------------------------------------------------------------
@@ -85,6 +96,26 @@ def known_times(cfg: _Config) -> _Config:
 def timed(cfg: _Config) -> _Config:
     """Return `cfg`; raise NoClosedForm unless nothing but computing takes time, and its law is known."""
     return known_times(only_computing(cfg))
+
+
+def delivery_cycle(cfg: TrainConfig) -> float:
+    """Return the updates in which even the slowest worker delivers once, R/r_i, if none waits.
+
+    Times the steps in which a worker's times forget their past (`memory_steps`).
+    """
+    law, num_workers, slowdown = workers(cfg)
+    factors = factors_of(num_workers, slowdown)
+    return float(factors.max() * (1 / factors).sum()) * memory_steps(law)
+
+
+def slowest_skewness(cfg: TrainConfig) -> float:
+    """Return the skewness of a round's time: of the slowest of P equal workers; of the law, if they differ.
+
+    Sums of mini-batches are less skewed than these, so a round of local steps is too.
+    """
+    law, num_workers, slowdown = workers(cfg)
+    n = num_workers if all(factor == 1 for factor in slowdown.values()) else 1
+    return order_statistic_skewness(law, n, n)
 
 
 def instant_links(cfg: TrainConfig) -> bool:
@@ -130,7 +161,13 @@ def rounds(cfg: LocalConfig) -> ClosedForms:
         law, _ = equal_workers(known_times(cfg))
         return local_sgd_run_time(law, cfg.steps, h, cfg.timing.latency_s)
 
-    return ClosedForms(staleness_mean=lambda: 0.0, s_per_update=s_per_update, run_s=run_s)
+    return ClosedForms(
+        staleness_mean=lambda: 0.0,
+        s_per_update=s_per_update,
+        run_s=run_s,
+        memory=lambda: memory_steps(cfg.timing.compute_law),
+        skewness=lambda: slowest_skewness(cfg),
+    )
 
 
 def exchanges(cfg: ExchangeConfig) -> ClosedForms:

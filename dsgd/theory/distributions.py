@@ -12,6 +12,7 @@ from dsgd.cluster.laws import Floats
 from dsgd.records.reader import Record
 from dsgd.records.schema import Summary
 from dsgd.strategies import configured
+from dsgd.theory import predictions
 from dsgd.theory.closed_forms import ClosedForms
 from dsgd.theory.predictions import closed_forms, known
 
@@ -39,6 +40,12 @@ def value(summary: Summary, name: str) -> float | None:
     """Return a prediction in the summary, like `staleness_mean`."""
     entry = summary.theory.get(name)
     return entry.theory if entry else None
+
+
+def of_drawn_times(record: Record) -> set[str]:
+    """Return the predictions of a run that know of drawn compute times only, not of those on Ray."""
+    cfg = known(lambda: configured(record.config))
+    return predictions.of_drawn_times(cfg) if cfg else set()
 
 
 def _closed_forms(record: Record) -> ClosedForms:

@@ -580,6 +580,36 @@ def _exact_compensation() -> float:
     return float(np.abs(iterates(delayed) - iterates(fresh)).max())
 
 
+_READING = """
+## How a run is compared with theory
+
+The summary of a run, and its report, compare it with the formulas that apply to it:
+
+    theory says  7 mean staleness, measured 7.003 ± 0.071 (agrees)
+
+Measured is the mean after the warm-up, and ± one standard error of it. Values of neighbouring updates
+depend on each other, so the error comes from the means of some 8 to 32 long batches:
+dsgd/theory/uncertainty.py has the method and its sources. A report pools the seeds of a variant.
+
+- **agrees**: within two standard errors.
+- **2.4 standard errors off: may be chance**: so is a correct formula more often than once in 1,000
+  comparisons.
+- **DIFFERS by 4.1 standard errors**: farther than that; the run contradicts the formula.
+- **+24%: messages and computing take time too**: the same on Ray, where the formula knows of drawn compute
+  times only.
+- **exact**: nothing is left to chance, and the two are equal.
+- **kept**, **BROKEN**: of bounds, at any length.
+- **too short to compare**: the run has fewer updates than 40 times those in which it forgets its start (in
+  ASGD, those in which each worker delivers once), or than 100 times the squared skewness of its times.
+- **too heavy a tail to compare**: the times have no third moment, like Pareto's for alpha up to 3, so no
+  length of the run gives a standard error.
+- **not compared**: the run diverged or failed, workers were lost, or its times never forget their start.
+
+tests/test_uncertainty.py holds runs of all lengths to this: correct ones look like contradictions at most
+once in 1,000 comparisons, and wrong formulas do.
+"""
+
+
 def rows() -> list[Row]:
     """Return every row of the table."""
     return [*time_rows(), *staleness_rows(), *optimization_rows()]
@@ -607,6 +637,7 @@ def main(markdown: bool) -> int:
             for line, r in zip(table, results, strict=True):
                 if r.row.group == group:
                     print("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |")
+        print(_READING, end="")
     else:
         widths = [max(map(len, column)) for column in zip(head, *table, strict=True)]
         for line in (head, *table):

@@ -148,6 +148,25 @@ def plain_law(law: Law | Erlang) -> Law | Erlang:
     return law
 
 
+def memory_steps(law: Law) -> float:
+    """Return after how many steps a worker's times have forgotten their past; 1 for independent draws.
+
+    Markov: the correlation of two times falls as r^distance, r = 1 - both probabilities of a change, so that
+    (1 + |r|)/(1 - |r|) steps are worth one draw: twice as many; inf for a worker that changes at every step.
+    A trace: as many mean times as its longest.
+
+    >>> round(memory_steps(Markov(1.0, 5.0, 0.05, 0.2)), 9)
+    14.0
+    """
+    match law:
+        case Markov(fast, slow) if fast < slow:
+            r = abs(1 - law.p_fast_to_slow - law.p_slow_to_fast)
+            return 2 * (1 + r) / (1 - r) if r < 1 else math.inf
+        case Trace():
+            return max(map(max, law.rows)) / law.mean_s if law.mean_s else 1.0
+    return 1.0
+
+
 def exponential_mean_s(law: Law, what: str) -> float:
     """Return an exponential law's mean (seconds); raise NoClosedForm, naming `what`, for any other law."""
     match plain_law(law):
