@@ -388,7 +388,8 @@ def ratio_text(ratio: float) -> str:
 
 def test_name(pair: Pair) -> str:
     """Return the name of the test."""
-    return {"t": "paired t-test", "rank": "rank test"}.get(pair.test, pair.test)
+    names = {"t": "paired t-test", "rank": "rank test", "identical": "identical with each seed"}
+    return names.get(pair.test, pair.test)
 
 
 def _price(frames: Frames) -> str:

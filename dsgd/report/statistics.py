@@ -46,7 +46,8 @@ class Pair(NamedTuple):
     test: str
     """t: Student's, paired, of the logarithms (of the values, where one is not above 0). rank: the rank test,
     where a value is infinite or all differences are alike. deterministic: none, for each of the two has one
-    value, whatever the seed, and they differ: copies of an observation are not a sample."""
+    value, whatever the seed, and they differ: copies of an observation are not a sample. identical: the two
+    have the same value with each seed; p is 1."""
 
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
@@ -132,6 +133,8 @@ def _pair(a: str, b: str, x: Sequence[float], y: Sequence[float]) -> Pair:
         ratio = Interval(_exp(middle), _exp(middle - half), _exp(middle + half), LEVEL if found else 0.0, n)
     if _alike(x) and _alike(y) and not _alike((*x, *y)):
         p, test = None, "deterministic"
+    if list(x) == list(y):
+        test = "identical"
     return Pair(a, b, n, ratio, p, p, test)
 
 

@@ -159,22 +159,26 @@ def _cell(
 
 
 def pairs(question: Question) -> Table | None:
-    """Return each variant compared with the best of its scenario; None where no two share two seeds."""
+    """Return each variant compared with the baseline or the best of its group.
+
+    None where no two share two seeds.
+    """
     rows = []
-    for scenario in question.scenarios:
+    wanted = question.layout.baseline
+    for scenario, cells in question.layout.cells.items():
         ranking = question.ranking(scenario)
-        first = next(iter(ranking), "")
+        first = next(iter(ranking), "") if wanted is None else cells.get(wanted, "")
         found = question.against(first)
         rows += [_pair(variant, first, found[variant]) for variant in ranking if variant in found]
     if not rows:
         return None
     alone = len(question.scenarios) == 1
-    best = rows[0][1] if alone else "the best of each scenario"
+    best = rows[0][1] if alone else wanted or "the best of each case"
     return Table(
         title=f"Compared with {best}: {question.name}",
         note="Ratio on common seeds, with its 95 % interval, and the p-value, raw and "
-        f"Holm-corrected for all pairs{'' if alone else ' of a scenario'} "
-        f"({question.tested}{'' if alone else ' in all scenarios'})."
+        f"Holm-corrected for all pairs{'' if alone else ' of a case'} "
+        f"({question.tested}{'' if alone else ' in all cases'})."
         + (_DETERMINISTIC if question.tested < len(question.pairs) else ""),
         headings=["variant", "baseline", "ratio", "95 % interval", "p", "corrected p", "test", "seeds"],
         rows=rows,
@@ -195,8 +199,7 @@ def _pair(variant: str, best: str, pair: Pair) -> list[str]:
         best,
         ratio,
         interval,
-        _p(pair.p),
-        _p(pair.corrected_p),
+        *("–" if pair.test == "identical" else _p(p) for p in (pair.p, pair.corrected_p)),
         test_name(pair),
         str(pair.seeds),
     ]

@@ -11,6 +11,7 @@ from dsgd.report.style import INK
 from dsgd.report.words import NEVER
 
 _ROW = 0.27  # inches
+_HEIGHT = 2.6  # inches, as the sweep has beside it
 _LEAST = 1.5  # the axis spans at least 1/this to this
 
 
@@ -42,7 +43,7 @@ def ratio(scene: Scene, question: Question, baseline: str) -> Panel:
     noun = question.measure.noun
     canvas = Canvas(
         title=f"{noun[0].upper()}{noun[1:]}: times that of {baseline}",
-        axes_height=_ROW * max(2, len(rows)),
+        axes_height=max(_HEIGHT, _ROW * len(rows)),
         left=left_margin([labels.wrapped(name) for _, name, _, _ in rows]),
     )
     axes = canvas.axes()
