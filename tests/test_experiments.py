@@ -256,7 +256,7 @@ def test_a_file_that_is_no_experiment_is_refused(
         (["--steps", "3"], ["--steps", "--set steps=VALUE"]),
         (["--dryrun"], ["--dryrun", "did you mean --dry-run"]),
         (["--processes", "0"], ["--processes 0", "at least 1"]),
-        (["--processes", "two"], ["--processes", "'two'"]),
+        (["--processes", "two"], ["--processes two", "whole number"]),
         (
             ["--set", "dataset=xor", "--set", "samples=3", "--set", "dim=2"],
             ["variant ssgd", "--batch-size 32"],

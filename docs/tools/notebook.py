@@ -5,19 +5,20 @@ python docs/tools/notebook.py docs/notebook.ipynb                   # or make do
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import nbformat
 from nbclient import NotebookClient
-from nbformat import NotebookNode
+
+_FORMAT: Any = nbformat  # its functions have no types
 
 
 def read(path: Path) -> Any:
     """Return a notebook."""
-    return json.loads(path.read_text(encoding="utf-8"), object_hook=NotebookNode)
+    return _FORMAT.read(path, as_version=4)
 
 
 def executed(path: Path) -> Any:
@@ -39,6 +40,5 @@ def executed(path: Path) -> Any:
 
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        text = json.dumps(executed(Path(name)), indent=1, ensure_ascii=False)
-        Path(name).write_text(f"{text}\n", encoding="utf-8")
+        _FORMAT.write(executed(Path(name)), name)
         print(name)

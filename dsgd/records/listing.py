@@ -18,6 +18,7 @@ from dsgd.records.schema import (
     Damaged,
     FirstAndLast,
     LastEvaluation,
+    MeanStaleness,
     RecordError,
     decode,
 )
@@ -32,12 +33,6 @@ _BY_WORKER = re.compile(rb",\s*\"(counts|workers)\": ")
 """Where, in a summary, parts begin that grow with the workers."""
 _BY_WORKER_ENDS = {b"counts": b"}}", b"workers": b"}"}
 """What then closes the objects around: `counts` is in `staleness`."""
-
-
-class MeanStaleness(Struct, frozen=True, kw_only=True):
-    """`staleness` of summary.json, its first field."""
-
-    mean: float | None = None
 
 
 class ShortSummary(Struct, frozen=True, kw_only=True):

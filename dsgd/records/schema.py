@@ -251,7 +251,7 @@ class Ending(Struct, frozen=True, kw_only=True):
 class MeanStaleness(Struct, frozen=True, kw_only=True):
     """The mean alone of `staleness` in summary.json."""
 
-    mean: float | None
+    mean: float | None = None
 
 
 class BriefSummary(Ending, frozen=True, kw_only=True):

@@ -12,7 +12,8 @@ least for the slowest (the gap stays within s_U), and lets it run these r first:
 
 Limits: s_L = s_U is SSP. The gap at a start never exceeds s_U.
 
-How this differs from the paper: r counts towards the current gap, so s_U is a strict bound on it.
+How this differs from the paper: r counts towards the current gap, so s_U is a strict bound on it. Extra steps
+are void once the slowest has caught up to within s_L; in algorithm 1 the worker may use them up.
 """
 
 from __future__ import annotations

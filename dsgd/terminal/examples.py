@@ -44,6 +44,7 @@ OF_COMMANDS = {
             f"--experiment {_FILE} --set steps=1000 --set seeds=1",
         ),
         Example("how long it would take", f"--experiment {_FILE} --dry-run"),
+        Example("and open the report when it is there", f"--experiment {_FILE} --open"),
     ),
     "--report": (
         Example("an experiment", "--report runs/compare-modes --open"),
@@ -53,6 +54,17 @@ OF_COMMANDS = {
     "--list": (
         Example("the newest 20 runs in runs/", "--list --last 20"),
         Example("the runs of an experiment", "--list runs/compare-modes"),
+    ),
+    "--watch": (
+        Example("all runs in runs/, in the browser", "--watch runs --open"),
+        Example("one experiment while it goes on", "--watch runs/compare-modes"),
+    ),
+    "--new-strategy": (
+        Example("train_mine.py, its page and its test, in the folder my", "--new-strategy mine --into my"),
+    ),
+    "--conformance": (
+        Example("a strategy of yours", "--conformance my/train_mine.py"),
+        Example("a mode, without Ray", "--conformance ssp --no-ray"),
     ),
     "--check": (Example("check the answers to the first lab", "--check docs/labs/01.yaml my/01.yaml"),),
 }

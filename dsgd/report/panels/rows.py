@@ -102,14 +102,15 @@ def _throughput_of_one(scene: Scene) -> Section:
     summaries = [record.summary for record in scene.of(variant)]
     rate = median_interval([s.gradients_per_s or 0.0 for s in summaries]).centre
     said = _mean([distributions.gradients_per_s(s) for s in summaries])
-    idle = scene.representative(variant).summary.idle_shares
-    least, most = (choose(range(len(idle)), key=idle.__getitem__) for choose in (min, max))
+    one = scene.representative(variant).summary
+    idle = one.idle_shares
     theory = "" if said is None else f" (theory: {number(said)})"
     parts = [
         f"{number(rate)} gradients (mini-batches) per {scene.seconds} were applied{theory}.",
-        f"Workers did not compute for {percent(sum(idle) / len(idle))} of the time",
+        f"Workers did not compute for {percent(one.idle_share)} of the time",
     ]
-    if idle[most] - idle[least] > 0.005:
+    if idle and max(idle) - min(idle) > 0.005:  # without any: too many workers to list them
+        least, most = (choose(range(len(idle)), key=idle.__getitem__) for choose in (min, max))
         parts[1] += f": worker {least} for {percent(idle[least])}, worker {most} for {percent(idle[most])}"
     return Section(
         name="throughput",
