@@ -219,6 +219,42 @@ def dsgd_loss(record: Path) -> float:
     return float(yaml.safe_load((record / "summary.json").read_text())["eval"]["loss"])
 
 
+@pytest.mark.parametrize(
+    ("lrs", "says"),
+    [
+        ([0.05, 1.6], "At the edge of what was tried, so a better value may lie beyond: P="),
+        ([0.05, 0.4, 1.6], "It "),
+    ],
+)
+def test_an_edge_or_a_trend_is_pointed_out(lrs: list[float], says: str, tmp_path: Path) -> None:
+    """Of three levels with a chosen number each, the answer says how it changes; an edge is always named."""
+    grid = {f"P={p}": {"num_workers": p, "steps": 80 // p} for p in (2, 4, 8)}
+    found = dsgd.experiment(
+        asked(
+            base=FAST | {"mode": "asgd", "dataset": "xor", "compute_time": "exponential:1"},
+            grid=grid,
+            tune={"lr": lrs, "seeds": [100]},
+            compare="num_workers",
+            measure="best lr",
+        )
+    )
+    assert says in found.answer
+
+
+def test_the_largest_level_compared_is_pointed_out() -> None:
+    """Where the best is the last number that was compared, a better one may lie beyond; 0, 1 and inf end."""
+    shorter = {"localsgd": {"mode": "localsgd", "latency_s": 4.0, "compute_time": "constant:1"}}
+    keys = {"compare": "local_steps", "measure": "time"}
+    more = dsgd.experiment(asked(variants=shorter, grid={"local_steps": [1, 2, 8]}, **keys)).answer
+    assert "local_steps=8 is the largest compared; a better one may lie beyond." in more
+    base = FAST | {"mode": "ssp", "compute_time": "exponential:1", "steps": 40}
+    slack = dsgd.experiment(
+        asked(base=base, grid={"slack": [0, 4, math.inf]}, compare="slack", measure="time")
+    )
+    assert "slack=inf is the first to spend the budget" in slack.answer
+    assert "compared; a better one" not in slack.answer
+
+
 # --- ratios, intervals, resolution --------------------------------------------------------------------------
 
 TWO = by_name({"": {"a": "a", "b": "b"}}, "a")

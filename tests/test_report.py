@@ -438,7 +438,7 @@ def test_copies_of_an_observation_are_not_tested(values: tuple[float, float]) ->
     (pair,) = compare(found)
     assert (pair.p, pair.corrected_p, pair.test) == (None, None, "deterministic")
     (same,) = compare({"a": found["a"], "c": found["a"]})
-    assert (same.p, same.test) == (1.0, "rank")
+    assert (same.p, same.test) == (1.0, "identical")
     spread = {"c": dict(enumerate([2.5, 2.6, 2.4, 2.7, 2.5]))}
     alone = [pair.p for pair in compare(found | spread) if pair.p is not None]
     assert [pair.corrected_p for pair in compare(found | spread)] == [None, *holm(alone)]

@@ -41,7 +41,7 @@ def answer(frames: Frames) -> Answer:
         points.append(_price(frames))
     return Answer(
         headline=" ".join(filter(None, [first.opening, _headline(first)])),
-        points=[*points, *_identical(frames, first), *_unresolved(frames, first)],
+        points=[*points, *_at_the_edge(first), *_identical(frames, first), *_unresolved(frames, first)],
         table=_table(frames, first),
         basis=_basis(first),
     )
@@ -75,7 +75,7 @@ def _only_group(question: Question) -> str:
     said = f"{name} {by.wins}, {by.said(number(best.centre))}"
     if not question.against(first) or not equal:
         return _sentence(said + _next(question, group))
-    rivals = few([question.layout.level(group, v) for v in equal])
+    rivals = few([question.layout.compared.short(question.layout.level(group, v)) for v in equal])
     others = rivals if len(equal) < len(ranking) - 1 else "any other"
     return _sentence(f"No clear winner: {said}, but its lead over {others} is not significant")
 
@@ -243,6 +243,32 @@ def _range(question: Question) -> str:
 
 
 # --- what is worth saying beside it
+
+
+def _at_the_edge(question: Question) -> list[str]:
+    """Return that the best level is the largest or smallest compared, so that a better one may lie beyond.
+
+    A smallest level of 0 or 1 is where most options end.
+    """
+    layout, numbers = question.layout, question.layout.compared.numbers
+    if len(numbers) < 3 or layout.baseline is not None or question.measure.low_is_good is None:
+        return []
+    found: dict[str, list[str]] = {}
+    for group in layout.cells:
+        ranking = question.ranking(group)
+        best = next(iter(ranking), None)
+        if best is None or math.isinf(ranking[best].centre):
+            continue
+        level = layout.level(group, best)
+        if numbers[level] == max(numbers.values()) < math.inf:
+            found.setdefault(f"{level} is the largest compared", []).append(group)
+        elif numbers[level] == min(numbers.values()) and numbers[level] not in (0, 1):
+            found.setdefault(f"{level} is the smallest compared", []).append(group)
+    many = len(layout.cells) > 1
+    return [
+        f"{text}{f' (with {listed(groups)})' if many else ''}; a better one may lie beyond."
+        for text, groups in found.items()
+    ]
 
 
 def _identical(frames: Frames, question: Question) -> list[str]:

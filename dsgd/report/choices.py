@@ -76,9 +76,14 @@ def of_tuning(frames: Frames) -> Answer:
     assert option is not None
     found = choices(frames, option)
     layout = frames.layout
-    parts = [_in_group(layout, group, [c for c in found if c.group == group]) for group in layout.cells]
-    headline = f"The best {option} is {'; '.join(part for part in parts if part)}."
-    points = [_trend(layout, option, found)] if len(layout.cells) == 1 else []
+    groups = {group: own for group in layout.cells if (own := [c for c in found if c.group == group])}
+    points = []
+    if len(groups) > 1:
+        headline = _by_group(layout, option, groups)
+    else:
+        headline = f"The best {option} is {_by_level(found)}."
+        if trend := _trend(layout, found):
+            points.append(f"It {trend.format(layout.compared.option)}.")
     edges = [c.variant for c in found if c.at_the_edge]
     if edges:
         points.append(f"At the edge of what was tried, so a better value may lie beyond: {listed(edges)}.")
@@ -91,25 +96,35 @@ def of_tuning(frames: Frames) -> Answer:
         basis += f", over {plural(len(seeds), 'seed')} that the comparison does not use"
     return Answer(
         headline=headline,
-        points=[p for p in points if p],
+        points=points,
         table=_table(layout, option, found),
         basis=f"{basis}.",
     )
 
 
-def _in_group(layout: Layout, group: str, found: Sequence[Chosen]) -> str:
+def _by_level(found: Sequence[Chosen]) -> str:
     """Return the values with their levels, levels with the same value together."""
     by_value: dict[str, list[str]] = {}
     for choice in found:
         by_value.setdefault(choice.value, []).append(choice.level)
-    parts = [f"{value} with {listed(levels)}" for value, levels in by_value.items()]
-    return f"{group}: {listed(parts)}" if group and parts else listed(parts)
+    return listed([f"{value} with {listed(levels)}" for value, levels in by_value.items()])
 
 
-def _trend(layout: Layout, option: str, found: Sequence[Chosen]) -> str:
+def _by_group(layout: Layout, option: str, groups: Mapping[str, Sequence[Chosen]]) -> str:
+    """Return how the values change in each group, in one phrase if they do so in the same way."""
+    trends = {group: _trend(layout, own) for group, own in groups.items()}
+    if len(set(trends.values())) == 1 and (trend := next(iter(trends.values()))) in (_RISES, _FALLS):
+        ends = [f"{own[0].value} to {own[-1].value} ({group})" for group, own in groups.items()]
+        return f"The best {option} {trend.format(layout.compared.option)}: {listed(ends)}."
+    return f"The best {option}: {'; '.join(f'{group}, {_by_level(own)}' for group, own in groups.items())}."
+
+
+_RISES, _FALLS = "rises with {}", "falls with {}"
+
+
+def _trend(layout: Layout, found: Sequence[Chosen]) -> str:
     """Return whether the choice rises or falls with what is compared, if both are numbers."""
-    numbers = layout.compared.numbers
-    if len(found) < 3 or not numbers:
+    if len(found) < 3 or not layout.compared.numbers:
         return ""
     try:
         values = [float(choice.value) for choice in found]
@@ -117,12 +132,12 @@ def _trend(layout: Layout, option: str, found: Sequence[Chosen]) -> str:
         return ""
     steps = [b - a for a, b in pairwise(values)]
     if not any(steps):
-        return f"It does not depend on {layout.compared.option} within what was tried."
+        return "does not depend on {} within what was tried"
     if all(step <= 0 for step in steps):
-        return f"It falls with {layout.compared.option}."
+        return _FALLS
     if all(step >= 0 for step in steps):
-        return f"It rises with {layout.compared.option}."
-    return f"It neither rises nor falls steadily with {layout.compared.option}."
+        return _RISES
+    return "neither rises nor falls steadily with {}"
 
 
 def _table(layout: Layout, option: str, found: Sequence[Chosen]) -> Table:
