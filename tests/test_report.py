@@ -654,7 +654,8 @@ def test_growth_with_workers_is_told(tmp_path: Path) -> None:
     variants = {f"asgd P={p}": same | {"num_workers": p, "steps": 64 // p} for p in (2, 4, 8)}
     frames = read_folder(experiment(tmp_path / "x", variants, 2))
     found = answer(frames)
-    assert "times for asgd (2 to 8 workers" in found.headline
+    assert found.headline.startswith("Throughput grows ")
+    assert found.headline.endswith(" times for asgd from 2 to 8 workers.")
     assert "the runs are too short, or their times too irregular, to compare with theory" in found.points[0]
     assert chosen(frames) == ["scaling", "throughput", "staleness", "timeline"]
     edit(tmp_path / "x", show=["scaling"])

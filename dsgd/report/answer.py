@@ -32,8 +32,7 @@ def answer(frames: Frames) -> Answer:
     found = series(frames)
     grown = sum(len(one.variants) for one in found) == len(frames.variants)
     if not frames.asked and grown and any(len(one.variants) > 2 for one in found):
-        headline, highest = _scaling(frames, found)
-        return Answer(headline=headline, points=[highest])
+        return _scaling(frames, found)
     first, *others = questions(frames)
     points = [] if first.layout.baseline else _points(first)
     points += [_headline(question) for question in others]
@@ -466,32 +465,38 @@ def _detail(interval: Interval) -> str:
     return f"median of {interval.n} seeds, {confidence(interval)}"
 
 
-def _scaling(frames: Frames, found: Sequence[Series]) -> list[str]:
+def _scaling(frames: Frames, found: Sequence[Series]) -> Answer:
     """Return how throughput grows with workers, and the result."""
     unit, asked = seconds(frames), questions(frames, alone(frames.variants))
-    growth = [_growth(frames, one) for one in found]
+    ranges = {(one.variants[0][0], one.variants[-1][0]) for one in found}
+    growth = [_growth(frames, one, alike=len(ranges) == 1) for one in found]
+    workers = ""
+    if len(ranges) == 1:
+        few_workers, many_workers = ranges.pop()
+        workers = f" from {few_workers:,} to {many_workers:,} workers"
     most = max(len(frames.of(variant)) for variant in frames.variants)
-    if most > 1:
-        first = f"In the median of {most} seeds, throughput grows {listed(growth)}."
-    else:
-        first = (
-            f"Throughput grows {listed(growth)}; there is one seed per variant, so no interval can be given."
-        )
+    level = f"{round(100 * median_interval(list(range(most))).level)}\N{NO-BREAK SPACE}%"
+    basis = (
+        f"Medians of {plural(most, 'seed')} with {level} intervals."
+        if most > 1
+        else "There is one seed per variant, so no interval can be given."
+    )
     if len(asked) > 1:
-        return [first, _headline(asked[0])]
-    fastest, rate = next(iter(asked[0].ranking("").items()))
-    second = f"The highest is {number(rate.centre)} gradients per {unit}, by {fastest}"
-    if beside := throughput_beside_theory([run.record for run in frames.records]):
-        second += f"; {beside}"
-    return [first, f"{second}."]
+        second = _headline(asked[0])
+    else:
+        fastest, rate = next(iter(asked[0].ranking("").items()))
+        second = f"The highest is {number(rate.centre)} gradients per {unit}, by {fastest}"
+        beside = throughput_beside_theory([run.record for run in frames.records])
+        second += f"; {beside}." if beside else "."
+    return Answer(headline=f"Throughput grows {listed(growth)}{workers}.", points=[second], basis=basis)
 
 
-def _growth(frames: Frames, one: Series) -> str:
-    (few, start), *_, (many, end) = one.variants
+def _growth(frames: Frames, one: Series, *, alike: bool) -> str:
+    """Return how many times the throughput of the fewest workers that of the most is; alike: in all series."""
+    (few_workers, start), *_, (many_workers, end) = one.variants
     before, after = ({r.summary.seed: r.summary.gradients_per_s for r in frames.of(v)} for v in (start, end))
     times = [y / x for seed, x in before.items() if x and (y := after.get(seed))]
     if not times:
         return f"for {one.name} by an unknown factor (no seed in common)"
-    interval = median_interval(times)
-    detail = f", {confidence(interval)}" if interval.level else ""
-    return f"{number(interval.centre)} times for {one.name} ({few:,} to {many:,} workers{detail})"
+    text = f"{with_interval(median_interval(times))} times for {one.name}"
+    return text if alike else f"{text} ({few_workers:,} to {many_workers:,} workers)"
