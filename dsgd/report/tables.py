@@ -12,7 +12,7 @@ import polars as pl
 from dsgd.config import LiveConfig, OutputConfig, option_fields
 from dsgd.metrics import taken_of_updates
 from dsgd.records.reader import Record
-from dsgd.report.answer import test_name
+from dsgd.report.basis import test_name
 from dsgd.report.frames import NOT_COMPARED, Frames, option_text
 from dsgd.report.panels import seconds
 from dsgd.report.parts import Table

@@ -99,3 +99,21 @@ def few(names: list[str], most: int = 4) -> str:
     if len(names) <= most:
         return listed(names)
     return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} others"
+
+
+def ratio_text(ratio: float) -> str:
+    """Return a ratio as a sentence has it: two digits, or enough to tell it from 1.
+
+    >>> ratio_text(2.46), ratio_text(1.0041), ratio_text(0.333), ratio_text(1.0), ratio_text(123.4)
+    ('2.5', '1.004', '0.33', '1', '123')
+    """
+    return number(ratio, 3 if ratio >= 100 else 2 if number(ratio, 2) != "1" else 4)
+
+
+def sentence(text: str) -> str:
+    """Return a sentence. One that begins with a variant's name begins with that, as it is spelled.
+
+    >>> sentence("asgd is first")
+    'asgd is first.'
+    """
+    return f"{text}."
