@@ -80,13 +80,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 AROUND_RUNS = {
     "test_cluster_tooling",
     "test_experiments",
+    "test_full_disk",
     "test_gate_catches",
+    "test_interrupt",
     "test_labs",
     "test_labs_lecturer",
     "test_listing",
     "test_live",
     "test_manifests",
+    "test_notebook",
     "test_observability",
+    "test_questions",
+    "test_references",
     "test_report",
     "test_report_browser",
     "test_s3",
@@ -94,6 +99,7 @@ AROUND_RUNS = {
     "test_theory",
     "test_trace",
     "test_uncertainty",
+    "test_watch",
 }
 
 
