@@ -17,6 +17,7 @@ from dsgd.report.figures import chosen, draw_sections
 from dsgd.report.frames import read_folder
 from dsgd.report.layout import Asked, Factor, Layout, Member, arrange, by_name
 from dsgd.report.measures import measure
+from dsgd.report.multiples import against_baseline
 from dsgd.report.panels.levels import Levels, values
 from dsgd.report.panels.sweep import axis
 from dsgd.report.questions import Question
@@ -292,6 +293,17 @@ def test_never_has_no_ratio(a: dict[int, float], b: dict[int, float], centre: fl
     """A ratio to a baseline that never gets there, or takes no time, is not given."""
     found = question({"a": a, "b": b}).ratio("b", "a")
     assert (None if found is None else found.centre) == centre
+
+
+def test_of_many_levels_the_best_multiples_are_named() -> None:
+    """With more levels than a sentence holds, it has the best three, in order; no value comes last."""
+    layout = by_name({"": {name: name for name in "abcdef"}}, "a")
+    medians = {"a": 10.0, "b": 20.0, "c": 5.0, "d": 1.0, "e": 2.0}  # f has no run
+    said = against_baseline(question({name: {0: x, 1: x} for name, x in medians.items()}, layout), "a")
+    assert said == (
+        "Compared with a, d takes 0.1 times as long for the same budget, e 0.2 times and c 0.5 times; "
+        "the other 2 are in the table."
+    )
 
 
 @given(st.floats(0, 20), st.floats(0.5, 10))

@@ -29,8 +29,9 @@ def answer(frames: Frames) -> Answer:
     if not frames.asked and grown and any(len(one.variants) > 2 for one in found):
         return of_growth(frames, found)
     first, *others = questions(frames)
-    points = [] if first.layout.baseline else of_each_group(first)
-    points += [_headline(question) for question in others]
+    points = []
+    if first.layout.baseline is None:
+        points += [*of_each_group(first), *map(_headline, others)]
     if not others and not frames.asked:
         points.append(_price(frames))
     return Answer(

@@ -18,7 +18,7 @@ from dsgd.report.words import (
 def table_of_groups(frames: Frames, question: Question) -> Table | None:
     """Return the measure by group and level; None where a sentence says it all."""
     layout = question.layout
-    if len(layout.cells) == 1 and not frames.asked.compare:
+    if len(layout.cells) == 1 and not frames.asked.compare and layout.baseline is None:
         return None
     baseline, levels = layout.baseline, list(layout.compared.levels)
     note = f"{question.measure.label}, medians over seeds"

@@ -19,6 +19,10 @@ def against_baseline(question: Question, baseline: str) -> str:
     """Return how many times the baseline's value each other level has, in each group."""
     layout = question.layout
     others = [level for level in layout.compared.levels if level != baseline]
+    if len(others) > _MOST_LEVELS and len(layout.cells) == 1 and not layout.compared.numbers:
+        (group,) = layout.cells  # the best are named
+        places = {layout.level(group, v): place for place, v in enumerate(question.ranking(group))}
+        others.sort(key=lambda level: places.get(level, len(places)))
     alone = len(layout.cells) == 1
     parts = [
         part
