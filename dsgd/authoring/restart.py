@@ -96,7 +96,12 @@ def _followed(
         prepare(cluster)
         for update, spent in _within(cfg, subject.strategy.train(cluster, w, cfg)):
             seen.append(update)
-            cuts.append(_Cut(len(seen), pickle.dumps((cluster, update.weights)), spent))
+            try:
+                pickled = pickle.dumps((cluster, update.weights))
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                said = f"{differences.named(update)}: what is kept cannot be pickled ({error})"
+                raise Broken(said, options) from None
+            cuts.append(_Cut(len(seen), pickled, spent))
         if not cuts or cuts[-1].spent < cfg.budget:
             spent = cuts[-1].spent if cuts else 0
             raise Broken(f"train ended after {spent} of {cfg.budget} mini-batches", options)
