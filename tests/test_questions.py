@@ -93,6 +93,7 @@ def test_every_variant_has_one_place(order: list[Member], compare: str) -> None:
 
 
 SWEEP = {"grid": {"compute_time": ["constant:1", "constant:2"], "batch_size": [8, 16]}, "base": FAST}
+NO_LOSS = {"measure": "last-loss"}
 REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"compare": "slack"}, ["compare: slack: there is no such option", "varied are"]),
     ({"compare": "compute_tine"}, ["compare: compute_tine", "did you mean compute_time"]),
@@ -106,6 +107,8 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"baseline": "nobody"}, ["baseline: nobody: must be a variant"]),
     ({"measure": "time-to-loss"}, ["measure: time-to-loss", "target_loss:"]),
     ({"measure": "througput"}, ["did you mean throughput"]),
+    ({"measure": "best"}, ["name a tuned option, like best lr"]),
+    (NO_LOSS, ["measure: last-loss", "dataset none, and so no loss"]),
     ({"measure": "best lr"}, ["lr is not tuned", "tune:"]),
     ({"measure": "best momentum", "tune": {"lr": [0.1, 0.2], "seeds": [9]}}, ["tuned are lr"]),
 ]
@@ -304,6 +307,22 @@ def test_of_many_levels_the_best_multiples_are_named() -> None:
         "Compared with a, d takes 0.1 times as long for the same budget, e 0.2 times and c 0.5 times; "
         "the other 2 are in the table."
     )
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        (2.0, math.inf, "b does not reach loss 0.5 in the median of its seeds"),
+        (math.inf, 2.0, "b reaches loss 0.5 in the median of its seeds, where a does not"),
+        (math.inf, math.inf, "neither b nor a reaches loss 0.5 in the median of its seeds"),
+        (0.0, 2.0, "b has time to loss 0.5 2 against 0"),
+    ],
+)
+def test_where_there_is_no_ratio_the_sentence_says_what_there_is(a: float, b: float, says: str) -> None:
+    """Who never gets there, or that the baseline takes no time, is said; nothing is left out."""
+    by = measure("time-to-loss", 0.5, "s")
+    asked_of = Question(measure=by, values={"a": {0: a, 1: a}, "b": {0: b, 1: b}}, layout=TWO)
+    assert against_baseline(asked_of, "a") == f"Compared with a, {says}."
 
 
 @given(st.floats(0, 20), st.floats(0.5, 10))

@@ -20,7 +20,7 @@ from dsgd.config import LiveConfig, TrainConfig, option_fields, options
 from dsgd.options import unique_keys
 from dsgd.report.frames import FIGURES, NOT_COMPARED
 from dsgd.report.layout import PARTS, Asked, Member, arrange
-from dsgd.report.measures import required
+from dsgd.report.measures import OF_TARGET, required
 from dsgd.report.words import listed, option_text
 from dsgd.strategies import load as load_strategy
 from dsgd.strategies import modes
@@ -378,6 +378,9 @@ def _asked(
             baseline=baseline,
             measure=None if name is None else required(name, target_loss, tuned),
         )
+        needing = (*OF_TARGET, "last-loss", "eval_loss", "eval_accuracy")
+        if asked.measure in needing and (bare := [v.name for v in variants if v.cfg.data.dataset == "none"]):
+            raise ValueError(f"measure: {asked.measure}: variant {bare[0]} has dataset none, and so no loss")
         members = [Member(name=v.name, config=options(v.cfg), parts=v.parts) for v in variants]
         if asked.compare:
             arrange(asked, members, [*NOT_COMPARED, *tuned])

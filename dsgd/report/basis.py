@@ -9,6 +9,8 @@ from dsgd.report.words import p_value, plural
 
 def basis(question: Question) -> str:
     """Return how sure it is: seeds, intervals, tests."""
+    if not question.values:
+        return ""
     if not question.pairs:
         return f"{_untested(question)}."
     n = max(map(len, question.values.values()))

@@ -212,9 +212,17 @@ def _own_names(
         names = dict(pairs)
         if len(pairs) == len(keys) == len(set(names.values())) and all(names.values()) and options:
             return names
+    if len(options) > 1:  # each option under its names
+        alone = [
+            _own_names([option], list(dict.fromkeys((key[at],) for key in keys)), members)
+            for at, option in enumerate(options)
+        ]
+        return {
+            key: " ".join(names[(value,)] for names, value in zip(alone, key, strict=True)) for key in keys
+        }
     return {
         key: " ".join(
-            value if option in PARTS else f"{option}={value}"
+            value if option in PARTS else f"{option}={value}" if value else f"no {option}"
             for option, value in zip(options, key, strict=True)
         )
         for key in keys

@@ -77,8 +77,8 @@ def measure(name: str, target: float | None, unit: str) -> Measure:
             name=name,
             label=f"{label} to {loss}",
             noun=f"{name.partition('-')[0]} to {loss}",
-            never=f"never reaches {loss}",
-            never_plural=f"reaches {loss}",
+            never=f"does not reach {loss} in the median of its seeds",
+            never_plural=f"reaches {loss} in the median of its seeds",
             of=until(place),
             place=place,
             target=f" to reach {loss}",
@@ -155,6 +155,19 @@ def measure(name: str, target: float | None, unit: str) -> Measure:
     row, column = next((row, row.columns[name]) for row in QUANTITIES if name in row.columns)
     words = name.replace("_", " ")
     row_unit = unit if row.unit == "engine s" else row.unit
+    if not name.startswith(row.name) or name.endswith("_per_s"):  # a share or a rate of the row's number
+        row_unit = ""
+    if name in ("eval_accuracy", "eval_loss"):
+        high = name == "eval_accuracy"
+        return Measure(
+            name=name,
+            label=words,
+            noun=words,
+            of=lambda r: _number(column, r),
+            wins=f"has the {'highest' if high else 'lowest'} {words}",
+            times=f"has {{}} times the {words}",
+            low_is_good=not high,
+        )
     return Measure(
         name=name,
         label=f"{words} ({row_unit})" if row_unit else words,
@@ -189,6 +202,8 @@ def required(name: str, target: float | None, tuned: Sequence[str]) -> str:
 
     Raises ValueError, in one line, for a measure that there is not, or that this experiment cannot have.
     """
+    if name == BEST.strip():
+        raise ValueError(f"measure: {name}: name a tuned option, like best lr")
     if name.startswith(BEST):
         option = name.removeprefix(BEST).strip().replace("-", "_")
         if option not in tuned:

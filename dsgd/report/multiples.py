@@ -29,32 +29,47 @@ def against_baseline(question: Question, baseline: str) -> str:
         for place, level in enumerate(others[:_MOST_LEVELS])
         if (part := _against(question, level, baseline, brief=alone and place > 0))
     ]
+    if not parts:
+        return sentence(
+            f"Nothing can be compared with {baseline}: no run has a value of {question.measure.noun}"
+        )
     more = f"; the other {len(others) - _MOST_LEVELS} are in the table" if len(others) > _MOST_LEVELS else ""
     return sentence(f"Compared with {baseline}, {listed(parts) if alone else '; '.join(parts)}{more}")
 
 
 def _against(question: Question, level: str, baseline: str, *, brief: bool) -> str:
     """Return what a level does in each group; brief: the sentence has said before what is multiplied."""
-    by, said, never, neither = question.measure, list[str](), list[str](), list[str]()
+    by = question.measure
+    said, never, neither, only, values = (list[str]() for _ in range(5))
     for group, cells in question.layout.cells.items():
         if level not in cells or baseline not in cells:
             continue
-        place = f" with {group}" if group else ""
-        ratio, value = question.ratio(cells[level], cells[baseline]), question.median(cells[level])
-        if ratio is not None and math.isfinite(ratio.centre):
-            said.append(
-                f"{ratio_text(ratio.centre)} times{place}"
-                if said or brief
-                else f"{by.times.format(ratio_text(ratio.centre))}{by.target}{place}"
-            )
-        elif value is not None and math.isinf(value.centre):
-            (never if ratio is not None else neither).append(place.strip())
+        place = f"with {group}" if group else ""
+        ratio = question.ratio(cells[level], cells[baseline])
+        value, base = question.median(cells[level]), question.median(cells[baseline])
+        if value is None or base is None:
+            continue
+        if math.isinf(value.centre):
+            (neither if math.isinf(base.centre) else never).append(place)
+        elif math.isinf(base.centre):
+            only.append(place)
+        elif ratio is None or not 0 < ratio.centre < math.inf:
+            values.append(f"{number(value.centre)} against {number(base.centre)} {place}".rstrip())
+        elif said or brief:
+            said.append(f"{ratio_text(ratio.centre)} times {place}".rstrip())
+        else:
+            said.append(f"{by.times.format(ratio_text(ratio.centre))}{by.target} {place}".rstrip())
     parts = [f"{level} {listed(said)}"] if said else []
-    if never:
-        verb = by.never if not said else "never does"
-        parts.append(f"{level} {verb} {listed([g for g in never if g])}".rstrip())
-    if neither:
-        parts.append(f"neither of them {by.never_plural} {listed([g for g in neither if g])}".rstrip())
+    parts += [f"{level} has {by.noun} {listed(values)}"] if values else []
+    parts += [f"{level} {by.never} {listed(never)}".rstrip()] if never else []
+    parts += (
+        [f"{level} {by.never_plural} {listed(only)}".rstrip() + f", where {baseline} does not"]
+        if only
+        else []
+    )
+    parts += (
+        [f"neither {level} nor {baseline} {by.never_plural} {listed(neither)}".rstrip()] if neither else []
+    )
     return ", and ".join(parts)
 
 

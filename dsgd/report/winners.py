@@ -33,6 +33,9 @@ def only_group(question: Question) -> str:
     said = f"{name} {by.wins}, {by.said(number(best.centre))}"
     if not question.against(first) or not equal:
         return sentence(said + _next(question, group))
+    level_with = [v for v in equal if ranking[v].centre == best.centre]
+    if level_with:
+        said += f" ({listed([question.layout.level(group, v) for v in level_with])}: the same)"
     rivals = few([question.layout.compared.short(question.layout.level(group, v)) for v in equal])
     others = rivals if len(equal) < len(ranking) - 1 else "any other"
     return sentence(f"No clear winner: {said}, but its lead over {others} is not significant")
@@ -62,6 +65,13 @@ def by_group(question: Question) -> str:
             f"{layout.compared.short(level)} with {listed([_with_ties(question, level, g) for g in groups])}"
             for level, groups in clear.items()
         ]
+        (level, groups), *others = clear.items()
+        if (
+            not others
+            and len(groups) == len(layout.cells) > 2
+            and not any(_tied(question, g) for g in groups)
+        ):
+            parts = [f"{layout.compared.short(level)} in all {len(groups)} cases"]
         best = f"By {by.noun}, the best {layout.compared.option} is {listed(parts)}"
         return sentence("; ".join(filter(None, [best, never])))
     if not clear and not unclear:

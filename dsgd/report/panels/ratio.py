@@ -38,13 +38,14 @@ def ratio(scene: Scene, question: Question, baseline: str) -> Panel:
         x for _, _, i, seeds in rows for x in (*seeds, *(i[:3] if i else ())) if math.isfinite(x) and x > 0
     ]
     low, high = min([1 / _LEAST, *finite]) / 1.12, max([_LEAST, *finite]) * 1.12
-    never = any(i is None or math.isinf(i.centre) for _, _, i, _ in rows)
+    rows = [row for row in rows if row[2] is not None and row[2].centre > 0]  # others have no ratio
+    never = any(i is not None and math.isinf(i.centre) for _, _, i, _ in rows)
     beyond = high * (high / low) ** 0.1
     noun = question.measure.noun
     canvas = Canvas(
         title=f"{noun[0].upper()}{noun[1:]}: times that of {baseline}",
         axes_height=max(_HEIGHT, _ROW * len(rows)),
-        left=left_margin([labels.wrapped(name) for _, name, _, _ in rows]),
+        left=left_margin([labels.wrapped(name) for _, name, _, _ in rows] or [""]),
     )
     axes = canvas.axes()
     axes.set_xscale("log")
@@ -67,6 +68,7 @@ def ratio(scene: Scene, question: Question, baseline: str) -> Panel:
     readable_ticks(axes, "x", log=True)
     axes.set_xlabel(f"times that of {baseline}")
     if never:
+        axes.axvline(math.sqrt(high * beyond), color=INK, linewidth=0.5, alpha=0.5)
         axes.text(beyond, 1.02, NEVER, transform=axes.get_xaxis_transform(), ha="center", size=8.5)
     return canvas.done("ratio")
 
