@@ -227,7 +227,10 @@ class OutputConfig(Checked):
     ] = None
     """Name of the record's folder; must be new. None: time, mode, workers and seed."""
 
-    note: str | None = None
+    note: Annotated[
+        str | None,
+        Must("must be one line of at most 500 letters", lambda t: t.isprintable() and len(t) <= 500),
+    ] = None
     """A line about the run, shown and searched by `main.py --watch`. Words that begin with # are its tags, as
     in "#slides second try"."""
 

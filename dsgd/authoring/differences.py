@@ -93,8 +93,9 @@ def _of_vector(ours: Vector, needed: Vector, *, exactly: bool, of: str = "") -> 
         if not differ.any():
             return ""
     place = int(np.argmax(differ))
-    digits = 9 if exactly else 4
-    numbers = f"{float(ours[place]):.{digits}g}, needed {float(needed[place]):.{digits}g}"
+    a, b = float(ours[place]), float(needed[place])
+    digits = 9 if exactly or f"{a:.4g}" == f"{b:.4g}" else 4
+    numbers = f"{a:.{digits}g}, needed {b:.{digits}g}"
     return f"{of}weight {place} is {numbers} ({int(differ.sum())} of {len(ours)} differ)"
 
 
