@@ -136,6 +136,7 @@ WRONG = [
     ("--dataset mnist", ["--dataset mnist", "xor, digits, quadratic, none"]),
     ("--compute-time gauss:1", ["--compute-time gauss:1", "exponential:MEAN"]),
     ("--run-name 😀", ["--run-name 😀", "letters (a-z)"]),
+    (f"--note {'x' * 501}", ["--note xxx", "one line of at most 500 letters"]),
     ("--out /proc", ["--out /proc", "cannot be written to", "choose another folder"]),
     ("--out /etc/passwd", ["--out /etc/passwd", "not a folder", "choose another folder"]),
     (f"--out {'x' * 300}", ["--out xxx", "…: cannot be a folder (File name too long)", "another folder"]),
