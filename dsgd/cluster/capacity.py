@@ -45,7 +45,7 @@ def shortage(cfg: TrainConfig, free_bytes: float, where: str) -> str | None:
 
 def free_here() -> float:
     """Return the bytes of memory, swap space included, that new processes on this machine can have."""
-    # A container has a limit of its own, which Ray reads and psutil does not.
+    # A container may have a lower limit, which Ray reads and psutil does not.
     in_limit = get_system_memory() - get_used_memory()  # type: ignore[no-untyped-call]
     return float(min(psutil.virtual_memory().available, in_limit) + psutil.swap_memory().free)
 

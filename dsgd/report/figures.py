@@ -51,7 +51,7 @@ def scene_of(frames: Frames) -> Scene:
 def _by_value(frames: Frames, variants: Sequence[str]) -> list[str]:
     """Return variants in the order of what is swept, if they differ in one number; else in their own.
 
-    Variants of different modes are not compared: each mode has a ramp of its own.
+    Variants of different modes are not compared: each mode has its ramp.
     """
     configs = {variant: frames.of(variant)[0].config for variant in variants}
     found = []

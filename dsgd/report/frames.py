@@ -344,7 +344,7 @@ def _frames(
     show: Sequence[str] | None = None,
     left_out: Sequence[tuple[str, str]] = (),
     tuned: Sequence[Tuned] = (),
-    asked: Asked = Asked(),  # noqa: B008 (it is a value)
+    asked: Asked | None = None,
     parts: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Frames:
     import polars as pl
@@ -375,7 +375,7 @@ def _frames(
         records=tuple(runs),
         varied=tuple(varied),
         tuned=tuple(tuned),
-        asked=asked,
+        asked=asked or Asked(),
         parts=parts,
     )
 
