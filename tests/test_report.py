@@ -135,6 +135,21 @@ def test_updates_are_read_one_at_a_time(copy: Path) -> None:
         next(updates)
 
 
+def test_a_cut_record_is_said_to_be(copy: Path) -> None:
+    """A record that ends before its run did is named with the update at which it ends; a whole one is not."""
+    assert tables.ended_early(read_folder(copy)) is None
+    file = copy / "v1-s0" / "updates.jsonl"
+    raw = file.read_bytes()
+    lines_of = raw.splitlines(keepends=True)
+    for kept, last in ((b"".join(lines_of[:7]) + lines_of[7][:40], 7), (b"".join(lines_of[:1]), 1), (b"", 0)):
+        file.write_bytes(kept)
+        table = tables.ended_early(read_folder(copy))
+        assert table is not None
+        ((name, _, reason),) = table.rows
+        assert name == "v1-s0"
+        assert reason.startswith(f"updates.jsonl ends at update {last} of {len(lines_of)}: ")
+
+
 def test_a_torn_last_line_is_dropped(copy: Path) -> None:
     """A line that was cut off while it was written is ignored, by the iterator and the frames alike."""
     folder = copy / "v1-s0"

@@ -7,6 +7,7 @@ because an older version wrote it, is refused whole: half a record would make a 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from dsgd.records.outcomes import is_result
 from dsgd.records.schema import (
     BriefSummary,
     Damaged,
@@ -38,6 +40,7 @@ T = TypeVar("T")
 
 _MOST_SUMMARY_BYTES = 4_000_000  # some 1,024 workers and as many values of staleness take 0.3 MB
 _MOST_NOTE_CHARACTERS = 2000
+_MOST_TAIL_BYTES = 1 << 20
 
 # libyaml's loader, where it is there, is eight times faster.
 _YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -64,6 +67,28 @@ class Record:
         Raises RecordError at the first line that is not as docs/record.md says, except for a torn last one.
         """
         return _lines(self.path / "updates.jsonl", update_type())
+
+    @property
+    def cut_at(self) -> int | None:
+        """The last whole update of a record that should have all and does not; else None.
+
+        Reads the end of updates.jsonl only; of lines that are longer than that, None.
+        """
+        if self.config.get("record", "all") != "all" or not is_result(self.summary.stopped_by):
+            return None
+        try:
+            with (self.path / "updates.jsonl").open("rb") as file:
+                file.seek(max(0, file.seek(0, io.SEEK_END) - _MOST_TAIL_BYTES))
+                begins_whole, tail = file.tell() == 0, file.read()
+        except OSError:
+            return None  # who needs it says so
+        whole = tail[: tail.rfind(b"\n") + 1]
+        start = whole.rfind(b"\n", 0, -1) + 1
+        if start == 0 and not begins_whole:
+            return None
+        found = re.match(rb'\{"version":(\d+),', whole[start:])
+        last = int(found[1]) if found else 0 if begins_whole and not whole else None
+        return last if last is not None and last < self.summary.updates else None
 
     def update_frame(self) -> pl.DataFrame:
         """Return the recorded updates, one a row: version, t_s, loss, and other numbers that they have."""

@@ -237,17 +237,30 @@ def theory(frames: Frames) -> Table | None:
 
 
 def ended_early(frames: Frames) -> Table | None:
-    """Return the runs that diverged, and how a single record's run was cut off; None if there are none."""
+    """Return the runs that diverged or whose record is cut, and how a single record's run was cut off.
+
+    None if there are none.
+    """
     bad = ("failed", "diverged", "interrupted")
     rows = [
         [run.record.path.name, run.record.summary.stopped_by, run.record.summary.error or "–"]
         for run in frames.records
         if run.record.summary.stopped_by in bad
     ]
+    rows += [
+        [
+            run.record.path.name,
+            run.record.summary.stopped_by,
+            f"updates.jsonl ends at update {last:,} of {run.record.summary.updates:,}: "
+            "figures of single updates show only these",
+        ]
+        for run in frames.records
+        if (last := run.record.cut_at) is not None
+    ]
     if not rows:
         return None
     return Table(
-        title="Runs that did not end as planned",
+        title="Runs that did not end as planned, or whose records are cut",
         note="A run that diverged counts as infinitely bad from then on. Of several runs, those that failed "
         "or were interrupted are left out of all figures and tables.",
         headings=["run", "ended", "reason"],
