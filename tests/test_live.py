@@ -235,6 +235,12 @@ def test_200_slow_clients_keep_nobody_from_the_metrics(cli: CommandLine) -> None
             assert clients.stdout
             for _ in clients.stdout:
                 scrapes.append(scrape(url))
+                until_s = time.monotonic() + 60
+                while len(scrapes) > 1 and scrapes[-1]("dsgd_updates_total") == scrapes[-2](
+                    "dsgd_updates_total"
+                ):
+                    assert time.monotonic() < until_s, "the run stands still while clients are slow"
+                    scrapes[-1] = scrape(url)
                 clients.stdin.write("\n")
                 clients.stdin.flush()
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200_000
@@ -242,8 +248,7 @@ def test_200_slow_clients_keep_nobody_from_the_metrics(cli: CommandLine) -> None
     ran = watched(cli, f"{SIM} --mode asgd --steps 10000000 --dataset none --record none", look)
     updates = [got("dsgd_updates_total") for got in scrapes]
     assert len(updates) == 51
-    assert updates == sorted(updates)
-    assert updates[-1] > updates[0]  # it went on; between which two scrapes is a matter of the scheduler
+    assert updates == sorted(set(updates))  # it went on between any two of them
     assert ran.summary["stopped_by"] == "interrupted"  # by the end of this test, not by its clients
 
 
