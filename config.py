@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from dsgd.cluster.laws import Trace, parse_law
+from dsgd.faults.faults_text import parse_faults
 from dsgd.options import texts
 from dsgd.options.constraints import (
     FINITE,
@@ -198,15 +199,83 @@ class RayConfig(Checked):
     ] = 1.0
     """Share of a GPU that a worker on cuda takes, like 0.25 for four workers on one GPU."""
 
-    max_restarts: Annotated[int, Ge(0), ON_RAY] = 3
-    """How many times a worker that dies is restarted before the run fails."""
-
     start_timeout_s: Annotated[float, FINITE, Gt(0), ON_RAY] = 60.0
     """Seconds to wait until the cluster has the resources for the workers."""
 
     def on(self, engine: str) -> RayConfig:
         """Return these options as far as they have an effect on that engine."""
         return RayConfig(device=self.device) if engine == "sim" else self
+
+
+@dataclass(frozen=True, kw_only=True)
+class FaultConfig(Checked):
+    """What goes wrong, and what is done about it (docs/faults.md)."""
+
+    faults: str = ""
+    """Faults, separated by semicolons, or a YAML file that lists them: KIND:WORKERS@TRIGGER, like
+    kill:2@update=100; pause:1=5@t=3; slow:0=4@t=10+20; cut:1,3@t=5+2; leave:2@step=40; join:2@t=60;
+    node:b@update=50; driver@update=200; spot:mtbf=600,back=60."""
+    fault_list = Parsed("faults", parse_faults)
+
+    on_loss: Literal["replace", "rehost", "drop"] = "replace"
+    """What becomes of a lost process's workers. replace: they wait for a new one. rehost: living processes
+    carry them meanwhile. drop: they leave, and join when it is back. Only drop changes the weights of a
+    synchronous mode."""
+
+    hosts: Annotated[int | None, Ge(1)] = None
+    """Processes that carry the workers. None: one for each."""
+
+    spares: Annotated[int, Ge(0)] = 0
+    """Processes that wait to take over from a lost one at once."""
+
+    nodes: Annotated[int, Ge(1), Le(26)] = 1
+    """Machines, named a, b, …, over which the processes are spread in turn. On Ray on this machine, as many
+    nodes are started on it; on a cluster, its own count."""
+
+    min_workers: Annotated[int, Ge(1), OnlyWith(on_loss="drop")] = 1
+    """With so few members left, workers of a lost process no longer leave but wait."""
+
+    suspect_after: Annotated[float | None, FINITE, Gt(0)] = None
+    """Seconds after which a silent task is given to a second process too; the first answer counts. None:
+    never."""
+
+    max_restarts: Annotated[int, Ge(0)] = 3
+    """How many times a process is started again within --restart-window-s before it is given up, and with it
+    the run if workers depend on it. Each time it takes longer, up to 30 s."""
+
+    restart_window_s: Annotated[float, FINITE, Gt(0)] = 600.0
+    """Seconds for which a lost process counts."""
+
+    restart_s: Annotated[float, FINITE, Ge(0), SIMULATED] = 0.0
+    """Seconds that a new process takes to start (sim only)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Checked):
+    """From what a run can go on if its driver is lost (docs/checkpoints.md)."""
+
+    checkpoint_every: str | None = None
+    """Engine seconds between two checkpoints, or auto: Young's and Daly's interval, from the measured cost
+    and --mtbf. By tier, like memory=1,disk=30,peer=60,s3=300. None: no checkpoints."""
+    checkpoint_tiers = Parsed("checkpoint_every", texts.checkpoint_tiers)
+
+    keep: str = "3"
+    """How many checkpoints are kept; by tier, like disk=3,s3=10."""
+    kept_by_tier = Parsed("keep", texts.kept_by_tier)
+
+    mtbf: Annotated[float | None, FINITE, Gt(0)] = None
+    """Mean engine seconds between two losses of the driver, for --checkpoint-every auto."""
+
+    checkpoint_cost_s: Annotated[float, FINITE, Ge(0), SIMULATED] = 0.0
+    """Engine seconds for which the server stands still at a checkpoint (sim only; on Ray it does not)."""
+
+    on_divergence: Annotated[Literal["stop", "rollback"], LEARNED] = "stop"
+    """What follows a loss that is not finite. rollback: the run goes back to the last checkpoint in memory,
+    and on with half the step size."""
+
+    init_from: str | None = None
+    """Record whose weights the run starts from, like runs/NAME, or runs/NAME@VERSION for a checkpoint's.
+    None: the seed's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,6 +417,8 @@ class TrainConfig(Checked):
     timing: TimingConfig = field(default_factory=TimingConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    fault: FaultConfig = field(default_factory=FaultConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     live: LiveConfig = field(default_factory=LiveConfig)
 

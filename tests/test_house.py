@@ -20,8 +20,9 @@ FIRST_FOUR = ("train_ssgd", "train_asgd", "train_ssp", "train_localsgd")
 # Rooms from the ground up; a room may import those below it.
 FLOORS = [
     {"work"},
+    {"faults"},
     {"cluster"},
-    {"strategies"},
+    {"strategies", "checkpoints"},
     {"execution"},
     {"report", "live"},
     {"labs", "experiments", "authoring"},

@@ -114,7 +114,7 @@ WRONG = [
     ("--curvatures 2", ["--curvatures 2", "no effect", "--dataset xor", "only with --dataset quadratic"]),
     ("--dataset digits --optima 2", ["--optima 2", "no effect", "--dataset digits"]),
     ("--grad-noise 1", ["--grad-noise 1", "no effect"]),
-    ("--max-restarts 5", ["--max-restarts 5", "no effect", "--engine sim", "--engine ray or both"]),
+    ("--engine ray --restart-s 5", ["--restart-s 5.0", "no effect", "--engine ray", "--engine sim"]),
     ("--start-timeout-s 5", ["--start-timeout-s 5", "no effect", "--engine sim"]),
     ("--gpus-per-worker .5", ["--gpus-per-worker 0.5", "no effect", "--engine sim"]),
     (

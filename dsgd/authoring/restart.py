@@ -97,7 +97,7 @@ def _followed(
         for update, spent in _within(cfg, subject.strategy.train(cluster, w, cfg)):
             seen.append(update)
             try:
-                pickled = pickle.dumps((cluster, update.weights))
+                pickled = pickle.dumps((cluster.state(), update.weights))
             except (pickle.PicklingError, AttributeError, TypeError) as error:
                 said = f"{differences.named(update)}: what is kept cannot be pickled ({error})"
                 raise Broken(said, options) from None
@@ -114,9 +114,11 @@ def _same_from(subject: Subject, options: Options, seen: list[Update], cuts: lis
     cuts = [cut for cut in cuts if cut.spent < cfg.budget]
     half = _MOST_CUTS // 2
     for cut in cuts if len(cuts) <= _MOST_CUTS else cuts[:half] + cuts[half :: len(cuts) // half]:
-        cluster, w = pickle.loads(cut.pickled)
+        state, w = pickle.loads(cut.pickled)
         try:
             with subject.may_break(options):
+                _, cluster, _ = _begun(subject, options)
+                cluster.restore(state)
                 again = [
                     update for update, _ in _within(cfg, subject.strategy.train(cluster, w, cfg), cut.spent)
                 ]

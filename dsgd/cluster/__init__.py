@@ -15,6 +15,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from typing import NamedTuple, Protocol
 
 from dsgd.cluster.clocks import Clocks
+from dsgd.cluster.state import ClusterState
+from dsgd.faults.seen import FaultSeen
 from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Vector, Weights
@@ -165,9 +167,33 @@ class Telemetry(Protocol):
     def pids(self) -> Sequence[int]:
         """The workers' processes at the start barrier; empty in the simulator."""
 
+    @property
+    def faults_seen(self) -> Sequence[FaultSeen]:
+        """The faults that are over, in the order in which they ended; it only grows."""
+
+    def reached(self, version: int) -> None:
+        """Learn that the run has recorded this version of the weights: faults may be due with it."""
+
+    def state(self) -> ClusterState:
+        """Return the cluster as it is, between two updates."""
+
+    def restore(self, state: ClusterState) -> None:
+        """Go back, or on, to a state, also one of another cluster of the same run; tasks in flight are
+        handed out again.
+        """
+
 
 class Engine(Cluster, Telemetry, Protocol):
     """Both views of a running cluster."""
+
+
+class DriverLost(Exception):
+    """A fault has ended the driver: the run goes on from its last checkpoint."""
+
+    def __init__(self, lasts_s: float) -> None:
+        super().__init__("the driver was ended by --faults")
+        self.lasts_s = lasts_s
+        """Engine seconds until it is back."""
 
 
 class TimeUp(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 
 class Clocks:
@@ -80,3 +80,19 @@ class Clocks:
             del self._members_at[clock]
         if self._members_at and clock in (self.slowest, self.fastest):
             self.slowest, self.fastest = min(self._members_at), max(self._members_at)
+
+    def by_member(self) -> dict[int, int]:
+        """Return each member's clock."""
+        return dict(self._clock)
+
+    @classmethod
+    def at(cls, by_member: Mapping[int, int], slowest: int, fastest: int) -> Clocks:
+        """Return clocks that stand at these values; slowest and fastest count where there is no member."""
+        clocks = cls()
+        for member, clock in by_member.items():
+            clocks._clock[member] = clock
+            clocks._members_at[clock] = clocks._members_at.get(clock, 0) + 1
+        clocks.slowest, clocks.fastest = slowest, fastest
+        clocks._lagging = [(clock, member) for member, clock in sorted(by_member.items())]
+        heapq.heapify(clocks._lagging)
+        return clocks

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from dsgd.cluster.clocks import Clocks
+from dsgd.cluster.state import ClusterState, InFlight
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Weights
 
@@ -102,6 +103,11 @@ class Idle:
         """Put a member that has just joined behind all others."""
         self._wait(worker)
 
+    @property
+    def order(self) -> tuple[int | None, Sequence[int]]:
+        """The member that finished last, if it is idle, and the others, the longest waiting first."""
+        return self._latest, list(self._since)
+
     def remove(self, worker: int) -> None:
         """Take a member out: it has a task, or has left."""
         if worker == self._latest:
@@ -140,6 +146,8 @@ class Ledger(Generic[F]):
         """Mini-batches handed out, those lost or cancelled excepted."""
         self.lost = 0
         """Mini-batches that were handed out to members that left before they finished."""
+        self.came_in = 0
+        """Tasks that have come in."""
         self.cancelled, self.cancelled_s = [0] * num_workers, [0.0] * num_workers
         """By worker: mini-batches whose task was cancelled, and the seconds it had computed for them."""
         self.states: dict[int, Any] = {}
@@ -156,6 +164,7 @@ class Ledger(Generic[F]):
         """Enter that the task of `worker` has come in, and return it."""
         flight = self.flights.pop(worker)
         batches = flight.task.batches
+        self.came_in += 1
         self.steps[worker] += batches
         self.came_in_s[worker] = self.came_in_s[worker][1], now_s
         self.clocks.tick(worker, batches)
@@ -204,3 +213,45 @@ class Ledger(Generic[F]):
         self.workers = tuple(other for other in self.workers if other != worker)
         self.clocks.leave(worker)
         return flight
+
+    def state(self, now_s: float) -> ClusterState:
+        """Return all of it, between two updates; engines add what is theirs.
+
+        The workers' states are in the engine's form.
+        """
+        latest, waiting = self.idle.order
+        return ClusterState(
+            now_s=now_s,
+            workers=tuple(self.workers),
+            clocks=self.clocks.by_member(),
+            slowest=self.clocks.slowest,
+            fastest=self.clocks.fastest,
+            latest=latest,
+            waiting=waiting,
+            flights=[InFlight(w, f.task, f.w, f.started_s) for w, f in self.flights.items()],
+            steps=list(self.steps),
+            came_in_s=list(self.came_in_s),
+            given=self.given,
+            lost=self.lost,
+            cancelled=list(self.cancelled),
+            cancelled_s=list(self.cancelled_s),
+            came_in=self.came_in,
+            states=dict(self.states),
+        )
+
+    @classmethod
+    def restored(cls, state: ClusterState, flights: Mapping[int, F]) -> Ledger[F]:
+        """Return the books as they were; flights: the engine's form of those in `state`, in that order."""
+        ledger = cls(len(state.steps))
+        ledger.workers = tuple(state.workers)
+        ledger.clocks = Clocks.at(state.clocks, state.slowest, state.fastest)
+        ledger.idle = Idle(ledger.clocks, state.waiting)
+        if state.latest is not None:
+            ledger.idle.add(state.latest)
+        ledger.flights.update(flights)
+        ledger.steps = list(state.steps)
+        ledger.came_in_s = [(first, last) for first, last in state.came_in_s]
+        ledger.given, ledger.lost, ledger.came_in = state.given, state.lost, state.came_in
+        ledger.cancelled, ledger.cancelled_s = list(state.cancelled), list(state.cancelled_s)
+        ledger.states = dict(state.states)
+        return ledger

@@ -19,6 +19,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -39,9 +40,11 @@ from dsgd.cluster.capacity import shortage
 from dsgd.cluster.clocks import Clocks
 from dsgd.cluster.ledger import Idle, Ledger
 from dsgd.cluster.processes import awaited, own_processes
+from dsgd.cluster.state import ClusterState
 from dsgd.cluster.timing import ComputeTimes, sleep_heterogeneity
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
+from dsgd.faults.seen import FaultSeen
 from dsgd.work import rules
 from dsgd.work.model import Objective
 from dsgd.work.rules import Rule
@@ -163,6 +166,7 @@ class RayCluster:
         num_workers = len(workload.shards)
         self._ledger = Ledger[_Flight](num_workers)
         self.restarts = [0] * num_workers
+        self.faults_seen: list[FaultSeen] = []
         self._cfg, self._objective = cfg, workload.objective
         self._deadline_s = cfg.stop.max_seconds
         self._times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
@@ -239,6 +243,10 @@ class RayCluster:
     def start(self, worker: int, task: Task, w: Weights) -> None:
         if self._began_s is None:
             self._began_s = time.perf_counter()
+        self._ledger.start(worker, self._flight(task, w, self._ledger.steps[worker], self.now_s))
+        self._send(worker)
+
+    def _flight(self, task: Task, w: Weights, step: int, started_s: float) -> _Flight:
         pickled = self._pickled.get(task)
         if pickled is None:
             pickled = self._pickled[task] = ray.cloudpickle.dumps(task)  # type: ignore[no-untyped-call]
@@ -246,10 +254,9 @@ class RayCluster:
             self._sent = (w.vector, *self._packed(w.vector))
         _, small, large = self._sent
         self._tickets += 1
-        header = _REQUEST.pack(self._tickets, self._ledger.steps[worker], len(pickled))
+        header = _REQUEST.pack(self._tickets, step, len(pickled))
         request = b"".join((header, pickled, small))
-        self._ledger.start(worker, _Flight(self._tickets, task, w, self.now_s, request, large))
-        self._send(worker)
+        return _Flight(self._tickets, task, w, started_s, request, large)
 
     def cancel(self, worker: int) -> None:
         flight = self._ledger.flights[worker]
@@ -272,6 +279,31 @@ class RayCluster:
                 done = self._take(ready[0])
                 if done:
                     return done
+
+    def reached(self, version: int) -> None:
+        pass
+
+    def state(self) -> ClusterState:
+        """Return the cluster between two updates; the workers' states are fetched from their machines."""
+        states: dict[int, Vector] = {w: ray.get(ref) for w, ref in self._ledger.states.items()}
+        return replace(self._ledger.state(self.now_s), states=states, restarts=list(self.restarts))
+
+    def restore(self, state: ClusterState) -> None:
+        """Go back, or on, to a state; its tasks in flight are sent again, with the same steps and weights."""
+        for worker in self._refs.values():
+            self._actors[worker].stop.remote(self._ledger.flights[worker].ticket)
+        self._refs.clear()
+        self._next_states.clear()
+        self._began_s = time.perf_counter() - state.now_s
+        self.restarts = list(state.restarts)
+        refs: dict[int, Any] = {worker: ray.put(vector) for worker, vector in state.states.items()}
+        flights = {
+            f.worker: self._flight(f.task, f.origin, state.steps[f.worker], f.started_s)
+            for f in state.flights
+        }
+        self._ledger = Ledger.restored(replace(state, states=refs), flights)
+        for worker in flights:
+            self._send(worker)
 
     def close(self) -> None:
         """Stop the workers, and the cluster if this run started it."""
@@ -425,7 +457,7 @@ class RayCluster:
     def _restart(self, worker: int) -> None:
         """Start a lost worker again, later each time, and send it its task again."""
         self.restarts[worker] += 1
-        count, most = self.restarts[worker], self._cfg.ray.max_restarts
+        count, most = self.restarts[worker], self._cfg.fault.max_restarts
         if count > most:
             raise ClusterError(
                 f"worker {worker} died {count} times, more than --max-restarts {most}; "

@@ -14,14 +14,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 from dsgd.cluster import ClusterError, Done, TimeUp
 from dsgd.cluster.ledger import Ledger
 from dsgd.cluster.star import Network, Star
+from dsgd.cluster.state import ClusterState
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.cluster.values import LazyValues
 from dsgd.data import Workload
+from dsgd.faults.seen import FaultSeen
 from dsgd.work import rules
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Weights
@@ -69,6 +72,7 @@ class SimCluster:
         self.device = device
         self.pids: Sequence[int] = ()
         self.restarts = [0] * len(workload.shards)
+        self.faults_seen: list[FaultSeen] = []
         self._ledger = ledger = Ledger[_Flight](len(workload.shards))
         # The same objects as long as the cluster lives; plain attributes, because every task reads them.
         self.idle, self.clocks, self.in_flight = ledger.idle, ledger.clocks, ledger.in_flight
@@ -110,6 +114,9 @@ class SimCluster:
         return self._ledger.came_in_s[worker]
 
     combine = staticmethod(rules.combine)
+
+    def reached(self, version: int) -> None:
+        pass
 
     def schedule(self, at_s: float, what: Literal["join", "leave"], worker: int) -> None:
         """Have `worker` join or leave at a virtual time; a change that is impossible then is ignored.
@@ -171,6 +178,43 @@ class SimCluster:
         return Done(
             worker, step, task.batches, version, loss, value, started_s, finished_s, compute_s, sent, sent, w
         )
+
+    def state(self) -> ClusterState:
+        """Return the cluster between two updates: `restore` goes on from there, bit for bit."""
+        flights = self._ledger.flights
+        return replace(
+            self._ledger.state(self.now_s),
+            states=self._values.states() if self._values else {},
+            restarts=list(self.restarts),
+            engine={
+                "serial": self._serial,
+                "flights": [[f.serial, f.arrived_s, f.compute_s] for f in flights.values()],
+                "events": [[at_s, serial, *change] for at_s, serial, change in self._events],
+                "star": self._star.state(),
+            },
+        )
+
+    def restore(self, state: ClusterState) -> None:
+        """Go back, or on, to a state, also one of another cluster of the same run."""
+        flights = {
+            f.worker: _Flight(serial, f.task, f.origin, f.started_s, arrived_s, compute_s)
+            for f, (serial, arrived_s, compute_s) in zip(state.flights, state.engine["flights"], strict=True)
+        }
+        self._ledger = ledger = Ledger.restored(state, flights)
+        self.idle, self.clocks, self.in_flight = ledger.idle, ledger.clocks, ledger.in_flight
+        self.now_s, self.restarts = state.now_s, list(state.restarts)
+        self._serial = state.engine["serial"]
+        self._star.restore(state.engine["star"])
+        self._events = [
+            (at_s, serial, MembershipChange(what, worker))
+            for at_s, serial, what, worker in state.engine["events"]
+        ]
+        self._computing = [(f.arrived_s + f.compute_s, f.serial, w) for w, f in flights.items()]
+        heapq.heapify(self._computing)
+        if self._values:
+            self._values.restart(state.states)
+            for worker, flight in flights.items():
+                self._values.add(worker, flight.task, ledger.steps[worker], flight.w.vector)
 
     def _changes(self) -> bool:
         """Let the events happen that come before the next result; return after the first that

@@ -9,6 +9,7 @@ waits; the simulator calls it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dsgd.cluster.timing import ComputeTimes
@@ -71,3 +72,12 @@ class Star:
         if network.service is None:
             return in_s, in_s
         return in_s, max(in_s, self._server_free_s) + network.service.seconds(0, self._served)
+
+    def state(self) -> Sequence[float]:
+        """Return when the links and the server are next idle, and how many results were served."""
+        return [self._out_free_s, self._in_free_s, self._server_free_s, self._served]
+
+    def restore(self, state: Sequence[float]) -> None:
+        """Go back to what `state` returned."""
+        self._out_free_s, self._in_free_s, self._server_free_s, served = state
+        self._served = int(served)

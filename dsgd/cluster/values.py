@@ -7,7 +7,7 @@ everything in flight is computed in one batch.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -99,3 +99,15 @@ class LazyValues:
         rows = 1 if alone else len(workers)
         states = state.unbind() if task.state_rows else [None] * rows
         return losses.tolist()[:rows], array[:rows], states[:rows]
+
+    def states(self) -> dict[int, Vector]:
+        """Return what each worker's last finished task hands on, shape (rows, D)."""
+        return {worker: state.cpu().numpy() for worker, state in self._states.items()}
+
+    def restart(self, states: Mapping[int, Vector]) -> None:
+        """Forget all tasks, and give the workers these states."""
+        import torch
+
+        self._waiting.clear()
+        self._computed.clear()
+        self._states = {w: torch.tensor(state, device=self._device) for w, state in states.items()}

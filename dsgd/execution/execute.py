@@ -25,6 +25,7 @@ from dsgd.cluster.open import open_cluster, require_room
 from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
 from dsgd.execution.evaluation import Evaluated, Evaluator
+from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import Tally, finite
 from dsgd.records.files import WriteError
 from dsgd.records.outcomes import StoppedBy, one_line
@@ -60,6 +61,9 @@ class Watcher:
 
     def evaluated(self, evaluated: Evaluated) -> None:
         """See an evaluation: on Ray, perhaps some updates after the version that it is of."""
+
+    def fault(self, fault: FaultSeen) -> None:
+        """See a fault that is over, or in which the run ends."""
 
     def ended(self) -> None:
         """See that no update and no evaluation will follow, however the run ended."""
@@ -177,6 +181,7 @@ class _Following:
         self._evaluator = Evaluator(workload, background=cfg.engine == "ray") if evaluate else None
         self._evaluations: list[Evaluated] = []
         self._evaluated_version = -1
+        self._faults_noted = 0
 
     def to_the_end(self, updates: Iterator[Update], started: float) -> Ended:
         """Take updates until the run is over, and complete its record."""
@@ -190,7 +195,7 @@ class _Following:
             self._stopped_by = "interrupted"
         except Exception as error:
             self._fail(error)
-        for complete in (self._evaluate_the_last, self._end_watchers, self._close_streams):
+        for complete in (self._note_faults, self._evaluate_the_last, self._end_watchers, self._close_streams):
             try:
                 complete()
             except Exception as error:  # the summary is written nevertheless
@@ -228,6 +233,10 @@ class _Following:
             tally.add(update)
             for see in seen:
                 see(update)
+            if cfg.fault.faults:
+                self._cluster.reached(update.weights.version)
+            if len(self._cluster.faults_seen) > self._faults_noted:
+                self._note_faults()
             if tally.last_loss is not None and not math.isfinite(tally.last_loss):
                 return self._diverged(update)
             if tally.gradients >= evaluate_at:
@@ -238,6 +247,12 @@ class _Following:
             if tally.gradients >= budget:
                 return "budget"
         return "budget"  # the strategy spent it and ended by itself
+
+    def _note_faults(self) -> None:
+        for fault in self._cluster.faults_seen[self._faults_noted :]:
+            self._faults_noted += 1
+            for watcher in self._watchers:
+                watcher.fault(fault)
 
     def _fail(self, error: Exception) -> None:
         """Note why the run failed; of several errors the first is the cause."""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from dsgd.cluster.laws import Law, parse_law
 from dsgd.records.s3 import is_s3, local_folder
@@ -132,3 +132,59 @@ def folder(text: str) -> Path:
     if not text.strip():
         raise ValueError("must name a folder, like runs")
     return local_folder(text) if is_s3(text) else Path(text)
+
+
+Tier = Literal["memory", "disk", "peer", "s3"]
+
+
+def checkpoint_tiers(text: str | None) -> Mapping[Tier, float | None]:
+    """Return the seconds between two checkpoints by tier, None for `auto`.
+
+    >>> checkpoint_tiers("30"), checkpoint_tiers("auto"), checkpoint_tiers("memory=1,s3=auto")
+    ({'disk': 30.0}, {'disk': None}, {'memory': 1.0, 's3': None})
+    """
+    return {tier: _interval(value) for tier, value in _by_tier(text or "").items()}
+
+
+def kept_by_tier(text: str) -> Mapping[Tier, int]:
+    """Return how many checkpoints each tier keeps; a lone number is for all.
+
+    >>> kept_by_tier("disk=3,s3=10")
+    {'disk': 3, 's3': 10}
+    """
+    rule = "must be whole numbers of at least 1, like 3 or disk=3,s3=10"
+    if text.isdigit():
+        text = ",".join(f"{tier}={text}" for tier in get_args(Tier))
+    try:
+        kept = {tier: int(value) for tier, value in _by_tier(text).items()}
+    except ValueError as error:
+        raise ValueError(rule if "invalid literal" in str(error) else str(error)) from None
+    if not kept or min(kept.values()) < 1:
+        raise ValueError(rule)
+    return kept
+
+
+def _by_tier(text: str) -> dict[Tier, str]:
+    found: dict[Tier, str] = {}
+    for part in filter(None, text.split(",")):
+        tier, equals, value = part.partition("=")
+        if not equals:
+            tier, value = "disk", tier
+        if tier not in get_args(Tier):
+            raise ValueError(f"there is no tier '{tier}'; choose among {', '.join(get_args(Tier))}")
+        if tier in found:
+            raise ValueError(f"names the tier {tier} twice; give it once")
+        found[tier] = value  # type: ignore[index]
+    return found
+
+
+def _interval(value: str) -> float | None:
+    if value == "auto":
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"must be seconds above 0, or auto, like 30 or memory=1,disk=auto, not '{value}'")
+    return seconds

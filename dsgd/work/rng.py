@@ -28,6 +28,8 @@ class Purpose(enum.IntEnum):
     LABEL_NOISE = 6
     PARTITION = 7
     INITIAL_WEIGHTS = 8
+    FAULT = 9
+    BACKOFF = 10
 
 
 def generator(seed: int, purpose: Purpose, worker: int = 0, index: int = 0) -> Generator:

@@ -1,0 +1,83 @@
+"""What a fault is: a kind, whom it hits, what triggers it, how large it is and how long it lasts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal[
+    "kill", "pause", "slow", "cut", "node", "leave", "join", "driver", "torn", "rot", "full", "slow-disk"
+]
+"""kill: the process that carries the worker ends. pause: it stands still. slow: it computes slower. cut: no
+message passes between it and the server. node: all processes of a node end. leave: the member finishes its
+task and goes. join: it comes (back). driver: the process that trains ends. torn, rot, full, slow-disk:
+the next checkpoint is cut short or altered, the disk is full, or each checkpoint takes longer.
+"""
+
+PROCESS: tuple[Kind, ...] = ("kill", "pause", "slow", "cut", "node")
+MEMBERSHIP: tuple[Kind, ...] = ("leave", "join")
+STORE: tuple[Kind, ...] = ("torn", "rot", "full", "slow-disk")
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """What makes a fault happen: `t` engine seconds, version `update` of the weights, or the start of the
+    worker's task that contains its mini-batch number `step`.
+    """
+
+    of: Literal["t", "update", "step"]
+    at: float
+
+    def __str__(self) -> str:
+        return f"{self.of}={self.at:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One fault that was asked for.
+
+    >>> str(Fault(kind="slow", workers=(0,), trigger=Trigger("t", 10), size=4.0, lasts_s=20))
+    'slow:0=4@t=10+20'
+    """
+
+    kind: Kind
+    trigger: Trigger
+    workers: tuple[int, ...] = ()
+    """Of process and membership faults; empty for a node, which has `node`."""
+    node: str = ""
+    """A letter: nodes are named a, b, c, …"""
+    size: float = 0.0
+    """pause: seconds. slow: the factor on the compute time. slow-disk: seconds that each checkpoint
+    takes longer.
+    """
+    from_size: float | None = None
+    """slow: where the factor begins if it grows, evenly, while the fault lasts; `size` then stays."""
+    lasts_s: float | None = None
+    """slow, cut, full, slow-disk: engine seconds until it is over; None: it stays. kill, node, driver:
+    seconds until a new process can be started; None: 0.
+    """
+
+    def __str__(self) -> str:
+        who = ",".join(map(str, self.workers)) or self.node
+        start = "" if self.from_size is None else f"{self.from_size:g}~"
+        size = f"={start}{self.size:g}" if self.size else ""
+        lasts = "" if self.lasts_s is None else f"+{self.lasts_s:g}"
+        return f"{self.kind}{':' * bool(who)}{who}{size}@{self.trigger}{lasts}"
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Hosts that are taken away at random and come back: a Poisson process for each.
+
+    mtbf_s: mean seconds from a host's (re)appearance to its loss. back_s: seconds until a new one
+    can be started.
+    """
+
+    mtbf_s: float
+    back_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"spot:mtbf={self.mtbf_s:g},back={self.back_s:g}"
+
+
+Faults = tuple[Fault | Spot, ...]

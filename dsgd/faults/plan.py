@@ -1,0 +1,108 @@
+"""Which faults are due: by time, by update, or by a worker's step. Pure data, without a clock."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dsgd.faults.fault import Fault, Faults, Spot, Trigger
+from dsgd.work.rng import Purpose, at
+
+
+class Plan:
+    """The faults of a run, in the order in which they come due; each is given out once.
+
+    hosts: processes, whose losses `spot` draws: host h is the one that carries worker h at the start.
+    """
+
+    def __init__(self, faults: Faults, *, seed: int, hosts: int) -> None:
+        self._seed = seed
+        self._asked = [fault for fault in faults if isinstance(fault, Fault)]
+        self._spots = [fault for fault in faults if isinstance(fault, Spot)]
+        self._given: set[int] = set()
+        # (when, serial, index of the fault asked for or None, spot, host, how many losses before)
+        self._timed: list[tuple[float, int, int | None, int, int, int]] = []
+        self._by_update: dict[int, list[int]] = {}
+        self._by_step: dict[int, list[tuple[int, int]]] = {}
+        for index, fault in enumerate(self._asked):
+            match fault.trigger:
+                case Trigger("t", at_s):
+                    self._timed.append((at_s, index, index, -1, -1, 0))
+                case Trigger("update", version):
+                    self._by_update.setdefault(int(version), []).append(index)
+                case Trigger("step", step):
+                    for worker in fault.workers:
+                        self._by_step.setdefault(worker, []).append((int(step), index))
+        for which in range(len(self._spots)):
+            for host in range(hosts):
+                self._timed.append(self._next_loss(which, host, 0.0, 0))
+        heapq.heapify(self._timed)
+
+    @property
+    def next_s(self) -> float:
+        """When the next timed fault is due, in engine seconds; inf without any."""
+        return self._timed[0][0] if self._timed else math.inf
+
+    def pop_timed(self) -> tuple[float, Fault]:
+        """Return the next timed fault, and when (engine s) it is due."""
+        at_s, _, index, which, host, count = heapq.heappop(self._timed)
+        if index is not None:
+            self._given.add(index)
+            return at_s, self._asked[index]
+        spot = self._spots[which]
+        heapq.heappush(self._timed, self._next_loss(which, host, at_s + spot.back_s, count + 1))
+        return at_s, Fault(kind="kill", workers=(host,), trigger=Trigger("t", at_s), lasts_s=spot.back_s)
+
+    def at_update(self, version: int) -> Sequence[Fault]:
+        """Return the faults that this version of the weights triggers."""
+        return self._take(self._by_update.get(version, ()))
+
+    def at_step(self, worker: int, step: int, batches: int) -> Sequence[Fault]:
+        """Return the faults that `worker` triggers by starting mini-batches [step, step + batches)."""
+        if worker not in self._by_step:
+            return ()
+        due = [index for k, index in self._by_step[worker] if step <= k < step + batches]
+        return [Fault(**{**vars(fault), "workers": (worker,)}) for fault in self._take(due, worker)]
+
+    def _take(self, due: Sequence[int], worker: int = -1) -> list[Fault]:
+        found = []
+        for index in due:
+            key = index if worker < 0 else ~(worker * len(self._asked) + index)
+            if key not in self._given:
+                self._given.add(key)
+                found.append(self._asked[index])
+        return found
+
+    def _next_loss(
+        self, which: int, host: int, since_s: float, count: int
+    ) -> tuple[float, int, int | None, int, int, int]:
+        gap_s = at(self._seed, Purpose.FAULT, host, which << 32 | count).exponential(
+            self._spots[which].mtbf_s
+        )
+        return since_s + float(gap_s), len(self._asked) + host, None, which, host, count
+
+    def position(self) -> Mapping[str, Any]:
+        """Return, as JSON values, which faults have been given out."""
+        return {
+            "given": sorted(self._given),
+            "losses": [
+                [which, host, count, t_s] for t_s, _, i, which, host, count in self._timed if i is None
+            ],
+        }
+
+    def go_to(self, position: Mapping[str, Any]) -> None:
+        """Go on from a position: what was given out then is not given again."""
+        self._given = set(position["given"])
+        asked = [
+            (f.trigger.at, i, i, -1, -1, 0)
+            for i, f in enumerate(self._asked)
+            if f.trigger.of == "t" and i not in self._given
+        ]
+        drawn = [
+            (t_s, len(self._asked) + host, None, which, host, count)
+            for which, host, count, t_s in position["losses"]
+        ]
+        self._timed = [*asked, *drawn]
+        heapq.heapify(self._timed)

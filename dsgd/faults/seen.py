@@ -1,0 +1,32 @@
+"""What is recorded of a fault, whether it was asked for or happened by itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class FaultSeen(NamedTuple):
+    """A fault that is over, or that the run ended in; a line of faults.jsonl."""
+
+    t_s: float
+    """When it began, on the engine's clock."""
+    kind: str
+    """As in dsgd/faults/fault.py; a process that died by itself is a `kill`."""
+    workers: tuple[int, ...]
+    """Whom it hit."""
+    asked: bool
+    """Whether `--faults` asked for it."""
+    update: int
+    """The version of the weights when it began."""
+    came_in: int
+    """Tasks that had come in when it began: its place in the order of events, for replays."""
+    text: str
+    """What was done about it, in words: `worker 2 moved to host 3`."""
+    detected_s: float | None = None
+    """Seconds from its beginning until the driver knew."""
+    recovered_s: float | None = None
+    """Seconds from its beginning until all workers concerned computed again or had left; None: never."""
+    repeated: int = 0
+    """Mini-batches that were computed again, or partly."""
+    wasted: int = 0
+    """Mini-batches whose result was not used: a second copy came first, or the member left."""
