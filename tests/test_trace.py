@@ -289,7 +289,8 @@ def test_a_trace_without_room_fails_the_run_and_spares_the_rest(tmp_path: Path) 
     assert len(err.strip().splitlines()) == 1
     assert "cannot be written (File too large); raise the limit on a file's size (ulimit -f)" in err
     assert {path.name for path in (tmp_path / "r").iterdir()} == {
-        "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "weights.npy", "summary.json"
+        "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "faults.jsonl", "weights.npy",
+        "summary.json",
     }  # fmt: skip
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["stopped_by"] == "failed"
