@@ -251,6 +251,9 @@ class _Following:
     def _note_faults(self) -> None:
         for fault in self._cluster.faults_seen[self._faults_noted :]:
             self._faults_noted += 1
+            self._tally.fault(fault)
+            if self._record:
+                self._record.fault(fault)
             for watcher in self._watchers:
                 watcher.fault(fault)
 
