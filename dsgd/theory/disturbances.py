@@ -80,7 +80,7 @@ def spot_losses(cfg: TrainConfig) -> tuple[float, float]:
 
 
 def shared_hosts(cfg: TrainConfig) -> int:
-    """Return how many hosts carry the workers, fewer than these; raise NoClosedForm for other disturbances."""
+    """Return how many hosts carry the workers, fewer than these; raise NoClosedForm for other faults."""
     fault = cfg.fault
     if fault.hosts is None or fault.hosts >= cfg.num_workers:
         raise NoClosedForm("the formula is for hosts that carry several workers")
