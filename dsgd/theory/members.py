@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from dsgd.config import FaultConfig, TrainConfig
-from dsgd.faults.fault import MEMBERSHIP, Fault
+from dsgd.faults.fault import MEMBERSHIP
+from dsgd.faults.membership import outside_at_first
 from dsgd.faults.seen import FaultSeen
 from dsgd.theory.assumptions import NoClosedForm
 
@@ -20,16 +21,6 @@ class Stretch(NamedTuple):
     members: int
 
 
-def begin_outside(cfg: TrainConfig) -> set[int]:
-    """Return the workers that are no members at the start: the first that they are asked for is a join."""
-    first: dict[int, str] = {}
-    for fault in cfg.fault.fault_list:
-        if isinstance(fault, Fault) and fault.kind in MEMBERSHIP:
-            for worker in fault.workers:
-                first.setdefault(worker, fault.kind)
-    return {worker for worker, kind in first.items() if kind == "join"}
-
-
 def stretches(cfg: TrainConfig, faults: Sequence[FaultSeen]) -> list[Stretch]:
     """Return the stretches of a run, in order, from the leaves and joins that it saw.
 
@@ -38,7 +29,7 @@ def stretches(cfg: TrainConfig, faults: Sequence[FaultSeen]) -> list[Stretch]:
     >>> stretches(TrainConfig(mode="asgd", num_workers=4), seen)
     [Stretch(after=0, members=4), Stretch(after=20, members=3), Stretch(after=40, members=4)]
     """
-    present = set(range(cfg.num_workers)) - begin_outside(cfg)
+    present = set(range(cfg.num_workers)) - outside_at_first(cfg.fault.fault_list)
     found = [Stretch(0, len(present))]
     for fault in sorted((f for f in faults if f.kind in MEMBERSHIP), key=lambda f: (f.t_s, f.update)):
         present = present - {*fault.workers} if fault.kind == "leave" else present | {*fault.workers}
