@@ -154,7 +154,7 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def over_s(self) -> float | None:
-        """When (engine s) it was over; None: not before the end. Only what hits processes or the disk lasts."""
+        """When (engine s) it was over, for most at once; None: it was not when the run ended."""
         if self.recovered_s is None:
             return None if self.kind in LASTING else self.t_s
         return self.t_s + self.recovered_s
