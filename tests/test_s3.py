@@ -21,7 +21,8 @@ import pytest
 from conftest import ROOT
 from moto.server import ThreadedMotoServer
 
-from dsgd.records.s3 import Destination, TakenError, fetch
+from dsgd.records.s3 import Destination, fetch
+from dsgd.records.s3_access import TakenError
 from main import main
 
 SIM = "--engine sim --compute-time exponential:1"
@@ -86,6 +87,11 @@ class StandIn:
                 stand_in.asked.append(self.path)
                 self.send_response(stand_in.answer(self.path, stand_in.asked.count(self.path)))
                 self.send_header("Content-Length", "0")
+                self.send_header("ETag", '"1"')
+                self.end_headers()
+
+            def do_DELETE(self) -> None:  # the lease: all is well
+                self.send_response(204)
                 self.end_headers()
 
             def do_GET(self) -> None:  # what is there? nothing
@@ -203,7 +209,7 @@ def test_of_two_runs_at_once_one_has_the_name_and_sigterm_uploads_it(aws: Any, t
     updates = tmp_path / "one/runs/s3/lab/runs/may/a/updates.jsonl"
     try:
         wait_for(lambda: updates.exists() and updates.stat().st_size > 100_000)
-        assert list(stored(aws)) == ["runs/may/a/config.yaml"]
+        assert set(stored(aws)) == {"runs/may/a/config.yaml", "runs/may/a/lease"}
         two = start(tmp_path / "two", *options)
         _, err = two.communicate(timeout=60)
         assert two.returncode == 2
@@ -306,7 +312,8 @@ def test_a_failed_upload_leaves_the_record_and_says_where(
     assert len(err.splitlines()) == 1
     assert "S3 fails" in err
     assert "is in runs/s3/lab/runs/may/a and" in err
-    assert Counter(stand_in.asked) == {"/lab/runs/may/a/config.yaml": 2, "/lab/runs/may/a/evals.jsonl": 3}
+    asked = {"config.yaml": 2, "lease": 1, "evals.jsonl": 3}
+    assert Counter(stand_in.asked) == {f"/lab/runs/may/a/{file}": n for file, n in asked.items()}
     assert json.loads(local("a")["runs/may/a/summary.json"])["stopped_by"] == "budget"
 
 
