@@ -257,6 +257,9 @@ class _Following:
     def _note_faults(self) -> None:
         for fault in self._cluster.faults_seen[self._faults_noted :]:
             self._faults_noted += 1
+            self._tally.fault(fault)
+            if self._record:
+                self._record.fault(fault)
             for watcher in self._watchers:
                 watcher.fault(fault)
 
@@ -363,7 +366,12 @@ def _summary(ended: Ended) -> dict[str, Any]:
         },
         **counted,
         "theory": compare(
-            cfg, counted, ended.tally.totals, ended.stopped_by, restarts=sum(ended.cluster.restarts)
+            cfg,
+            counted,
+            ended.tally.totals,
+            ended.stopped_by,
+            restarts=sum(ended.cluster.restarts),
+            faults=ended.cluster.faults_seen,
         ),
         "wall_s": ended.wall_s,
         "startup_s": ended.startup_s,
