@@ -25,7 +25,9 @@ from dataclasses import dataclass
 from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import GradientConfig
 from dsgd.strategies.conformance import Laws
-from dsgd.theory.closed_forms import ClosedForms, slowest_skewness, timed, workers
+from dsgd.theory.closed_forms import ClosedForms, equal_workers, slowest_skewness, timed, workers
+from dsgd.theory.disturbances import shared_hosts
+from dsgd.theory.failures import ssgd_time_on_hosts
 from dsgd.theory.laws_of_times import memory_steps
 from dsgd.theory.times import ssgd_time
 from dsgd.work.optimizers import server_rule
@@ -52,6 +54,7 @@ def theory(cfg: Config) -> ClosedForms:
     return ClosedForms(
         staleness_mean=lambda: 0.0,
         s_per_update=lambda: ssgd_time(*workers(timed(cfg))),
+        s_per_update_disturbed=lambda: ssgd_time_on_hosts(*equal_workers(timed(cfg)), shared_hosts(cfg)),
         memory=lambda: memory_steps(cfg.timing.compute_law),
         skewness=lambda: slowest_skewness(cfg),
     )

@@ -38,6 +38,7 @@ from dsgd.theory.bounded_staleness import (
     ssp_steps_per_s,
 )
 from dsgd.theory.closed_forms import ClosedForms, equal_workers, timed, workers
+from dsgd.theory.disturbances import same_members
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 from dsgd.work.weights import Weights
@@ -70,7 +71,7 @@ def theory(cfg: Config) -> ClosedForms:
 
     return ClosedForms(
         staleness_mean=lambda: ssp_mean_staleness(*equal_workers(cfg), cfg.slack),
-        staleness_max=lambda: ssp_staleness_bound(cfg.num_workers, cfg.slack),
+        staleness_max=lambda: ssp_staleness_bound(same_members(cfg).num_workers, cfg.slack),
         clock_gap_max=lambda: ssp_clock_gap_bound(cfg.num_workers, cfg.slack),
         s_per_update=s_per_update,
         memory=lambda: ssp_memory(*workers(cfg), cfg.slack),

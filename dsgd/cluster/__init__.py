@@ -114,7 +114,9 @@ class Cluster(Protocol):
 
     @property
     def now_s(self) -> float:
-        """Seconds since the start barrier: wall seconds on Ray, virtual seconds in the simulator."""
+        """Seconds since the start barrier at the last answer of `next_done`: wall seconds on Ray, virtual
+        seconds in the simulator.
+        """
 
     def reading(self, worker: int) -> Weights:
         """Return the weights that the task of `worker` reads."""

@@ -366,7 +366,12 @@ def _summary(ended: Ended) -> dict[str, Any]:
         },
         **counted,
         "theory": compare(
-            cfg, counted, ended.tally.totals, ended.stopped_by, restarts=sum(ended.cluster.restarts)
+            cfg,
+            counted,
+            ended.tally.totals,
+            ended.stopped_by,
+            restarts=sum(ended.cluster.restarts),
+            faults=ended.cluster.faults_seen,
         ),
         "wall_s": ended.wall_s,
         "startup_s": ended.startup_s,

@@ -30,6 +30,7 @@ from dsgd.config import AsynchronousConfig, Ge, require
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.bounded_staleness import ssp_clock_gap_bound, ssp_staleness_bound
 from dsgd.theory.closed_forms import ClosedForms
+from dsgd.theory.disturbances import same_members
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 from dsgd.work.weights import Weights
@@ -83,7 +84,7 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
 
 def theory(cfg: Config) -> ClosedForms:
     return ClosedForms(
-        staleness_max=lambda: ssp_staleness_bound(cfg.num_workers, cfg.slack_high),
+        staleness_max=lambda: ssp_staleness_bound(same_members(cfg).num_workers, cfg.slack_high),
         clock_gap_max=lambda: ssp_clock_gap_bound(cfg.num_workers, cfg.slack_high),
     )
 
