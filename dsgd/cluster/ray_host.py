@@ -25,6 +25,7 @@ import numpy as np
 import ray
 
 from dsgd.cluster.timing import ComputeTimes, sleep_heterogeneity
+from dsgd.cluster.values import compute_alone
 from dsgd.work.model import Objective
 from dsgd.work.shard import Shard
 from dsgd.work.tasks import Task
@@ -65,9 +66,7 @@ class Host:
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.set_wakeup_fd(notified)
         if objective.num_weights:
-            import torch
-
-            self._torch = torch
+            import torch  # noqa: F401 - before the start barrier: it takes a second
 
     def carry(self, worker: int, shard: list[Any]) -> None:
         """Hold the shard of a worker, of which this is the reference, before its first task comes here."""
@@ -102,13 +101,10 @@ class Host:
         vector = vector[: self._objective.num_weights]
         loss, value = math.nan, vector
         if self._objective.num_weights:
-            w = self._torch.tensor(vector[None], device=self._device)
-            if state is None:
-                kept = w.new_zeros(1, task.state_rows, w.shape[1])
-            else:
-                kept = self._torch.tensor(state[None], device=self._device)
-            losses, values, kept = task(self._objective, [self._shards[worker]], [step], w, kept)
-            loss, value = losses.item(), values[0].cpu().numpy()
+            shard = self._shards[worker]
+            loss, value, kept = compute_alone(
+                task, self._objective, shard, step, vector, state, self._device
+            )
         computed_s = time.perf_counter() - began_s
         sleep_heterogeneity(
             self._times, worker, step, task.batches, computed_s, self._sleeper(worker, ticket), slower
@@ -119,7 +115,7 @@ class Host:
         small = value.nbytes <= INLINE_BYTES
         reply = REPLY.pack(loss, compute_s) + value.tobytes() if small else (loss, compute_s, value)
         if task.state_rows and self._objective.num_weights:
-            return reply, kept[0].cpu().numpy()
+            return reply, kept.cpu().numpy()
         return reply
 
     # In their own concurrency groups, and so their own threads: they must be heard while a task runs.
