@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +113,12 @@ BEGUN = (
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> Iterator[Path]:
-    """Yield the record of a run that was killed in the middle."""
+def begun(tmp_path: Path) -> Path:
+    """Return the record of a run that was killed in the middle."""
     from dsgd.terminal.cli import parse
 
     killed(parse([*BEGUN.split(), "--out", str(tmp_path / "runs"), "--run-name", "begun"]), 33)
-    yield tmp_path / "runs" / "begun"
+    return tmp_path / "runs" / "begun"
 
 
 def resumed(cli: CommandLine, text: str) -> tuple[int, str]:
