@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from dsgd.checkpoints.checkpointer import Checkpointer, Tier
 from dsgd.checkpoints.codec import Decoder, Encoder, NotKept, Unreadable, vocabulary
-from dsgd.checkpoints.interval import best_interval_s
 from dsgd.checkpoints.run_state import RunState, from_bytes, to_parts
 from dsgd.checkpoints.store import Part
 from dsgd.cluster.state import ClusterState, InFlight
+from dsgd.theory.checkpointing import checkpoint_interval
 from dsgd.work.rules import Schedule
 from dsgd.work.tasks import LocalSGD, gradient
 from dsgd.work.weights import Vector, Weights
@@ -152,7 +152,7 @@ def test_a_file_runs_no_code_that_it_names() -> None:
     encoder = Encoder(KNOWN)
     content = b"".join(encoder.parts({"it": {"of": "os.system", "fields": {"command": "true"}}}))
     decoder = Decoder(content, KNOWN)
-    with pytest.raises(Unreadable, match="class os.system, which its strategy does not have"):
+    with pytest.raises(Unreadable, match=r"class os\.system, which its strategy does not have"):
         decoder.tree(decoder.document["it"])
 
 
@@ -259,14 +259,8 @@ def test_what_cannot_be_kept_ends_the_run() -> None:
 
 def test_auto_takes_the_best_interval_for_the_cost() -> None:
     """With a known cost at once; else the first checkpoint is taken to measure it."""
-    assert Tier("disk", Kept(), every_s=None, keep=1, mtbf_s=600, cost_s=2).due_s == best_interval_s(2, 600)
+    assert Tier("disk", Kept(), every_s=None, keep=1, mtbf_s=600, cost_s=2).due_s == checkpoint_interval(2, 600)
     measured = Tier("disk", Kept(), every_s=None, keep=1, mtbf_s=600)
     assert measured.due_s == 0
     followed(measured, 1).close()
     assert 0 < measured.every_s < 600
-
-
-def test_dalys_interval_is_youngs_for_small_costs() -> None:
-    """For a cost far below the mtbf the two agree; for one above twice the mtbf it is the mtbf."""
-    assert best_interval_s(1e-6, 1000) == pytest.approx(math.sqrt(2e-3), rel=1e-3)
-    assert best_interval_s(3000, 1000) == 1000

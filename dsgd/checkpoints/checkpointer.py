@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from dsgd.checkpoints.codec import Vocabulary
-from dsgd.checkpoints.interval import best_interval_s
 from dsgd.checkpoints.run_state import RunState, to_parts
 from dsgd.checkpoints.store import Store, keep_newest, name_of
+from dsgd.theory.checkpointing import checkpoint_interval
 
 
 class Tier:
@@ -51,8 +51,8 @@ class Tier:
             return self._every_s
         assert self._mtbf_s is not None, "auto needs the mtbf"
         if self._cost_s is not None:
-            return best_interval_s(self._cost_s, self._mtbf_s)
-        return best_interval_s(self._measured_s / self.written, self._mtbf_s) if self.written else 0.0
+            return checkpoint_interval(self._cost_s, self._mtbf_s)
+        return checkpoint_interval(self._measured_s / self.written, self._mtbf_s) if self.written else 0.0
 
     def write(self, state: RunState, known: Vocabulary) -> None:
         """Write a checkpoint, and remove those that are no longer kept."""

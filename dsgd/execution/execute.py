@@ -263,9 +263,10 @@ class _Following:
         except Exception as error:
             self._fail(error)
         for complete in (
+            self._checkpoint_the_last,
+            self._cluster.ended,
             self._note_faults,
             self._evaluate_the_last,
-            self._checkpoint_the_last,
             self._end_watchers,
             self._close_streams,
         ):
@@ -455,7 +456,12 @@ def _summary(ended: Ended) -> dict[str, Any]:
         },
         **counted,
         "theory": compare(
-            cfg, counted, ended.tally.totals, ended.stopped_by, restarts=sum(ended.cluster.restarts)
+            cfg,
+            counted,
+            ended.tally.totals,
+            ended.stopped_by,
+            restarts=sum(ended.cluster.restarts),
+            faults=ended.cluster.faults_seen,
         ),
         "wall_s": ended.wall_s,
         "startup_s": ended.startup_s,

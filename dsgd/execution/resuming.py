@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +112,7 @@ def resume_point(cfg: TrainConfig, path: Path, known: Vocabulary, why: str) -> R
                 e.version, e.t_s, e.gradients, e.bytes,
                 Evaluation(math.nan if e.loss is None else e.loss, e.accuracy),
             )
-            for e in islice(read_evaluations(path), state.collected)
+            for e in list(read_evaluations(path))[: state.collected]
         ]  # fmt: skip
     except RecordError as error:
         raise ValueError(f"--resume {path}: {error}") from None
