@@ -13,9 +13,8 @@ lost:
         w = update.weights
     real.restore(cluster.state())                               # and `strategy.train(real, w, cfg)` goes on
 
-Ties: where tasks finished at one time (in the simulator), those of an earlier update came in first; within
-an update those that were discarded, if its last task is among them, and then those started first. So each
-update has the tasks that it had.
+Ties: of tasks that finished at one time, as in the simulator many do, those of an earlier update came in
+first, and of one update those that were started first, which is the simulator's own rule.
 """
 
 from __future__ import annotations
@@ -68,11 +67,10 @@ class SeenFault(Protocol):
 
 
 class _Entry(NamedTuple):
-    """A recorded task: that of update `version`, and whether its place among equal times is behind others."""
+    """A recorded task, and the version that its update made."""
 
     task: RecordedTask
     version: int
-    behind: bool
 
 
 class _Flight(NamedTuple):
@@ -112,7 +110,9 @@ class ReplayCluster:
         """Of the recorded updates; 0 without any."""
         self._log: dict[tuple[int, int], _Entry] = {}
         for update in updates:
-            self._enter(update)
+            self.last_version = update.version
+            for task in (*update.gradients, *update.ignored):
+                self._log[task.worker, task.step] = _Entry(task, update.version)
         changes = [fault for fault in faults if fault.kind in MEMBERSHIP]
         self._changes = deque(sorted(changes, key=lambda fault: fault.came_in))
         self._ledger = Ledger[_Flight](cfg.num_workers)
@@ -121,24 +121,13 @@ class ReplayCluster:
         self._plan = Plan(cfg.fault.fault_list, seed=cfg.seed, hosts=cfg.fault.hosts or cfg.num_workers)
         self._hosts: Mapping[str, Any] | None = None
         self._serial = 0
-        # (when it finished, version, behind, serial number, worker)
-        self._coming: list[tuple[float, int, bool, int, int]] = []
+        # Tasks in flight that will come in: (when, for which version, serial number, worker).
+        self._coming: list[tuple[float, int, int, int]] = []
         self._message_bytes = 4 * workload.objective.num_weights + cfg.timing.padding_bytes
         self._values: LazyValues | LoneValues | None = None
         if workload.objective.num_weights:
             alone = cfg.engine == "ray"  # each value by the kernel that made the recorded one
             self._values = LoneValues(workload, device) if alone else LazyValues(workload, device, None)
-
-    def _enter(self, update: RecordedUpdate) -> None:
-        """Enter the tasks of an update into the log."""
-        version = self.last_version = update.version
-        end_s = max(task.finished_s for task in update.gradients)
-        for task in update.gradients:
-            # It may be what the strategy waited for: those to be discarded then came in before it.
-            behind = bool(update.ignored) and task.finished_s == end_s
-            self._log[task.worker, task.step] = _Entry(task, version, behind)
-        for task in update.ignored:
-            self._log[task.worker, task.step] = _Entry(task, version, False)
 
     @property
     def workers(self) -> Sequence[int]:
@@ -177,6 +166,9 @@ class ReplayCluster:
     def reached(self, version: int) -> None:
         self._plan.at_update(version)  # what came of it is in the record
 
+    def ended(self) -> None:
+        pass
+
     def start(self, worker: int, task: Task, w: Weights) -> None:
         self._plan.at_step(worker, self._ledger.steps[worker], task.batches)
         self._ledger.start(worker, self._sent(worker, task, w, self._ledger.steps[worker], self.now_s))
@@ -187,9 +179,7 @@ class ReplayCluster:
         entry = self._log.get((worker, step))
         if entry:
             started_s = entry.task.started_s
-            heapq.heappush(
-                self._coming, (entry.task.finished_s, entry.version, entry.behind, self._serial, worker)
-            )
+            heapq.heappush(self._coming, (entry.task.finished_s, entry.version, self._serial, worker))
             if self._values:
                 self._values.add(worker, task, step, w.vector)
         return _Flight(self._serial, task, w, started_s, entry)
