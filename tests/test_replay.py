@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CommandLine, Ran
 
-import dsgd
 from dsgd.authoring.restart import SCENARIOS
 from dsgd.authoring.subject import Subject
-from dsgd.cluster import ClusterError, Engine, Update
+from dsgd.cluster import Update
 from dsgd.cluster.open import open_cluster
 from dsgd.cluster.replay import ReplayCluster, rolled_forward
 from dsgd.cluster.state import ClusterState
@@ -84,6 +78,69 @@ def of_all_engines(state: ClusterState) -> dict[str, Any]:
     states = {worker: vector.tobytes() for worker, vector in state.states.items()}
     idle = {state.latest, *state.waiting} - {None}
     return {**whole, "workers": tuple(state.workers), "flights": flights, "states": states, "idle": idle}
+
+
+# What decides by the clock, cancels, discards or keeps state; test_ray.py replays every mode by default.
+ON_RAY: list[tuple[str, dict[str, Any]]] = [
+    ("adacomm", {"interval_s": 0.02, "first_local_steps": 8}),
+    ("diloco", {"exchange": "async", "local_steps": 3}),
+    ("dssp", {"slack_low": 0, "slack_high": 3, "momentum": 0.5}),
+    ("easgd", {"exchange": "async", "local_steps": 3, "momentum": 0.5}),
+    ("ksync", {"k": 2, "count": "gradients", "rest": "ignore"}),
+    ("ringmaster", {"delay_bound": 2.0}),
+]
+REAL = {"engine": "ray", "num_workers": 3, "steps": 24, "device": "cpu"}
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize(("mode", "variant"), ON_RAY)
+def test_a_run_of_real_workers_replays(mode: str, variant: dict[str, Any], tmp_path: Path) -> None:
+    """A record of real workers replays bit for bit, whatever the clock has decided, and so does its second
+    half from the state that the cluster was in.
+    """
+    path, cuts = recorded(tmp_path, mode, **REAL, **variant, compute_time="exponential:.004")
+    run = recorded_run(path)
+    found = compared(run)
+    assert (found.differs, found.same_weights) == (None, True)
+    cluster, _ = rolled(run.cfg, path, cuts.kept[len(cuts.kept) // 2])
+    assert of_all_engines(cluster.state()) == of_all_engines(cuts.kept[-1][0])
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize(
+    ("mode", "options"), [("diloco", {"local_steps": 4}), ("asgd", {"compute_time": "exponential:.004"})]
+)
+def test_a_run_rolls_forward_and_goes_on(mode: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """From a checkpoint a replay reaches the last recorded update, and real workers go on from there: with a
+    barrier to the bytes of the run that never stopped; without one, every mini-batch is taken once.
+    """
+    path, cuts = recorded(tmp_path, mode, **REAL, **options)
+    cfg = recorded_run(path).cfg
+    lost_at = 2 * len(cuts.kept) // 3
+    workload, checkpoint = make_workload(cfg), cuts.kept[lost_at // 2]
+    log = [u for u in islice(read_updates(path), lost_at) if u.version > checkpoint[1].version]
+    replay = ReplayCluster(cfg, workload, log)
+    replay.restore(checkpoint[0])
+    train = strategy_of(cfg).train
+    w = [update.weights for update in rolled_forward(replay, train, checkpoint[1], cfg)][-1]
+    assert w.vector.tobytes() == cuts.kept[lost_at - 1][1].vector.tobytes()
+    taken = {(t.worker, step) for u in islice(read_updates(path), lost_at) for t in u.gradients
+             for step in range(t.step, t.step + t.batches)}  # fmt: skip
+    with open_cluster(cfg, workload) as cluster:
+        cluster.restore(replay.state())
+        for update in train(cluster, w, cfg):
+            w = update.weights
+            for done in update.dones:
+                new = {(done.worker, step) for step in range(done.step, done.step + done.batches)}
+                assert not new & taken
+                taken |= new
+            if len(taken) >= cfg.budget:
+                break
+    assert len(taken) == cfg.budget
+    if mode == "diloco":
+        assert w.vector.tobytes() == cuts.kept[-1][1].vector.tobytes()
 
 
 @pytest.mark.parametrize(("mode", "variant", "scenario"), VARIANTS)
