@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -18,55 +17,14 @@ from typing import Any
 
 import boto3
 import pytest
-from conftest import ROOT
-from moto.server import ThreadedMotoServer
+from conftest import ROOT, stored
 
-from dsgd.records.s3 import Destination, TakenError, fetch
+from dsgd.records.s3 import Destination, fetch
+from dsgd.records.s3_access import TakenError
 from main import main
 
 SIM = "--engine sim --compute-time exponential:1"
 URL = "s3://lab/runs/may"
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    """Start an S3 of our own; yield its URL."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
-
-
-@pytest.fixture
-def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Set up a user with the empty bucket `lab`, in a separate folder; yield a client."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    for name, value in {
-        "AWS_ENDPOINT_URL_S3": endpoint,
-        "AWS_ACCESS_KEY_ID": "tester",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": str(tmp_path / "none"),
-        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    monkeypatch.chdir(tmp_path)
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="lab")
-    yield client
-    for key in stored(client):
-        client.delete_object(Bucket="lab", Key=key)
-    client.delete_bucket(Bucket="lab")
-
-
-def stored(client: Any) -> dict[str, bytes]:
-    """Return all that is in the bucket."""
-    found = client.list_objects_v2(Bucket="lab").get("Contents", [])
-    return {e["Key"]: client.get_object(Bucket="lab", Key=e["Key"])["Body"].read() for e in found}
 
 
 class StandIn:
@@ -86,6 +44,11 @@ class StandIn:
                 stand_in.asked.append(self.path)
                 self.send_response(stand_in.answer(self.path, stand_in.asked.count(self.path)))
                 self.send_header("Content-Length", "0")
+                self.send_header("ETag", '"1"')
+                self.end_headers()
+
+            def do_DELETE(self) -> None:  # the lease: all is well
+                self.send_response(204)
                 self.end_headers()
 
             def do_GET(self) -> None:  # what is there? nothing
@@ -203,7 +166,7 @@ def test_of_two_runs_at_once_one_has_the_name_and_sigterm_uploads_it(aws: Any, t
     updates = tmp_path / "one/runs/s3/lab/runs/may/a/updates.jsonl"
     try:
         wait_for(lambda: updates.exists() and updates.stat().st_size > 100_000)
-        assert list(stored(aws)) == ["runs/may/a/config.yaml"]
+        assert set(stored(aws)) == {"runs/may/a/config.yaml", "runs/may/a/lease"}
         two = start(tmp_path / "two", *options)
         _, err = two.communicate(timeout=60)
         assert two.returncode == 2
@@ -306,7 +269,8 @@ def test_a_failed_upload_leaves_the_record_and_says_where(
     assert len(err.splitlines()) == 1
     assert "S3 fails" in err
     assert "is in runs/s3/lab/runs/may/a and" in err
-    assert Counter(stand_in.asked) == {"/lab/runs/may/a/config.yaml": 2, "/lab/runs/may/a/evals.jsonl": 3}
+    asked = {"config.yaml": 2, "lease": 1, "evals.jsonl": 3}
+    assert Counter(stand_in.asked) == {f"/lab/runs/may/a/{file}": n for file, n in asked.items()}
     assert json.loads(local("a")["runs/may/a/summary.json"])["stopped_by"] == "budget"
 
 

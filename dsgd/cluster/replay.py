@@ -32,7 +32,8 @@ from dsgd.cluster.state import ClusterState
 from dsgd.cluster.values import LazyValues, LoneValues
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
-from dsgd.faults.fault import MEMBERSHIP, Fault
+from dsgd.faults.fault import MEMBERSHIP
+from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
 from dsgd.work import rules
@@ -116,9 +117,10 @@ class ReplayCluster:
         changes = [fault for fault in faults if fault.kind in MEMBERSHIP]
         self._changes = deque(sorted(changes, key=lambda fault: fault.came_in))
         self._ledger = Ledger[_Flight](cfg.num_workers)
-        for worker in _joining_later(cfg):
+        for worker in outside_at_first(cfg.fault.fault_list):
             self._ledger.leave(worker)
         self._plan = Plan(cfg.fault.fault_list, seed=cfg.seed, hosts=cfg.fault.hosts or cfg.num_workers)
+        self._moves = cfg.engine == "sim"  # whether its clock moves as the members change
         self._hosts: Mapping[str, Any] | None = None
         self._serial = 0
         # Tasks in flight that will come in: (when, for which version, serial number, worker).
@@ -194,9 +196,11 @@ class ReplayCluster:
         Raises RecordUsedUp when none of the tasks in flight is in the record.
         """
         ledger = self._ledger
-        if self._changes and self._changes[0].came_in <= ledger.came_in:
-            self._change(self._changes.popleft())
+        if ledger.leaving and ledger.depart():
             return None
+        while self._changes and self._changes[0].came_in <= ledger.came_in:
+            if self._change():
+                return None
         while self._coming:
             *_, serial, worker = heapq.heappop(self._coming)
             flight = ledger.flights.get(worker)
@@ -224,20 +228,36 @@ class ReplayCluster:
             flight.w,
         )
 
-    def _change(self, fault: SeenFault) -> None:
-        """Have members leave or join, as they did; a task of one that leaves is lost."""
-        self.now_s = max(self.now_s, fault.t_s)
-        for worker in fault.workers:
-            if fault.kind == "join":
-                self._ledger.join(worker)
-            else:
-                self._ledger.leave(worker)
-                self._drop(worker)
+    def _change(self) -> bool:
+        """Have members leave or join, all that did so at once; return whether the members have changed."""
+        first = self._changes.popleft()
+        workers = list(first.workers)
+        while self._changes and _event(self._changes[0]) == _event(first):
+            workers += self._changes.popleft().workers
+        if self._moves:
+            self.now_s = max(self.now_s, first.t_s)
+        ledger, changed = self._ledger, False
+        for worker in workers:
+            if first.kind == "join" and worker in ledger.leaving:
+                ledger.stay(worker)
+                changed = True
+            elif first.kind == "join" and worker not in ledger.workers:
+                ledger.join(worker)
+                changed = True
+            elif first.kind == "leave" and worker in ledger.workers:
+                if first.asked:
+                    ledger.retire(worker)
+                else:  # with its process, and its task
+                    ledger.leave(worker)
+                    self._drop(worker)
+                    changed = True
+        return bool(ledger.depart()) or changed
 
     @staticmethod
     def _happened(fault: SeenFault, state: ClusterState) -> bool:
         """Whether a change of the members is in a state already."""
-        shown = all((worker in state.workers) == (fault.kind == "join") for worker in fault.workers)
+        staying = set(state.workers) - set(state.leaving)
+        shown = all((worker in staying) == (fault.kind == "join") for worker in fault.workers)
         return fault.came_in < state.came_in or (fault.came_in == state.came_in and shown)
 
     def _drop(self, worker: int) -> None:
@@ -293,11 +313,6 @@ def rolled_forward(
                 return
 
 
-def _joining_later(cfg: TrainConfig) -> list[int]:
-    """Return the workers that are no members at the start: those whose first membership fault is to join."""
-    first: dict[int, str] = {}
-    for fault in cfg.fault.fault_list:
-        if isinstance(fault, Fault) and fault.kind in MEMBERSHIP:
-            for worker in fault.workers:
-                first.setdefault(worker, fault.kind)
-    return [worker for worker, kind in first.items() if kind == "join"]
+def _event(fault: SeenFault) -> tuple[int, float, str, bool]:
+    """Return what changes of the members have in common that a strategy sees at once."""
+    return fault.came_in, fault.t_s, fault.kind, fault.asked

@@ -195,7 +195,13 @@ class _Following:
             self._stopped_by = "interrupted"
         except Exception as error:
             self._fail(error)
-        for complete in (self._note_faults, self._evaluate_the_last, self._end_watchers, self._close_streams):
+        for complete in (
+            self._cluster.ended,
+            self._note_faults,
+            self._evaluate_the_last,
+            self._end_watchers,
+            self._close_streams,
+        ):
             try:
                 complete()
             except Exception as error:  # the summary is written nevertheless
@@ -360,7 +366,12 @@ def _summary(ended: Ended) -> dict[str, Any]:
         },
         **counted,
         "theory": compare(
-            cfg, counted, ended.tally.totals, ended.stopped_by, restarts=sum(ended.cluster.restarts)
+            cfg,
+            counted,
+            ended.tally.totals,
+            ended.stopped_by,
+            restarts=sum(ended.cluster.restarts),
+            faults=ended.cluster.faults_seen,
         ),
         "wall_s": ended.wall_s,
         "startup_s": ended.startup_s,

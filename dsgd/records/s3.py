@@ -7,49 +7,28 @@ first used: a run that keeps its record here starts without it.
 from __future__ import annotations
 
 import hashlib
-import os
-import re
+import json
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+from dsgd.checkpoints.s3_store import S3Store
+from dsgd.records.lease import Lease
+from dsgd.records.s3_access import TakenError, bucket_and_prefix, explained, is_refused_condition, s3_client
 
-_ATTEMPTS = 5  # with growing pauses; AWS_MAX_ATTEMPTS overrides it
-_CONNECT_S, _READ_S = 5, 30
 _FIRST = "config.yaml"  # claims a record's name
 _LAST = "summary.json"  # completes it
+CHECKPOINTS = "checkpoints"  # a record's folder of them
+_LEASE = "lease"
 _CLAIMANT = "claimed-by"  # in the metadata of the first
-_TAKEN = ("PreconditionFailed", "ConditionalRequestConflict")  # what S3 calls it
 _READ_BY_REPORTS = {".yaml", ".json", ".jsonl", ".parquet"}
-
-
-class TakenError(ValueError):
-    """There is a record of that name already."""
 
 
 def is_s3(place: str) -> bool:
     """Whether a place for records is a URL of S3, not a folder."""
     return place.startswith("s3://")
-
-
-def bucket_and_prefix(url: str) -> tuple[str, str]:
-    """Return the parts of s3://BUCKET/PREFIX; the prefix is empty or ends with a slash.
-
-    Raises ValueError, without the option's name, if the URL has other parts.
-    """
-    match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/\w[\w.+=-]*)*)/?", url)
-    if not match:
-        raise ValueError(
-            "must be s3://BUCKET/PREFIX, the bucket of 3 to 63 small letters, digits, dots and hyphens, the "
-            "prefix of names like runs/may"
-        )
-    bucket, prefix = match.groups()
-    return bucket, f"{prefix[1:]}/" if prefix else ""
 
 
 def local_folder(url: str) -> Path:
@@ -66,8 +45,17 @@ class Destination:
         self.url = url.rstrip("/")
         self._bucket, self._prefix = bucket_and_prefix(url)
         self._token = uuid.uuid4().hex
-        with _explained(f"--out {self.url}"):
-            self._client = _client()
+        with explained(f"--out {self.url}"):
+            self._client = s3_client()
+
+    def lease(self, name: str) -> Lease:
+        """Return the lease on `name`, not yet taken."""
+        return Lease(self._client, self._bucket, self._key(name, _LEASE), f"{self.url}/{name}")
+
+    def checkpoints(self, name: str) -> S3Store:
+        """Return the store of the checkpoints of the record `name`."""
+        prefix = self._key(name, f"{CHECKPOINTS}/")
+        return S3Store(self._client, self._bucket, prefix, f"{self.url}/{name}/{CHECKPOINTS}")
 
     def check(self, name: str, *, ours: bool) -> None:
         """See that the bucket is there, and that nothing is under `name` unless it is `ours`.
@@ -85,7 +73,7 @@ class Destination:
         permissions), OSError if S3 fails.
         """
         key, token = self._key(name, _FIRST), token or self._token
-        with _explained(f"--out {self.url}"):
+        with explained(f"--out {self.url}"):
             try:
                 self._client.put_object(
                     Bucket=self._bucket,
@@ -95,7 +83,7 @@ class Destination:
                     Metadata={_CLAIMANT: token},
                 )
             except self._client.exceptions.ClientError as error:
-                if error.response["Error"]["Code"] not in _TAKEN:
+                if not is_refused_condition(error):
                     raise
                 # It may be this very request, sent again because the first answer was lost.
                 found = self._client.head_object(Bucket=self._bucket, Key=key)
@@ -104,7 +92,7 @@ class Destination:
 
     def release(self, name: str) -> None:
         """Give back a claimed name that got no record; one that S3 keeps nevertheless stays taken."""
-        with suppress(ValueError, OSError), _explained(f"--out {self.url}"):
+        with suppress(ValueError, OSError), explained(f"--out {self.url}"):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(name, _FIRST))
 
     def upload(self, folder: Path, name: str) -> None:
@@ -139,16 +127,66 @@ class Destination:
         beside = (path for path in folder.rglob("*") if records.isdisjoint(path.parents))
         self._put(folder, name, beside, self._token)
 
+    def save(self, folder: Path, name: str) -> None:
+        """Upload what a run that goes on has recorded so far as `name`: what another machine needs to go on
+        from a checkpoint. Streams may be cut in their last line.
+
+        Raises as `claim` does.
+        """
+        with explained(f"--out {self.url}"):
+            # A run that was cut off, and now goes on, has no ending.
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(name, _LAST))
+        self._put(folder, name, [folder / "meta.json", *folder.glob("*.jsonl")], self._token)
+
+    def files(self, name: str) -> set[str]:
+        """Return the files of the record `name`, by their paths in it; raises as `claim` does."""
+        with explained(f"--out {self.url}"):
+            return {key.removeprefix(self._key(name, "")) for key in self._keys(f"{name}/")}
+
+    def ending(self, name: str) -> str:
+        """Return the `stopped_by` of the record `name`; `interrupted` while it has no ending.
+
+        Raises as `claim` does.
+        """
+        with explained(f"--out {self.url}"):
+            try:
+                found = self._client.get_object(Bucket=self._bucket, Key=self._key(name, _LAST))
+                summary = json.load(found["Body"])
+            except self._client.exceptions.NoSuchKey:
+                return "interrupted"
+        return str(summary["stopped_by"])
+
+    def restore(self, name: str, folder: Path) -> None:
+        """Download the record `name`, except its checkpoints, into `folder`.
+
+        Raises as `claim` does.
+        """
+        with explained(f"--out {self.url}"):
+            for key in self._keys(f"{name}/"):
+                file = PurePosixPath(key.removeprefix(self._key(name, "")))
+                if file.parts[0] in (CHECKPOINTS, _LEASE) or file.is_absolute() or ".." in file.parts:
+                    continue
+                path = folder / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._client.download_file(self._bucket, key, str(path))
+
     def _put(self, folder: Path, name: str, paths: Iterable[Path], token: str) -> None:
-        files = [path for path in paths if path.is_file() and path.suffix != ".partial"]
-        with _explained(f"--out {self.url}"):
+        own = folder / CHECKPOINTS  # their own store uploads them
+        files = [p for p in paths if p.is_file() and p.suffix != ".partial" and own not in p.parents]
+        with explained(f"--out {self.url}"):
             for path in sorted(files, key=lambda path: (path.name == _LAST, path)):
                 key = self._key(name, path.relative_to(folder).as_posix())
                 extra = {"Metadata": {_CLAIMANT: token}} if path.name == _FIRST else {}
                 self._client.upload_file(str(path), self._bucket, key, ExtraArgs=extra)
 
+    def _keys(self, prefix: str) -> list[str]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=f"{self._prefix}{prefix}"
+        )
+        return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
+
     def _is_there(self, prefix: str) -> bool:
-        with _explained(f"--out {self.url}"):
+        with explained(f"--out {self.url}"):
             found = self._client.list_objects_v2(
                 Bucket=self._bucket, Prefix=f"{self._prefix}{prefix}", MaxKeys=1
             )
@@ -218,8 +256,8 @@ def fetch(url: str, option: str = "--report") -> Path:
     except ValueError as error:
         raise ValueError(f"{option} {url}: {error}") from None
     folder, found = Path("runs", "from-s3", bucket, prefix), False
-    with _explained(f"{option} {url}"):
-        client = _client()
+    with explained(f"{option} {url}"):
+        client = s3_client()
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for entry in page.get("Contents", []):
                 name = PurePosixPath(entry["Key"].removeprefix(prefix))
@@ -241,37 +279,5 @@ def fetch(url: str, option: str = "--report") -> Path:
     return folder
 
 
-def _client() -> S3Client:
-    import boto3
-    from botocore.config import Config
-
-    config = Config(connect_timeout=_CONNECT_S, read_timeout=_READ_S)
-    if "AWS_MAX_ATTEMPTS" not in os.environ:
-        config = config.merge(Config(retries={"total_max_attempts": _ATTEMPTS}))
-    return boto3.client("s3", config=config)
-
-
 def _taken(option: str, place: str) -> TakenError:
     return TakenError(f"{option}: {place} is taken and is never overwritten; choose another name")
-
-
-@contextmanager
-def _explained(where: str) -> Iterator[None]:
-    """Turn an error of S3 into one line: a ValueError if the user can fix it, else an OSError."""
-    from boto3.exceptions import Boto3Error
-    from botocore import exceptions as aws
-
-    try:
-        yield
-    except (aws.NoCredentialsError, aws.PartialCredentialsError, aws.ProfileNotFound) as error:
-        raise ValueError(f"{where}: {error}; set AWS_PROFILE, or keys, as for AWS's own tools") from error
-    except aws.ClientError as error:
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if error.response["Error"]["Code"] == "NoSuchBucket":
-            raise ValueError(f"{where}: there is no such bucket; create it, or name another") from error
-        if 300 <= status < 500:
-            remedy = "check the bucket's name, its region and what AWS_PROFILE may do there"
-            raise ValueError(f"{where}: S3 refuses ({error}); {remedy}") from error
-        raise OSError(f"{where}: S3 fails ({error})") from error
-    except (aws.BotoCoreError, Boto3Error) as error:
-        raise OSError(f"{where}: S3 fails ({error})") from error

@@ -1,25 +1,52 @@
-"""The record of one run on its way to S3: its name is claimed before the run, its files follow after."""
+"""The record of one run on its way to S3, and back to a machine on which the run goes on.
+
+The name is claimed before the run, a lease keeps other processes out of it while the run goes on, and the
+files follow after. What a run with checkpoints in S3 has recorded goes there before each of them, so that
+another machine can go on. How a run is resumed, `auto` included:
+
+    upload = Upload(cfg, resume=True)     # waits for the lease of a process that was killed
+    restored = restore_record(f"{cfg.output.out}/{name}", cfg.output.folder / name)
+    ...                                   # None: nothing is there, and the run begins
+    tiers["s3"] = upload.checkpoints      # a Store; each write sends the record first
+    upload.finish()                       # however the run ends
+
+After `restore_record` the folder is what it would be if the run had been killed on this machine: its record,
+with streams that may go on after the checkpoint, and the newest whole checkpoint in its folder `checkpoints`.
+Flush the streams before `upload.checkpoints.write`: they must reach as far as the checkpoint says.
+"""
 
 from __future__ import annotations
 
 import itertools
+import shutil
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
+from dsgd.checkpoints.disk_store import DiskStore
+from dsgd.checkpoints.store import Part, Store, newest_whole, version_of
 from dsgd.config import TrainConfig
-from dsgd.records.s3 import Destination, TakenError
+from dsgd.records.outcomes import is_result
+from dsgd.records.reader import read_ending
+from dsgd.records.s3 import CHECKPOINTS, Destination
+from dsgd.records.s3_access import TakenError
 from dsgd.records.writer import config_text, default_name, free_path
 
 
 class Upload:
     """Claims a name in the bucket that `--out` names, and fills it when the run is over.
 
+    resume: goes on with the record of cfg's run name, if there is one.
     cfg: with the name as its run_name. Raises ValueError, naming the option, for a bucket that cannot be
-    written to and for a name that is taken.
+    written to, and for a name that is taken or, with `resume`, written by another process.
     """
 
-    def __init__(self, cfg: TrainConfig) -> None:
+    def __init__(self, cfg: TrainConfig, *, resume: bool = False) -> None:
         self._destination = Destination(cfg.output.out)
-        first = free_path(cfg.output, default_name(cfg)).name
+        self._is_new = True
+        first = cfg.output.run_name if resume else free_path(cfg.output, default_name(cfg)).name
+        assert first, "--resume needs a run name"
         for n in itertools.count(1):
             name = first if n == 1 else f"{first}-{n}"
             self.cfg = replace(cfg, output=replace(cfg.output, run_name=name))
@@ -27,8 +54,23 @@ class Upload:
                 self._destination.claim(self._record_name, config_text(self.cfg))
                 break
             except TakenError:
+                if resume:
+                    self._is_new = False
+                    break
                 if cfg.output.run_name:
                     raise
+        self._lease = self._destination.lease(name)
+        self._lease.take(wait=resume)
+
+    @property
+    def checkpoints(self) -> Store:
+        """The run's checkpoints in the bucket; with each, what the run has recorded goes there too."""
+        return _RecordedStore(self)
+
+    def save(self) -> None:
+        """Upload what the run has recorded so far; raises LostError if another process now writes there."""
+        self._lease.require()
+        self._destination.save(self.cfg.output.folder / self._record_name, self._record_name)
 
     def finish(self) -> str | None:
         """Upload the run's record and return its URL; if there is none, give the name back.
@@ -37,14 +79,93 @@ class Upload:
         """
         name = str(self.cfg.output.run_name)
         folder = self.cfg.output.folder / name
-        if not folder.exists():
-            self._destination.release(self._record_name)
-            return None
-        self._destination.upload(folder, name)
+        try:
+            if not folder.exists():
+                if self._is_new:
+                    self._destination.release(self._record_name)
+                return None
+            self._lease.require()
+            self._save_the_last_checkpoint()
+            self._destination.upload(folder, name)
+        finally:
+            self._lease.release()
         return f"{self._destination.url}/{name}"
+
+    def _save_the_last_checkpoint(self) -> None:
+        """Upload the newest checkpoint of a run that was cut off: its machine may be about to go."""
+        record = self.cfg.output.folder / self._record_name
+        last = newest_whole(DiskStore(record / CHECKPOINTS))
+        is_over = (record / "summary.json").exists() and is_result(read_ending(record).stopped_by)
+        if last.name and not is_over:
+            self._destination.checkpoints(self._record_name).write(last.name, [last.content])
 
     @property
     def _record_name(self) -> str:
         """The name, in the bucket, of the record that the run begins with."""
         name = str(self.cfg.output.run_name)
         return f"{name}/ray" if self.cfg.engine == "both" else name
+
+
+class _RecordedStore:
+    """The checkpoints of a record in S3: its streams reach at least as far as its newest checkpoint."""
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload = upload
+        self._store = upload._destination.checkpoints(upload._record_name)
+        self.names, self.read, self.remove = self._store.names, self._store.read, self._store.remove
+
+    def __str__(self) -> str:
+        return str(self._store)
+
+    def write(self, name: str, parts: Sequence[Part]) -> None:
+        self._upload.save()
+        self._store.write(name, parts)
+
+
+class Restored(NamedTuple):
+    """What `restore_record` found."""
+
+    checkpoint: str | None
+    """The newest whole one; None: there is none, and the run begins again."""
+    is_fetched: bool
+    """Whether the folder now holds what was in the bucket; False: it held as much already."""
+    skipped: list[tuple[str, str]]
+    """Newer checkpoints in the bucket that cannot be used, each with the reason."""
+
+
+def restore_record(url: str, into: Path) -> Restored | None:
+    """Bring the record at `url`, s3://BUCKET/PREFIX/NAME, to a folder, with its newest whole checkpoint.
+
+    A folder that is there is replaced, whole, if the bucket has a newer checkpoint or a result that it lacks,
+    and left alone otherwise. None: neither the bucket nor the folder has a record. Raises ValueError for what
+    the user can fix, OSError if S3 or the disk fails; the folder is then as it was.
+    """
+    place, _, name = url.rstrip("/").rpartition("/")
+    destination = Destination(place)
+    there, is_here = destination.files(name), (into / "meta.json").exists()
+    here = newest_whole(DiskStore(into / CHECKPOINTS)).name
+    if "meta.json" not in there:
+        return Restored(here, False, []) if is_here else None
+    newest, content, skipped = newest_whole(destination.checkpoints(name))
+    is_over = is_result(destination.ending(name)) and not (into / "summary.json").exists()
+    if is_here and not is_over and _version(newest) <= _version(here):
+        return Restored(here, False, skipped)
+    fresh = into.with_name(f".{into.name}.restored")
+    shutil.rmtree(fresh, ignore_errors=True)
+    destination.restore(name, fresh)
+    if newest:
+        DiskStore(fresh / CHECKPOINTS).write(newest, [content])
+    if into.exists():
+        replaced = into.with_name(f".{into.name}.replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        into.rename(replaced)
+        fresh.rename(into)
+        shutil.rmtree(replaced)
+    else:
+        fresh.rename(into)
+    return Restored(newest, True, skipped)
+
+
+def _version(name: str | None) -> int:
+    version = version_of(name or "")
+    return -1 if version is None else version

@@ -1,0 +1,73 @@
+"""How S3 is reached: the client, whether a condition of a request did not hold, and errors in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
+    from mypy_boto3_s3 import S3Client
+
+_ATTEMPTS = 5  # with growing pauses; AWS_MAX_ATTEMPTS overrides it
+_CONNECT_S, _READ_S = 5, 30
+
+
+class TakenError(ValueError):
+    """There is a record of that name already, or another process writes it."""
+
+
+def bucket_and_prefix(url: str) -> tuple[str, str]:
+    """Return the parts of s3://BUCKET/PREFIX; the prefix is empty or ends with a slash.
+
+    Raises ValueError, without the option's name, if the URL has other parts.
+    """
+    match = re.fullmatch(r"s3://([a-z0-9][a-z0-9.-]{1,61}[a-z0-9])((?:/\w[\w.+=-]*)*)/?", url)
+    if not match:
+        raise ValueError(
+            "must be s3://BUCKET/PREFIX, the bucket of 3 to 63 small letters, digits, dots and hyphens, the "
+            "prefix of names like runs/may"
+        )
+    bucket, prefix = match.groups()
+    return bucket, f"{prefix[1:]}/" if prefix else ""
+
+
+def s3_client() -> S3Client:
+    """Return a client, without contacting S3; it repeats what times out or fails with a 5xx."""
+    import boto3
+    from botocore.config import Config
+
+    config = Config(connect_timeout=_CONNECT_S, read_timeout=_READ_S)
+    if "AWS_MAX_ATTEMPTS" not in os.environ:
+        config = config.merge(Config(retries={"total_max_attempts": _ATTEMPTS}))
+    return boto3.client("s3", config=config)
+
+
+def is_refused_condition(error: ClientError) -> bool:
+    """Whether IfMatch or IfNoneMatch did not hold: another process was there first."""
+    return error.response["Error"]["Code"] in ("PreconditionFailed", "ConditionalRequestConflict")
+
+
+@contextmanager
+def explained(where: str) -> Iterator[None]:
+    """Turn an error of S3 into one line: a ValueError if the user can fix it, else an OSError."""
+    from boto3.exceptions import Boto3Error
+    from botocore import exceptions as aws
+
+    try:
+        yield
+    except (aws.NoCredentialsError, aws.PartialCredentialsError, aws.ProfileNotFound) as error:
+        raise ValueError(f"{where}: {error}; set AWS_PROFILE, or keys, as for AWS's own tools") from error
+    except aws.ClientError as error:
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        if error.response["Error"]["Code"] == "NoSuchBucket":
+            raise ValueError(f"{where}: there is no such bucket; create it, or name another") from error
+        if 300 <= status < 500:
+            remedy = "check the bucket's name, its region and what AWS_PROFILE may do there"
+            raise ValueError(f"{where}: S3 refuses ({error}); {remedy}") from error
+        raise OSError(f"{where}: S3 fails ({error})") from error
+    except (aws.BotoCoreError, Boto3Error) as error:
+        raise OSError(f"{where}: S3 fails ({error})") from error
