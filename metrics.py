@@ -18,10 +18,12 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from dsgd.cluster import Engine, Update
 from dsgd.cluster.clocks import Clocks
+from dsgd.faults.seen import FaultSeen
 from dsgd.theory.uncertainty import Marks, Totals
 
 MOST_LISTED = 1024
@@ -53,6 +55,14 @@ class Tally:
         self.tasks = [0] * num_workers
         self.staleness_sums = [0] * num_workers
         self.busy_s = [0.0] * num_workers
+        self.faults: dict[str, int] = {}
+        """By kind: faults that are over, or that the run ended in."""
+        self.repeated = 0
+        """Mini-batches that faults had computed again."""
+        self.wasted_by_faults = 0
+        """Mini-batches whose results faults made useless."""
+        self.recovery_s: list[float] = []
+        """Of each fault: seconds until all workers concerned computed again or had left."""
         self._marks = Marks(apart=num_workers)  # so that each worker delivers about once between two
         self._next_mark = num_workers
         self._samples_per_batch, self._clocks = samples_per_batch, clocks
@@ -98,6 +108,14 @@ class Tally:
             self._measure(update)
         if self.gradients >= self._next_mark:
             self._next_mark = self._marks.add(self.gradients, self._totals)
+
+    def fault(self, fault: FaultSeen) -> None:
+        """Count a fault that is over, or that the run ended in."""
+        self.faults[fault.kind] = self.faults.get(fault.kind, 0) + 1
+        self.repeated += fault.repeated
+        self.wasted_by_faults += fault.wasted
+        if fault.recovered_s is not None:
+            self.recovery_s.append(fault.recovered_s)
 
     def _measure(self, update: Update) -> None:
         if unknown := update.measured.keys() - self._sums.keys():
@@ -226,6 +244,8 @@ class Quantity:
     """What TensorBoard shows the mean of, as update/NAME."""
     of_evaluation: Mapping[str, Callable[[Any], float | None]] = field(default_factory=dict)
     """What TensorBoard shows of an evaluation (dsgd/work/model.py), by the name after NAME/."""
+    of_fault: Callable[[FaultSeen], float | None] | None = None
+    """What TensorBoard shows of a fault, as fault/NAME."""
     families: Mapping[str, Family] = field(default_factory=dict)
     columns: Mapping[str, Column] = field(default_factory=dict)
 
@@ -298,6 +318,11 @@ def _staleness(tally: Tally) -> dict[str, Any]:
         **_distribution(tally.staleness_counts),
         "by_worker": {str(worker): sums[worker] / tasks[worker] for worker in tally.listed if tasks[worker]},
     }
+
+
+def _recovery_s(tally: Tally) -> dict[str, float | None]:
+    found = tally.recovery_s
+    return {"p50": median(found) if found else None, "max": max(found, default=None)}
 
 
 def _over_workers(tally: Tally, by_worker: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
@@ -635,9 +660,69 @@ QUANTITIES: list[Quantity] = [
         name="wasted",
         per="run",
         unit="mini-batches",
-        text="that came back and were not used, or whose tasks were cancelled",
-        total=lambda tally, cluster: {"ignored": tally.ignored, "cancelled": sum(cluster.cancelled)},
+        text="that came back and were not used, whose tasks were cancelled, or that faults made useless",
+        total=lambda tally, cluster: {
+            "ignored": tally.ignored,
+            "cancelled": sum(cluster.cancelled),
+            "faults": tally.wasted_by_faults,
+        },
         columns={"wasted": Column(int, lambda summary: summary.wasted.total)},
+    ),
+    Quantity(
+        name="faults",
+        per="run",
+        text="how many, by kind; asked for with `--faults`, or a process that died by itself",
+        total=lambda tally, _: dict(sorted(tally.faults.items())),
+        families={
+            "dsgd_faults_total": Family(
+                "counter",
+                "Faults that are over, and at the end those that the run ended in.",
+                "faults",
+                ("kind",),
+                note="Faults by `kind` (`kill`, `pause`, `slow`, `cut`, `node`, `leave`, `join`, `driver`, "
+                "and those of the checkpoint store), each counted when it is over. All kinds are there from "
+                "the start, at 0. After kills that nobody asked for, look at the machine's memory.",
+            )
+        },
+        columns={"faults": Column(int, lambda summary: sum(summary.faults.values()))},
+    ),
+    Quantity(
+        name="repeated",
+        per="run",
+        unit="mini-batches",
+        text="that faults had computed again, or partly",
+        total=lambda tally, _: tally.repeated,
+        of_fault=lambda fault: fault.repeated,
+        families={
+            "dsgd_repeated_gradients_total": Family(
+                "counter",
+                "Mini-batches that faults had computed again, or partly.",
+                "repeated",
+                unit="mini-batches",
+                note="Mini-batches that were computed again, or partly, because of a fault. Its rate over "
+                "that of `dsgd_gradients_total` is the share of work that faults cost.",
+            )
+        },
+        columns={"repeated": Column(int, lambda summary: summary.repeated)},
+    ),
+    Quantity(
+        name="recovery_s",
+        per="run",
+        unit="engine s",
+        text="from a fault until all workers concerned computed again or had left",
+        total=lambda tally, _: _recovery_s(tally),
+        of_fault=lambda fault: fault.recovered_s,
+        families={
+            "dsgd_fault_recovery_seconds": Family(
+                "histogram",
+                "Engine seconds from a fault until all workers concerned computed again or had left.",
+                "recovery_s",
+                unit="engine s",
+                note="Of each fault: from its beginning until all workers concerned computed again or had "
+                "left. Those that the run ended in are not among them.",
+            )
+        },
+        columns={"recovery_p50_s": Column(float, lambda summary: summary.recovery_s.p50)},
     ),
     Quantity(
         name="bytes",

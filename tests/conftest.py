@@ -80,6 +80,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 AROUND_RUNS = {
     "test_cluster_tooling",
     "test_experiments",
+    "test_faults_shown",
     "test_full_disk",
     "test_gate_catches",
     "test_interrupt",

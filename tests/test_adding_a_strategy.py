@@ -289,6 +289,18 @@ def test_conformance_prints_each_law_once(my: Path, capsys: pytest.CaptureFixtur
     assert "15 of 16 checks hold, 1 fail" in out
 
 
+def test_conformance_shows_an_error_once(my: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An error that ends every run is shown once, however many laws it breaks; the exit code is 1."""
+    from main import main
+
+    file = my / "train_pairs.py"
+    file.write_text(file.read_text().replace("    while True:\n", "    boom\n    while True:\n", 1))
+    assert main(["--conformance", "my/train_pairs.py", "--no-ray"]) == 1
+    printed = capsys.readouterr().out
+    assert printed.count("boom") == 1
+    assert "the error above again" in printed
+
+
 # --- The scaffold -------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from conftest import CommandLine, python
 
+from dsgd.faults.seen import FaultSeen
+from dsgd.records.schema import RecordedFault, encode
 from dsgd.records.trace import write_trace
 
 SIM = "--engine sim --quiet --compute-time exponential:1"
@@ -23,6 +25,7 @@ Event = dict[str, Any]
 
 FIELDS = {  # of the trace-event format, and of each of its events that trace.json has
     "X": {"ph", "pid", "tid", "ts", "dur", "name", "args"},
+    "i": {"ph", "s", "pid", "tid", "ts", "name", "args"},
     "C": {"ph", "pid", "tid", "ts", "name", "args"},
     "M": {"ph", "pid", "tid", "ts", "name", "args"},
     "s": {"ph", "pid", "tid", "ts", "cat", "name", "id"},
@@ -222,6 +225,66 @@ def test_the_counters_are_the_records(cli: CommandLine) -> None:
     }
 
 
+FAULTS = [
+    FaultSeen(0.5, "kill", (1,), True, 0, 0, "worker 1 got a new process", 0.1, 1.0, repeated=1),
+    FaultSeen(2.0, "slow", (0, 2), True, 2, 2, "nothing", None, 9.0),
+    FaultSeen(3.0, "pause", (0,), True, 5, 5, "waited", 0.0, 1.5),
+    FaultSeen(3.5, "leave", (3,), False, 6, 6, "its step goes to others"),
+    FaultSeen(4.0, "driver", (), True, 7, 7, "went on from its checkpoint", 0.0, 2.0),
+    FaultSeen(5.0, "cut", (0,), True, 8, 8, "nothing passes"),
+]
+
+
+def with_faults(record: Path, faults: list[FaultSeen]) -> list[Event]:
+    """Return the events of a record's trace as it would be had the run had these faults."""
+    lines = [encode(RecordedFault(**fault._asdict())) + b"\n" for fault in faults]
+    (record / "faults.jsonl").write_bytes(b"".join(lines))
+    write_trace(record, 1000)
+    return checked(record)
+
+
+def test_faults_are_below_whom_they_hit(cli: CommandLine) -> None:
+    """Each fault has, on a track right below its worker's, a mark at its beginning, a slice until its end."""
+    ran = cli(f"{SIM} --mode asgd --num-workers 4 --steps 25")
+    events = with_faults(ran.record, FAULTS)
+    name = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    place = {e["tid"]: e["args"]["sort_index"] for e in events if e["name"] == "thread_sort_index"}
+    assert [name[tid] for tid in sorted(place, key=place.__getitem__)] == [
+        "server", "server: faults", "worker 0", "worker 0: faults", "worker 0: faults",
+        "worker 1", "worker 1: faults", "worker 2", "worker 2: faults", "worker 3", "worker 3: faults",
+    ]  # fmt: skip
+    marks = sorted((e["ts"], name[e["tid"]], e["name"]) for e in events if e["ph"] == "i")
+    hit = [(f, f"worker {w}" if f.workers else "server") for f in FAULTS for w in f.workers or [0]]
+    assert marks == sorted((us(f.t_s), f"{who}: faults", f.kind) for f, who in hit)
+    spans = sorted(
+        (e["ts"], e["ts"] + e["dur"], e["name"])
+        for e in events
+        if e["ph"] == "X" and "faults" in name[e["tid"]]
+    )
+    lasting = [f for f, _ in hit if f.recovered_s]
+    end_us = us(ran.lines("updates.jsonl")[-1]["t_s"])
+    assert spans == sorted(
+        [(us(f.t_s), us(f.t_s + (f.recovered_s or 0)), f.kind) for f in lasting]
+        + [(us(5.0), end_us, "cut, not over at the end")]
+    )
+    killed = next(e for e in events if e["ph"] == "X" and e["name"] == "kill")
+    assert killed["args"] == {
+        "what was done": "worker 1 got a new process", "asked": "--faults", "update": 0, "detected_s": 0.1,
+        "recovered_s": 1.0, "repeated": 1, "wasted": 0,
+    }  # fmt: skip
+
+
+def test_a_window_shows_the_faults_that_reach_into_it(cli: CommandLine) -> None:
+    """A trace of the last updates leaves out the faults that were over before it."""
+    ran = cli(f"{SIM} --mode asgd --num-workers 4 --steps 25 --trace-last 5")
+    from_s = ran.lines("updates.jsonl")[-5]["t_s"]
+    over, into = FAULTS[0], FAULTS[1]._replace(recovered_s=from_s - 1.0)
+    lines = [encode(RecordedFault(**fault._asdict())) + b"\n" for fault in (over, into)]
+    (ran.record / "faults.jsonl").write_bytes(b"".join(lines))
+    write_trace(ran.record, 5)
+    assert {e["name"] for e in checked(ran.record) if e["ph"] == "i"} == {"slow"}
+
+
 def test_trace_last_keeps_the_last_updates(cli: CommandLine) -> None:
     """N updates, whatever they are; 0 and --record none make no trace."""
     ran = cli(f"{SIM} --mode asgd --steps 20 --trace-last 7")
@@ -289,7 +352,8 @@ def test_a_trace_without_room_fails_the_run_and_spares_the_rest(tmp_path: Path) 
     assert len(err.strip().splitlines()) == 1
     assert "cannot be written (File too large); raise the limit on a file's size (ulimit -f)" in err
     assert {path.name for path in (tmp_path / "r").iterdir()} == {
-        "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "weights.npy", "summary.json"
+        "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "faults.jsonl", "weights.npy",
+        "summary.json",
     }  # fmt: skip
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["stopped_by"] == "failed"

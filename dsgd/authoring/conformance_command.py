@@ -39,7 +39,7 @@ def conformance(arguments: Sequence[str], _: Interruptions) -> int:
         raise UsageError(f"--conformance {given.conformance}: {reason}") from None
     checks = [check for check in checks_of(subject) if not (check.needs_ray and given.no_ray)]
     print(f"{subject.mode}: {subject.path}")
-    broken = 0
+    broken, shown = 0, set[str]()
     for _law, group in groupby(checks, key=lambda check: check.law):
         cases = list(group)
         failures = []
@@ -50,13 +50,27 @@ def conformance(arguments: Sequence[str], _: Interruptions) -> int:
                 failures.append(str(error))
         several = f" ({len(cases)} cases)" if len(cases) > 1 else ""
         print(_wrapped("FAILS" if failures else "holds", cases[0].sentence + several), flush=True)
+        again = 0
         for failure in failures:
+            if (crash := _crash(failure)) in shown:
+                again += 1
+                continue
+            if crash:
+                shown.add(crash)
             print(textwrap.indent(failure.partition("\n")[2], " " * 5), flush=True)
+        if again:
+            print(f"       seen:    the error above again, in {again} of {len(failures)} cases", flush=True)
         broken += len(failures)
     print(f"\n{len(checks) - broken} of {len(checks)} checks hold" + (f", {broken} fail" if broken else ""))
     if names := unclaimed(subject):
         print(f"not claimed in LAWS, so not checked: {', '.join(names)}")
     return EXIT_FAILED if broken else 0
+
+
+def _crash(failure: str) -> str:
+    """Return the error in which a run ended, if that is what a broken law has seen; else nothing."""
+    _, _, error = failure.partition("the run failed: ")
+    return error.partition("\n")[0]
 
 
 def _wrapped(mark: str, sentence: str) -> str:

@@ -114,7 +114,9 @@ class Cluster(Protocol):
 
     @property
     def now_s(self) -> float:
-        """Seconds since the start barrier: wall seconds on Ray, virtual seconds in the simulator."""
+        """Seconds since the start barrier at the last answer of `next_done`: wall seconds on Ray, virtual
+        seconds in the simulator.
+        """
 
     def reading(self, worker: int) -> Weights:
         """Return the weights that the task of `worker` reads."""
@@ -173,6 +175,9 @@ class Telemetry(Protocol):
 
     def reached(self, version: int) -> None:
         """Learn that the run has recorded this version of the weights: faults may be due with it."""
+
+    def ended(self) -> None:
+        """Learn that the run is over: the faults that are not are added to `faults_seen` now."""
 
     def state(self) -> ClusterState:
         """Return the cluster as it is, between two updates."""
@@ -246,13 +251,13 @@ def next_round(cluster: Cluster, budget: int, most: int) -> int:
 
 def start_portions(cluster: Cluster, task: Callable[[int], Task], w: Weights, budget: int, most: int) -> bool:
     """Give idle workers tasks of `most` mini-batches, the last one what is left; return whether any are in
-    flight.
+    flight or still to be given, once there is a member.
 
     task: makes the task of so many mini-batches.
     """
     while (left := budget - cluster.given) > 0 and cluster.idle:
         cluster.start(next(iter(cluster.idle)), task(min(most, left)), w)
-    return bool(cluster.in_flight)
+    return left > 0 or bool(cluster.in_flight)
 
 
 def in_worker_order(dones: Iterable[Done]) -> list[Done]:

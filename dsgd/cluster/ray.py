@@ -42,6 +42,7 @@ from dsgd.cluster.ledger import Idle, Ledger
 from dsgd.cluster.processes import awaited, own_processes
 from dsgd.cluster.state import ClusterState
 from dsgd.cluster.timing import ComputeTimes, sleep_heterogeneity
+from dsgd.cluster.values import compute_alone
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
 from dsgd.faults.seen import FaultSeen
@@ -78,9 +79,8 @@ class Worker:
         self._tasks: dict[bytes, Task] = {}
         self._stopped, self._stop = -1, threading.Condition()  # no task up to this ticket need go on
         if objective.num_weights:
-            import torch
+            import torch  # noqa: F401 - before the start barrier: it takes a second
 
-            self._torch = torch
             self._shard = shard.on_device([shard], device)[0]
 
     def ready(self) -> int:
@@ -108,13 +108,9 @@ class Worker:
         vector = vector[: self._objective.num_weights]
         loss, value = math.nan, vector
         if self._objective.num_weights:
-            w = self._torch.tensor(vector[None], device=self._device)
-            if state is None:
-                kept = w.new_zeros(1, task.state_rows, w.shape[1])
-            else:
-                kept = self._torch.tensor(state[None], device=self._device)
-            losses, values, kept = task(self._objective, [self._shard], [step], w, kept)
-            loss, value = losses.item(), values[0].cpu().numpy()
+            loss, value, kept = compute_alone(
+                task, self._objective, self._shard, step, vector, state, self._device
+            )
         computed_s = time.perf_counter() - began_s
         sleep_heterogeneity(self._times, self._worker, step, task.batches, computed_s, self._sleeper(ticket))
         if len(self._padding):
@@ -123,7 +119,7 @@ class Worker:
         small = value.nbytes <= _INLINE_BYTES
         reply = _REPLY.pack(loss, compute_s) + value.tobytes() if small else (loss, compute_s, value)
         if task.state_rows and self._objective.num_weights:
-            return reply, kept[0].cpu().numpy()
+            return reply, kept.cpu().numpy()
         return reply
 
     # In its own concurrency group, and so its own thread: it must be heard while a task runs.
@@ -192,6 +188,7 @@ class RayCluster:
             self.close()
             raise
         self._began_s: float | None = None
+        self._now_s = 0.0
 
     def __enter__(self) -> RayCluster:
         return self
@@ -238,12 +235,17 @@ class RayCluster:
 
     @property
     def now_s(self) -> float:
+        # It stands still between two answers: a replay, which knows when each came, decides the same by it.
+        return self._now_s
+
+    @property
+    def _clock_s(self) -> float:
         return 0.0 if self._began_s is None else time.perf_counter() - self._began_s
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         if self._began_s is None:
             self._began_s = time.perf_counter()
-        self._ledger.start(worker, self._flight(task, w, self._ledger.steps[worker], self.now_s))
+        self._ledger.start(worker, self._flight(task, w, self._ledger.steps[worker], self._clock_s))
         self._send(worker)
 
     def _flight(self, task: Task, w: Weights, step: int, started_s: float) -> _Flight:
@@ -260,7 +262,7 @@ class RayCluster:
 
     def cancel(self, worker: int) -> None:
         flight = self._ledger.flights[worker]
-        self._ledger.cancel(worker, self.now_s - flight.started_s)
+        self._ledger.cancel(worker, self._clock_s - flight.started_s)
         self._next_states.pop(worker, None)
         ref = next(ref for ref, its_worker in self._refs.items() if its_worker == worker)
         del self._refs[ref]
@@ -269,9 +271,9 @@ class RayCluster:
     def next_done(self) -> Done:
         assert self._refs, "no worker has a task: nothing can finish"
         while True:
-            left_s = self._deadline_s - self.now_s
+            left_s = self._deadline_s - self._clock_s
             ready, _ = ray.wait(list(self._refs), num_returns=1, timeout=max(0.0, min(_POLL_S, left_s)))
-            if left_s < _POLL_S and self.now_s > self._deadline_s:
+            if left_s < _POLL_S and self._clock_s > self._deadline_s:
                 raise TimeUp
             if self._returning:
                 self._check_returning()
@@ -281,6 +283,9 @@ class RayCluster:
                     return done
 
     def reached(self, version: int) -> None:
+        pass
+
+    def ended(self) -> None:
         pass
 
     def state(self) -> ClusterState:
@@ -294,7 +299,7 @@ class RayCluster:
             self._actors[worker].stop.remote(self._ledger.flights[worker].ticket)
         self._refs.clear()
         self._next_states.clear()
-        self._began_s = time.perf_counter() - state.now_s
+        self._began_s, self._now_s = time.perf_counter() - state.now_s, state.now_s
         self.restarts = list(state.restarts)
         refs: dict[int, Any] = {worker: ray.put(vector) for worker, vector in state.states.items()}
         flights = {
@@ -328,7 +333,7 @@ class RayCluster:
             raise ClusterError(f"worker {worker} lost its state with its node; run again") from error
         if worker in self._next_states:
             self._ledger.states[worker] = self._next_states.pop(worker)
-        finished_s = self.now_s
+        self._now_s = finished_s = self._clock_s
         if isinstance(result, bytes):
             loss, compute_s = _REPLY.unpack_from(result)
             value: Vector = np.frombuffer(result, np.float32, offset=_REPLY.size)
@@ -466,7 +471,7 @@ class RayCluster:
         # The new actor itself waits, so that the driver goes on serving the others.
         delay_s = 0.0 if count == 1 else min(30.0, 0.5 * 2.0 ** (count - 2))
         self._actors[worker] = self._spawn(worker, delay_s)
-        until_s = self.now_s + delay_s + self._cfg.ray.start_timeout_s
+        until_s = self._clock_s + delay_s + self._cfg.ray.start_timeout_s
         self._returning[worker] = (self._actors[worker].ready.remote(), until_s)
         self._send(worker)
 
@@ -474,7 +479,7 @@ class RayCluster:
         for worker, (ready, until_s) in list(self._returning.items()):
             if ray.wait([ready], timeout=0)[0]:
                 del self._returning[worker]
-            elif self.now_s > until_s:
+            elif self._clock_s > until_s:
                 raise ClusterError(self._lacking(f"worker {worker}, which died,"))
 
     def _choose_device(self) -> str:

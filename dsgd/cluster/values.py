@@ -1,7 +1,10 @@
-"""The values of simulated tasks: computed late, and many at once.
+"""The values of tasks: of one alone, as on Ray, and of simulated ones, computed late and many at once.
 
 A task's inputs are frozen when it starts, so nothing has to be computed before its result is needed, and then
 everything in flight is computed in one batch.
+
+torch takes another kernel for one row than for several, and the last bit of a value depends on it: so a
+replay computes a record's tasks as the engine that made the record did.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsgd.data import Workload
+from dsgd.work.model import Objective
+from dsgd.work.shard import Shard
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Vector
 
@@ -21,6 +26,69 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CHUNK_BYTES = 1 << 20  # of weights in one batched computation: more no longer fit the cache
+
+
+def compute_alone(
+    task: Task,
+    objective: Objective,
+    shard: Shard,
+    step: int,
+    vector: Vector,
+    state: Vector | None,
+    device: str,
+) -> tuple[float, Vector, Tensor]:
+    """Return the loss, the value (D,) and the state (rows, D) of a task that is computed alone, in one row.
+
+    vector: the weights (D,). state: what the worker's last such task left, None in its first.
+    """
+    import torch
+
+    w = torch.tensor(vector[None], device=device)
+    if state is None:
+        kept = w.new_zeros(1, task.state_rows, w.shape[1])
+    else:
+        kept = torch.tensor(state[None], device=device)
+    losses, values, kept = task(objective, [shard], [step], w, kept)
+    return losses.item(), values[0].cpu().numpy(), kept[0]
+
+
+class LoneValues:
+    """Computes the value of each task alone, when it is asked for, bit for bit as a worker on Ray does."""
+
+    def __init__(self, workload: Workload, device: str) -> None:
+        import torch
+
+        torch.set_num_threads(1)  # as Ray has it set in a worker
+        self._objective, self._device = workload.objective, device
+        self._shards = [shard.on_device([shard.alone()], device)[0] for shard in workload.shards]
+        self._waiting: dict[int, tuple[Task, int, Vector]] = {}
+        self._states: dict[int, Vector] = {}  # (state_rows, D) by worker, after its last finished task
+
+    def add(self, worker: int, task: Task, step: int, vector: Vector) -> None:
+        self._waiting[worker] = (task, step, vector)
+
+    def drop(self, worker: int) -> None:
+        self._waiting.pop(worker, None)
+
+    def take(self, worker: int) -> tuple[float, Vector]:
+        task, step, vector = self._waiting.pop(worker)
+        state = self._states.get(worker) if task.state_rows else None
+        loss, value, left = compute_alone(
+            task, self._objective, self._shards[worker], step, vector, state, self._device
+        )
+        value.setflags(write=False)
+        if task.state_rows:
+            self._states[worker] = left.cpu().numpy()
+        return loss, value
+
+    def states(self) -> dict[int, Vector]:
+        """Return what each worker's last finished task hands on, shape (rows, D)."""
+        return dict(self._states)
+
+    def restart(self, states: Mapping[int, Vector]) -> None:
+        """Forget all tasks, and give the workers these states."""
+        self._waiting.clear()
+        self._states = dict(states)
 
 
 class LazyValues:

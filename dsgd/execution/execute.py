@@ -195,7 +195,13 @@ class _Following:
             self._stopped_by = "interrupted"
         except Exception as error:
             self._fail(error)
-        for complete in (self._note_faults, self._evaluate_the_last, self._end_watchers, self._close_streams):
+        for complete in (
+            self._cluster.ended,
+            self._note_faults,
+            self._evaluate_the_last,
+            self._end_watchers,
+            self._close_streams,
+        ):
             try:
                 complete()
             except Exception as error:  # the summary is written nevertheless
@@ -251,6 +257,9 @@ class _Following:
     def _note_faults(self) -> None:
         for fault in self._cluster.faults_seen[self._faults_noted :]:
             self._faults_noted += 1
+            self._tally.fault(fault)
+            if self._record:
+                self._record.fault(fault)
             for watcher in self._watchers:
                 watcher.fault(fault)
 
@@ -357,7 +366,12 @@ def _summary(ended: Ended) -> dict[str, Any]:
         },
         **counted,
         "theory": compare(
-            cfg, counted, ended.tally.totals, ended.stopped_by, restarts=sum(ended.cluster.restarts)
+            cfg,
+            counted,
+            ended.tally.totals,
+            ended.stopped_by,
+            restarts=sum(ended.cluster.restarts),
+            faults=ended.cluster.faults_seen,
         ),
         "wall_s": ended.wall_s,
         "startup_s": ended.startup_s,

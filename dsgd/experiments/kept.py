@@ -21,7 +21,8 @@ from dsgd.records.schema import RecordError
 from dsgd.terminal.cli import UsageError
 
 _FILES = (
-    "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "weights.npy", "trace.json", "tensorboard"
+    "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "faults.jsonl", "weights.npy", "trace.json",
+    "tensorboard",
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from dsgd.cluster import Update
 from dsgd.config import LiveConfig
 from dsgd.execution.evaluation import Evaluated
 from dsgd.execution.execute import Running, Watcher
+from dsgd.faults.seen import FaultSeen
 from dsgd.live.prometheus import RunMetrics
 from dsgd.terminal.interruptions import Interruptions
 
@@ -36,6 +37,10 @@ class _Metrics(Watcher):
     def evaluated(self, evaluated: Evaluated) -> None:
         assert self._metrics
         self._metrics.evaluated(evaluated.found.loss, evaluated.found.accuracy)
+
+    def fault(self, fault: FaultSeen) -> None:
+        assert self._metrics
+        self._metrics.fault(fault)
 
     def ended(self) -> None:
         if self._metrics:

@@ -12,9 +12,11 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from dsgd.cluster import Engine, Update
+from dsgd.faults.fault import Kind
+from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import Tally, families
 
 if TYPE_CHECKING:
@@ -79,6 +81,12 @@ class RunMetrics:
         self.wait_s = [_Counts(SECONDS_BUCKETS) for _ in cluster.workers]
         self.update_s = _Counts(SECONDS_BUCKETS)
         self.restarts = cluster.restarts
+        # All kinds from the start: an increase can be seen of what was 0 before.
+        self.faults = dict.fromkeys(get_args(Kind), 0) | tally.faults
+        self.repeated = tally.repeated
+        self.recovery_s = _Counts(SECONDS_BUCKETS)
+        for recovery_s in tally.recovery_s:
+            self.recovery_s.observe(recovery_s)
         self.staleness_max, self.staleness_bound = 0, staleness_bound
         self.eval_loss: float | None = None
         self.eval_accuracy: float | None = None
@@ -131,6 +139,14 @@ class RunMetrics:
         """Take the values of an evaluation."""
         with self._lock:
             self.eval_loss, self.eval_accuracy = loss, accuracy
+
+    def fault(self, fault: FaultSeen) -> None:
+        """Count a fault that is over, or that the run ends in."""
+        with self._lock:
+            self.faults[fault.kind] += 1
+            self.repeated += fault.repeated
+            if fault.recovered_s is not None:
+                self.recovery_s.observe(fault.recovered_s)
 
     def finish(self) -> None:
         """Say that the run is over, and let go of its cluster."""

@@ -55,6 +55,7 @@ def quantities_table(_: str) -> str:
         field = f"`{row.name}`" if row.total or row.name == "eval" else ""
         points = [f"`update/{row.name}`"] if row.points else []
         points += [f"`{row.name}/{name}`" for name in row.of_evaluation]
+        points += [f"`fault/{row.name}`"] if row.of_fault else []
         shown = [f"`workers.I.{row.name}`" if row.by_worker else field, _listed(row.families)]
         shown += [", ".join(points), _listed(row.columns)]
         rows.append(f"| {row.name} | {row.unit} | {row.per} | {row.text} | {' | '.join(shown)} |\n")

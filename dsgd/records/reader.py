@@ -24,6 +24,7 @@ from dsgd.records.schema import (
     Ending,
     Meta,
     RecordedEvaluation,
+    RecordedFault,
     RecordedTask,
     RecordedUpdate,
     RecordError,
@@ -56,6 +57,8 @@ class Record:
     meta: Meta
     summary: Summary
     evals: Sequence[RecordedEvaluation] = field(repr=False)
+    faults: Sequence[RecordedFault] = field(default=(), repr=False)
+    """In the order in which they ended; empty for a record from before there were any."""
 
     def reached(self, target_loss: float) -> RecordedEvaluation | None:
         """Return the first evaluation whose loss is at or below the target."""
@@ -208,12 +211,19 @@ def read_record(path: Path) -> Record:
         meta=read_meta(path),
         summary=summary,
         evals=tuple(read_evaluations(path)),
+        faults=tuple(read_faults(path)),
     )
 
 
 def read_evaluations(path: Path) -> Iterator[RecordedEvaluation]:
     """Yield a record's evaluations, a line at a time; raises RecordError."""
     return _lines(path / "evals.jsonl", RecordedEvaluation)
+
+
+def read_faults(path: Path) -> Iterator[RecordedFault]:
+    """Yield a record's faults, a line at a time; none of an older record. Raises RecordError."""
+    if (path / "faults.jsonl").exists():
+        yield from _lines(path / "faults.jsonl", RecordedFault)
 
 
 def columns(kind: type[Struct], without: Sequence[str] = ()) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta as About
 from msgspec import Struct
 
+from dsgd.faults.fault import LASTING
 from dsgd.metrics import QUANTITIES, Quantity, quantity
 
 T = TypeVar("T")
@@ -113,6 +114,52 @@ class RecordedEvaluation(Struct, frozen=True, kw_only=True, gc=False):
     ]
 
 
+# --- faults.jsonl
+
+
+class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
+    """A line of faults.jsonl: a `FaultSeen` (dsgd/faults/seen.py)."""
+
+    t_s: Annotated[float, field("engine s", "when it began")]
+    kind: Annotated[
+        str,
+        field(
+            "",
+            "`kill`, `pause`, `slow`, `cut`, `node`, `leave`, `join`, `driver`, `torn`, `rot`, `full` or "
+            "`slow-disk`, as in `--faults`; a process that died by itself is a `kill`",
+        ),
+    ]
+    workers: Annotated[tuple[int, ...], field("", "whom it hit, from 0")]
+    asked: Annotated[bool, field("", "whether `--faults` asked for it")]
+    update: Annotated[int, field("updates", "the version of the weights when it began")]
+    came_in: Annotated[
+        int, field("tasks", "that had come in when it began: its place in the order of events")
+    ]
+    text: Annotated[str, field("", "what was done about it, in words")]
+    detected_s: Annotated[
+        float | None, field("engine s", "from its beginning until the driver knew; null: never, or no matter")
+    ] = None
+    recovered_s: Annotated[
+        float | None,
+        field(
+            "engine s",
+            "from its beginning until all workers concerned computed again or had left; null: never",
+        ),
+    ] = None
+    repeated: Annotated[int, field("mini-batches", "that were computed again, or partly")] = 0
+    wasted: Annotated[
+        int,
+        field("mini-batches", "whose result was not used: a second copy came first, or the member left"),
+    ] = 0
+
+    @property
+    def over_s(self) -> float | None:
+        """When (engine s) it was over, for most at once; None: it was not when the run ended."""
+        if self.recovered_s is None:
+            return None if self.kind in LASTING else self.t_s
+        return self.t_s + self.recovered_s
+
+
 # --- summary.json
 
 
@@ -184,10 +231,21 @@ class Wasted(Struct, frozen=True, kw_only=True):
 
     ignored: Annotated[int, field("mini-batches", "that came back and were not used")]
     cancelled: Annotated[int, field("mini-batches", "whose tasks were cancelled")]
+    faults: Annotated[
+        int,
+        field("mini-batches", "whose results faults made useless, the sum of `wasted` in `faults.jsonl`"),
+    ] = 0
 
     @property
     def total(self) -> int:
-        return self.ignored + self.cancelled
+        return self.ignored + self.cancelled + self.faults
+
+
+class Recovery(Struct, frozen=True, kw_only=True):
+    """`recovery_s` of summary.json; null where nothing had to recover."""
+
+    p50: Annotated[float | None, field("engine s", "the median of `recovered_s` in `faults.jsonl`")] = None
+    max: Annotated[float | None, field("engine s", "the longest")] = None
 
 
 class Travelled(Struct, frozen=True, kw_only=True):
@@ -289,6 +347,12 @@ class Summary(Struct, frozen=True, kw_only=True):
         default_factory=dict
     )
     wasted: Wasted
+    faults: Annotated[
+        dict[str, int],
+        field("", "how many, by kind; only kinds that occurred. Old records lack it", key="KIND"),
+    ] = msgspec.field(default_factory=dict)
+    repeated: Annotated[int, of_table("repeated")] = 0
+    recovery_s: Recovery = msgspec.field(default_factory=Recovery)
     bytes: Travelled
     theory: Annotated[dict[str, Compared], field("", "by name", key="NAME")] = msgspec.field(
         default_factory=dict
@@ -451,6 +515,7 @@ def files() -> dict[str, type[Struct]]:
         "meta.json": Meta,
         "updates.jsonl": update_type(),
         "evals.jsonl": RecordedEvaluation,
+        "faults.jsonl": RecordedFault,
         "summary.json": summary_type(),
         "comparison.json": EngineComparison,
     }

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dsgd.cluster import Update
 from dsgd.execution.evaluation import Evaluated
+from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import QUANTITIES
 from dsgd.records.files import GrowingFile
 
@@ -68,6 +69,12 @@ class TensorBoard:
         }
         scalars = {tag: value for tag, value in found.items() if value is not None}
         self._write(scalars, evaluated.gradients, evaluated.t_s)
+
+    def fault(self, fault: FaultSeen) -> None:
+        """Write what a fault cost, at the time when it was over."""
+        found = {f"fault/{row.name}": row.of_fault(fault) for row in QUANTITIES if row.of_fault}
+        scalars = {tag: value for tag, value in found.items() if value is not None}
+        self._write(scalars, self._gradients, fault.t_s + (fault.recovered_s or 0.0))
 
     def close(self) -> None:
         """Write the point that is due next, and close the file."""

@@ -8,17 +8,24 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from dsgd.metrics import MOST_LISTED
 from dsgd.records.files import whole_file
-from dsgd.records.reader import read_evaluations
-from dsgd.records.schema import RecordedEvaluation, RecordedTask, RecordedUpdate, decode, update_type
+from dsgd.records.reader import read_evaluations, read_faults
+from dsgd.records.schema import (
+    RecordedEvaluation,
+    RecordedFault,
+    RecordedTask,
+    RecordedUpdate,
+    decode,
+    update_type,
+)
 
 _TAIL_BYTES = 1_000_000  # of updates.jsonl: some 4,000 tasks, a trace of 3 to 4 MB, 0.2 s
 _LINE_BYTES = 10_000_000  # a longer update is not drawn unasked: viewers do not open it
@@ -38,11 +45,14 @@ def write_trace(record: Path, last: int | None = None) -> None:
         return
     config = yaml.safe_load((record / "config.yaml").read_text())
     at_us = _at_us(updates)
+    free_tid = _FIRST_WORKER + config["num_workers"]
+    faults = _placed(_in_window(read_faults(record), updates), at_us[updates[-1].version], free_tid)
     events = chain(
-        _names(config, updates),
+        _names(config, updates, faults),
         _server(updates, at_us),
         _workers(updates, unlisted="cancelled" if config["record"] == "all" else "not recorded"),
         _arrows(updates, at_us),
+        _faults(faults),
         _counters(updates, at_us, read_evaluations(record)),
     )
     with whole_file(record / "trace.json") as file:
@@ -94,8 +104,10 @@ def _at_us(updates: list[RecordedUpdate]) -> dict[int, int]:
     return at_us
 
 
-def _names(config: Mapping[str, Any], updates: list[RecordedUpdate]) -> Iterator[Event]:
-    """Name the tracks; of very many workers only those that have tasks here."""
+def _names(
+    config: Mapping[str, Any], updates: list[RecordedUpdate], faults: Sequence[_Fault]
+) -> Iterator[Event]:
+    """Name the tracks, of very many workers those that have tasks here. Faults are below whom they hit."""
 
     def name(kind: str, tid: int, value: str | int) -> Event:
         key = "sort_index" if kind == "thread_sort_index" else "name"
@@ -107,9 +119,15 @@ def _names(config: Mapping[str, Any], updates: list[RecordedUpdate]) -> Iterator
     if workers > MOST_LISTED:
         present = sorted({task.worker for update in updates for task in (*update.gradients, *update.ignored)})
     threads = [(_FIRST_WORKER + worker, f"worker {worker}") for worker in present]
-    for tid, thread in [(_SERVER, "server"), *threads]:
+    tracks = {tid: (tid, thread) for tid, thread in [(_SERVER, "server"), *threads]}
+    for fault in faults:
+        of = "server" if fault.below == _SERVER else f"worker {fault.below - _FIRST_WORKER}"
+        tracks[fault.tid] = (fault.below, f"{of}: faults")
+    for place, (tid, (_, thread)) in enumerate(
+        sorted(tracks.items(), key=lambda track: (track[1][0], track[0]))
+    ):
         yield name("thread_name", tid, thread)
-        yield name("thread_sort_index", tid, tid)
+        yield name("thread_sort_index", tid, place)
 
 
 def _slice(tid: int, name: str, begin_us: int, end_us: int, args: Mapping[str, Any]) -> Event:
@@ -117,6 +135,61 @@ def _slice(tid: int, name: str, begin_us: int, end_us: int, args: Mapping[str, A
         "ph": "X", "pid": _PROCESS, "tid": tid, "ts": begin_us, "dur": end_us - begin_us, "name": name,
         "args": args,
     }  # fmt: skip
+
+
+class _Fault(NamedTuple):
+    """A fault as one track shows it."""
+
+    tid: int
+    """Its track; faults of a worker that overlap are on different ones."""
+    below: int
+    """The track of whom it hit."""
+    begin_us: int
+    end_us: int
+    of: RecordedFault
+
+
+def _in_window(faults: Iterable[RecordedFault], updates: list[RecordedUpdate]) -> list[RecordedFault]:
+    """Return the faults that ended after the first update shown, in the order in which they began."""
+    from_s = 0.0 if updates[0].version == 1 else updates[0].t_s
+    shown = [f for f in faults if f.over_s is None or f.over_s >= from_s]
+    return sorted(shown, key=lambda fault: fault.t_s)
+
+
+def _placed(faults: Iterable[RecordedFault], last_us: int, free_tid: int) -> list[_Fault]:
+    """Give faults tracks below those of their workers, or of the server where they have none.
+
+    last_us: the end of the trace, and of the faults that never were over.
+    """
+    until_us: dict[int, dict[int, int]] = {}  # by track of a worker, then by track of its faults
+    placed: list[_Fault] = []
+    for fault in faults:
+        begin_us = _us(fault.t_s)
+        over_us = last_us if fault.over_s is None else _us(fault.over_s)
+        end_us = max(begin_us, over_us)
+        for below in [_FIRST_WORKER + worker for worker in fault.workers] or [_SERVER]:
+            own = until_us.setdefault(below, {})
+            tid = next((tid for tid, taken_us in own.items() if taken_us <= begin_us), free_tid)
+            free_tid += tid == free_tid
+            own[tid] = end_us
+            placed.append(_Fault(tid, below, begin_us, end_us, fault))
+    return placed
+
+
+def _faults(faults: Iterable[_Fault]) -> Iterator[Event]:
+    """Yield a mark where each fault began, and a slice from there until it was over."""
+    for tid, _, begin_us, end_us, of in faults:
+        asked = "--faults" if of.asked else "by itself"
+        args = {
+            "what was done": of.text, "asked": asked, "update": of.update, "detected_s": of.detected_s,
+            "recovered_s": of.recovered_s, "repeated": of.repeated, "wasted": of.wasted,
+        }  # fmt: skip
+        yield {
+            "ph": "i", "s": "t", "pid": _PROCESS, "tid": tid, "ts": begin_us, "name": of.kind, "args": args
+        }  # fmt: skip
+        if begin_us < end_us:
+            name = f"{of.kind}, not over at the end" if of.over_s is None else of.kind
+            yield _slice(tid, name, begin_us, end_us, args)
 
 
 def _server(updates: list[RecordedUpdate], at_us: Mapping[int, int]) -> Iterator[Event]:

@@ -24,11 +24,13 @@ from msgspec import Struct
 from dsgd.cluster import Done, Engine, Update
 from dsgd.config import OutputConfig, TrainConfig, options
 from dsgd.execution.evaluation import Evaluated
+from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import finite, taken_of_updates
 from dsgd.records.files import GrowingFile, WriteError, Writing, whole_file
 from dsgd.records.schema import (
     Meta,
     RecordedEvaluation,
+    RecordedFault,
     RecordedTask,
     built,
     encode,
@@ -59,6 +61,7 @@ class RunRecord:
         self._line, self._taken = update_type(), taken_of_updates()
         self._updates: GrowingFile | None = None
         self._evals: GrowingFile | None = None
+        self._faults: GrowingFile | None = None
         self._tensorboard: TensorBoard | None = None
         self._flushed_s = time.monotonic()
 
@@ -76,6 +79,7 @@ class RunRecord:
             write_file(self.path / "meta.json", meta)
             self._updates = GrowingFile(self.path / "updates.jsonl", buffering=1 << 16)
             self._evals = GrowingFile(self.path / "evals.jsonl")
+            self._faults = GrowingFile(self.path / "faults.jsonl")
             if self._cfg.output.tensorboard:
                 with Writing(self.path / "tensorboard"):
                     self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget)
@@ -142,9 +146,17 @@ class RunRecord:
         self._evals.write(encode(line) + b"\n")
         self._evals.flush()
 
+    def fault(self, fault: FaultSeen) -> None:
+        """Append a fault to faults.jsonl, at once: the next fault may end this process."""
+        assert self._faults is not None
+        if self._tensorboard:
+            self._tensorboard.fault(fault)
+        self._faults.write(encode(RecordedFault(**fault._asdict())) + b"\n")
+        self._faults.flush()
+
     def close_streams(self) -> None:
         """Write what is buffered; raises OSError if it cannot be."""
-        for file in (self._updates, self._evals, self._tensorboard):
+        for file in (self._updates, self._evals, self._faults, self._tensorboard):
             if file:
                 file.close()
 

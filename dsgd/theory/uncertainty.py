@@ -135,11 +135,12 @@ def ratio_of_means(sums: Sequence[tuple[float, float]]) -> Estimate | None:
     return Estimate(mean, math.sqrt(squares * batches / (batches - 1)) / width, batches)
 
 
-def with_ends(estimate: Estimate, theory: float, memory: float, updates: int) -> Estimate:
+def with_ends(estimate: Estimate, theory: float, memory: float, updates: int, ends: int = 2) -> Estimate:
     """Return the estimate with what its two ends may add, where a mark is not a moment at which all workers
     have just delivered.
 
-    updates: in the steady part. Where all batches are alike and equal to `theory`, nothing is uncertain.
+    updates: in the steady part. ends: more than two where members came or went. Where all batches are alike
+    and equal to `theory`, nothing is uncertain.
 
     >>> with_ends(Estimate(0.5, 0.0, 20), 0.5, 2, 100).standard_error
     0.0
@@ -149,8 +150,8 @@ def with_ends(estimate: Estimate, theory: float, memory: float, updates: int) ->
     tiny = _ROUNDING * abs(theory)
     if estimate.standard_error <= tiny and abs(estimate.mean - theory) <= tiny:
         return estimate._replace(standard_error=0.0)
-    ends = 2 * (memory - 1) / updates * abs(theory) / math.sqrt(3) if memory > 1 else 0.0
-    return estimate._replace(standard_error=math.hypot(estimate.standard_error, ends))
+    cut = ends * (memory - 1) / updates * abs(theory) / math.sqrt(3) if memory > 1 else 0.0
+    return estimate._replace(standard_error=math.hypot(estimate.standard_error, cut))
 
 
 def pooled(estimates: Sequence[Estimate]) -> Estimate:

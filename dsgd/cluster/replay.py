@@ -1,0 +1,313 @@
+"""A recorded run computed again in its recorded order, bit for bit: asynchronous and real ones included.
+
+The record is the log: it has which worker's mini-batches came in, and when. What each task read, and so what
+it computed, follows from the order alone. So a replay is the simulator with the recorded times in place of
+drawn ones. It needs no worker, and it decides what a strategy decides by the clock as the run did.
+
+After a crash it rolls the run forward, from a checkpoint to the last recorded update, so no applied update is
+lost:
+
+    cluster = ReplayCluster(cfg, workload, updates_after_the_checkpoint, faults)
+    cluster.restore(state)                                      # the checkpoint's; a run's start needs none
+    for update in rolled_forward(cluster, strategy.train, w, cfg):
+        w = update.weights
+    real.restore(cluster.state())                               # and `strategy.train(real, w, cfg)` goes on
+
+Ties: where tasks finished at one time (in the simulator), those of an earlier update came in first; within
+an update those that were discarded, if its last task is among them, and then those started first. So each
+update has the tasks that it had.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from dsgd.cluster import ClusterError, Done, Update
+from dsgd.cluster.clocks import Clocks
+from dsgd.cluster.ledger import Idle, Ledger
+from dsgd.cluster.state import ClusterState
+from dsgd.cluster.values import LazyValues, LoneValues
+from dsgd.config import TrainConfig
+from dsgd.data import Workload
+from dsgd.faults.fault import MEMBERSHIP, Fault
+from dsgd.faults.plan import Plan
+from dsgd.faults.seen import FaultSeen
+from dsgd.work import rules
+from dsgd.work.tasks import Task
+from dsgd.work.weights import Weights
+
+if TYPE_CHECKING:
+    from dsgd.records.schema import RecordedTask, RecordedUpdate
+
+
+class RecordUsedUp(ClusterError):
+    """The strategy waits for a task, and none of those that it has started is in the record."""
+
+
+class SeenFault(Protocol):
+    """What a replay needs of a fault, as it was seen or recorded."""
+
+    @property
+    def t_s(self) -> float: ...
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def workers(self) -> Sequence[int]: ...
+
+    @property
+    def asked(self) -> bool: ...
+
+    @property
+    def came_in(self) -> int: ...
+
+
+class _Entry(NamedTuple):
+    """A recorded task: that of update `version`, and whether its place among equal times is behind others."""
+
+    task: RecordedTask
+    version: int
+    behind: bool
+
+
+class _Flight(NamedTuple):
+    """A task in flight; no entry: it does not come in."""
+
+    serial: int
+    task: Task
+    w: Weights
+    started_s: float
+    entry: _Entry | None
+
+
+class ReplayCluster:
+    """Gives the tasks of a recorded run in the order in which they came in; see the module's text.
+
+    cfg: the run's. updates: those recorded, from the first or, before `restore`, from a later one on.
+    faults: those recorded, of which members that leave and join count. device: of torch, as recorded.
+    """
+
+    pids: Sequence[int] = ()
+    combine = staticmethod(rules.combine)
+
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        workload: Workload,
+        updates: Iterable[RecordedUpdate],
+        faults: Iterable[SeenFault] = (),
+        *,
+        device: str = "cpu",
+    ) -> None:
+        self.now_s = 0.0
+        self.device = device
+        self.restarts = [0] * cfg.num_workers
+        self.faults_seen: list[FaultSeen] = []
+        self.last_version = 0
+        """Of the recorded updates; 0 without any."""
+        self._log: dict[tuple[int, int], _Entry] = {}
+        for update in updates:
+            self._enter(update)
+        changes = [fault for fault in faults if fault.kind in MEMBERSHIP]
+        self._changes = deque(sorted(changes, key=lambda fault: fault.came_in))
+        self._ledger = Ledger[_Flight](cfg.num_workers)
+        for worker in _joining_later(cfg):
+            self._ledger.leave(worker)
+        self._plan = Plan(cfg.fault.fault_list, seed=cfg.seed, hosts=cfg.fault.hosts or cfg.num_workers)
+        self._hosts: Mapping[str, Any] | None = None
+        self._serial = 0
+        # (when it finished, version, behind, serial number, worker)
+        self._coming: list[tuple[float, int, bool, int, int]] = []
+        self._message_bytes = 4 * workload.objective.num_weights + cfg.timing.padding_bytes
+        self._values: LazyValues | LoneValues | None = None
+        if workload.objective.num_weights:
+            alone = cfg.engine == "ray"  # each value by the kernel that made the recorded one
+            self._values = LoneValues(workload, device) if alone else LazyValues(workload, device, None)
+
+    def _enter(self, update: RecordedUpdate) -> None:
+        """Enter the tasks of an update into the log."""
+        version = self.last_version = update.version
+        end_s = max(task.finished_s for task in update.gradients)
+        for task in update.gradients:
+            # It may be what the strategy waited for: those to be discarded then came in before it.
+            behind = bool(update.ignored) and task.finished_s == end_s
+            self._log[task.worker, task.step] = _Entry(task, version, behind)
+        for task in update.ignored:
+            self._log[task.worker, task.step] = _Entry(task, version, False)
+
+    @property
+    def workers(self) -> Sequence[int]:
+        return self._ledger.workers
+
+    @property
+    def idle(self) -> Idle:
+        return self._ledger.idle
+
+    @property
+    def in_flight(self) -> Mapping[int, float]:
+        return self._ledger.in_flight
+
+    @property
+    def clocks(self) -> Clocks:
+        return self._ledger.clocks
+
+    @property
+    def given(self) -> int:
+        return self._ledger.given
+
+    @property
+    def cancelled(self) -> Sequence[int]:
+        return self._ledger.cancelled
+
+    @property
+    def cancelled_s(self) -> Sequence[float]:
+        return self._ledger.cancelled_s
+
+    def reading(self, worker: int) -> Weights:
+        return self._ledger.flights[worker].w
+
+    def came_in_s(self, worker: int) -> tuple[float, float]:
+        return self._ledger.came_in_s[worker]
+
+    def reached(self, version: int) -> None:
+        self._plan.at_update(version)  # what came of it is in the record
+
+    def start(self, worker: int, task: Task, w: Weights) -> None:
+        self._plan.at_step(worker, self._ledger.steps[worker], task.batches)
+        self._ledger.start(worker, self._sent(worker, task, w, self._ledger.steps[worker], self.now_s))
+
+    def _sent(self, worker: int, task: Task, w: Weights, step: int, started_s: float) -> _Flight:
+        """Return the flight of a task; if it is in the record, it will come in."""
+        self._serial += 1
+        entry = self._log.get((worker, step))
+        if entry:
+            started_s = entry.task.started_s
+            heapq.heappush(
+                self._coming, (entry.task.finished_s, entry.version, entry.behind, self._serial, worker)
+            )
+            if self._values:
+                self._values.add(worker, task, step, w.vector)
+        return _Flight(self._serial, task, w, started_s, entry)
+
+    def cancel(self, worker: int) -> None:
+        self._ledger.cancel(worker, max(0.0, self.now_s - self._ledger.flights[worker].started_s))
+        self._drop(worker)
+
+    def next_done(self) -> Done | None:
+        """Return the recorded task that came in next; None: the members changed before it.
+
+        Raises RecordUsedUp when none of the tasks in flight is in the record.
+        """
+        ledger = self._ledger
+        if self._changes and self._changes[0].came_in <= ledger.came_in:
+            self._change(self._changes.popleft())
+            return None
+        while self._coming:
+            *_, serial, worker = heapq.heappop(self._coming)
+            flight = ledger.flights.get(worker)
+            if flight and flight.serial == serial:  # neither cancelled nor lost
+                break
+        else:
+            raise RecordUsedUp("the record has no more of the tasks that are in flight")
+        assert flight.entry
+        recorded, step = flight.entry.task, ledger.steps[worker]
+        self.now_s = recorded.finished_s
+        ledger.finish(worker, recorded.finished_s)
+        loss, value = self._values.take(worker) if self._values else (None, flight.w.vector)
+        return Done(
+            worker,
+            step,
+            flight.task.batches,
+            flight.w.version,
+            loss,
+            value,
+            recorded.started_s,
+            recorded.finished_s,
+            recorded.compute_s,
+            self._message_bytes,
+            self._message_bytes,
+            flight.w,
+        )
+
+    def _change(self, fault: SeenFault) -> None:
+        """Have members leave or join, as they did; a task of one that leaves is lost."""
+        self.now_s = max(self.now_s, fault.t_s)
+        for worker in fault.workers:
+            if fault.kind == "join":
+                self._ledger.join(worker)
+            else:
+                self._ledger.leave(worker)
+                self._drop(worker)
+
+    @staticmethod
+    def _happened(fault: SeenFault, state: ClusterState) -> bool:
+        """Whether a change of the members is in a state already."""
+        shown = all((worker in state.workers) == (fault.kind == "join") for worker in fault.workers)
+        return fault.came_in < state.came_in or (fault.came_in == state.came_in and shown)
+
+    def _drop(self, worker: int) -> None:
+        if self._values:
+            self._values.drop(worker)
+
+    def state(self) -> ClusterState:
+        """Return the cluster between two updates: any engine goes on from there.
+
+        The faults of `cfg` that were due by now count as given out, and hosts are as they were in the
+        state restored.
+        """
+        while self._plan.next_s <= self.now_s:
+            self._plan.pop_timed()
+        return replace(
+            self._ledger.state(self.now_s),
+            states=self._values.states() if self._values else {},
+            restarts=list(self.restarts),
+            hosts=self._hosts,
+            faults=self._plan.position(),
+        )
+
+    def restore(self, state: ClusterState) -> None:
+        """Go to a state of the recorded run, on whichever engine; its tasks in flight come in as recorded."""
+        self.now_s, self.restarts, self._hosts = state.now_s, list(state.restarts), state.hosts
+        if state.faults is not None:
+            self._plan.go_to(state.faults)
+        while self._changes and self._happened(self._changes[0], state):
+            self._changes.popleft()
+        self._coming.clear()
+        if self._values:
+            self._values.restart(state.states)
+        flights = {
+            f.worker: self._sent(f.worker, f.task, f.origin, state.steps[f.worker], f.started_s)
+            for f in state.flights
+        }
+        self._ledger = Ledger.restored(state, flights)
+
+
+def rolled_forward(
+    cluster: ReplayCluster, train: Callable[..., Iterator[Update]], w: Weights, cfg: TrainConfig
+) -> Iterator[Update]:
+    """Compute the recorded updates after the weights `w` again, and end after the last one.
+
+    train: the strategy's. cluster: stands where the run stood at `w`, and in the end where it stood at the
+    last update; its state() is then that of the run. Raises RecordUsedUp if the strategy does not make
+    the recorded updates of the recorded tasks.
+    """
+    if cluster.last_version > w.version:
+        for update in train(cluster, w, cfg):
+            yield update
+            if update.weights.version >= cluster.last_version:
+                return
+
+
+def _joining_later(cfg: TrainConfig) -> list[int]:
+    """Return the workers that are no members at the start: those whose first membership fault is to join."""
+    first: dict[int, str] = {}
+    for fault in cfg.fault.fault_list:
+        if isinstance(fault, Fault) and fault.kind in MEMBERSHIP:
+            for worker in fault.workers:
+                first.setdefault(worker, fault.kind)
+    return [worker for worker, kind in first.items() if kind == "join"]
