@@ -249,6 +249,11 @@ class FaultConfig(Checked):
     restart_s: Annotated[float, FINITE, Ge(0), SIMULATED] = 0.0
     """Seconds that a new process takes to start (sim only)."""
 
+    def hosts_matter(self, num_workers: int) -> bool:
+        """Whether a simulation without hosts and faults would be another one."""
+        shared = self.hosts is not None and self.hosts < num_workers
+        return bool(self.fault_list) or shared or self.suspect_after is not None
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Checked):

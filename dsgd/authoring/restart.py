@@ -6,7 +6,7 @@ So a driver that ends (a crash, a hand-over, a pause) loses nothing: all is in t
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from dsgd.authoring import differences
@@ -30,6 +30,8 @@ SCENARIOS: Mapping[str, Options] = {
         "server_time": "exponential:.05",
     },
 }
+# Members leave with their tasks and come back, at times that fall between tasks and into them.
+LOSSES: Options = {"faults": "kill:2@t=1.5+5; kill:0@t=4+5; kill:1@t=7+2", "on_loss": "drop"}
 _MOST_CUTS = 24
 _FEWEST_UPDATES, _MOST_STEPS = 4, 200
 
@@ -52,7 +54,7 @@ def goes_on_from_any_update(subject: Subject, options: Options, scenario: str) -
     steps, seen, cuts = 6, list[Update](), list[_Cut]()
     while len(seen) < _FEWEST_UPDATES and steps <= _MOST_STEPS:  # several rounds, also of many local steps
         chosen = {"num_workers": 4, "steps": steps, "dataset": "xor", **SCENARIOS[scenario], **options}
-        seen, cuts = _followed(subject, chosen, lambda cluster: None)
+        seen, cuts = _followed(subject, chosen)
         steps *= 2
     _same_from(subject, chosen, seen, cuts)
 
@@ -65,8 +67,8 @@ def goes_on_as_members_leave_and_join(subject: Subject, options: Options, scenar
     they have changed: start the new ones. A table by worker may lack one.
     """
     chosen = {"num_workers": 4, "steps": 40, "dataset": "quadratic", "grad_noise": 0.5}
-    chosen = {**chosen, **SCENARIOS[scenario], **options}
-    seen, cuts = _followed(subject, chosen, _change)
+    chosen = {**chosen, **SCENARIOS[scenario], **LOSSES, **options}
+    seen, cuts = _followed(subject, chosen)
     taken: dict[tuple[int, int], int] = {}
     for update in seen:
         for done in (*update.dones, *update.ignored):
@@ -78,22 +80,11 @@ def goes_on_as_members_leave_and_join(subject: Subject, options: Options, scenar
     _same_from(subject, chosen, seen, cuts[:: max(1, len(cuts) // 8)])
 
 
-def _change(cluster: SimCluster) -> None:
-    """Have members leave and come back, at times that fall between tasks and into them."""
-    for at_s, worker in ((1.5, 2), (4.0, 0), (7.0, 1)):
-        cluster.schedule(at_s, "leave", worker)
-    for at_s, worker in ((6.5, 2), (9.0, 0), (9.0, 1)):
-        cluster.schedule(at_s, "join", worker)
-
-
-def _followed(
-    subject: Subject, options: Options, prepare: Callable[[SimCluster], None]
-) -> tuple[list[Update], list[_Cut]]:
+def _followed(subject: Subject, options: Options) -> tuple[list[Update], list[_Cut]]:
     """Run to the end of the budget; return the updates, and the run as it stood after each."""
     seen, cuts = list[Update](), list[_Cut]()
     with subject.may_break(options):
         cfg, cluster, w = _begun(subject, options)
-        prepare(cluster)
         for update, spent in _within(cfg, subject.strategy.train(cluster, w, cfg)):
             seen.append(update)
             try:

@@ -176,6 +176,9 @@ class Telemetry(Protocol):
     def reached(self, version: int) -> None:
         """Learn that the run has recorded this version of the weights: faults may be due with it."""
 
+    def ended(self) -> None:
+        """Learn that the run is over: the faults that are not are added to `faults_seen` now."""
+
     def state(self) -> ClusterState:
         """Return the cluster as it is, between two updates."""
 

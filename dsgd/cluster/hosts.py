@@ -100,7 +100,7 @@ class Hosts:
         for worker in range(len(self.carrier)):
             carrier = self.carrier[worker]
             if (self.home(worker) == host and carrier != host and not self._is_spare(carrier)) or (
-                not self.alive[carrier] and self._is_spare(host)
+                not self.alive[carrier] and (self._is_spare(host) or self._on_loss == "rehost")
             ):
                 self.carrier[worker] = host
         carried = self.carried(host)
@@ -108,13 +108,15 @@ class Hosts:
         self.dropped.difference_update(joining)
         return carried, joining
 
-    def second(self, worker: int, busy: Mapping[int, int]) -> int | None:
+    def second(self, worker: int, busy: Mapping[int, int], besides: int | None = None) -> int | None:
         """Return another living host for a second copy of the task of `worker`: a free spare, else the one
         with the fewest tasks.
 
-        busy: tasks by host. None if no other host lives.
+        busy: tasks by host. besides: the host that has the first copy, if it is not the worker's carrier now.
+        None if no other host lives.
         """
-        others = [h for h, alive in enumerate(self.alive) if alive and h != self.carrier[worker]]
+        first = self.carrier[worker] if besides is None else besides
+        others = [h for h, alive in enumerate(self.alive) if alive and h != first]
         return min(others, key=lambda h: (busy.get(h, 0), -h if self._is_spare(h) else h), default=None)
 
     def _is_spare(self, host: int) -> bool:

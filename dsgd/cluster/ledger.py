@@ -113,7 +113,12 @@ class Idle:
         if worker == self._latest:
             self._latest = None
             return
-        _, clock = self._since.pop(worker)
+        try:
+            _, clock = self._since.pop(worker)
+        except KeyError:
+            raise AssertionError(
+                f"worker {worker} is not idle: it is leaving, or no member; start only those in `idle`"
+            ) from None
         waiting = self._at[clock]
         del waiting[worker]
         if not waiting:
@@ -148,6 +153,8 @@ class Ledger(Generic[F]):
         """Mini-batches that were handed out to members that left before they finished."""
         self.came_in = 0
         """Tasks that have come in."""
+        self.leaving: set[int] = set()
+        """Members that get no further task: they leave once theirs has come in."""
         self.cancelled, self.cancelled_s = [0] * num_workers, [0.0] * num_workers
         """By worker: mini-batches whose task was cancelled, and the seconds it had computed for them."""
         self.states: dict[int, Any] = {}
@@ -168,7 +175,8 @@ class Ledger(Generic[F]):
         self.steps[worker] += batches
         self.came_in_s[worker] = self.came_in_s[worker][1], now_s
         self.clocks.tick(worker, batches)
-        self.idle.add(worker)
+        if not self.leaving or worker not in self.leaving:
+            self.idle.add(worker)
         return flight
 
     def cancel(self, worker: int, computed_s: float) -> F:
@@ -182,7 +190,8 @@ class Ledger(Generic[F]):
         self.cancelled_s[worker] += computed_s
         self.steps[worker] += batches
         self.given -= batches
-        self.idle.add(worker)
+        if worker not in self.leaving:
+            self.idle.add(worker)
         return flight
 
     def join(self, worker: int) -> None:
@@ -208,11 +217,37 @@ class Ledger(Generic[F]):
         if flight:
             self.given -= flight.task.batches
             self.lost += flight.task.batches
-        else:
+        elif worker in self.idle:
             self.idle.remove(worker)
+        self.leaving.discard(worker)
         self.workers = tuple(other for other in self.workers if other != worker)
         self.clocks.leave(worker)
         return flight
+
+    def retire(self, worker: int) -> None:
+        """Have a member leave in good order: it gets no further task, and `depart` takes it out once its own
+        has come in.
+        """
+        assert worker in self.workers, f"worker {worker} is no member"
+        self.leaving.add(worker)
+        if worker in self.idle:
+            self.idle.remove(worker)
+
+    def stay(self, worker: int) -> None:
+        """Have a member that was to leave stay."""
+        self.leaving.remove(worker)
+        if worker not in self.flights:
+            self.idle.join(worker)
+
+    def depart(self) -> Sequence[int]:
+        """Take out the members that are to leave and have no task; return them.
+
+        An engine does so when it is asked for the next task: only then has the strategy seen their last one.
+        """
+        gone = sorted(worker for worker in self.leaving if worker not in self.flights)
+        for worker in gone:
+            self.leave(worker)
+        return gone
 
     def state(self, now_s: float) -> ClusterState:
         """Return all of it, between two updates; engines add what is theirs.
@@ -236,6 +271,7 @@ class Ledger(Generic[F]):
             cancelled=list(self.cancelled),
             cancelled_s=list(self.cancelled_s),
             came_in=self.came_in,
+            leaving=sorted(self.leaving),
             states=dict(self.states),
         )
 
@@ -253,5 +289,5 @@ class Ledger(Generic[F]):
         ledger.came_in_s = [(first, last) for first, last in state.came_in_s]
         ledger.given, ledger.lost, ledger.came_in = state.given, state.lost, state.came_in
         ledger.cancelled, ledger.cancelled_s = list(state.cancelled), list(state.cancelled_s)
-        ledger.states = dict(state.states)
+        ledger.states, ledger.leaving = dict(state.states), set(state.leaving)
         return ledger

@@ -73,4 +73,19 @@ def open_cluster(
 
         if not torch.cuda.is_available():
             raise ValueError("--device cuda: this machine has no GPU that torch can use; use --device cpu")
-    return nullcontext(SimCluster(workload, times, network, deadline_s=cfg.stop.max_seconds, device=device))
+    deadline_s = cfg.stop.max_seconds
+    if cfg.fault.hosts_matter(cfg.num_workers):
+        from dsgd.cluster.hosted import HostedCluster
+
+        return nullcontext(
+            HostedCluster(
+                workload,
+                times,
+                network,
+                fault=cfg.fault,
+                seed=cfg.seed,
+                deadline_s=deadline_s,
+                device=device,
+            )
+        )
+    return nullcontext(SimCluster(workload, times, network, deadline_s=deadline_s, device=device))

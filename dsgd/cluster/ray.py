@@ -285,6 +285,9 @@ class RayCluster:
     def reached(self, version: int) -> None:
         pass
 
+    def ended(self) -> None:
+        pass
+
     def state(self) -> ClusterState:
         """Return the cluster between two updates; the workers' states are fetched from their machines."""
         states: dict[int, Vector] = {w: ray.get(ref) for w, ref in self._ledger.states.items()}

@@ -2,20 +2,22 @@
 
 Only time is simulated; gradients are real (`values`). A topology (`star`) says when messages arrive.
 
-The future is in two heaps of (time, serial number, what): tasks that finish computing, and events
-(a member joins or leaves). The serial number makes ties deterministic: what was scheduled first happens
-first. On the star the results come in in the order in which they were computed, and whatever a strategy
-starts after taking a finished task finishes later still: so the task to come in next is the one that is
-computed first, and its way through the server's link and service is worked out when it is taken.
+The future is a heap of (time, serial number, worker): tasks that finish computing. The serial number makes
+ties deterministic: what was started first happens first. On the star the results come in in the order in
+which they were computed, and whatever a strategy starts after taking a finished task finishes later still:
+so the task to come in next is the one that is computed first, and its way through the server's link and
+service is worked out when it is taken.
+
+Here every worker has its own process, and none fails; `hosted` adds hosts and faults.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from dsgd.cluster import ClusterError, Done, TimeUp
 from dsgd.cluster.ledger import Ledger
@@ -29,8 +31,18 @@ from dsgd.work import rules
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Weights
 
+NOTHING_RUNS = "no worker has a task: nothing can finish"
 
-class _Flight(NamedTuple):
+
+def overflow(worker: int) -> ClusterError:
+    """Return the error for a task that would finish after more seconds than there are numbers for."""
+    return ClusterError(
+        f"the virtual clock overflowed at worker {worker}; choose smaller times (--compute-time, "
+        "--slowdown, --latency-s, --server-time) or a faster --server-bytes-per-s"
+    )
+
+
+class SimFlight(NamedTuple):
     """A task in flight, and when it was started, reaches its worker, and how long (s) it computes."""
 
     serial: int
@@ -39,13 +51,6 @@ class _Flight(NamedTuple):
     started_s: float
     arrived_s: float
     compute_s: float
-
-
-class MembershipChange(NamedTuple):
-    """A change of the members, at a virtual time."""
-
-    what: Literal["join", "leave"]
-    worker: int
 
 
 class SimCluster:
@@ -73,7 +78,7 @@ class SimCluster:
         self.pids: Sequence[int] = ()
         self.restarts = [0] * len(workload.shards)
         self.faults_seen: list[FaultSeen] = []
-        self._ledger = ledger = Ledger[_Flight](len(workload.shards))
+        self._ledger = ledger = Ledger[SimFlight](len(workload.shards))
         # The same objects as long as the cluster lives; plain attributes, because every task reads them.
         self.idle, self.clocks, self.in_flight = ledger.idle, ledger.clocks, ledger.in_flight
         self._times, self._deadline_s = times, deadline_s
@@ -82,7 +87,6 @@ class SimCluster:
         # A task's serial number also distinguishes it from a cancelled one of its worker that is still in the
         # heap.
         self._computing: list[tuple[float, int, int]] = []
-        self._events: list[tuple[float, int, MembershipChange]] = []
         self._serial = 0
         self._values = LazyValues(workload, device, threads) if workload.objective.num_weights else None
 
@@ -118,13 +122,8 @@ class SimCluster:
     def reached(self, version: int) -> None:
         pass
 
-    def schedule(self, at_s: float, what: Literal["join", "leave"], worker: int) -> None:
-        """Have `worker` join or leave at a virtual time; a change that is impossible then is ignored.
-
-        No worker joins or leaves twice, and the last member stays.
-        """
-        self._serial += 1
-        heapq.heappush(self._events, (at_s, self._serial, MembershipChange(what, worker)))
+    def ended(self) -> None:
+        pass
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         ledger, now_s = self._ledger, self.now_s
@@ -135,7 +134,7 @@ class SimCluster:
             compute_s = self._times.total(worker, step, task.batches)
         arrived_s = now_s if self._instant else self._star.send(now_s)
         self._serial = serial = self._serial + 1
-        ledger.start(worker, _Flight(serial, task, w, now_s, arrived_s, compute_s))
+        ledger.start(worker, SimFlight(serial, task, w, now_s, arrived_s, compute_s))
         heapq.heappush(self._computing, (arrived_s + compute_s, serial, worker))
         if self._values:
             self._values.add(worker, task, step, w.vector)
@@ -147,25 +146,17 @@ class SimCluster:
             self._values.drop(worker)
 
     def next_done(self) -> Done | None:
-        if self._events and self._changes():
-            return None
         ledger, computing = self._ledger, self._computing
         flights = ledger.flights
         while True:
             if not computing:
-                if self._events:  # none comes before the deadline
-                    self.now_s = self._deadline_s
-                    raise TimeUp
-                raise AssertionError("no worker has a task: nothing can finish")
+                raise AssertionError(NOTHING_RUNS)
             computed_s, serial, worker = heapq.heappop(computing)
             if worker in flights and flights[worker][0] == serial:  # neither cancelled nor lost
                 break
         finished_s = computed_s if self._instant else self._star.collect(computed_s)
         if not finished_s < math.inf:
-            raise ClusterError(
-                f"the virtual clock overflowed at worker {worker}; choose smaller times (--compute-time, "
-                "--slowdown, --latency-s, --server-time) or a faster --server-bytes-per-s"
-            )
+            raise overflow(worker)
         if finished_s > self._deadline_s:
             self.now_s = self._deadline_s
             raise TimeUp
@@ -189,15 +180,20 @@ class SimCluster:
             engine={
                 "serial": self._serial,
                 "flights": [[f.serial, f.arrived_s, f.compute_s] for f in flights.values()],
-                "events": [[at_s, serial, *change] for at_s, serial, change in self._events],
                 "star": self._star.state(),
             },
         )
 
     def restore(self, state: ClusterState) -> None:
         """Go back, or on, to a state, also one of another cluster of the same run."""
+        flights = self._restore_books(state)
+        self._computing = [(f.arrived_s + f.compute_s, f.serial, w) for w, f in flights.items()]
+        heapq.heapify(self._computing)
+
+    def _restore_books(self, state: ClusterState) -> Mapping[int, SimFlight]:
+        """Restore all but the future; return the tasks in flight."""
         flights = {
-            f.worker: _Flight(serial, f.task, f.origin, f.started_s, arrived_s, compute_s)
+            f.worker: SimFlight(serial, f.task, f.origin, f.started_s, arrived_s, compute_s)
             for f, (serial, arrived_s, compute_s) in zip(state.flights, state.engine["flights"], strict=True)
         }
         self._ledger = ledger = Ledger.restored(state, flights)
@@ -205,37 +201,8 @@ class SimCluster:
         self.now_s, self.restarts = state.now_s, list(state.restarts)
         self._serial = state.engine["serial"]
         self._star.restore(state.engine["star"])
-        self._events = [
-            (at_s, serial, MembershipChange(what, worker))
-            for at_s, serial, what, worker in state.engine["events"]
-        ]
-        self._computing = [(f.arrived_s + f.compute_s, f.serial, w) for w, f in flights.items()]
-        heapq.heapify(self._computing)
         if self._values:
             self._values.restart(state.states)
             for worker, flight in flights.items():
                 self._values.add(worker, flight.task, ledger.steps[worker], flight.w.vector)
-
-    def _changes(self) -> bool:
-        """Let the events happen that come before the next result; return after the first that
-        changes the members.
-        """
-        flights, computing = self._ledger.flights, self._computing
-        while computing and (
-            computing[0][2] not in flights or flights[computing[0][2]][0] != computing[0][1]
-        ):
-            heapq.heappop(computing)  # it was cancelled, or lost
-        arrival_s = self._star.arrival_s(computing[0][0]) if computing else math.inf
-        while self._events and self._events[0][0] <= min(arrival_s, self._deadline_s):
-            at_s, _, (what, worker) = heapq.heappop(self._events)
-            self.now_s = max(self.now_s, at_s)
-            ledger = self._ledger
-            if what == "join" and worker not in ledger.workers:
-                ledger.join(worker)
-                return True
-            if what == "leave" and worker in ledger.workers and len(ledger.workers) > 1:
-                ledger.leave(worker)
-                if self._values:
-                    self._values.drop(worker)
-                return True
-        return False
+        return flights

@@ -46,6 +46,8 @@ class ClusterState:
     cancelled_s: Sequence[float]
     came_in: int
     """Tasks that have come in."""
+    leaving: Sequence[int] = ()
+    """Members that leave once their task has come in."""
     states: Mapping[int, Vector] = field(default_factory=dict)
     """By worker: what its last finished task hands on, shape (rows, D)."""
     restarts: Sequence[int] = ()

@@ -195,7 +195,13 @@ class _Following:
             self._stopped_by = "interrupted"
         except Exception as error:
             self._fail(error)
-        for complete in (self._note_faults, self._evaluate_the_last, self._end_watchers, self._close_streams):
+        for complete in (
+            self._cluster.ended,
+            self._note_faults,
+            self._evaluate_the_last,
+            self._end_watchers,
+            self._close_streams,
+        ):
             try:
                 complete()
             except Exception as error:  # the summary is written nevertheless

@@ -14,7 +14,9 @@ import numpy as np
 
 from dsgd.cluster import Engine, Update
 from dsgd.config import (
+    CheckpointConfig,
     DataConfig,
+    FaultConfig,
     LiveConfig,
     OutputConfig,
     RayConfig,
@@ -34,6 +36,8 @@ GROUPS: Mapping[str, type] = {
     "timing": TimingConfig,
     "stop": StopConfig,
     "ray": RayConfig,
+    "fault": FaultConfig,
+    "checkpoint": CheckpointConfig,
     "output": OutputConfig,
     "live": LiveConfig,
 }

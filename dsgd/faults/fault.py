@@ -31,7 +31,7 @@ class Trigger:
     at: float
 
     def __str__(self) -> str:
-        return f"{self.of}={self.at:g}"
+        return f"{self.of}={_short(self.at)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +61,9 @@ class Fault:
 
     def __str__(self) -> str:
         who = ",".join(map(str, self.workers)) or self.node
-        start = "" if self.from_size is None else f"{self.from_size:g}~"
-        size = f"={start}{self.size:g}" if self.size else ""
-        lasts = "" if self.lasts_s is None else f"+{self.lasts_s:g}"
+        start = "" if self.from_size is None else f"{_short(self.from_size)}~"
+        size = f"={start}{_short(self.size)}" if self.size else ""
+        lasts = "" if self.lasts_s is None else f"+{_short(self.lasts_s)}"
         return f"{self.kind}{':' * bool(who)}{who}{size}@{self.trigger}{lasts}"
 
 
@@ -79,7 +79,12 @@ class Spot:
     back_s: float = 0.0
 
     def __str__(self) -> str:
-        return f"spot:mtbf={self.mtbf_s:g},back={self.back_s:g}"
+        return f"spot:mtbf={_short(self.mtbf_s)},back={_short(self.back_s)}"
+
+
+def _short(number: float) -> str:
+    """Return the shortest text that is read as this number."""
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 
 Faults = tuple[Fault | Spot, ...]

@@ -45,6 +45,11 @@ class Plan:
         """When the next timed fault is due, in engine seconds; inf without any."""
         return self._timed[0][0] if self._timed else math.inf
 
+    @property
+    def will_join(self) -> bool:
+        """Whether a worker joins at a time that is still to come."""
+        return any(index is not None and self._asked[index].kind == "join" for _, _, index, *_ in self._timed)
+
     def pop_timed(self) -> tuple[float, Fault]:
         """Return the next timed fault, and when (engine s) it is due."""
         at_s, _, index, which, host, count = heapq.heappop(self._timed)
@@ -93,8 +98,11 @@ class Plan:
         }
 
     def go_to(self, position: Mapping[str, Any]) -> None:
-        """Go on from a position: what was given out then is not given again."""
-        self._given = set(position["given"])
+        """Go on from a position: what was given out then is not given again, nor is a loss of the driver that
+        was given out since: it is why the run goes back.
+        """
+        drivers = {i for i in self._given if i >= 0 and self._asked[i].kind == "driver"}
+        self._given = {*position["given"], *drivers}
         asked = [
             (f.trigger.at, i, i, -1, -1, 0)
             for i, f in enumerate(self._asked)

@@ -1,0 +1,585 @@
+"""The simulator with hosts and faults: --faults, --hosts, --spares and --suspect-after in virtual time.
+
+Tasks go through a host's queue (`sim_hosts`), then, computed, over the star. The future is a heap of events
+(time, rank, serial number, name, arguments): at equal times what is computed is computed before anything
+else happens. Results on their way are in a second heap: one comes in when nothing else happens before.
+
+A cut link holds messages back at the host's end. What has left a host comes in, whatever happens to the host.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dsgd.cluster import ClusterError, Done, DriverLost, TimeUp
+from dsgd.cluster.hosts import Hosts
+from dsgd.cluster.sim import NOTHING_RUNS, SimCluster, SimFlight, overflow
+from dsgd.cluster.sim_hosts import Copy, SimHost
+from dsgd.cluster.star import Network
+from dsgd.cluster.state import ClusterState
+from dsgd.cluster.timing import ComputeTimes
+from dsgd.config import FaultConfig
+from dsgd.data import Workload
+from dsgd.faults.fault import STORE, Fault
+from dsgd.faults.faults_text import parse_faults
+from dsgd.faults.membership import outside_at_first
+from dsgd.faults.plan import Plan
+from dsgd.faults.seen import FaultSeen
+from dsgd.work.tasks import Task
+from dsgd.work.weights import Weights
+
+_RAMP_STEPS = 20  # a growing slowdown grows in equal steps: between two of them every time is exact
+_COMPUTED, _OTHER = 0, 1  # ranks of events
+
+
+@dataclass(slots=True)
+class _Open:
+    """A fault that is not over."""
+
+    seen: FaultSeen
+    hosts: Sequence[int]
+    """Whose hosts it slows, pauses or cuts off."""
+    waiting: set[int]
+    """Workers that wait for a new process: it is over when there are none."""
+
+
+class HostedCluster(SimCluster):
+    """Simulates workers that hosts carry, hosts that fail, and members that come and go.
+
+    fault: what happens, and what is done about it. seed: of what is drawn: losses of spot hosts, and backoff.
+    The others are those of SimCluster.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        times: ComputeTimes,
+        network: Network | None = None,
+        *,
+        fault: FaultConfig,
+        seed: int = 0,
+        deadline_s: float = math.inf,
+        threads: int | None = None,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__(workload, times, network, deadline_s=deadline_s, threads=threads, device=device)
+        num_workers = len(workload.shards)
+        num_hosts = fault.hosts or num_workers
+        self._fault = fault
+        self._hosts = Hosts(
+            num_workers,
+            num_hosts,
+            fault.spares,
+            on_loss=fault.on_loss,
+            min_workers=fault.min_workers,
+            max_restarts=fault.max_restarts,
+            window_s=fault.restart_window_s,
+            seed=seed,
+        )
+        asked = tuple(f for f in fault.fault_list if not isinstance(f, Fault) or f.kind not in STORE)
+        self._plan = Plan(asked, seed=seed, hosts=num_hosts)
+        self._sims = [SimHost() for _ in self._hosts.alive]
+        self._copies: dict[int, list[Copy]] = {}  # by worker in flight: where its task is; empty if nowhere
+        self._messages: dict[int, int] = {}  # by worker in flight: how often its task was sent
+        self._suspected: dict[int, FaultSeen] = {}  # by worker in flight: a second host has its task
+        self._future: list[tuple[float, int, int, str, tuple[Any, ...]]] = []
+        self._next_of = [0] * len(self._sims)  # by host: serial number of the event that is valid
+        self._back_of = [0] * len(self._sims)
+        self._sent: list[tuple[float, int, int, int]] = []  # results: when sent, task's serial, worker, host
+        self._open: dict[int, _Open] = {}
+        self._version = 0
+        for worker in outside_at_first(fault.fault_list):
+            self._ledger.leave(worker)
+
+    # --- What a strategy calls ------------------------------------------------------------------------------
+
+    def start(self, worker: int, task: Task, w: Weights) -> None:
+        ledger, now_s = self._ledger, self.now_s
+        step = ledger.steps[worker]
+        compute_s = self._times.total(worker, step, task.batches)
+        self._serial += 1
+        ledger.start(worker, SimFlight(self._serial, task, w, now_s, now_s, compute_s))
+        self._copies[worker], self._messages[worker] = [], 0
+        if self._hosts.alive[self._hosts.carrier[worker]]:
+            self._send(worker, self._hosts.carrier[worker])
+        if self._values:
+            self._values.add(worker, task, step, w.vector)
+        self._due_now(self._plan.at_step(worker, step, task.batches))
+
+    def cancel(self, worker: int) -> None:
+        computed_s = 0.0
+        for copy in self._copies[worker]:
+            computed_s += self._sims[copy.host].computed_s(copy, self.now_s)
+        self._forget(worker)
+        self._ledger.cancel(worker, computed_s)
+
+    def next_done(self) -> Done | None:
+        ledger, future, plan = self._ledger, self._future, self._plan
+        if ledger.leaving and ledger.depart():
+            self._look_who_waits()
+            return None
+        while True:
+            self._drop_void_results()
+            if not ledger.flights and not self._somebody_may_come():
+                raise self._nobody()
+            result_s = self._star.arrival_s(self._sent[0][0]) if self._sent else math.inf
+            event_s = future[0][0] if future else math.inf
+            next_s = min(result_s, event_s, plan.next_s)
+            if not next_s < math.inf:
+                raise overflow(next(iter(ledger.flights)))
+            if next_s > self._deadline_s:
+                self.now_s = self._deadline_s
+                raise TimeUp
+            self.now_s = max(self.now_s, next_s)
+            if event_s == next_s:
+                _, _, serial, name, arguments = heapq.heappop(future)
+                if self._occurs(name, serial, arguments):
+                    return None
+            elif plan.next_s == next_s:
+                _, fault = plan.pop_timed()
+                if self._happens(fault):
+                    return None
+            else:
+                return self._deliver()
+
+    def reached(self, version: int) -> None:
+        self._version = version
+        due = self._plan.at_update(version)
+        self._due_now([fault for fault in due if fault.kind != "driver"])
+        for fault in due:
+            if fault.kind == "driver":
+                self._happens(fault)
+
+    def ended(self) -> None:
+        self.faults_seen += [fault.seen for fault in self._open.values()]
+        self.faults_seen += self._suspected.values()
+        self._open.clear()
+        self._suspected.clear()
+
+    # --- Tasks ----------------------------------------------------------------------------------------------
+
+    def _send(self, worker: int, host: int) -> None:
+        """Send the task of a worker to a host."""
+        flight, sim = self._ledger.flights[worker], self._sims[host]
+        arrived_s = self.now_s if self._instant else self._star.send(self.now_s)
+        self._serial += 1
+        copy = Copy(
+            number=self._serial,
+            worker=worker,
+            serial=flight.serial,
+            host=host,
+            arrived_s=arrived_s,
+            left_s=flight.compute_s,
+        )
+        self._copies[worker].append(copy)
+        self._messages[worker] += 1
+        sim.add(copy)
+        if sim.queue[0] is copy:
+            self._expect(host)
+        if self._fault.suspect_after is not None:
+            self._at(self.now_s + self._fault.suspect_after, "silence", worker, flight.serial)
+
+    def _expect(self, host: int) -> None:
+        """Enter when the host's first task will be computed; what was entered before is void."""
+        finish_s = self._sims[host].finish_s
+        self._next_of[host] = 0 if finish_s is None else self._at(finish_s, "computed", host, rank=_COMPUTED)
+
+    def _computed(self, host: int) -> None:
+        sim = self._sims[host]
+        copy = sim.finish(self.now_s)
+        self._expect(host)
+        if sim.cut_until_s > self.now_s:
+            sim.held.append(copy)
+        else:
+            heapq.heappush(self._sent, (self.now_s, copy.serial, copy.worker, host))
+
+    def _drop_void_results(self) -> None:
+        flights, sent = self._ledger.flights, self._sent
+        while sent and (sent[0][2] not in flights or flights[sent[0][2]].serial != sent[0][1]):
+            heapq.heappop(sent)
+
+    def _deliver(self) -> Done:
+        sent_s, _, worker, host = heapq.heappop(self._sent)
+        finished_s = self._star.collect(sent_s)
+        ledger = self._ledger
+        step, copies = ledger.steps[worker], self._copies[worker]
+        first = next(copy for copy in copies if copy.host == host)
+        sent = self._messages[worker] * self._message_bytes
+        loss, value = self._values.take(worker) if self._values else (None, self.reading(worker).vector)
+        self._forget(worker, first)
+        flight = ledger.finish(worker, finished_s)
+        return Done(
+            worker,
+            step,
+            flight.task.batches,
+            flight.w.version,
+            loss,
+            value,
+            flight.started_s,
+            finished_s,
+            first.computed_s,
+            sent,
+            self._message_bytes,
+            flight.w,
+        )
+
+    def _forget(self, worker: int, first: Copy | None = None) -> None:
+        """Stop all copies of a worker's task but the one that came in, and close the suspicion about it."""
+        batches, wasted = self._ledger.flights[worker].task.batches, 0
+        for copy in self._copies.pop(worker):
+            if copy is not first:
+                sim = self._sims[copy.host]
+                wasted += batches if sim.computed_s(copy, self.now_s) > 0 else 0
+                if copy in sim.queue and sim.queue[0] is copy:
+                    sim.remove(copy, self.now_s)
+                    self._expect(copy.host)
+                else:
+                    sim.remove(copy, self.now_s)
+        del self._messages[worker]
+        if self._values and first is None:
+            self._values.drop(worker)
+        self._heard(worker, first, wasted)
+
+    # --- Events ---------------------------------------------------------------------------------------------
+
+    def _at(self, at_s: float, name: str, *arguments: Any, rank: int = _OTHER) -> int:
+        self._serial += 1
+        heapq.heappush(self._future, (at_s, rank, self._serial, name, arguments))
+        return self._serial
+
+    def _occurs(self, name: str, serial: int, arguments: tuple[Any, ...]) -> bool:
+        """Carry an event out; return whether the members have changed."""
+        match name, arguments:
+            case "computed", (host,) if serial == self._next_of[host]:
+                self._computed(host)
+            case "back", (host,) if serial == self._back_of[host]:
+                return self._back(host)
+            case "fault", (text,):
+                (fault,) = parse_faults(text)
+                assert isinstance(fault, Fault)
+                return self._happens(fault)
+            case "factor", (number, factor) if number in self._open:
+                self._slow(number, factor)
+            case "over", (number,) if number in self._open:
+                self._passes(number)
+            case "silence", (worker, task):
+                self._suspect(worker, task)
+        return False
+
+    def _due_now(self, faults: Iterable[Fault]) -> None:
+        """Have faults happen when the strategy next waits: members change only then."""
+        for fault in faults:
+            self._at(self.now_s, "fault", str(fault))
+
+    def _happens(self, fault: Fault) -> bool:
+        """Carry a fault out; return whether the members have changed."""
+        match fault.kind:
+            case "leave":
+                return any([self._leave(worker) for worker in fault.workers])
+            case "join":
+                return any([self._join(worker) for worker in fault.workers])
+            case "driver":
+                self._note("driver", (), "the run goes on from its last checkpoint", asked=True)
+                raise DriverLost(fault.lasts_s or 0.0)
+            case "kill":
+                return self._lose(fault, sorted({self._hosts.home(worker) for worker in fault.workers}))
+            case "node":
+                nodes, number = self._fault.nodes, ord(fault.node) - ord("a")
+                return self._lose(fault, [h for h in range(len(self._sims)) if h % nodes == number])
+        self._disturb(fault, sorted({self._hosts.home(worker) for worker in fault.workers}))
+        return False
+
+    def _seen(self, kind: str, workers: Sequence[int], text: str, *, asked: bool = True) -> FaultSeen:
+        return FaultSeen(
+            t_s=self.now_s,
+            kind=kind,
+            workers=tuple(workers),
+            asked=asked,
+            update=self._version,
+            came_in=self._ledger.came_in,
+            text=text,
+        )
+
+    def _note(self, kind: str, workers: Sequence[int], text: str, *, asked: bool) -> None:
+        """Record what is over at once."""
+        seen = self._seen(kind, workers, text, asked=asked)
+        self.faults_seen.append(seen._replace(detected_s=0.0, recovered_s=0.0))
+
+    def _over(self, number: int) -> None:
+        seen = self._open.pop(number).seen
+        self.faults_seen.append(seen._replace(recovered_s=self.now_s - seen.t_s))
+
+    # --- Members --------------------------------------------------------------------------------------------
+
+    def _leave(self, worker: int) -> bool:
+        """Have a member leave in good order; return whether it is gone at once."""
+        ledger = self._ledger
+        if worker not in ledger.workers:
+            known = worker in self._hosts.dropped
+            self._hosts.dropped.discard(worker)
+            text = "does not come back" if known else "was not a member"
+            self._note("leave", (worker,), f"worker {worker} {text}", asked=True)
+            return False
+        text = "leaves when its task has come in" if worker in ledger.flights else "leaves"
+        self._note("leave", (worker,), f"worker {worker} {text}", asked=True)
+        ledger.retire(worker)
+        gone = bool(ledger.depart())
+        self._look_who_waits()
+        return gone
+
+    def _join(self, worker: int) -> bool:
+        """Have a worker join; return whether it has."""
+        ledger, hosts = self._ledger, self._hosts
+        if worker in ledger.leaving:
+            ledger.stay(worker)
+            self._note("join", (worker,), f"worker {worker} stays", asked=True)
+            return True
+        if worker in ledger.workers or worker in hosts.dropped:
+            self._note("join", (worker,), f"worker {worker} was a member already", asked=True)
+            return False
+        if not hosts.alive[hosts.carrier[worker]]:
+            hosts.dropped.add(worker)
+            return False
+        ledger.join(worker)
+        self._note("join", (worker,), f"worker {worker} joins", asked=True)
+        return True
+
+    def _somebody_may_come(self) -> bool:
+        """Whether, without any task in flight, the members may still change."""
+        due = any(name == "fault" and arguments[0].startswith("join") for *_, name, arguments in self._future)
+        returning = any(self._back_of[self._hosts.carrier[worker]] for worker in self._hosts.dropped)
+        return due or returning or self._plan.will_join
+
+    def _nobody(self) -> Exception:
+        if self._ledger.workers:
+            return AssertionError(NOTHING_RUNS)
+        return ClusterError("all members have left, and none will join; give --faults a join with t=")
+
+    # --- Hosts ----------------------------------------------------------------------------------------------
+
+    def _lose(self, fault: Fault, lost: Sequence[int]) -> bool:
+        """Lose hosts, all at once; return whether members have left."""
+        hosts, ledger, now_s = self._hosts, self._ledger, self.now_s
+        lost = [host for host in lost if hosts.alive[host] or self._back_of[host]]  # the others are given up
+        for host in lost:
+            hosts.alive[host] = False
+        homeless: dict[int, bool] = {}  # by worker whose task was there: whether it had begun
+        hit, said, waiting, gone = list[int](), list[str](), set[int](), list[int]()
+        for host in lost:
+            sim = self._sims[host]
+            begun = {copy: sim.computed_s(copy, now_s) > 0 for copy in [*sim.held, *sim.queue]}
+            for copy in sim.lose():
+                self._copies[copy.worker].remove(copy)
+                homeless[copy.worker] = begun[copy] or homeless.get(copy.worker, False)
+            self._expect(host)
+            carried = [worker for worker in hosts.carried(host) if worker in ledger.workers]
+            hit += carried
+            loss = hosts.lose(host, now_s, [worker for worker in ledger.workers if worker not in gone])
+            for worker in carried:
+                self.restarts[worker] += 1
+            if loss.restart_s is not None:
+                wait_s = loss.restart_s + (fault.lasts_s or 0.0) + self._fault.restart_s
+                self._back_of[host] = self._at(now_s + wait_s, "back", host)
+            else:
+                self._back_of[host] = 0
+                if loss.waiting:
+                    raise self._given_up(loss.waiting[0])
+            said += [f"worker {w} moved to host {h}" for w, h in loss.moved.items() if w in carried]
+            said += [f"worker {w} waits for a new process" for w in loss.waiting]
+            said += [f"worker {w} left" for w in loss.leaving]
+            waiting.update(loss.waiting)
+            gone += loss.leaving
+        repeated = wasted = 0
+        for worker, begun_there in homeless.items():
+            batches = ledger.flights[worker].task.batches if begun_there else 0
+            if worker in gone or self._copies[worker]:
+                wasted += batches
+            else:
+                repeated += batches
+        seen = self._seen(fault.kind, hit, "; ".join(said) or "it carried nobody")
+        seen = seen._replace(detected_s=0.0, repeated=repeated, wasted=wasted)
+        for worker in gone:
+            self._drop(worker)
+        for worker in homeless:
+            carrier = hosts.carrier[worker]
+            if worker not in gone and not self._copies[worker] and hosts.alive[carrier]:
+                self._send(worker, carrier)
+        self._serial += 1
+        self._open[self._serial] = _Open(seen, (), waiting)
+        self._look_who_waits()
+        return bool(gone)
+
+    def _drop(self, worker: int) -> None:
+        """Have a member leave at once, its task with it."""
+        if worker in self._ledger.leaving:
+            self._hosts.dropped.discard(worker)
+        if worker in self._ledger.flights:
+            self._forget(worker)
+        self._ledger.leave(worker)
+        self._note("leave", (worker,), f"worker {worker} left with its process", asked=False)
+
+    def _back(self, host: int) -> bool:
+        """Have a new process start; return whether members have joined."""
+        self._back_of[host] = 0
+        carried, joining = self._hosts.back(host)
+        for worker in carried:
+            if worker in self._ledger.flights and not self._copies[worker]:
+                self._send(worker, host)
+        for worker in joining:
+            self._ledger.join(worker)
+            self._note("join", (worker,), f"worker {worker} joins with its new process", asked=False)
+        self._look_who_waits()
+        return bool(joining)
+
+    def _look_who_waits(self) -> None:
+        """Close the losses of hosts for which no worker waits any longer."""
+        alive, carrier, members = self._hosts.alive, self._hosts.carrier, self._ledger.workers
+        for number, fault in list(self._open.items()):
+            if fault.seen.kind in ("kill", "node"):
+                fault.waiting = {w for w in fault.waiting if w in members and not alive[carrier[w]]}
+                if not fault.waiting:
+                    self._over(number)
+
+    def _given_up(self, worker: int) -> ClusterError:
+        fault = self._fault
+        return ClusterError(
+            f"worker {worker}: its process was lost more than --max-restarts {fault.max_restarts} times "
+            f"within {fault.restart_window_s:g} s; raise --max-restarts or use --on-loss rehost"
+        )
+
+    # --- Faults that pass -----------------------------------------------------------------------------------
+
+    def _disturb(self, fault: Fault, hosts: Sequence[int]) -> None:
+        """Pause, slow or cut off hosts."""
+        carried = [w for w in self._ledger.workers if self._hosts.carrier[w] in hosts]
+        self._serial += 1
+        number, lasts_s = self._serial, fault.size if fault.kind == "pause" else fault.lasts_s
+        what = {"pause": "stood still", "slow": "computed slower", "cut": "was cut off"}[fault.kind]
+        names = ", ".join(f"host {host}" for host in hosts)
+        self._open[number] = _Open(self._seen(fault.kind, carried, f"{names} {what}"), hosts, set())
+        until_s = self.now_s + (math.inf if lasts_s is None else lasts_s)
+        if fault.kind == "slow":
+            start = fault.size if fault.from_size is None else fault.from_size
+            self._slow(number, start)
+            if fault.from_size is not None and lasts_s is not None:
+                for k in range(1, _RAMP_STEPS + 1):
+                    factor = start + (fault.size - start) * k / _RAMP_STEPS
+                    self._at(self.now_s + lasts_s * k / _RAMP_STEPS, "factor", number, factor)
+                return  # it stays
+        for host in hosts:
+            if fault.kind == "pause" and self._hosts.alive[host]:
+                self._sims[host].pause(self.now_s, until_s)
+            elif fault.kind == "cut":
+                self._sims[host].cut(self.now_s, until_s)
+            self._expect(host)
+        if until_s < math.inf:
+            self._at(until_s, "over", number)
+
+    def _slow(self, number: int, factor: float | None) -> None:
+        for host in self._open[number].hosts:
+            self._sims[host].slow(self.now_s, number, factor)
+            self._expect(host)
+
+    def _passes(self, number: int) -> None:
+        """Have a slowdown, a pause or a cut end."""
+        if self._open[number].seen.kind == "slow":
+            self._slow(number, None)
+        for host in self._open[number].hosts:
+            sim = self._sims[host]
+            if sim.cut_until_s <= self.now_s:
+                for copy in sim.held:
+                    heapq.heappush(self._sent, (self.now_s, copy.serial, copy.worker, host))
+                sim.held.clear()
+        self._over(number)
+
+    # --- Suspicion ------------------------------------------------------------------------------------------
+
+    def _suspect(self, worker: int, task: int) -> None:
+        """Send a task that has been silent for too long to a second host too, once."""
+        flight = self._ledger.flights.get(worker)
+        if flight is None or flight.serial != task or worker in self._suspected or not self._copies[worker]:
+            return
+        at = self._copies[worker][0].host
+        busy = {host: len(sim.queue) for host, sim in enumerate(self._sims)}
+        second = self._hosts.second(worker, busy, besides=at)
+        if second is None:
+            return
+        for fault in self._open.values():
+            if at in fault.hosts and fault.seen.detected_s is None:
+                fault.seen = fault.seen._replace(detected_s=self.now_s - fault.seen.t_s)
+        text = f"worker {worker} was silent on host {at}: host {second} got its task too"
+        seen = self._seen("suspect", [worker], text, asked=False)._replace(detected_s=0.0)
+        self._suspected[worker] = seen
+        self._send(worker, second)
+
+    def _heard(self, worker: int, first: Copy | None, wasted: int) -> None:
+        """Record a suspicion that is over: a copy has come in, or the task is no more."""
+        if seen := self._suspected.pop(worker, None):
+            came = "" if first is None else f", and host {first.host} was first"
+            seen = seen._replace(text=seen.text + came, wasted=wasted)
+            self.faults_seen.append(seen._replace(recovered_s=self.now_s - seen.t_s))
+
+    # --- State ----------------------------------------------------------------------------------------------
+
+    def state(self) -> ClusterState:
+        state = super().state()
+        future: dict[str, Any] = {
+            "version": self._version,
+            "sims": [sim.state() for sim in self._sims],
+            "next_of": list(self._next_of),
+            "back_of": list(self._back_of),
+            "future": [[at_s, rank, n, name, list(args)] for at_s, rank, n, name, args in self._future],
+            "sent": [list(result) for result in self._sent],
+            "away": [
+                copy.state()
+                for copies in self._copies.values()
+                for copy in copies
+                if copy not in self._sims[copy.host].queue and copy not in self._sims[copy.host].held
+            ],
+            "messages": [list(item) for item in self._messages.items()],
+            "suspected": [[worker, list(seen)] for worker, seen in self._suspected.items()],
+            "open": [
+                [number, list(fault.seen), list(fault.hosts), sorted(fault.waiting)]
+                for number, fault in self._open.items()
+            ],
+        }
+        return replace(
+            state,
+            hosts=self._hosts.state(),
+            faults=self._plan.position(),
+            engine={**state.engine, **future},
+        )
+
+    def restore(self, state: ClusterState) -> None:
+        flights = self._restore_books(state)
+        assert state.hosts is not None
+        assert state.faults is not None
+        self._hosts.restore(state.hosts)
+        self._plan.go_to(state.faults)
+        future = state.engine
+        self._version = future["version"]
+        self._sims = [SimHost.restored(sim) for sim in future["sims"]]
+        self._next_of, self._back_of = list(future["next_of"]), list(future["back_of"])
+        self._future = [(at_s, rank, n, name, tuple(args)) for at_s, rank, n, name, args in future["future"]]
+        self._sent = [(at_s, task, worker, host) for at_s, task, worker, host in future["sent"]]
+        heapq.heapify(self._future)
+        heapq.heapify(self._sent)
+        self._copies = {worker: [] for worker in flights}
+        away = [Copy.restored(copy) for copy in future["away"]]
+        here = [copy for sim in self._sims for copy in (*sim.queue, *sim.held)]
+        for copy in sorted((*away, *here), key=lambda copy: copy.number):
+            self._copies[copy.worker].append(copy)
+        self._messages = {worker: count for worker, count in future["messages"]}
+        self._suspected = {worker: _seen(seen) for worker, seen in future["suspected"]}
+        self._open = {
+            number: _Open(_seen(seen), hosts, set(waiting)) for number, seen, hosts, waiting in future["open"]
+        }
+
+
+def _seen(values: Sequence[Any]) -> FaultSeen:
+    seen = FaultSeen(*values)
+    return seen._replace(workers=tuple(seen.workers))
