@@ -10,6 +10,9 @@ All P workers compute a gradient at the same weights, and the server waits for t
 Limits: with P = 1 it is plain SGD; on P workers it is plain SGD with a P times larger mini-batch.
 Staleness is always 0; an update takes as long as the slowest of P workers.
 
+Members that leave and join: a round averages the gradients of the members that are still there, and is
+repeated if none is; a worker that joins takes part from the next round on.
+
 How this differs from the papers: nothing is all-reduced, the server adds the gradients (in worker
 order, so that the sum does not depend on the order of arrival).
 """

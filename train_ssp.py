@@ -12,6 +12,9 @@ Limits: slack = inf is ASGD; slack = 0 is bulk-synchronous, SSGD with summed gra
 times larger step). Staleness is at most (P - 1)(2 slack + 1), and one permanently slow worker holds
 all others to its rate, whatever the slack.
 
+Members that leave and join: only the members' clocks count, so a worker that leaves holds nobody up;
+one that joins starts at once, with the slowest clock.
+
 How this differs from the paper: the server sends whole vectors at the start of each mini-batch, so a
 worker always reads the newest weights there are, never an older cached copy that the bound would
 still allow.

@@ -261,7 +261,7 @@ def copy_in_pieces(record: Path, to: Path, cuts: list[int], after_each: Callable
     for name in ("config.yaml", "meta.json"):
         (to / name).write_bytes((record / name).read_bytes())
     after_each()
-    for name in ("updates.jsonl", "evals.jsonl"):
+    for name in ("updates.jsonl", "evals.jsonl", "faults.jsonl"):
         content = (record / name).read_bytes()
         places = sorted({0, len(content), *(cut % (len(content) + 1) for cut in cuts)})
         for begin, end in itertools.pairwise(places):

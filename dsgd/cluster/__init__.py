@@ -251,13 +251,13 @@ def next_round(cluster: Cluster, budget: int, most: int) -> int:
 
 def start_portions(cluster: Cluster, task: Callable[[int], Task], w: Weights, budget: int, most: int) -> bool:
     """Give idle workers tasks of `most` mini-batches, the last one what is left; return whether any are in
-    flight.
+    flight or still to be given, once there is a member.
 
     task: makes the task of so many mini-batches.
     """
     while (left := budget - cluster.given) > 0 and cluster.idle:
         cluster.start(next(iter(cluster.idle)), task(min(most, left)), w)
-    return bool(cluster.in_flight)
+    return left > 0 or bool(cluster.in_flight)
 
 
 def in_worker_order(dones: Iterable[Done]) -> list[Done]:

@@ -17,6 +17,8 @@ the next checkpoint is cut short or altered, the disk is full, or each checkpoin
 PROCESS: tuple[Kind, ...] = ("kill", "pause", "slow", "cut", "node")
 MEMBERSHIP: tuple[Kind, ...] = ("leave", "join")
 STORE: tuple[Kind, ...] = ("torn", "rot", "full", "slow-disk")
+LASTING: tuple[Kind, ...] = (*PROCESS, "full", "slow-disk")
+"""They last for a while, or until processes or members have been replaced; the others happen at once."""
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from typing import Any
 from dsgd.config import option_fields
 from dsgd.live.lines import Lines, UpdateLines
 from dsgd.live.prometheus import STALENESS_BUCKETS
+from dsgd.records.fault_words import cost, hit
 from dsgd.records.reader import read_brief_summary, read_note, read_yaml
-from dsgd.records.schema import BriefSummary, RecordedEvaluation, RecordedTask
+from dsgd.records.schema import BriefSummary, RecordedEvaluation, RecordedFault, RecordedTask
 from dsgd.strategies import load
 
 MOST_WORKERS = 24
@@ -35,6 +36,8 @@ MOST_POINTS = 256
 """Most points of a curve; beyond it every second one is dropped."""
 
 _MOST_TASKS = 64  # the last ones of each worker
+_MOST_FAULTS = 256  # the last ones of a run
+_MOST_TOLD = 8  # of them, in words
 _OWN_FOLDERS = ("figures", "tuning")  # of an experiment: not its runs
 _NOT_SHOWN = (
     "out", "run_name", "note", "quiet", "tensorboard", "trace_last", "metrics_port", "metrics_host",
@@ -112,6 +115,9 @@ class FollowedRun:
         self._note = ""
         self._updates = UpdateLines(path / "updates.jsonl")
         self._evals = Lines(path / "evals.jsonl", RecordedEvaluation)
+        self._fault_lines = Lines(path / "faults.jsonl", RecordedFault)
+        self._faults: deque[RecordedFault] = deque(maxlen=_MOST_FAULTS)
+        self._fault_counts: dict[str, int] = {}
         self._whole = False  # nothing of its files is left to be read, nor will be
         self._loss, self._eval_loss = Curve(), Curve()
         self._num_workers, self._budget, self._limit_s = 0, 0, math.inf
@@ -149,9 +155,12 @@ class FollowedRun:
             for evaluated in self._evals.read():
                 self._last_eval = evaluated
                 self._eval_loss.add(evaluated.t_s, evaluated.gradients, evaluated.loss)
+            for fault in self._fault_lines.read():
+                self._faults.append(fault)
+                self._fault_counts[fault.kind] = self._fault_counts.get(fault.kind, 0) + 1
             if not beginning:
                 self._read_updates()
-            rest = beginning or self._updates.rest or self._evals.rest
+            rest = beginning or self._updates.rest or self._evals.rest or self._fault_lines.rest
             self._whole = self._outcome is not None and not rest
             self._grew_s = self._written_s()
         self._note = read_note(self.path, self._options)
@@ -163,7 +172,7 @@ class FollowedRun:
         """Return what a reading may change."""
         return (
             bool(self._options), self._note, self._outcome, self._last_eval, self._version, self._gradients,
-            self._whole,
+            self._whole, sum(self._fault_counts.values()),
         )  # fmt: skip
 
     def _read_beginning(self) -> bool:
@@ -258,6 +267,7 @@ class FollowedRun:
             "workers": [self._worker(number, bins) for number in range(len(self._workers))],
             "over_workers": self._over_workers(),
             "timeline": self._timeline(),
+            "faults": self._shown_faults(),
         }
 
     @property
@@ -338,6 +348,21 @@ class FollowedRun:
                 name: [_rounded(x) for x in (s.min, s.p05, s.p50, s.p95, s.max)]
                 for name, s in spreads.items()
             },
+        }
+
+    def _shown_faults(self) -> dict[str, Any]:
+        """Return how many faults there were, when and whom the last ones hit, and a few in words."""
+        faults = sorted(self._faults, key=lambda fault: fault.t_s)
+        return {
+            "counts": self._fault_counts,
+            "marks": [
+                {"kind": f.kind, "workers": f.workers, "t_s": f.t_s, "over_s": f.over_s, "who": hit(f)}
+                for f in faults
+            ],
+            "told": [
+                {"t_s": f.t_s, "kind": f.kind, "who": hit(f), "text": f.text, "cost": cost(f)}
+                for f in faults[: -_MOST_TOLD - 1 : -1]
+            ],
         }
 
     def _rate(self) -> float | None:

@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Meta as About
 from msgspec import Struct
 
+from dsgd.faults.fault import LASTING
 from dsgd.metrics import QUANTITIES, Quantity, quantity
 
 T = TypeVar("T")
@@ -150,6 +151,13 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
         int,
         field("mini-batches", "whose result was not used: a second copy came first, or the member left"),
     ] = 0
+
+    @property
+    def over_s(self) -> float | None:
+        """When (engine s) it was over, for most at once; None: it was not when the run ended."""
+        if self.recovered_s is None:
+            return None if self.kind in LASTING else self.t_s
+        return self.t_s + self.recovered_s
 
 
 # --- summary.json

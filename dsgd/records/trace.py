@@ -107,7 +107,7 @@ def _at_us(updates: list[RecordedUpdate]) -> dict[int, int]:
 def _names(
     config: Mapping[str, Any], updates: list[RecordedUpdate], faults: Sequence[_Fault]
 ) -> Iterator[Event]:
-    """Name the tracks; of very many workers only those that have tasks here. Faults are below whom they hit."""
+    """Name the tracks, of very many workers those that have tasks here. Faults are below whom they hit."""
 
     def name(kind: str, tid: int, value: str | int) -> Event:
         key = "sort_index" if kind == "thread_sort_index" else "name"
@@ -152,7 +152,7 @@ class _Fault(NamedTuple):
 def _in_window(faults: Iterable[RecordedFault], updates: list[RecordedUpdate]) -> list[RecordedFault]:
     """Return the faults that ended after the first update shown, in the order in which they began."""
     from_s = 0.0 if updates[0].version == 1 else updates[0].t_s
-    shown = [f for f in faults if f.recovered_s is None or f.t_s + f.recovered_s >= from_s]
+    shown = [f for f in faults if f.over_s is None or f.over_s >= from_s]
     return sorted(shown, key=lambda fault: fault.t_s)
 
 
@@ -165,7 +165,7 @@ def _placed(faults: Iterable[RecordedFault], last_us: int, free_tid: int) -> lis
     placed: list[_Fault] = []
     for fault in faults:
         begin_us = _us(fault.t_s)
-        over_us = last_us if fault.recovered_s is None else _us(fault.t_s + fault.recovered_s)
+        over_us = last_us if fault.over_s is None else _us(fault.over_s)
         end_us = max(begin_us, over_us)
         for below in [_FIRST_WORKER + worker for worker in fault.workers] or [_SERVER]:
             own = until_us.setdefault(below, {})
@@ -188,7 +188,7 @@ def _faults(faults: Iterable[_Fault]) -> Iterator[Event]:
             "ph": "i", "s": "t", "pid": _PROCESS, "tid": tid, "ts": begin_us, "name": of.kind, "args": args
         }  # fmt: skip
         if begin_us < end_us:
-            name = of.kind if of.recovered_s is not None else f"{of.kind}, not over at the end"
+            name = f"{of.kind}, not over at the end" if of.over_s is None else of.kind
             yield _slice(tid, name, begin_us, end_us, args)
 
 

@@ -15,6 +15,7 @@ from dsgd.cluster import Update
 from dsgd.config import TrainConfig
 from dsgd.execution.execute import Ended, Running, Watcher
 from dsgd.metrics import taken_of_updates
+from dsgd.records.fault_words import all_of_them
 from dsgd.records.schema import Difference, EngineComparison
 from dsgd.theory.verdicts import lines as theory_lines
 
@@ -125,6 +126,11 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         bars = "\n".join(_bars({int(value): n for value, n in staleness["counts"].items()}))
         rows.append(("staleness", f"{head}\n{bars}" if staleness["max"] else head))
     rows.append(("busy", _busy(summary)))
+    if summary["faults"]:
+        recovered_s, wasted = summary["recovery_s"]["p50"], summary["wasted"]["faults"]
+        rows.append(
+            ("faults", all_of_them(summary["faults"], recovered_s, summary["repeated"], wasted, unit))
+        )
     if summary["theory"]:
         rows.append(("theory says", "\n".join(theory_lines(summary["theory"]))))
     return rows

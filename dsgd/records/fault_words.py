@@ -1,0 +1,61 @@
+"""Faults in words: one of them, and all of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dsgd.records.schema import RecordedFault
+
+
+def hit(fault: RecordedFault) -> str:
+    """Return whom a fault hit.
+
+    >>> from dsgd.records.schema import built
+    >>> line = dict(t_s=1.0, kind="node", workers=[1, 3], asked=True, update=4, came_in=4, text="")
+    >>> hit(built(line, RecordedFault)), hit(built(line | {"workers": [], "kind": "torn"}, RecordedFault))
+    ('workers 1, 3', 'the checkpoints')
+    """
+    if not fault.workers:
+        return "the driver" if fault.kind == "driver" else "the checkpoints"
+    return f"worker{'s' * (len(fault.workers) > 1)} {', '.join(map(str, fault.workers))}"
+
+
+def cost(fault: RecordedFault) -> str:
+    """Return how long a fault lasted and what was lost by it; empty for what cost nothing.
+
+    >>> from dsgd.records.schema import built
+    >>> line = dict(t_s=1.0, kind="kill", workers=[1], asked=True, update=4, came_in=4, text="")
+    >>> cost(built(line | {"recovered_s": 1.5, "repeated": 2}, RecordedFault))
+    'over after 1.5 s, 2 mini-batches repeated'
+    >>> cost(built(line, RecordedFault))
+    'not over when the run ended'
+    """
+    parts = []
+    if fault.detected_s:
+        parts.append(f"noticed after {fault.detected_s:.3g} s")
+    if fault.over_s is None:
+        parts.append("not over when the run ended")
+    elif fault.recovered_s:
+        parts.append(f"over after {fault.recovered_s:.3g} s")
+    return ", ".join([*parts, *_lost(fault.repeated, fault.wasted)])
+
+
+def all_of_them(
+    counts: Mapping[str, int], median_recovery_s: float | None, repeated: int, wasted: int, unit: str = "s"
+) -> str:
+    """Return the faults of a run in one line.
+
+    >>> all_of_them({"kill": 2, "pause": 1}, 0.4, 5, 0)
+    '3 (2 kill, 1 pause): recovered in 0.4 s (median), 5 mini-batches repeated'
+    >>> all_of_them({"leave": 1}, None, 0, 1)
+    '1 (leave): 1 mini-batch wasted'
+    """
+    kinds = ", ".join(f"{n} {kind}" for kind, n in counts.items()) if len(counts) > 1 else "".join(counts)
+    took = [] if median_recovery_s is None else [f"recovered in {median_recovery_s:.3g} {unit} (median)"]
+    lost = ", ".join([*took, *_lost(repeated, wasted)])
+    return f"{sum(counts.values())} ({kinds}){f': {lost}' if lost else ''}"
+
+
+def _lost(repeated: int, wasted: int) -> list[str]:
+    found = ((repeated, "repeated"), (wasted, "wasted"))
+    return [f"{n:,} mini-batch{'es' * (n != 1)} {what}" for n, what in found if n]
