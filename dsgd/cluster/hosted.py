@@ -92,6 +92,7 @@ class HostedCluster(SimCluster):
         self._sent: list[tuple[float, int, int, int]] = []  # results: when sent, task's serial, worker, host
         self._open: dict[int, _Open] = {}
         self._version = 0
+        self._changed = False  # whether members have changed between two updates
         for worker in outside_at_first(fault.fault_list):
             self._ledger.leave(worker)
 
@@ -119,7 +120,8 @@ class HostedCluster(SimCluster):
 
     def next_done(self) -> Done | None:
         ledger, future, plan = self._ledger, self._future, self._plan
-        if ledger.leaving and ledger.depart():
+        if self._changed or (ledger.leaving and ledger.depart()):
+            self._changed = False
             self._look_who_waits()
             return None
         while True:
@@ -148,11 +150,8 @@ class HostedCluster(SimCluster):
 
     def reached(self, version: int) -> None:
         self._version = version
-        due = self._plan.at_update(version)
-        self._due_now([fault for fault in due if fault.kind != "driver"])
-        for fault in due:
-            if fault.kind == "driver":
-                self._happens(fault)
+        for fault in sorted(self._plan.at_update(version), key=lambda fault: fault.kind == "driver"):
+            self._changed |= self._happens(fault)
 
     def ended(self) -> None:
         self.faults_seen += [fault.seen for fault in self._open.values()]
@@ -271,7 +270,7 @@ class HostedCluster(SimCluster):
         return False
 
     def _due_now(self, faults: Iterable[Fault]) -> None:
-        """Have faults happen when the strategy next waits: members change only then."""
+        """Have faults happen when the strategy next waits: it has not yet started all it wants to."""
         for fault in faults:
             self._at(self.now_s, "fault", str(fault))
 
@@ -541,9 +540,9 @@ class HostedCluster(SimCluster):
                 if copy not in self._sims[copy.host].queue and copy not in self._sims[copy.host].held
             ],
             "messages": [list(item) for item in self._messages.items()],
-            "suspected": [[worker, list(seen)] for worker, seen in self._suspected.items()],
+            "suspected": [[worker, _values(seen)] for worker, seen in self._suspected.items()],
             "open": [
-                [number, list(fault.seen), list(fault.hosts), sorted(fault.waiting)]
+                [number, _values(fault.seen), list(fault.hosts), sorted(fault.waiting)]
                 for number, fault in self._open.items()
             ],
         }
@@ -561,7 +560,7 @@ class HostedCluster(SimCluster):
         self._hosts.restore(state.hosts)
         self._plan.go_to(state.faults)
         future = state.engine
-        self._version = future["version"]
+        self._version, self._changed = future["version"], False
         self._sims = [SimHost.restored(sim) for sim in future["sims"]]
         self._next_of, self._back_of = list(future["next_of"]), list(future["back_of"])
         self._future = [(at_s, rank, n, name, tuple(args)) for at_s, rank, n, name, args in future["future"]]
@@ -578,6 +577,10 @@ class HostedCluster(SimCluster):
         self._open = {
             number: _Open(_seen(seen), hosts, set(waiting)) for number, seen, hosts, waiting in future["open"]
         }
+
+
+def _values(seen: FaultSeen) -> list[Any]:
+    return [list(value) if isinstance(value, tuple) else value for value in seen]
 
 
 def _seen(values: Sequence[Any]) -> FaultSeen:
