@@ -109,7 +109,9 @@ def test_a_state_comes_back_as_it_was() -> None:
     new = Weights(vector(1, math.nan), 3, {"velocity": vector(3, 4)})
     task = LocalSGD(batches=3, lr=0.1, schedule=schedule)
     flights = [InFlight(0, task, old, 0.1), InFlight(2, gradient, new, 0.2), InFlight(1, task, new, 0.3)]
-    asked = cluster(3, flights, states={1: np.ones((2, 2), np.float32)}, hosts={"alive": [True]}, latest=2)
+    asked = cluster(
+        3, flights, states={1: np.ones((2, 2), np.float32)}, hosts={"alive": [True]}, latest=2, leaving=[1]
+    )
     back = from_bytes(written(RunState(weights=new, cluster=asked, due_s={"disk": 3.5}, digest="d")), KNOWN)
     assert back.weights is back.cluster.flights[1].origin is back.cluster.flights[2].origin
     assert [(f.worker, f.task, f.origin.version, f.started_s) for f in back.cluster.flights] == [
@@ -259,7 +261,9 @@ def test_what_cannot_be_kept_ends_the_run() -> None:
 
 def test_auto_takes_the_best_interval_for_the_cost() -> None:
     """With a known cost at once; else the first checkpoint is taken to measure it."""
-    assert Tier("disk", Kept(), every_s=None, keep=1, mtbf_s=600, cost_s=2).due_s == checkpoint_interval(2, 600)
+    assert Tier("disk", Kept(), every_s=None, keep=1, mtbf_s=600, cost_s=2).due_s == checkpoint_interval(
+        2, 600
+    )
     measured = Tier("disk", Kept(), every_s=None, keep=1, mtbf_s=600)
     assert measured.due_s == 0
     followed(measured, 1).close()

@@ -17,7 +17,7 @@ _AS_THEY_ARE = ("now_s", "slowest", "fastest", "latest", "given", "lost", "came_
 _OF_THE_RUN = (
     "collected", "evaluate_at", "evaluated_version", "lengths", "due_s", "faults_noted", "rollbacks", "digest"
 )  # fmt: skip
-_WHOLE = ("workers", "waiting", "steps", "cancelled", "restarts")
+_WHOLE = ("workers", "waiting", "steps", "cancelled", "leaving", "restarts")
 
 
 class DueEvaluation(NamedTuple):
