@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from dsgd.checkpoints.checkpointer import Tier
 from dsgd.checkpoints.codec import Vocabulary
 from dsgd.checkpoints.disk_store import DiskStore
@@ -19,9 +21,10 @@ from dsgd.cluster.state import ClusterState
 from dsgd.config import TrainConfig, options
 from dsgd.execution.evaluation import Evaluated
 from dsgd.faults.fault import Fault
+from dsgd.faults.seen import FaultSeen
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import read_ending, read_evaluations, read_faults, read_updates, whole_length
-from dsgd.records.schema import RecordedEvaluation, RecordedFault, RecordedUpdate, RecordError
+from dsgd.records.schema import RecordedEvaluation, RecordedUpdate, RecordError
 from dsgd.work.model import Evaluation
 
 MAY_CHANGE = (
@@ -53,8 +56,9 @@ class ResumePoint:
     """Bytes of the record's files that are kept."""
     later: Sequence[RecordedUpdate] = ()
     """Updates after the checkpoint: on Ray none that was applied is lost."""
-    later_faults: Sequence[RecordedFault] = ()
-    all_faults: Sequence[RecordedFault] = ()
+    later_faults: Sequence[FaultSeen] = ()
+    all_faults: Sequence[FaultSeen] = ()
+    """Recorded faults: after the checkpoint, and all."""
 
     @property
     def faults_noted(self) -> int:
@@ -134,13 +138,13 @@ def resume_point(cfg: TrainConfig, path: Path, known: Vocabulary, why: str) -> R
     collected, noted, version = (
         (state.collected, state.faults_noted, state.weights.version) if state else (0, 0, 0)
     )
-    later, later_faults, all_faults = list[RecordedUpdate](), list[RecordedFault](), list[RecordedFault]()
+    later, later_faults, all_faults = list[RecordedUpdate](), list[FaultSeen](), list[FaultSeen]()
     lengths = dict(state.lengths) if state else {}
     try:
         evaluations = [_evaluated(line) for line in list(read_evaluations(path))[:collected]]
         if cfg.engine == "ray" and cfg.output.record_every == 1:
             later = [update for update in read_updates(path) if update.version > version]
-            all_faults = list(read_faults(path))
+            all_faults = [FaultSeen(**asdict(fault)) for fault in read_faults(path)]
             later_faults = all_faults[noted:]
             lengths |= {name: whole_length(path / name) for name in ("updates.jsonl", "faults.jsonl")}
     except RecordError as error:
