@@ -286,7 +286,7 @@ def test_a_changed_loss_is_found(asgd: Ran, replay: Callable[..., Said]) -> None
     task = asgd.lines("updates.jsonl")[30]["gradients"][0]
     said = replay(changed(asgd, change))
     assert said.code == 1
-    assert f"update 31: worker {task['worker']}'s task {task['step']} has loss" in said.out
+    assert f"update 31: worker {task['worker']}'s mini-batch {task['step']} has loss" in said.out
     assert "the same bytes" in said.out
     assert "changed after it was written" in said.out
 
@@ -358,6 +358,18 @@ def test_what_cannot_be_replayed_is_refused_in_one_line(
     thinned = cli(f"{ASGD} --record every:2").record
     none = cli(f"{ASGD} --record none").record
     gap = changed(asgd, lambda lines: lines.pop(10))
+    faulty = cli(f"{ASGD} --faults leave:1@t=5").record
+    with (faulty / "faults.jsonl").open("a") as file:
+        lost = {
+            "t_s": 9,
+            "kind": "driver",
+            "workers": [],
+            "asked": True,
+            "update": 9,
+            "came_in": 9,
+            "text": "",
+        }
+        file.write(json.dumps(lost) + "\n")
     empty = asgd.record.with_name("empty")
     shutil.copytree(asgd.record, empty)
     (empty / "updates.jsonl").write_text("")
@@ -373,6 +385,7 @@ def test_what_cannot_be_replayed_is_refused_in_one_line(
         (thinned, "--record every:2"),
         (none, "--record none"),
         (gap, "update 12 follows update 10"),
+        (faulty, "lost its driver"),
         (empty, "has no update"),
         (mine, "train_mine.py"),
     ):
