@@ -33,7 +33,11 @@ OTHER_COMMANDS = (
     ("--check LAB ANSWERS", "check answers to docs/labs"),
     ("--version", "print the version"),
 )
-_FROM_FILES = (("--config FILE", "the config.yaml of an earlier run"),)
+_FROM_FILES = (
+    ("--config FILE", "the config.yaml of an earlier run"),
+    ("--resume RUN|auto", "go on with a run that was cut off, with its options (docs/checkpoints.md); auto: with"
+     " that of --run-name, if it was begun"),
+)  # fmt: skip
 
 
 def width() -> int:
