@@ -54,8 +54,9 @@ class Uploads:
         Raises ValueError for what the user can fix, OSError if S3 or the disk fails.
         """
         there = self._destination.files(self._folder.name)
+        of_use = {name.split("/checkpoints/")[0].removesuffix("/summary.json") for name in there}
         for record in records:
-            if f"{self._within(record)}/meta.json" in there:
+            if self._within(record) in of_use:
                 restore_record(f"{self.url}/{self._within(record)}", record)
 
     def begin(self, records: Sequence[Path]) -> None:

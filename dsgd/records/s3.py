@@ -23,7 +23,6 @@ _FIRST = "config.yaml"  # claims a record's name
 _LAST = "summary.json"  # completes it
 CHECKPOINTS = "checkpoints"  # a record's folder of them
 _LEASE = "lease"
-_UNDER_WAY = "under way"  # the claimant of an experiment's record that is not finished
 _KEPT_OF_UNFINISHED = 2
 _CLAIMANT = "claimed-by"  # in the metadata of the first
 _READ_BY_REPORTS = {".yaml", ".json", ".jsonl", ".parquet"}
@@ -106,14 +105,18 @@ class Destination:
     def add(self, folder: Path, name: str) -> None:
         """Upload a finished record as `name`; what an earlier call of any process left undone is done.
 
-        Its checkpoints are removed there: nobody will go on from them. Raises as `claim` does.
+        What is there of an unfinished one is replaced: the caller has the lease. Its checkpoints are removed:
+        nobody will go on from them. Raises as `claim` does.
         """
         token = hashlib.sha256((folder / "meta.json").read_bytes()).hexdigest()  # no two runs' are the same
+        config = (folder / _FIRST).read_text()
         try:
-            self.claim(name, (folder / _FIRST).read_text(), token)
+            self.claim(name, config, token)
         except TakenError:
-            if self._claimant(name) != _UNDER_WAY:
+            if self._is_there(f"{name}/{_LAST}"):
                 raise
+            self._remove(name)  # of a run under way, or of an upload that was killed
+            self.claim(name, config, token)
         if not self._is_there(f"{name}/{_LAST}"):
             self._put(folder, name, folder.rglob("*"), token)
         keep_newest(self.checkpoints(name), 0)
@@ -128,8 +131,8 @@ class Destination:
             return
         last, content, _ = newest_whole(here)
         if last:
-            self._put(folder, name, [folder / _FIRST], _UNDER_WAY)
-            self._put(folder, name, [folder / "meta.json", *folder.glob("*.jsonl")], _UNDER_WAY)
+            begun = [folder / _FIRST, folder / "meta.json", *folder.glob("*.jsonl")]
+            self._put(folder, name, begun, self._token)
             there.write(last, [content])
             keep_newest(there, _KEPT_OF_UNFINISHED)
 
@@ -200,10 +203,12 @@ class Destination:
         )
         return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
 
-    def _claimant(self, name: str) -> str | None:
+    def _remove(self, name: str) -> None:
+        """Remove a record that has no ending, except its checkpoints."""
         with explained(f"--out {self.url}"):
-            found = self._client.head_object(Bucket=self._bucket, Key=self._key(name, _FIRST))
-        return found["Metadata"].get(_CLAIMANT)
+            for key in self._keys(f"{name}/"):
+                if not key.startswith(self._key(name, f"{CHECKPOINTS}/")):
+                    self._client.delete_object(Bucket=self._bucket, Key=key)
 
     def _is_there(self, prefix: str) -> bool:
         with explained(f"--out {self.url}"):
