@@ -634,6 +634,34 @@ def test_another_machine_runs_only_what_is_missing(
     assert kept.items() <= after.items()
 
 
+def test_another_machine_goes_on_with_a_run_that_was_cut_off(
+    aws: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGKILL of an experiment whose run has a checkpoint in S3: on an empty disk the run goes on from there,
+    to the same weights as if it had never been killed.
+    """
+    monkeypatch.setattr(lease, "LASTS_S", 2.0)
+    text = EXPERIMENT.replace("steps: 3", "steps: 20000, checkpoint_every: '500'").replace("[0, 2]", "[2]")
+    (tmp_path / "slack.yaml").write_text(text)
+    command = ["--experiment", str(tmp_path / "slack.yaml"), "--processes", "1", "--out"]
+    one = start(tmp_path / "one", *command, URL)
+    wait_for(lambda: any("/checkpoints/" in key for key in stored(aws)))
+    os.killpg(one.pid, signal.SIGKILL)
+    one.communicate()
+    assert not any(key.endswith("summary.json") for key in stored(aws))
+    assert main([*command, URL]) == 0
+    assert "1 unfinished runs go on from their checkpoints" in capsys.readouterr().out
+    there = stored(aws)
+    assert not any("/checkpoints/" in key for key in there)
+    record = "runs/may/slack/slack=2-s0"
+    [attempt] = json.loads(there[f"{record}/meta.json"])["attempts"]
+    assert attempt["from_version"] >= 500
+    assert main([*command, "uncut"]) == 0
+    uncut = Path("uncut/slack/slack=2-s0")
+    for file in ("weights.npy", "updates.jsonl", "evals.jsonl"):
+        assert there[f"{record}/{file}"] == (uncut / file).read_bytes()
+
+
 def test_an_experiment_that_runs_elsewhere_is_left_alone(
     aws: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

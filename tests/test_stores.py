@@ -625,7 +625,7 @@ def test_a_full_disk_costs_the_checkpoint_that_does_not_fit(tmp_path: Path) -> N
 
 HEAD_AND_TWO_NODES = """
 import sys
-import dsgd.cluster.ray
+import dsgd.cluster.ray_connection
 from ray.cluster_utils import Cluster
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -639,7 +639,7 @@ cluster.shutdown()
 
 DRIVER = """
 import os, signal, sys
-from dsgd.cluster.ray import connect
+from dsgd.cluster.ray_connection import connect
 from dsgd.checkpoints.peer_store import PeerStore
 from dsgd.checkpoints.store import name_of, newest_whole, version_of
 import ray

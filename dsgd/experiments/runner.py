@@ -16,7 +16,7 @@ from dsgd.cluster.open import require_room
 from dsgd.data import make_workload
 from dsgd.experiments.display import Display
 from dsgd.experiments.experiment_file import Experiment, PlannedRun
-from dsgd.experiments.kept import clear, is_kept, locked
+from dsgd.experiments.kept import clear, goes_on, is_kept, locked
 from dsgd.experiments.pool import Pool, cores
 from dsgd.experiments.tuning import Selection, choose
 from dsgd.experiments.uploads import Uploads
@@ -142,6 +142,8 @@ def _run(
     failed = {}
     for run in runs:
         clear(run)
+    if continued := sum(map(goes_on, runs)):
+        display.say(f"{continued} unfinished runs go on from their checkpoints")
     if uploads:
         uploads.begin([run.path for run in runs])
     for run, outcome in engines.outcomes(runs):

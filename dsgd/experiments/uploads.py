@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dsgd.records.s3 import Destination
+from dsgd.checkpoints.disk_store import DiskStore
+from dsgd.records.s3 import CHECKPOINTS, Destination
 from dsgd.records.upload import restore_record
 
-_EACH_S = 5.0  # how often new checkpoints are looked for
+_EACH_S = 1.0  # how often new checkpoints are looked for
 
 
 class Uploads:
@@ -34,7 +35,8 @@ class Uploads:
         self._lease.take(wait=True)
         self._thread = ThreadPoolExecutor(1)
         self._error: Exception | None = None
-        self._under_way: set[Path] = set()
+        self._under_way: dict[Path, list[str]] = {}
+        """The checkpoints of each record under way, as last seen."""
         self._ended = threading.Event()
         self._looking = threading.Thread(target=self._look, daemon=True)
         self._looking.start()
@@ -61,11 +63,11 @@ class Uploads:
 
     def begin(self, records: Sequence[Path]) -> None:
         """From now on, upload the checkpoints of records that are about to be made, until they are added."""
-        self._under_way |= set(records)
+        self._under_way |= {record: [] for record in records}
 
     def add(self, record: Path) -> None:
         """Have a finished record uploaded, unless it already is."""
-        self._under_way.discard(record)
+        self._under_way.pop(record, None)
         self._submit(self._destination.add, record)
 
     def finish(self) -> None:
@@ -84,11 +86,13 @@ class Uploads:
     def _look(self) -> None:
         """Have the new checkpoints of the records under way uploaded."""
         while not self._ended.wait(_EACH_S):
-            for record in list(self._under_way):
-                self._submit(self._add_unfinished, record)
+            for record, before in list(self._under_way.items()):
+                if (names := DiskStore(record / CHECKPOINTS).names()) != before:
+                    self._under_way[record] = names
+                    self._submit(self._add_unfinished, record)
 
     def _add_unfinished(self, record: Path, name: str) -> None:
-        if record in self._under_way:
+        if record in self._under_way:  # else it has been added meanwhile
             self._destination.add_unfinished(record, name)
 
     def _submit(self, upload: Callable[[Path, str], None], record: Path) -> None:

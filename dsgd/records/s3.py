@@ -122,17 +122,15 @@ class Destination:
         keep_newest(self.checkpoints(name), 0)
 
     def add_unfinished(self, folder: Path, name: str) -> None:
-        """Upload a record under way as `name`, with its newest checkpoint, if it has one that is not there.
+        """Upload a record under way as `name`, with its newest checkpoint, if it has one.
 
         For the records of an experiment, whose lease this process holds. Raises as `claim` does.
         """
-        here, there = DiskStore(folder / CHECKPOINTS), self.checkpoints(name)
-        if here.names()[-1:] == there.names()[-1:]:
-            return
-        last, content, _ = newest_whole(here)
+        last, content, _ = newest_whole(DiskStore(folder / CHECKPOINTS))
         if last:
             begun = [folder / _FIRST, folder / "meta.json", *folder.glob("*.jsonl")]
             self._put(folder, name, begun, self._token)
+            there = self.checkpoints(name)
             there.write(last, [content])
             keep_newest(there, _KEPT_OF_UNFINISHED)
 
