@@ -145,8 +145,8 @@ class RunMetrics:
         with self._lock:
             self.faults[fault.kind] += 1
             self.repeated += fault.repeated
-            if fault.recovered_s is not None:
-                self.recovery_s.observe(fault.recovered_s)
+            if (recovery_s := fault.to_recover_s) is not None:
+                self.recovery_s.observe(recovery_s)
 
     def finish(self) -> None:
         """Say that the run is over, and let go of its cluster."""
