@@ -10,6 +10,9 @@ Each gradient is applied as it comes, and its worker goes on at once with the ne
 Limits: with P = 1 it is plain SGD. Whatever the workers' speeds, tau averages P - 1 over all
 gradients; with exponential compute times it is geometric, P(tau = k) = (1 - 1/P)^k / P.
 
+Members that leave and join: nobody waits for a worker that leaves, and its lost mini-batch is given to
+it again when it is back; a worker that joins starts at once, at the newest weights.
+
 How this differs from the papers: the weights are one vector on one server, read and written as a
 whole (no torn reads, no sharded servers), and a worker pushes and fetches after every mini-batch.
 """

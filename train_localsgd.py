@@ -10,6 +10,10 @@ Each worker takes H = `local_steps` steps from the same weights, then the server
 Limits: H = 1 is SSGD; so is any H in expectation where all workers share one quadratic. Where their
 optima differ, a larger H moves the fixed point (client drift).
 
+Members that leave and join: a round averages the weights of the members that are still there, and
+workers that join take part from the next one on. The members share what is left of the budget, so H
+shrinks only in the last round.
+
 How this differs from the papers: local momentum starts at 0 in every round, because a worker keeps
 nothing between tasks; and the last round is shorter where H does not divide the budget.
 """

@@ -12,6 +12,9 @@ Limits: slack = inf is ASGD; slack = 0 is bulk-synchronous, SSGD with summed gra
 times larger step). Staleness is at most (P - 1)(2 slack + 1), and one permanently slow worker holds
 all others to its rate, whatever the slack.
 
+Members that leave and join: only the members' clocks count, so a worker that leaves holds nobody up;
+one that joins starts at once, with the slowest clock.
+
 How this differs from the paper: the server sends whole vectors at the start of each mini-batch, so a
 worker always reads the newest weights there are, never an older cached copy that the bound would
 still allow.
@@ -35,6 +38,7 @@ from dsgd.theory.bounded_staleness import (
     ssp_steps_per_s,
 )
 from dsgd.theory.closed_forms import ClosedForms, equal_workers, timed, workers
+from dsgd.theory.disturbances import same_members
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 from dsgd.work.weights import Weights
@@ -67,7 +71,7 @@ def theory(cfg: Config) -> ClosedForms:
 
     return ClosedForms(
         staleness_mean=lambda: ssp_mean_staleness(*equal_workers(cfg), cfg.slack),
-        staleness_max=lambda: ssp_staleness_bound(cfg.num_workers, cfg.slack),
+        staleness_max=lambda: ssp_staleness_bound(same_members(cfg).num_workers, cfg.slack),
         clock_gap_max=lambda: ssp_clock_gap_bound(cfg.num_workers, cfg.slack),
         s_per_update=s_per_update,
         memory=lambda: ssp_memory(*workers(cfg), cfg.slack),

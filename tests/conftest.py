@@ -96,6 +96,7 @@ AROUND_RUNS = {
     "test_report",
     "test_report_browser",
     "test_s3",
+    "test_stores",
     "test_tensorboard",
     "test_theory",
     "test_trace",
@@ -210,7 +211,7 @@ def ray_cluster() -> Iterator[str]:
     """Start a private Ray cluster for this session; yield its address."""
     import ray
 
-    import dsgd.cluster.ray  # noqa: F401 - sets what Ray reads at its import
+    import dsgd.cluster.ray_connection  # noqa: F401 - sets what Ray reads at its import
 
     folder = tempfile.mkdtemp(prefix="dsgd-ray-", dir="/tmp")
     ray.init(
@@ -224,6 +225,51 @@ def ray_cluster() -> Iterator[str]:
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    """Start an S3 of our own; yield its URL."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    yield "http://{}:{}".format(*server.get_host_and_port())
+    server.stop()
+
+
+@pytest.fixture
+def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Set up a user with the empty bucket `lab` in S3, in a separate folder; yield a client."""
+    import boto3
+
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in {
+        "AWS_ENDPOINT_URL_S3": endpoint,
+        "AWS_ACCESS_KEY_ID": "tester",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+    monkeypatch.chdir(tmp_path)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="lab")
+    yield client
+    for key in stored(client):
+        client.delete_object(Bucket="lab", Key=key)
+    client.delete_bucket(Bucket="lab")
+
+
+def stored(client: Any) -> dict[str, bytes]:
+    """Return all that is in the bucket."""
+    found = client.list_objects_v2(Bucket="lab").get("Contents", [])
+    return {e["Key"]: client.get_object(Bucket="lab", Key=e["Key"])["Body"].read() for e in found}
 
 
 def python(*arguments: str, **options: Any) -> subprocess.Popen[str]:

@@ -35,6 +35,7 @@ def in_strategy(mode: str, right: str, wrong: str) -> Plant:
         source = Path(str(original.__file__)).read_text()
         assert source.count(right) == 1, f"train_{mode}.py no longer has: {right}"
         mutant = types.ModuleType(str(original.__name__))  # type: ignore[attr-defined]
+        mutant.__file__ = original.__file__
         exec(compile(source.replace(right, wrong), f"mutant of {mode}", "exec"), mutant.__dict__)
         monkeypatch.setitem(sys.modules, mutant.__name__, mutant)
 
@@ -114,7 +115,7 @@ MISTAKES: list[tuple[str, Plant, list[str]]] = [
     ),
     (
         "K-sync takes any gradient, however old",
-        in_strategy("ksync", "fresh = done.read == w.version", "fresh = True"),
+        in_strategy("ksync", "done.read == w.version", "True"),
         ["K-sync, K=4, rest ignored, exponential, P=8: greatest"],
     ),
     (

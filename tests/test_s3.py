@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -18,8 +17,7 @@ from typing import Any
 
 import boto3
 import pytest
-from conftest import ROOT
-from moto.server import ThreadedMotoServer
+from conftest import ROOT, stored
 
 from dsgd.records.s3 import Destination, fetch
 from dsgd.records.s3_access import TakenError
@@ -27,47 +25,6 @@ from main import main
 
 SIM = "--engine sim --compute-time exponential:1"
 URL = "s3://lab/runs/may"
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    """Start an S3 of our own; yield its URL."""
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
-    server.stop()
-
-
-@pytest.fixture
-def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Set up a user with the empty bucket `lab`, in a separate folder; yield a client."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    for name, value in {
-        "AWS_ENDPOINT_URL_S3": endpoint,
-        "AWS_ACCESS_KEY_ID": "tester",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_CONFIG_FILE": str(tmp_path / "none"),
-        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
-        "AWS_EC2_METADATA_DISABLED": "true",
-    }.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
-    monkeypatch.chdir(tmp_path)
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="lab")
-    yield client
-    for key in stored(client):
-        client.delete_object(Bucket="lab", Key=key)
-    client.delete_bucket(Bucket="lab")
-
-
-def stored(client: Any) -> dict[str, bytes]:
-    """Return all that is in the bucket."""
-    found = client.list_objects_v2(Bucket="lab").get("Contents", [])
-    return {e["Key"]: client.get_object(Bucket="lab", Key=e["Key"])["Body"].read() for e in found}
 
 
 class StandIn:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from dsgd.checkpoints.store import Part, in_order
@@ -28,8 +28,7 @@ _AT_ONCE = 4  # parts on their way; as many are copied into memory
 class S3Store:
     """The checkpoints under a prefix of a bucket, which ends with a slash.
 
-    place: names it in messages, like s3://lab/runs/a/checkpoints. Raises OSError where S3 fails, ValueError
-    for what the user can fix: the bucket, credentials, permissions.
+    place: names it in messages, like s3://lab/runs/a/checkpoints. Raises OSError where S3 fails or refuses.
     """
 
     def __init__(self, client: S3Client, bucket: str, prefix: str, place: str) -> None:
@@ -40,7 +39,7 @@ class S3Store:
         return self._place
 
     def names(self) -> list[str]:
-        with explained(f"--out {self._place}"):
+        with _as_os_errors(self._place):
             pages = self._client.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=self._prefix
             )
@@ -50,7 +49,7 @@ class S3Store:
     def write(self, name: str, parts: Sequence[Part]) -> None:
         views = [memoryview(part).cast("B") for part in parts]
         size = sum(view.nbytes for view in views)
-        with explained(f"--out {self._place}"):
+        with _as_os_errors(self._place):
             self._abort_what_was_killed()
             try:
                 if size <= _PART_BYTES:
@@ -70,13 +69,13 @@ class S3Store:
 
     def read(self, name: str) -> bytes:
         content = io.BytesIO()
-        with explained(f"--out {self._place}"):
+        with _as_os_errors(self._place):
             # Unlike get_object, it repeats what breaks off in the middle.
             self._client.download_fileobj(self._bucket, self._prefix + name, content)
         return content.getvalue()
 
     def remove(self, name: str) -> None:
-        with explained(f"--out {self._place}"):
+        with _as_os_errors(self._place):
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
 
     def _write_in_parts(self, key: str, views: Sequence[memoryview], part_bytes: int) -> None:
@@ -100,7 +99,7 @@ class S3Store:
             self._client.complete_multipart_upload(**to, MultipartUpload={"Parts": sent}, IfNoneMatch="*")
         except BaseException:
             self._is_tidy = False  # if S3 does not even abort it, the next write does
-            with suppress(ValueError, OSError), explained(f"--out {self._place}"):
+            with suppress(OSError), _as_os_errors(self._place):
                 self._client.abort_multipart_upload(**to)
             raise
 
@@ -113,6 +112,16 @@ class S3Store:
                     Bucket=self._bucket, Key=left["Key"], UploadId=left["UploadId"]
                 )
             self._is_tidy = True
+
+
+@contextmanager
+def _as_os_errors(place: str) -> Iterator[None]:
+    """Raise OSError for what the user could fix too: while a run goes on, it is the store that fails."""
+    try:
+        with explained(f"--out {place}"):
+            yield
+    except ValueError as error:
+        raise OSError(str(error)) from error
 
 
 def _is_gone(error: ClientError) -> bool:

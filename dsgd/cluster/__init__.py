@@ -167,7 +167,7 @@ class Telemetry(Protocol):
 
     @property
     def pids(self) -> Sequence[int]:
-        """The workers' processes at the start barrier; empty in the simulator."""
+        """By worker: the process that carries it, or did last; empty in the simulator."""
 
     @property
     def faults_seen(self) -> Sequence[FaultSeen]:
@@ -251,13 +251,13 @@ def next_round(cluster: Cluster, budget: int, most: int) -> int:
 
 def start_portions(cluster: Cluster, task: Callable[[int], Task], w: Weights, budget: int, most: int) -> bool:
     """Give idle workers tasks of `most` mini-batches, the last one what is left; return whether any are in
-    flight.
+    flight or still to be given, once there is a member.
 
     task: makes the task of so many mini-batches.
     """
     while (left := budget - cluster.given) > 0 and cluster.idle:
         cluster.start(next(iter(cluster.idle)), task(min(most, left)), w)
-    return bool(cluster.in_flight)
+    return left > 0 or bool(cluster.in_flight)
 
 
 def in_worker_order(dones: Iterable[Done]) -> list[Done]:

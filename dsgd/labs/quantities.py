@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from dsgd.cluster.laws import Constant
 from dsgd.data import make_workload
 from dsgd.execution.quick import QuickRun
-from dsgd.theory.predictions import closed_forms, known, predict
+from dsgd.theory.assumptions import known
+from dsgd.theory.predictions import closed_forms, predict
 
 
 class Value(NamedTuple):

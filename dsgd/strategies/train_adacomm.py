@@ -10,6 +10,9 @@ engine's clock, from the training loss F then and at the start of the run:
 
 Limits: with T_0 = inf it is LocalSGD(tau_0); with tau_0 = 1 it is SSGD.
 
+Members that leave and join: as in LocalSGD. tau and the times at which it is chosen belong to the server, so
+they stay.
+
 How this differs from the paper: F is the mean mini-batch loss of the last round, not of the whole training
 set; the step size is constant, so the rule that couples it to tau is left out.
 """

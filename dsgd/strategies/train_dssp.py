@@ -12,6 +12,9 @@ least for the slowest (the gap stays within s_U), and lets it run these r first:
 
 Limits: s_L = s_U is SSP. The gap at a start never exceeds s_U.
 
+Members that leave and join: as in SSP. Extra steps that a worker was allowed before it left are void when it
+joins again, with the slowest clock.
+
 How this differs from the paper: r counts towards the current gap, so s_U is a strict bound on it. Extra steps
 are void once the slowest has caught up to within s_L; in algorithm 1 the worker may use them up.
 """
@@ -27,6 +30,7 @@ from dsgd.config import AsynchronousConfig, Ge, require
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.bounded_staleness import ssp_clock_gap_bound, ssp_staleness_bound
 from dsgd.theory.closed_forms import ClosedForms
+from dsgd.theory.disturbances import same_members
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 from dsgd.work.weights import Weights
@@ -72,14 +76,15 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         left = 0 if gap <= cfg.slack_low else extra.get(i, 0)  # once the slowest has caught up: void
         extra[i] = left - 1
         w = cluster.combine(rule, w, [done]).keeping({j: r for j, r in extra.items() if r > 0})
-        for worker in sorted(cluster.idle.within(cfg.slack_low)) + ([i] if left else []):
+        ahead = [i] if left and i in cluster.idle else []  # it is not if it is about to leave
+        for worker in sorted(cluster.idle.within(cfg.slack_low)) + ahead:
             cluster.start(worker, gradient, w)
         yield Update(w, [done])
 
 
 def theory(cfg: Config) -> ClosedForms:
     return ClosedForms(
-        staleness_max=lambda: ssp_staleness_bound(cfg.num_workers, cfg.slack_high),
+        staleness_max=lambda: ssp_staleness_bound(same_members(cfg).num_workers, cfg.slack_high),
         clock_gap_max=lambda: ssp_clock_gap_bound(cfg.num_workers, cfg.slack_high),
     )
 

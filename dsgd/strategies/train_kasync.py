@@ -12,6 +12,9 @@ gradients` (K-batch-async) it goes on at once, at the weights there are.
 Limits: K = 1 is ASGD; K = P counting workers is SSGD. K-async: mean staleness (P - K)/K, and P(0) = K/P for
 exponential times. K-batch-async: mean staleness (P - 1)/K, and an update every K E[X]/P, whatever the law.
 
+Members that leave and join: an update averages K gradients, or fewer where all members have delivered theirs.
+A worker that joins starts with the next update; with `--count gradients`, at once.
+
 How this differs from the papers: the K-th gradient's worker fetches the new weights, like all workers that
 wait: pushing and fetching is one step.
 """

@@ -15,6 +15,9 @@ weights, and the first K gradients count, from any worker.
 Limits: K = P is SSGD. Staleness is always 0. An update takes the K-th smallest of P times; for
 exponential times H_P - H_{P-K}, and K/P when gradients are counted.
 
+Members that leave and join: an update averages K gradients, or fewer where all members have delivered theirs;
+a worker that joins takes part at once.
+
 How this differs from the papers: `--rest cancel` stops the slow workers as they do; `--rest ignore` lets
 them finish, discards their results and starts them again, as a cluster must where a task cannot be stopped.
 """
@@ -71,18 +74,15 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
     k = cfg.k or cfg.num_workers - cfg.backup
     rule = server_rule(cfg, gradients=k)
     while True:
-        start_all(cluster, gradient, w)
         dones: list[Done] = []
         late: list[Done] = []
-        while len(dones) < k and (cluster.in_flight or not dones):  # fewer if fewer members are present
-            done = cluster.next_done()
-            if not done:  # new members take part at once; those that have delivered wait
-                start_all(cluster, gradient, w, besides={done.worker for done in dones})
-                continue
-            fresh = done.read == w.version
-            (dones if fresh else late).append(done)
-            if len(dones) < k and (not fresh or cfg.count == "gradients"):
-                cluster.start(done.worker, gradient, w)
+        while len(dones) < k:
+            waiting = {done.worker for done in dones} if cfg.count == "workers" else ()
+            start_all(cluster, gradient, w, besides=waiting)
+            if dones and not cluster.in_flight:  # fewer members are present
+                break
+            if done := cluster.next_done():
+                (dones if done.read == w.version else late).append(done)
         if cfg.rest == "cancel":
             for worker in list(cluster.in_flight):
                 cluster.cancel(worker)

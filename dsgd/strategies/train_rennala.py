@@ -12,6 +12,9 @@ Limits: it is K-batch-sync with K = S whose late results are ignored instead of 
 it is plain SGD. Staleness is always 0, so slow or crashed workers do no harm; S trades waiting
 against gradient noise. Its time is optimal, up to constants, where each worker's time is bounded.
 
+Members that leave and join: the S gradients of an update come from whoever is a member; a worker that joins
+starts at once. So members that leave cost time only.
+
 How this differs from the paper: the run's budget counts the gradients that were applied; those ignored are
 reported as `wasted`.
 """

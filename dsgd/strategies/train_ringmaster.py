@@ -10,6 +10,8 @@ weights, without waiting for a result that would be discarded.
 
 Limits: R = inf is ASGD; R = 1 applies only fresh gradients, like Rennala with S = 1. No staleness reaches R.
 
+Members that leave and join: as in ASGD; R bounds the staleness whoever leaves or joins.
+
 How this differs from the paper: the run's budget counts the gradients that were applied; the others are
 reported as `wasted`. R is given, not derived from the noise and the target accuracy.
 """

@@ -6,15 +6,26 @@ A formula raises NoClosedForm where the quantity exists, but no formula for it i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 
 from dsgd.cluster.laws import Floats
 
+T = TypeVar("T")
+
 
 class NoClosedForm(ValueError):
     """The quantity exists, but no formula for it is known."""
+
+
+def known(form: Callable[[], T]) -> T | None:
+    """Return what a closed form gives; None outside its assumptions, or where none is known."""
+    try:
+        return form()
+    except ValueError:
+        return None
 
 
 def need(condition: bool, rule: str) -> None:

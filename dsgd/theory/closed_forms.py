@@ -12,13 +12,16 @@ Each form is evaluated only when it is asked for, and raises ValueError where it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from dsgd.cluster.laws import Floats, Law
 from dsgd.config import ExchangeConfig, LocalConfig, TrainConfig
-from dsgd.theory.assumptions import NoClosedForm, factors_of
+from dsgd.theory.assumptions import NoClosedForm, factors_of, known
+from dsgd.theory.disturbances import shared_hosts, spot_losses, spot_skewness
+from dsgd.theory.failures import asgd_time_on_hosts, asgd_time_with_losses
 from dsgd.theory.laws_of_times import memory_steps
 from dsgd.theory.order_statistics import order_statistic_skewness
 from dsgd.theory.queueing import server_updates_per_s
@@ -41,6 +44,8 @@ class ClosedForms:
 
     s_per_update: Callable[[], float] = _unknown
     """Seconds from one update to the next."""
+    s_per_update_disturbed: Callable[[], float] = _unknown
+    """The same where processes are lost, or carry several workers each (`dsgd.theory.disturbances`)."""
     staleness_mean: Callable[[], float] = _unknown
     """Of all applied gradients, in updates."""
     staleness_max: Callable[[], float] = _unknown
@@ -129,6 +134,7 @@ def instant_links(cfg: TrainConfig) -> bool:
 def asynchronous(cfg: TrainConfig) -> ClosedForms:
     """Return the closed forms of strategies that apply each gradient as it comes and never wait."""
     p = cfg.num_workers
+    losses = known(lambda: spot_losses(cfg))
 
     def s_per_update() -> float:
         service = cfg.timing.server_law
@@ -137,11 +143,34 @@ def asynchronous(cfg: TrainConfig) -> ClosedForms:
             return 1 / server_updates_per_s(law, service, p, cfg.timing.latency_s)
         return asgd_time(*workers(timed(cfg)))
 
+    def s_per_update_disturbed() -> float:
+        if losses:
+            law, _, slowdown = workers(timed(cfg))
+            return asgd_time_with_losses(law, p, *losses, slowdown)
+        law, _ = equal_workers(timed(cfg))
+        return asgd_time_on_hosts(law, p, shared_hosts(cfg))
+
+    def memory() -> float:
+        if not losses:
+            return delivery_cycle(cfg)
+        between_s = known(s_per_update_disturbed) or math.inf  # without a mean time, nothing is forgotten
+        return max(delivery_cycle(cfg), sum(losses) / between_s if between_s < math.inf else math.inf)
+
+    def skewness() -> float:
+        own = [law for law in (cfg.timing.compute_law, cfg.timing.server_law) if law]
+        if not losses:
+            return max(map(order_statistic_skewness, own))
+        law = cfg.timing.compute_law
+        return spot_skewness(law.mean_s, order_statistic_skewness(law), law.variance_s2, *losses)
+
     return ClosedForms(
         s_per_update=s_per_update,
+        s_per_update_disturbed=s_per_update_disturbed,
         staleness_mean=lambda: asgd_mean_staleness(p),
         staleness_pmf=lambda tau: asgd_staleness_pmf(*equal_workers(only_computing(cfg)), tau),
         staleness_by_worker=lambda: asgd_mean_staleness_by_worker(p, only_computing(cfg).timing.slowdowns),
+        memory=memory,
+        skewness=skewness,
     )
 
 

@@ -13,8 +13,9 @@ from dsgd.records.reader import Record
 from dsgd.records.schema import Summary
 from dsgd.strategies import configured
 from dsgd.theory import predictions
+from dsgd.theory.assumptions import known
 from dsgd.theory.closed_forms import ClosedForms
-from dsgd.theory.predictions import closed_forms, known
+from dsgd.theory.predictions import closed_forms
 
 
 def staleness_pmf(record: Record, largest: int) -> Floats | None:

@@ -8,17 +8,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from itertools import pairwise
+from typing import Any
 
 from dsgd.config import TrainConfig
+from dsgd.faults.fault import Spot
+from dsgd.faults.seen import FaultSeen
 from dsgd.strategies import strategy_of
+from dsgd.theory.assumptions import known
 from dsgd.theory.closed_forms import ClosedForms, delivery_cycle
+from dsgd.theory.disturbances import drops_members, undisturbed
 from dsgd.theory.laws_of_times import memory_steps
+from dsgd.theory.members import Stretch, mean_over, stretches, with_members
 from dsgd.theory.order_statistics import order_statistic_skewness
 from dsgd.theory.uncertainty import Estimate, Totals, ratio_of_means, steady, updates_needed, with_ends
 from dsgd.theory.verdicts import BOUNDS, Verdict, judged
-
-T = TypeVar("T")
 
 _SUMS: Mapping[str, Callable[[Totals], tuple[float, float]]] = {
     "s_per_update": lambda row: (row.clock_s, row.updates),
@@ -31,17 +35,21 @@ _BROKEN_OFF: Mapping[str, Verdict] = {"diverged": "diverged", "failed": "failed"
 
 
 def closed_forms(cfg: TrainConfig) -> ClosedForms:
-    """Return the closed forms that a run's strategy declares."""
+    """Return the closed forms that a run's strategy declares, as far as its faults leave them."""
     theory: Callable[[Any], ClosedForms] = getattr(strategy_of(cfg), "theory", lambda cfg: ClosedForms())
-    return theory(cfg)
-
-
-def known(form: Callable[[], T]) -> T | None:
-    """Return what a closed form gives; None outside its assumptions, or where none is known."""
-    try:
-        return form()
-    except ValueError:
-        return None
+    forms = theory(cfg)
+    if undisturbed(cfg):
+        return forms
+    stays = known(forms.s_per_update_disturbed) is not None or known(forms.staleness_mean) == 0
+    none = ClosedForms()
+    return replace(
+        forms,
+        s_per_update=forms.s_per_update_disturbed,
+        staleness_mean=forms.staleness_mean if stays else none.staleness_mean,
+        staleness_pmf=none.staleness_pmf,
+        staleness_by_worker=none.staleness_by_worker,
+        run_s=none.run_s,
+    )
 
 
 def predict(cfg: TrainConfig) -> dict[str, float]:
@@ -99,37 +107,49 @@ def of_drawn_times(cfg: TrainConfig) -> set[str]:
 
 
 def compare(
-    cfg: TrainConfig, counted: Mapping[str, Any], rows: Sequence[Totals], stopped_by: str, restarts: int
+    cfg: TrainConfig,
+    counted: Mapping[str, Any],
+    rows: Sequence[Totals],
+    stopped_by: str,
+    restarts: int,
+    faults: Sequence[FaultSeen] = (),
 ) -> dict[str, dict[str, Any]]:
     """Return predictions and measurements side by side, as `theory` of summary.json has them.
 
     counted: the counted part of the summary. rows: the totals at the run's marks, and at its end. restarts:
-    of workers that were lost.
+    of workers that were lost. faults: those that it saw; between a leave and a join, the formulas for the
+    members that are left apply.
     """
     updates, staleness = counted["updates"], counted["staleness"]
     if not updates:
         return {}
+    course = _Course(cfg, faults, updates)
     whole = {
         "staleness_max": staleness["max"],
         "clock_gap_max": counted["clock_gap_max"],
         **{name: y / x for name, sums in _SUMS.items() for y, x in [sums(rows[-1])]},
     }
-    broken_off: Verdict | None = _BROKEN_OFF.get(stopped_by) or ("workers were lost" if restarts else None)
+    lost_by_itself = restarts and (
+        not cfg.fault.fault_list or any(not f.asked for f in faults if f.kind == "kill")
+    )
+    broken_off: Verdict | None = _BROKEN_OFF.get(stopped_by) or (
+        "workers were lost" if lost_by_itself else None
+    )
     drawn = of_drawn_times(cfg)
     entries = {}
-    for name, value in predict(cfg).items():
+    for name, value in course.predicted.items():
         fixed = name in BOUNDS or (name, value) in (("staleness_mean", 0.0), ("staleness_p0", 1.0))
         estimate: Estimate | None = None
         needs: int | None = None
         never = None if fixed else broken_off
         if not fixed and not never:
-            least = needed(cfg, name)
-            estimate = _steady_mean(cfg, name, value, rows) if updates >= least else None
+            least = course.needed(name)
+            estimate = course.steady_mean(name, rows) if updates >= least else None
             if least < math.inf:
                 needs = int(least)
                 never = None if estimate else "too short to compare"
             else:
-                never = "never settles" if memory(cfg) == math.inf else "too heavy a tail to compare"
+                never = "never settles" if course.memory == math.inf else "too heavy a tail to compare"
         entries[name] = judged(
             name,
             value,
@@ -142,8 +162,57 @@ def compare(
     return entries
 
 
-def _steady_mean(cfg: TrainConfig, name: str, value: float, rows: Sequence[Totals]) -> Estimate | None:
-    forgotten = memory(cfg)
-    part = steady(rows, forgotten)
-    estimate = ratio_of_means([_SUMS[name](row) for row in part])
-    return with_ends(estimate, value, forgotten, part[-1].updates - part[0].updates) if estimate else None
+def _options_of(cfg: TrainConfig, seen: Sequence[Stretch]) -> list[TrainConfig]:
+    """Return the options of each stretch; none where no formula is known for one of them."""
+    losses = any(isinstance(one, Spot) or one.kind in ("kill", "node") for one in cfg.fault.fault_list)
+    if drops_members(cfg) and losses and min(one.members for one in seen) <= cfg.fault.min_workers:
+        return []  # some may have waited instead of leaving
+    if [one.members for one in seen] == [cfg.num_workers]:
+        return [cfg]
+    if not undisturbed(cfg):
+        return []
+    return known(lambda: [with_members(cfg, one.members) for one in seen]) or []
+
+
+def _fixed_alone(cfg: TrainConfig) -> dict[str, list[tuple[int, float]]]:
+    """Return the bounds, and the 0 of synchronous modes: whatever becomes of the members, they hold."""
+    return {
+        name: [(0, value)]
+        for name, value in predict(cfg).items()
+        if name in BOUNDS or (name, value) == ("staleness_mean", 0.0)
+    }
+
+
+class _Course:
+    """A run as the closed forms see it: stretches, each with its members, and their predictions."""
+
+    def __init__(self, cfg: TrainConfig, faults: Sequence[FaultSeen], updates: int) -> None:
+        seen = [one for one in stretches(cfg, faults) if one.after < updates]
+        self._cfgs = _options_of(cfg, seen)
+        self._values = _fixed_alone(cfg)
+        if self._cfgs:
+            each = [predict(one) for one in self._cfgs]
+            self._values |= {
+                name: [(one.after, values[name]) for one, values in zip(seen, each, strict=True)]
+                for name in each[0]
+                if name not in BOUNDS and all(name in values for values in each)
+            }
+        self.predicted = {name: mean_over(values, 0, updates) for name, values in self._values.items()}
+        self.memory = max(map(memory, self._cfgs), default=math.inf)
+
+    def needed(self, name: str) -> float:
+        return max(needed(one, name) for one in self._cfgs)
+
+    def steady_mean(self, name: str, rows: Sequence[Totals]) -> Estimate | None:
+        """Return the mean over the steady part; each stretch counts as much as theory says it should."""
+        part, values, theory = steady(rows, self.memory), self._values[name], self.predicted[name]
+        sums = [_SUMS[name](row) for row in part]
+        scaled = [0.0]
+        for (before, (_, x)), (after, (_, x_later)) in pairwise(zip(part, sums, strict=True)):
+            share = mean_over(values, before.updates, after.updates) / theory if len(values) > 1 else 1.0
+            scaled.append(scaled[-1] + share * (x_later - x))
+        estimate = ratio_of_means([(y, x) for (y, _), x in zip(sums, scaled, strict=False)])
+        if not estimate:
+            return None
+        updates, changes = part[-1].updates - part[0].updates, len(values) - 1
+        return with_ends(estimate, theory, self.memory, updates, ends=2 + changes)

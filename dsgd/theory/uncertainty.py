@@ -26,7 +26,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LEVEL = 0.999
 """Of an interval: a correct formula lies outside it once in 1,000 comparisons."""
@@ -76,6 +76,15 @@ class Marks:
             self.rows = self.rows[::2]
             self._apart *= 2
         return mini_batches + self._apart
+
+    def state(self) -> list[Any]:
+        """Return all of it, as values that a checkpoint can keep."""
+        return [self._apart, [tuple(row) for row in self.rows]]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Go back to what `state` returned."""
+        self._apart, rows = state
+        self.rows = [Totals(*row) for row in rows]
 
 
 class Estimate(NamedTuple):
@@ -135,11 +144,12 @@ def ratio_of_means(sums: Sequence[tuple[float, float]]) -> Estimate | None:
     return Estimate(mean, math.sqrt(squares * batches / (batches - 1)) / width, batches)
 
 
-def with_ends(estimate: Estimate, theory: float, memory: float, updates: int) -> Estimate:
+def with_ends(estimate: Estimate, theory: float, memory: float, updates: int, ends: int = 2) -> Estimate:
     """Return the estimate with what its two ends may add, where a mark is not a moment at which all workers
     have just delivered.
 
-    updates: in the steady part. Where all batches are alike and equal to `theory`, nothing is uncertain.
+    updates: in the steady part. ends: more than two where members came or went. Where all batches are alike
+    and equal to `theory`, nothing is uncertain.
 
     >>> with_ends(Estimate(0.5, 0.0, 20), 0.5, 2, 100).standard_error
     0.0
@@ -149,8 +159,8 @@ def with_ends(estimate: Estimate, theory: float, memory: float, updates: int) ->
     tiny = _ROUNDING * abs(theory)
     if estimate.standard_error <= tiny and abs(estimate.mean - theory) <= tiny:
         return estimate._replace(standard_error=0.0)
-    ends = 2 * (memory - 1) / updates * abs(theory) / math.sqrt(3) if memory > 1 else 0.0
-    return estimate._replace(standard_error=math.hypot(estimate.standard_error, ends))
+    cut = ends * (memory - 1) / updates * abs(theory) / math.sqrt(3) if memory > 1 else 0.0
+    return estimate._replace(standard_error=math.hypot(estimate.standard_error, cut))
 
 
 def pooled(estimates: Sequence[Estimate]) -> Estimate:

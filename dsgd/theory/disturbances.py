@@ -1,0 +1,106 @@
+"""Which faults and policies leave a closed form as it is, which change it, and which end it.
+
+A leave or a join changes the number of members: `dsgd.theory.members` follows that. A lost or slow process
+changes times: only the formulas that count it stay.
+"""
+
+from __future__ import annotations
+
+import math
+
+from dsgd.config import TrainConfig
+from dsgd.faults.fault import MEMBERSHIP, PROCESS, Fault, Spot
+from dsgd.theory.assumptions import NoClosedForm
+from dsgd.theory.failures import suspected_share, time_away
+
+_LOSSES = ("kill", "node")
+
+
+def drops_members(cfg: TrainConfig) -> bool:
+    """Whether the workers of a lost process leave: no spare takes over, none is waited for."""
+    return cfg.fault.on_loss == "drop" and not cfg.fault.spares
+
+
+def undisturbed(cfg: TrainConfig) -> bool:
+    """Whether each member computes on a process of its own, at the speed that its law says, without a pause
+    of the server: what closed forms assume.
+    """
+    fault, checkpoint = cfg.fault, cfg.checkpoint
+    members_only = drops_members(cfg)
+    harmless = all(
+        members_only
+        if isinstance(one, Spot) or one.kind in _LOSSES
+        else one.kind not in PROCESS and one.kind != "driver"
+        for one in fault.fault_list
+    )
+    stands_still = checkpoint.checkpoint_cost_s > 0 and checkpoint.checkpoint_every is not None
+    own_process = fault.hosts is None or fault.hosts >= cfg.num_workers
+    return harmless and own_process and not stands_still and not _suspects(cfg)
+
+
+def _suspects(cfg: TrainConfig) -> bool:
+    """Whether tasks that are only slow may be given to a second process."""
+    after_s = cfg.fault.suspect_after
+    if after_s is None:
+        return False
+    try:
+        return suspected_share(cfg.timing.compute_law, after_s) > 0
+    except ValueError:  # a trace: nobody knows
+        return True
+
+
+def same_members(cfg: TrainConfig) -> TrainConfig:
+    """Return `cfg`; raise NoClosedForm if members may come or go: a bound on staleness counts all clocks."""
+    for one in cfg.fault.fault_list:
+        lost = isinstance(one, Spot) or one.kind in _LOSSES
+        if (isinstance(one, Fault) and one.kind in MEMBERSHIP) or (lost and cfg.fault.on_loss == "drop"):
+            raise NoClosedForm("the bound is for members that stay")
+    return cfg
+
+
+def spot_losses(cfg: TrainConfig) -> tuple[float, float]:
+    """Return M and D, seconds, where hosts are lost to `spot` alone and every worker waits for its own.
+
+    Raises NoClosedForm for any other disturbance, and where a second loss in --restart-window-s delays the
+    next start: then the time away is no longer the same each time.
+    """
+    fault = cfg.fault
+    spots = [one for one in fault.fault_list if isinstance(one, Spot)]
+    if len(spots) != 1 or len(spots) < len(fault.fault_list):
+        raise NoClosedForm("the formula is for one spot process and no other fault")
+    (spot,) = spots
+    own = fault.hosts in (None, cfg.num_workers) and not fault.spares and fault.suspect_after is None
+    if not own or fault.on_loss != "replace" or cfg.checkpoint.checkpoint_cost_s:
+        raise NoClosedForm("the formula is for workers that each wait for their own process")
+    if cfg.engine != "sim":
+        raise NoClosedForm("the time of a real start is not known")
+    if fault.restart_window_s > spot.back_s:
+        raise NoClosedForm("a second loss within --restart-window-s delays the next start")
+    return spot.mtbf_s, time_away(spot.mtbf_s, spot.back_s, fault.restart_s)
+
+
+def shared_hosts(cfg: TrainConfig) -> int:
+    """Return how many hosts carry the workers, fewer than these; raise NoClosedForm for other faults."""
+    fault = cfg.fault
+    if fault.hosts is None or fault.hosts >= cfg.num_workers:
+        raise NoClosedForm("the formula is for hosts that carry several workers")
+    if fault.fault_list or fault.suspect_after is not None or cfg.checkpoint.checkpoint_cost_s:
+        raise NoClosedForm("the formula is for hosts that are never lost")
+    return fault.hosts
+
+
+def spot_skewness(
+    mean_s: float, law_skewness: float, variance_s2: float, mtbf_s: float, away_s: float
+) -> float:
+    """Return the skewness of a task's time with a rare, long wait: a compound Poisson sum beside it.
+
+    Cumulants add: those of the law, and (E[X]/M) D^n. Source: Ross 2014, "Introduction to probability
+    models", section 5.4.2.
+
+    >>> round(spot_skewness(1.0, 2.0, 1.0, 600, 60), 1)
+    19.5
+    """
+    losses = mean_s / mtbf_s
+    variance = variance_s2 + losses * away_s**2
+    third = (law_skewness * variance_s2**1.5 if variance_s2 else 0.0) + losses * away_s**3
+    return third / variance**1.5 if variance and math.isfinite(variance) else math.inf

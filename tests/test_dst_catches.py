@@ -1,0 +1,164 @@
+"""A harness that cannot fail is worth nothing: each planted mistake is found within 200 random schedules.
+
+The mistakes are those that elastic and fault-tolerant systems make. Each is planted into a strategy, the
+ledger, the clocks or the simulator. Without them the same schedules hold: tests/test_dst.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from test_gate_catches import Plant, in_place, in_strategy
+
+from dsgd.authoring.dst import many
+from dsgd.authoring.subject import Subject
+from dsgd.cluster import Cluster, Done, in_worker_order, start_all
+from dsgd.cluster.clocks import Clocks
+from dsgd.cluster.ledger import Idle, Ledger
+from dsgd.cluster.values import LazyValues
+from dsgd.strategies import modes
+from dsgd.work.tasks import Task
+from dsgd.work.weights import Weights
+
+
+def after(function: Callable[..., Any], wrong: Callable[..., None]) -> Callable[..., Any]:
+    """Return a method that then also does what is wrong: wrong(self, result, *arguments)."""
+
+    def method(self: Any, *arguments: Any) -> Any:
+        result = function(self, *arguments)
+        wrong(self, result, *arguments)
+        return result
+
+    return method
+
+
+def joins_at_zero(clocks: Clocks, worker: int) -> None:
+    clocks._clock[worker] = 0
+    clocks._members_at[0] = clocks._members_at.get(0, 0) + 1
+    clocks.slowest, clocks._lagging = 0, []
+
+
+def leaves_its_clock(clocks: Clocks, worker: int) -> None:
+    clocks._clock.pop(worker)
+
+
+def given_is_not_reduced(ledger: Any, flight: Any, worker: int) -> None:
+    ledger.given += flight.task.batches if flight else 0
+
+
+def lost_step_is_skipped(ledger: Any, flight: Any, worker: int) -> None:
+    ledger.steps[worker] += flight.task.batches if flight else 0
+
+
+def cancelled_step_is_drawn_again(ledger: Any, flight: Any, worker: int, computed_s: float) -> None:
+    ledger.steps[worker] -= flight.task.batches
+
+
+def a_task_counts_as_one_mini_batch(ledger: Any, flight: Any, worker: int, now_s: float) -> None:
+    ledger.steps[worker] -= flight.task.batches - 1
+
+
+def barrier_counted_at_the_start(cluster: Cluster, task: Task, w: Weights) -> list[Done]:
+    start_all(cluster, task, w)
+    dones: list[Done] = []
+    for _ in range(len(cluster.in_flight)):
+        while not (done := cluster.next_done()):
+            pass
+        dones.append(done)
+    return in_worker_order(dones)
+
+
+def forget_states(values: LazyValues, _: None, states: Any) -> None:
+    values._states = {}
+
+
+MISTAKES: list[tuple[str, Plant, Sequence[str]]] = [
+    ("a newcomer's clock is 0", in_place(Clocks, "join", joins_at_zero), modes()),
+    ("a leaver's clock stays", in_place(Clocks, "leave", leaves_its_clock), modes()),
+    (
+        "lost mini-batches are not given again",
+        in_place(Ledger, "leave", after(Ledger.leave, given_is_not_reduced)),
+        modes(),
+    ),
+    (
+        "a lost mini-batch is skipped when its worker is back",
+        in_place(Ledger, "leave", after(Ledger.leave, lost_step_is_skipped)),
+        modes(),
+    ),
+    (
+        "a cancelled mini-batch is drawn again",
+        in_place(Ledger, "cancel", after(Ledger.cancel, cancelled_step_is_drawn_again)),
+        modes(),
+    ),
+    (
+        "a task of several mini-batches counts as one",
+        in_place(Ledger, "finish", after(Ledger.finish, a_task_counts_as_one_mini_batch)),
+        modes(),
+    ),
+    (
+        "the order of waiting is lost in the state",
+        in_place(Idle, "order", property(lambda idle: (None, sorted(idle)))),
+        ["ssp", "dssp", "diloco", "easgd"],
+    ),
+    (
+        "workers' states are not restored",
+        in_place(LazyValues, "restart", after(LazyValues.restart, forget_states)),
+        modes(),
+    ),
+    (
+        "changes of the members are hidden from the strategy",
+        in_strategy(
+            "asgd",
+            "        if done := cluster.next_done():\n",
+            "        while not (done := cluster.next_done()):\n            pass\n        if done:\n",
+        ),
+        ["asgd"],
+    ),
+    (
+        "a barrier is counted at its start",
+        in_strategy(
+            "ssgd",
+            "    rule = ",
+            "    from test_dst_catches import barrier_counted_at_the_start as run_all\n    rule = ",
+        ),
+        ["ssgd"],
+    ),
+    (
+        "SSP is one too lax",
+        in_strategy(
+            "ssp",
+            "    rule = ",
+            "    from dataclasses import replace\n    cfg = replace(cfg, slack=cfg.slack + 1)\n    rule = ",
+        ),
+        ["ssp"],
+    ),
+    (
+        "Ringmaster takes a gradient that is just too old",
+        in_strategy("ringmaster", "done.read >= cfg.delay_bound", "done.read > cfg.delay_bound"),
+        ["ringmaster"],
+    ),
+    ("K-sync takes any gradient", in_strategy("ksync", "done.read == w.version", "True"), ["ksync"]),
+    (
+        "Rennala's late gradients are in no update",
+        in_strategy("rennala", "yield Update(w, dones, ignored=late)", "yield Update(w, dones)"),
+        ["rennala"],
+    ),
+    (
+        "DSSP remembers by itself who may run ahead",
+        in_strategy("dssp", "dict(w.kept or {})", "cluster.__dict__.setdefault('extra', {})"),
+        ["dssp"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("mistake", "plant", "of_modes"), MISTAKES, ids=[m for m, _, _ in MISTAKES])
+def test_a_planted_mistake_breaks_an_invariant(
+    mistake: str, plant: Plant, of_modes: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the first 200 schedules finds it."""
+    plant(monkeypatch)
+    subjects = [Subject(mode) for mode in of_modes]
+    seeds = (range(first, first + 10) for first in range(0, 200, 10))
+    assert any(many(some, subjects).broken for some in seeds)
