@@ -154,7 +154,7 @@ def _of_hosts(rng: random.Random, num_workers: int, masked: bool) -> dict[str, A
 
 def _faults(rng: random.Random, options: Mapping[str, Any], masked: bool) -> list[str]:
     """Return up to eight faults, that fall into the run or near its end."""
-    kinds = ["kill", "kill", "pause", "slow", "cut", "node"]
+    kinds = ["kill", "kill", "pause", "slow", "cut", "node", "driver"]
     if not masked:
         kinds += ["leave"] * 4 + ["join"]
     if rng.random() < 0.1:
@@ -188,6 +188,8 @@ def _fault(rng: random.Random, kind: str, options: Mapping[str, Any]) -> list[st
         case "node":
             node = "abc"[rng.randrange(options.get("nodes", 1))]
             return [f"node:{node}@{when}{lasts * (rng.random() < 0.4)}"]
+        case "driver":
+            return [f"driver@{when}"]
         case "leave" if rng.random() < 0.7:
             back = round(rng.uniform(0, 3.0 * steps), 2)
             return [f"leave:{who}@{when}", f"join:{who}@t={back}"]
@@ -198,7 +200,7 @@ def _trigger(rng: random.Random, kind: str, num_workers: int, steps: int) -> str
     of = rng.choice(("t", "t", "update", "step"))
     if of == "update":
         return f"update={rng.randint(1, rng.choice((steps, steps * num_workers)))}"
-    if of == "step" and kind not in ("node", "join"):
+    if of == "step" and kind not in ("node", "driver", "join"):
         return f"step={rng.randrange(steps)}"
     return f"t={round(rng.uniform(0, 2.0 * steps), 2)}"
 
