@@ -57,7 +57,9 @@ def _fault(text: str) -> Fault | Spot | Crash:
     kind: Any = found["kind"]
     kinds = get_args(Kind)
     if kind not in kinds:
-        raise ValueError(f"'{text}': there is no kind '{kind}'; choose one of {', '.join(kinds)}, spot or crash")
+        raise ValueError(
+            f"'{text}': there is no kind '{kind}'; choose one of {', '.join(kinds)}, spot or crash"
+        )
     from_size, size = _size(text, kind, found["size"])
     return Fault(
         kind=kind,
