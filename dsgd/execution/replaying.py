@@ -86,7 +86,7 @@ def _lost_order(cfg: TrainConfig, kinds: Set[str]) -> str | None:
         return f"starts from the weights of {cfg.checkpoint.init_from}, which a replay does not load"
     if "divergence" in kinds:
         return "went back after it had diverged, which a replay does not follow"
-    if cfg.engine == "sim" and "driver" in kinds and kinds.intersection(MEMBERSHIP):
+    if cfg.engine == "sim" and "driver" in kinds and not kinds.isdisjoint(MEMBERSHIP):
         return (
             "lost its driver while members came and went, which a replay does not follow; in the simulator, "
             "--config with its config.yaml makes the same run again"
