@@ -183,6 +183,23 @@ def test_rehosting_keeps_the_throughput_of_the_others(num_hosts: int) -> None:
     assert last_s(away) == last_s(run("ssgd", **options)) * num_hosts / (num_hosts - 1)
 
 
+def test_hosts_that_go_and_come_back_share_the_work() -> None:
+    """8 hosts, then 4, then 8 again: the time is that of the work shared among those there are, to 5 %."""
+    options: dict[str, Any] = {"num_workers": 24, "steps": 30, "dataset": "none", "hosts": 8, "nodes": 2}
+    outcome = run("ssgd", **options, on_loss="rehost", faults="node:b@t=30+60")
+    assert last_s(outcome) == pytest.approx(30 + 60 + (24 * 30 - 8 * 30 - 4 * 60) / 8, rel=0.05)
+
+
+def test_a_new_process_does_not_stand_still() -> None:
+    """A pause ends with the process, and one of a process that is not there hits nobody."""
+    faults = "pause:1=100@t=2.5; kill:1@t=4+3; pause:1=50@t=5"
+    outcome = run("ssgd", **TEN_SECONDS, faults=faults)
+    assert last_s(outcome) == 15  # the third task begins again at 7
+    lines = {(seen.kind, seen.t_s): seen for seen in outcome.cluster.faults_seen}
+    assert lines["pause", 2.5].recovered_s == 1.5
+    assert lines["pause", 5].workers == ()
+
+
 def test_a_spare_takes_over_at_once() -> None:
     """With a spare a kill costs the computed part alone, and the lost process is the next spare."""
     faults = "kill:1@t=2.5; kill:2@t=8.75"

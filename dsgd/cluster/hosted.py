@@ -407,6 +407,9 @@ class HostedCluster(SimCluster):
             carrier = hosts.carrier[worker]
             if worker not in gone and not self._copies[worker] and hosts.alive[carrier]:
                 self._send(worker, carrier)
+        for number, other in list(self._open.items()):
+            if other.seen.kind == "pause" and {*other.hosts} <= {*lost}:
+                self._over(number)  # a new process does not stand still
         self._serial += 1
         self._open[self._serial] = _Open(seen, (), waiting)
         self._look_who_waits()
@@ -454,11 +457,13 @@ class HostedCluster(SimCluster):
 
     def _disturb(self, fault: Fault, hosts: Sequence[int]) -> None:
         """Pause, slow or cut off hosts."""
+        if fault.kind == "pause":
+            hosts = [host for host in hosts if self._hosts.alive[host]]
         carried = [w for w in self._ledger.workers if self._hosts.carrier[w] in hosts]
         self._serial += 1
         number, lasts_s = self._serial, fault.size if fault.kind == "pause" else fault.lasts_s
         what = {"pause": "stood still", "slow": "computed slower", "cut": "was cut off"}[fault.kind]
-        names = ", ".join(f"host {host}" for host in hosts)
+        names = ", ".join(f"host {host}" for host in hosts) or "no host"
         self._open[number] = _Open(self._seen(fault.kind, carried, f"{names} {what}"), hosts, set())
         until_s = self.now_s + (math.inf if lasts_s is None else lasts_s)
         if fault.kind == "slow":
@@ -470,7 +475,7 @@ class HostedCluster(SimCluster):
                     self._at(self.now_s + lasts_s * k / _RAMP_STEPS, "factor", number, factor)
                 return  # it stays
         for host in hosts:
-            if fault.kind == "pause" and self._hosts.alive[host]:
+            if fault.kind == "pause":
                 self._sims[host].pause(self.now_s, until_s)
             elif fault.kind == "cut":
                 self._sims[host].cut(self.now_s, until_s)
