@@ -190,6 +190,34 @@ def test_hosts_that_go_and_come_back_share_the_work() -> None:
     assert last_s(outcome) == pytest.approx(30 + 60 + (24 * 30 - 8 * 30 - 4 * 60) / 8, rel=0.05)
 
 
+def test_what_arrives_at_a_host_that_stands_still_waits() -> None:
+    """A pause that begins while a worker waits at the barrier delays its next task."""
+    outcome = run("ssgd", **TEN_SECONDS, slowdown="0=3", faults="pause:1=6@t=2")
+    assert [update.finished_s for update in outcome.updates][:3] == [3, 9, 12]
+
+
+def test_a_result_on_its_way_is_not_computed_again() -> None:
+    """What has left a host before it is lost comes in; only tasks that it still had are repeated."""
+    outcome = run("ssgd", **TEN_SECONDS, latency_s=0.5, faults="kill:1@t=1.75", restart_s=4.0)
+    assert [update.finished_s for update in outcome.updates][:2] == [2, 5.75 + 2]
+    (seen,) = outcome.cluster.faults_seen
+    assert seen.repeated == 0
+
+
+def test_a_late_join_is_waited_for() -> None:
+    """If all members leave, the run goes on with the first that joins at a later time."""
+    outcome = run("ssgd", **TEN_SECONDS, faults="leave:0,1,2@t=2.5; join:1@t=8")
+    assert members(outcome)[:4] == [(0, 1, 2)] * 3 + [(1,)]
+    assert outcome.updates[3].finished_s == 9
+
+
+def test_who_leaves_for_good_does_not_come_back_with_a_process() -> None:
+    """A member that was to leave when its host is lost is gone, also under drop."""
+    faults = "leave:1@t=2.25; kill:1@t=2.5+3"
+    outcome = run("ssgd", **TEN_SECONDS, faults=faults, on_loss="drop")
+    assert all(who == (0, 2) for who in members(outcome)[2:])
+
+
 def test_a_new_process_does_not_stand_still() -> None:
     """A pause ends with the process, and one of a process that is not there hits nobody."""
     faults = "pause:1=100@t=2.5; kill:1@t=4+3; pause:1=50@t=5"

@@ -7,6 +7,7 @@ do its workers leave. Like the ledger, this is plain data: no clock, no process;
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -128,7 +129,8 @@ class Hosts:
         return next((h for h, alive in enumerate(self.alive) if alive and h not in carrying), None)
 
     def _move(self, workers: Sequence[int], to: Sequence[int] | None) -> dict[int, int]:
-        load = {h: len(self.carried(h)) for h, alive in enumerate(self.alive) if alive}
+        carried = Counter(self.carrier)
+        load = {h: carried[h] for h, alive in enumerate(self.alive) if alive}
         for worker in workers:
             host = to[0] if to else min(load, key=lambda h: (load[h], h))
             self.carrier[worker] = host

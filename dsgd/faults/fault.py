@@ -97,8 +97,9 @@ class Crash:
 
 
 def _short(number: float) -> str:
-    """Return the shortest text that is read as this number."""
-    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
+    """Return the shortest text that is read as this number; without a plus, which begins a duration."""
+    short = f"{number:g}"
+    return (short if float(short) == number else repr(number)).replace("e+", "e")
 
 
 Faults = tuple[Fault | Spot | Crash, ...]
