@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -29,6 +30,7 @@ from dsgd.theory.uncertainty import Marks, Totals
 MOST_LISTED = 1024
 """Most workers that a summary lists one by one, and most values of staleness that it counts one by one."""
 
+_NOT_COUNTED = {"_samples_per_batch", "_clocks", "_taken", "_has_computed"}
 _SLOWEST = 10  # workers that the summary of a larger run lists
 
 
@@ -116,6 +118,18 @@ class Tally:
         self.wasted_by_faults += fault.wasted
         if fault.recovered_s is not None:
             self.recovery_s.append(fault.recovered_s)
+
+    def state(self) -> dict[str, Any]:
+        """Return all counts so far, as values that a checkpoint can keep."""
+        counts = {name: copy(value) for name, value in vars(self).items() if name not in _NOT_COUNTED}
+        return counts | {"_marks": self._marks.state()}
+
+    def restore(self, state: Mapping[str, Any], clocks: Clocks) -> None:
+        """Go back, or on, to what `state` returned; clocks: of the cluster that goes on."""
+        counts = {name: copy(value) for name, value in state.items() if name != "_marks"}
+        vars(self).update(counts)
+        self._marks.restore(state["_marks"])
+        self._clocks = clocks
 
     def _measure(self, update: Update) -> None:
         if unknown := update.measured.keys() - self._sums.keys():

@@ -18,7 +18,7 @@ import ray
 from prometheus_client import CollectorRegistry, generate_latest
 
 from dsgd.cluster import Engine, Update
-from dsgd.cluster.ray import connect
+from dsgd.cluster.ray_connection import connect
 from dsgd.config import DataConfig
 from dsgd.execution.execute import Watcher, execute
 from dsgd.live.prometheus import RunMetrics, RunsCollector

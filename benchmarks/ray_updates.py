@@ -18,7 +18,7 @@ from typing import Any
 import ray
 
 from dsgd.cluster import Update
-from dsgd.cluster.ray import connect
+from dsgd.cluster.ray_connection import connect
 from dsgd.config import DataConfig
 from dsgd.execution.execute import Watcher, execute
 from dsgd.strategies import load

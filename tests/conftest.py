@@ -211,7 +211,7 @@ def ray_cluster() -> Iterator[str]:
     """Start a private Ray cluster for this session; yield its address."""
     import ray
 
-    import dsgd.cluster.ray  # noqa: F401 - sets what Ray reads at its import
+    import dsgd.cluster.ray_connection  # noqa: F401 - sets what Ray reads at its import
 
     folder = tempfile.mkdtemp(prefix="dsgd-ray-", dir="/tmp")
     ray.init(

@@ -218,7 +218,7 @@ MISTAKES: list[Mistake] = [
      ["keeps nothing between two updates", "started again after update", "kept is", "w.keeping(value)"]),
     ("goes_on_from_any_update", "pairs",
      [("yield Update(w, two)", "yield Update(w.keeping(lambda: 0), two)")],
-     ["update 1", "what is kept cannot be pickled", "<lambda>"]),
+     ["update 1", "cannot be in a checkpoint", "Weights.kept has", "<lambda>"]),
     ("survives_random_faults", "pairs", [("yield Update(w, two)", "yield from ()")],
      ["next_done was called 1000 times, and no update was made"]),
     ("each_task_is_in_one_update", "pairs", [("yield Update(w, two)", "yield from ()")],

@@ -21,7 +21,7 @@ def config(**options: object) -> TrainConfig:
 @pytest.mark.parametrize("dataset", ["none", "xor"])
 def test_as_many_workers_fit_as_have_the_memory(dataset: str) -> None:
     """One byte less than P workers need is too little for P, and enough for P - 1, as the message says."""
-    import dsgd.cluster.ray  # noqa: F401 - sets what Ray reads at its import
+    import dsgd.cluster.ray_connection  # noqa: F401 - sets what Ray reads at its import
     from dsgd.cluster.capacity import bytes_per_worker, shortage
 
     cfg = config(num_workers=10, dataset=dataset)
@@ -40,10 +40,10 @@ def test_a_million_workers_are_refused_before_ray_starts(
     dataset: str, engine: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 2, one line with memory, processes, how many fit and the remedy; nothing starts."""
-    import dsgd.cluster.ray
+    import dsgd.cluster.ray_connection
 
     monkeypatch.setattr("ray.is_initialized", lambda: False)  # as in a process of one's own
-    monkeypatch.setattr(dsgd.cluster.ray, "connect", lambda *_: pytest.fail("Ray was started"))
+    monkeypatch.setattr(dsgd.cluster.ray_connection, "connect", lambda *_: pytest.fail("Ray was started"))
     ran = cli(f"--engine {engine} --num-workers 1000000 --dataset {dataset}")
     assert ran.code == 2
     assert re.fullmatch(
@@ -59,7 +59,7 @@ def test_an_experiment_with_a_million_workers_on_ray_is_refused(
     tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The variant is named before any run of the experiment is begun."""
-    import dsgd.cluster.ray  # noqa: F401
+    import dsgd.cluster.ray_connection  # noqa: F401
 
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     path = tmp_path / "e.yaml"

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-import dsgd.cluster.ray  # noqa: F401 - sets what Ray reads at its import
+import dsgd.cluster.ray_connection  # noqa: F401 - sets what Ray reads at its import
 from dsgd.cluster.processes import awaited
 
 # isort: split

@@ -167,7 +167,7 @@ class Telemetry(Protocol):
 
     @property
     def pids(self) -> Sequence[int]:
-        """The workers' processes at the start barrier; empty in the simulator."""
+        """By worker: the process that carries it, or did last; empty in the simulator."""
 
     @property
     def faults_seen(self) -> Sequence[FaultSeen]:

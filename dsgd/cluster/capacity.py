@@ -2,7 +2,7 @@
 
 The estimate is what a worker's process has to itself (its unique set size, measured on Linux with Ray 2.60
 and torch 2.15); data and weights come on top. So what is refused could not have run; what is not refused may
-still fail. Import `dsgd.cluster.ray` first: it sets what Ray reads when it is imported.
+still fail. Import `dsgd.cluster.ray_connection` first: it sets what Ray reads when it is imported.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ _TORCH_BYTES = 282_000_000  # and the CUDA build of torch, on a CPU
 _GB = 1e9
 
 
+def num_processes(cfg: TrainConfig) -> int:
+    """Return how many processes carry the workers, spares included."""
+    return (cfg.fault.hosts or cfg.num_workers) + cfg.fault.spares
+
+
 def bytes_per_worker(cfg: TrainConfig) -> int:
     """Return the memory in bytes that the process of one worker needs at least."""
     torch = 0 if cfg.data.dataset == "none" else _TORCH_BYTES  # without weights, workers do not import it
@@ -31,14 +36,16 @@ def shortage(cfg: TrainConfig, free_bytes: float, where: str) -> str | None:
 
     free_bytes: the memory that is left. where: what has it, like `this machine has`.
     """
-    each = bytes_per_worker(cfg)
-    if cfg.num_workers * each <= free_bytes:
+    each, count, fault = bytes_per_worker(cfg), num_processes(cfg), cfg.fault
+    if count * each <= free_bytes:
         return None
-    fit = int(free_bytes / each)
-    lower = f"lower --num-workers ({fit} fit)" if fit else "free some memory"
+    option = f"--num-workers {cfg.num_workers}" if fault.hosts is None else f"--hosts {fault.hosts}"
+    fit = max(0, int(free_bytes / each) - fault.spares)
+    lower = f"lower {option.split()[0]} ({fit} fit)" if fit else "free some memory"
+    spares = f" and --spares {fault.spares}" if fault.spares else ""
     return (
-        f"--num-workers {cfg.num_workers}: {cfg.num_workers:,} Ray worker processes need at least "
-        f"{_gb(cfg.num_workers * each)} of memory ({_gb(each)} each, as measured, without data), "
+        f"{option}{spares}: {count:,} Ray worker processes need at least "
+        f"{_gb(count * each)} of memory ({_gb(each)} each, as measured, without data), "
         f"and {where} {_gb(free_bytes)}; {lower}, or simulate them with --engine sim"
     )
 

@@ -17,7 +17,7 @@ def require_room(cfg: TrainConfig) -> None:
     Where workers run on other machines, the memory of those counts: `open_cluster` waits for it.
     """
     if cfg.engine == "ray":
-        from dsgd.cluster.ray import is_private
+        from dsgd.cluster.ray_connection import is_private
 
         # isort: split
         from dsgd.cluster.capacity import free_here, shortage
@@ -38,7 +38,8 @@ def open_cluster(
     Raises ValueError for a device that is not there, ClusterError if the workers cannot be started.
     """
     if cfg.engine == "ray":
-        from dsgd.cluster.ray import RayCluster, connect
+        from dsgd.cluster.ray import RayCluster
+        from dsgd.cluster.ray_connection import connect
 
         if unknown_to_workers:
             from ray.cloudpickle import register_pickle_by_value

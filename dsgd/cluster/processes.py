@@ -1,7 +1,7 @@
 """The processes of a private Ray cluster: when it is closed, none of them is left.
 
 `ray.shutdown` returns once it has asked them to end; on a busy machine, workers outlive it. Import
-`dsgd.cluster.ray` first: it sets what Ray reads when it is imported.
+`dsgd.cluster.ray_connection` first: it sets what Ray reads when it is imported.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import ray._private.worker
 
@@ -21,8 +22,13 @@ _END_S = 10.0
 def own_processes() -> list[psutil.Process]:
     """Return the processes of the Ray node that this process has started, its workers among them."""
     node = ray._private.worker.global_worker.node
+    return processes_of(node) if node else []
+
+
+def processes_of(node: Any) -> list[psutil.Process]:
+    """Return the processes of a Ray node that this process has started, its workers among them."""
     found: list[psutil.Process] = []
-    for _, started in node.live_processes() if node else ():
+    for _, started in node.live_processes():
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(started.pid)
             found += [process, *process.children(recursive=True)]

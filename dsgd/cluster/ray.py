@@ -1,7 +1,7 @@
 """A cluster of Ray actors in wall time.
 
-Each worker is an actor that holds its shard and nothing else. The driver keeps, for each task in
-flight, what it sent; so when an actor dies, another takes its place and gets the same bytes again.
+Workers are carried by hosts, which are actors (`ray_host.py`). The driver keeps, for each task in flight,
+what it sent; so when a host is lost, another gets the same bytes again.
 
 What is sent is chosen for speed (benchmarks/README.md): small vectors travel as plain `bytes` inside
 the call, which Ray does not have to pickle; large ones are put into the object store once a version.
@@ -9,13 +9,9 @@ the call, which Ray does not have to pickle; large ones are put into the object 
 
 from __future__ import annotations
 
-import contextlib
-import logging
+import heapq
+import itertools
 import math
-import os
-import pickle
-import socket
-import struct
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,172 +19,115 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
-# Read when ray is imported. Under `uv run` it would rebuild the environment in every worker, which
-# here run in the driver's. Its own messages (a worker died, …) are not for the terminal of a run that
-# reports and handles these events itself: all of them are dropped here and stay in Ray's log files.
-os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+from dsgd.cluster.ray_connection import Connection, connect, last_line, resources
 
+# isort: split
 import numpy as np
 import ray
-from ray._private import utils as ray_utils
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from dsgd.cluster import ClusterError, Done, TimeUp
-from dsgd.cluster.capacity import shortage
+from dsgd.cluster.capacity import num_processes, shortage
 from dsgd.cluster.clocks import Clocks
+from dsgd.cluster.fault_book import FaultBook, OpenFault
+from dsgd.cluster.hosts import Hosts
 from dsgd.cluster.ledger import Idle, Ledger
-from dsgd.cluster.processes import awaited, own_processes
+from dsgd.cluster.ray_host import INLINE_BYTES, REPLY, REQUEST
+from dsgd.cluster.ray_nodes import Nodes
+from dsgd.cluster.ray_processes import HostProcess, HostProcesses, room_for
 from dsgd.cluster.state import ClusterState
-from dsgd.cluster.timing import ComputeTimes, sleep_heterogeneity
-from dsgd.cluster.values import compute_alone
+from dsgd.cluster.timing import ComputeTimes
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
+from dsgd.faults.fault import Fault
+from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
 from dsgd.work import rules
-from dsgd.work.model import Objective
 from dsgd.work.rules import Rule
 from dsgd.work.shard import Shard
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Vector, Weights
 
-_INLINE_BYTES = 64_000  # below the size up to which Ray sends arguments and results inside the call
-_REQUEST = struct.Struct("qqq")  # ticket, step, length of the pickled task
-_REPLY = struct.Struct("dd")  # loss, seconds of computing
-_SLIVER = 0.001  # of a CPU, the least that Ray counts
-_POLL_S = 1.0  # how often waiting checks the deadline, and workers that do not restart
-
-
-class Worker:
-    """The actor: one shard, one device."""
-
-    def __init__(
-        self,
-        worker: int,
-        shard: Shard,
-        objective: Objective,
-        times: ComputeTimes,
-        device: str,
-        padding_bytes: int,
-        delay_s: float,
-    ) -> None:
-        time.sleep(delay_s)
-        self._worker, self._objective, self._times, self._device = worker, objective, times, device
-        self._padding = np.zeros(padding_bytes // 4, np.float32)
-        self._tasks: dict[bytes, Task] = {}
-        self._stopped, self._stop = -1, threading.Condition()  # no task up to this ticket need go on
-        if objective.num_weights:
-            import torch  # noqa: F401 - before the start barrier: it takes a second
-
-            self._shard = shard.on_device([shard], device)[0]
-
-    def ready(self) -> int:
-        """Return the process id, once the shard is on its device."""
-        return os.getpid()
-
-    def run(self, request: bytes, large: Vector | None = None, state: Vector | None = None) -> Any:
-        """Compute a task; return the loss, the seconds it took, and the value.
-
-        request: its ticket, the step, the pickled task and, unless it comes as `large`, the vector of
-        weights. A task that is stopped ends at once if it sleeps; what it returns is not read.
-        state: (rows, D), where a task before this left one. A task that keeps state returns it as well.
-        """
-        began_s = time.perf_counter()
-        ticket, step, length = _REQUEST.unpack_from(request)
-        if ticket <= self._stopped:
-            return b""  # even where two values are expected: the result of a stopped task is not read
-        end = _REQUEST.size + length
-        pickled_task = request[_REQUEST.size : end]
-        task = self._tasks.get(pickled_task)
-        if task is None:
-            task = self._tasks[pickled_task] = pickle.loads(pickled_task)
-        # Not aligned to four bytes where the task's length is not: numpy copes, and torch gets a copy.
-        vector = np.frombuffer(request, np.float32, offset=end) if large is None else large
-        vector = vector[: self._objective.num_weights]
-        loss, value = math.nan, vector
-        if self._objective.num_weights:
-            loss, value, kept = compute_alone(
-                task, self._objective, self._shard, step, vector, state, self._device
-            )
-        computed_s = time.perf_counter() - began_s
-        sleep_heterogeneity(self._times, self._worker, step, task.batches, computed_s, self._sleeper(ticket))
-        if len(self._padding):
-            value = np.concatenate([value, self._padding])
-        compute_s = time.perf_counter() - began_s
-        small = value.nbytes <= _INLINE_BYTES
-        reply = _REPLY.pack(loss, compute_s) + value.tobytes() if small else (loss, compute_s, value)
-        if task.state_rows and self._objective.num_weights:
-            return reply, kept.cpu().numpy()
-        return reply
-
-    # In its own concurrency group, and so its own thread: it must be heard while a task runs.
-    @ray.method(concurrency_group="control")
-    def stop(self, ticket: int) -> None:
-        """Stop the task with this ticket, whether it runs or has not begun."""
-        with self._stop:
-            self._stopped = max(self._stopped, ticket)
-            self._stop.notify_all()
-
-    def _sleeper(self, ticket: int) -> Callable[[float], object]:
-        def sleep(seconds: float) -> None:
-            with self._stop:
-                self._stop.wait_for(lambda: ticket <= self._stopped, seconds)
-
-        return sleep
+_POLL_S = 1.0  # how often waiting looks for what Ray does not report by an answer
+_LOOK_S = 0.02  # the same while no task is in flight
 
 
 class _Flight(NamedTuple):
-    """A task that was sent, and all that is needed to send it again."""
+    """A task that was handed out, and all that is needed to send it again."""
 
     ticket: int
     task: Task
     w: Weights
     started_s: float
-    request: bytes
+    pickled: bytes
+    small: bytes
     large: Any
 
 
-class RayCluster:
-    """Runs `len(workload.shards)` actors; use it as a context manager.
+class _Sent(NamedTuple):
+    """A task in flight as one process has it."""
 
-    A start barrier: it returns once every worker has imported what it needs and holds its shard. The clock
+    worker: int
+    process: HostProcess
+    state: Any
+    """Refers to what the task will hand on, if it keeps state."""
+
+
+class RayCluster:
+    """Runs the workers on as many actors as there are hosts and spares; use it as a context manager.
+
+    A start barrier: it returns once every host has imported what it needs and holds its shards. The clock
     starts with the first task.
-    Raises ValueError for a device that is not there, ClusterError when the workers cannot be started
+    Raises ValueError for a device that is not there, ClusterError when the hosts cannot be started
     within cfg.ray.start_timeout_s. `connection` is closed with it.
     """
 
     def __init__(self, cfg: TrainConfig, workload: Workload, connection: Connection | None = None) -> None:
         num_workers = len(workload.shards)
-        self._ledger = Ledger[_Flight](num_workers)
-        self.restarts = [0] * num_workers
-        self.faults_seen: list[FaultSeen] = []
+        fault = cfg.fault
         self._cfg, self._objective = cfg, workload.objective
+        self._ledger = Ledger[_Flight](num_workers)
+        self._hosts = Hosts(
+            num_workers,
+            fault.hosts or num_workers,
+            fault.spares,
+            on_loss=fault.on_loss,
+            min_workers=fault.min_workers,
+            max_restarts=fault.max_restarts,
+            window_s=fault.restart_window_s,
+            seed=cfg.seed,
+        )
+        self._plan = Plan(fault.fault_list, seed=cfg.seed, hosts=self._hosts.num_hosts)
+        self._book = FaultBook()
+        self.restarts = [0] * num_workers
         self._deadline_s = cfg.stop.max_seconds
         self._times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
         self._padding = np.zeros(cfg.timing.padding_bytes // 4, np.float32)
         self._message_bytes = 4 * workload.objective.num_weights + self._padding.nbytes
         self._tickets = 0
+        self._version = 0
         self._num_ready = 0
-        # Where workers keep state the ledger holds a reference: the state stays on the worker's machine and
-        # outlives the worker. This is what the task in flight will hand on.
-        self._next_states: dict[int, Any] = {}
         # Oldest first: of several finished tasks, ray.wait takes the first in this order, so none starves.
-        self._refs: dict[Any, int] = {}
-        self._returning: dict[int, tuple[Any, float]] = {}  # restarted: when ready, and until when to wait
+        self._refs: dict[Any, _Sent] = {}
+        self._readying: dict[Any, HostProcess] = {}
+        self._running: dict[int, HostProcess] = {}  # by host
+        # What is to be done, by `time.perf_counter`: (when, serial number, what).
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._serials = itertools.count()
+        self._members_changed = False
         self._pickled: dict[Task, bytes] = {}
-        self._sent: tuple[Vector | None, bytes, Any] = (None, b"", None)  # the last vector, as it was sent
-        self._actors: list[Any] = []
-        self._shards: list[Any] = []
+        self._packed: tuple[Vector | None, bytes, Any] = (None, b"", None)  # the last vector, as it is sent
         self._connection = connection or connect(cfg.ray.start_timeout_s)
+        self._nodes: Nodes | None = None
+        self._processes: HostProcesses | None = None
         try:
             self.device = self._choose_device()
-            self.pids = self._start_workers(workload.shards)
+            self._start_hosts(workload.shards)
         except BaseException:
             self.close()
             raise
         self._began_s: float | None = None
-        self._now_s = 0.0
+        self._last_s = 0.0  # when the last task came in
 
     def __enter__(self) -> RayCluster:
         return self
@@ -224,6 +163,18 @@ class RayCluster:
     def cancelled_s(self) -> Sequence[float]:
         return self._ledger.cancelled_s
 
+    @property
+    def faults_seen(self) -> Sequence[FaultSeen]:
+        return self._book.seen
+
+    @property
+    def now_s(self) -> float:
+        return self._last_s
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return [self._pids[host] for host in self._hosts.carrier]
+
     def reading(self, worker: int) -> Weights:
         return self._ledger.flights[worker].w
 
@@ -233,97 +184,155 @@ class RayCluster:
     def combine(self, rule: Rule, w: Weights, dones: Sequence[Done]) -> Weights:
         return rules.combine(rule, w, dones)
 
-    @property
-    def now_s(self) -> float:
-        # It stands still between two answers: a replay, which knows when each came, decides the same by it.
-        return self._now_s
-
-    @property
-    def _clock_s(self) -> float:
-        return 0.0 if self._began_s is None else time.perf_counter() - self._began_s
-
     def start(self, worker: int, task: Task, w: Weights) -> None:
         if self._began_s is None:
-            self._began_s = time.perf_counter()
-        self._ledger.start(worker, self._flight(task, w, self._ledger.steps[worker], self._clock_s))
+            self._begin(0.0)
+        self._version = w.version
+        flight = self._flight(task, w, self._elapsed_s())
+        self._ledger.start(worker, flight)
         self._send(worker)
-
-    def _flight(self, task: Task, w: Weights, step: int, started_s: float) -> _Flight:
-        pickled = self._pickled.get(task)
-        if pickled is None:
-            pickled = self._pickled[task] = ray.cloudpickle.dumps(task)  # type: ignore[no-untyped-call]
-        if self._sent[0] is not w.vector:
-            self._sent = (w.vector, *self._packed(w.vector))
-        _, small, large = self._sent
-        self._tickets += 1
-        header = _REQUEST.pack(self._tickets, step, len(pickled))
-        request = b"".join((header, pickled, small))
-        return _Flight(self._tickets, task, w, started_s, request, large)
 
     def cancel(self, worker: int) -> None:
         flight = self._ledger.flights[worker]
-        self._ledger.cancel(worker, self._clock_s - flight.started_s)
-        self._next_states.pop(worker, None)
-        ref = next(ref for ref, its_worker in self._refs.items() if its_worker == worker)
-        del self._refs[ref]
-        self._actors[worker].stop.remote(flight.ticket)
+        self._ledger.cancel(worker, self._elapsed_s() - flight.started_s)
+        self._stop_copies(worker, flight.ticket)
 
-    def next_done(self) -> Done:
-        assert self._refs, "no worker has a task: nothing can finish"
+    def next_done(self) -> Done | None:
         while True:
-            left_s = self._deadline_s - self._clock_s
-            ready, _ = ray.wait(list(self._refs), num_returns=1, timeout=max(0.0, min(_POLL_S, left_s)))
-            if left_s < _POLL_S and self._clock_s > self._deadline_s:
+            self._look()
+            if self._members_changed:
+                self._members_changed = False
+                return None
+            left_s = self._next_s() - self._elapsed_s()
+            refs = [*self._refs, *self._readying] if self._readying else list(self._refs)
+            ready: list[Any] = []
+            if refs:
+                ready, _ = ray.wait(refs, num_returns=1, timeout=max(0.0, min(_POLL_S, left_s)))
+            else:
+                assert left_s < math.inf, "no worker has a task: nothing can finish"
+                time.sleep(max(0.0, min(_LOOK_S, left_s)))
+            if left_s < _POLL_S and self._elapsed_s() > self._deadline_s:
                 raise TimeUp
-            if self._returning:
-                self._check_returning()
             if ready:
                 done = self._take(ready[0])
                 if done:
                     return done
 
     def reached(self, version: int) -> None:
-        pass
-
-    def ended(self) -> None:
-        pass
+        self._version = version
+        for fault in self._plan.at_update(version):
+            self._carry_out(fault)
 
     def state(self) -> ClusterState:
         """Return the cluster between two updates; the workers' states are fetched from their machines."""
         states: dict[int, Vector] = {w: ray.get(ref) for w, ref in self._ledger.states.items()}
-        return replace(self._ledger.state(self.now_s), states=states, restarts=list(self.restarts))
+        return replace(
+            self._ledger.state(self.now_s),
+            states=states,
+            restarts=list(self.restarts),
+            hosts=self._hosts.state(),
+            faults=self._plan.position(),
+        )
 
     def restore(self, state: ClusterState) -> None:
         """Go back, or on, to a state; its tasks in flight are sent again, with the same steps and weights."""
-        for worker in self._refs.values():
-            self._actors[worker].stop.remote(self._ledger.flights[worker].ticket)
-        self._refs.clear()
-        self._next_states.clear()
-        self._began_s, self._now_s = time.perf_counter() - state.now_s, state.now_s
+        for worker, flight in self._ledger.flights.items():
+            self._stop_copies(worker, flight.ticket)
         self.restarts = list(state.restarts)
         refs: dict[int, Any] = {worker: ray.put(vector) for worker, vector in state.states.items()}
-        flights = {
-            f.worker: self._flight(f.task, f.origin, state.steps[f.worker], f.started_s)
-            for f in state.flights
-        }
-        self._ledger = Ledger.restored(replace(state, states=refs), flights)
-        for worker in flights:
-            self._send(worker)
+        self._ledger = Ledger.restored(
+            replace(state, states=refs),
+            {f.worker: self._flight(f.task, f.origin, f.started_s) for f in state.flights},
+        )
+        if state.faults is not None:
+            self._plan.go_to(state.faults)
+        self._begin(state.now_s)
+        if state.hosts is not None:
+            self._hosts.restore(state.hosts)
+            for host in range(len(self._hosts.alive)):
+                lives = host in self._running and self._running[host].ready not in self._readying
+                if lives and not self._hosts.alive[host]:
+                    self._back(host)
+                self._hosts.alive[host] = lives
+        self._send_unsent()
 
     def close(self) -> None:
         """Stop the workers, and the cluster if this run started it."""
-        for actor in self._actors:
-            with contextlib.suppress(Exception):  # the cluster may be gone already
-                ray.kill(actor)
+        if self._processes:
+            self._processes.close()
+        if self._nodes:
+            self._nodes.close()
         self._connection.close()
 
+    # --- tasks ----------------------------------------------------------------------------------------------
+
+    def _elapsed_s(self) -> float:
+        return 0.0 if self._began_s is None else time.perf_counter() - self._began_s
+
+    def _begin(self, now_s: float) -> None:
+        """Set the clock, and what it triggers."""
+        self._began_s, self._last_s = time.perf_counter() - now_s, now_s
+
+    def _flight(self, task: Task, w: Weights, started_s: float) -> _Flight:
+        pickled = self._pickled.get(task)
+        if pickled is None:
+            pickled = self._pickled[task] = ray.cloudpickle.dumps(task)  # type: ignore[no-untyped-call]
+        if self._packed[0] is not w.vector:
+            padded = np.concatenate([w.vector, self._padding]) if len(self._padding) else w.vector
+            small = padded.nbytes <= INLINE_BYTES
+            self._packed = (w.vector, *((padded.tobytes(), None) if small else (b"", ray.put(padded))))
+        self._tickets += 1
+        return _Flight(self._tickets, task, w, started_s, pickled, *self._packed[1:])
+
+    def _send(self, worker: int) -> None:
+        """Send the task of a worker to the host that carries it, if that is there; else it waits."""
+        host = self._hosts.carrier[worker]
+        if self._hosts.alive[host]:
+            self._send_to(self._running[host], worker)
+
+    def _send_to(self, process: HostProcess, worker: int) -> None:
+        if worker not in process.carried:
+            assert self._processes
+            self._processes.carry(process, worker)
+        flight = self._ledger.flights[worker]
+        _, task, _, _, pickled, small, large = flight
+        header = REQUEST.pack(worker, flight.ticket, self._ledger.steps[worker], len(pickled), 1.0)
+        request = b"".join((header, pickled, small))
+        state = None
+        if task.state_rows and self._objective.num_weights:
+            ref, state = process.actor.run.options(num_returns=2).remote(
+                request, large, self._ledger.states.get(worker)
+            )
+        elif large is not None:
+            ref = process.actor.run.remote(request, large)
+        else:
+            ref = process.actor.run.remote(request)
+        self._refs[ref] = _Sent(worker, process, state)
+
+    def _send_unsent(self) -> None:
+        """Send every task in flight that no process has."""
+        sent = {copy.worker for copy in self._refs.values()}
+        for worker in self._ledger.flights:
+            if worker not in sent:
+                self._send(worker)
+
+    def _stop_copies(self, worker: int, ticket: int) -> None:
+        """Stop the task of a worker wherever it is computed: its answers are not read."""
+        for ref, sent in list(self._refs.items()):
+            if sent.worker == worker:
+                del self._refs[ref]
+                sent.process.actor.stop.remote(worker, ticket)
+
     def _take(self, ref: Any) -> Done | None:
-        """Return the finished task, or None if its worker died and the task was sent again."""
-        worker = self._refs.pop(ref)
+        """Return the finished task; None if it was lost, or if a host is ready."""
+        if ref in self._readying:
+            self._take_ready(ref)
+            return None
+        worker, process, state = self._refs[ref]
         try:
             result = ray.get(ref)
         except RayActorError:
-            self._restart(worker)
+            self._lose(process)
             return None
         except RayTaskError as error:
             raise ClusterError(
@@ -331,12 +340,13 @@ class RayCluster:
             ) from error
         except ObjectLostError as error:
             raise ClusterError(f"worker {worker} lost its state with its node; run again") from error
-        if worker in self._next_states:
-            self._ledger.states[worker] = self._next_states.pop(worker)
-        self._now_s = finished_s = self._clock_s
+        del self._refs[ref]
+        if state is not None:
+            self._ledger.states[worker] = state
+        finished_s = self._last_s = self._elapsed_s()
         if isinstance(result, bytes):
-            loss, compute_s = _REPLY.unpack_from(result)
-            value: Vector = np.frombuffer(result, np.float32, offset=_REPLY.size)
+            loss, compute_s = REPLY.unpack_from(result)
+            value: Vector = np.frombuffer(result, np.float32, offset=REPLY.size)
         else:
             loss, compute_s, value = result
         step = self._ledger.steps[worker]
@@ -357,73 +367,165 @@ class RayCluster:
             flight.w,
         )
 
-    def _packed(self, vector: Vector) -> tuple[bytes, Any]:
-        """Return the vector, padded, as bytes if it is small, else in the object store."""
-        padded = np.concatenate([vector, self._padding]) if len(self._padding) else vector
-        return (padded.tobytes(), None) if padded.nbytes <= _INLINE_BYTES else (b"", ray.put(padded))
+    # --- hosts ----------------------------------------------------------------------------------------------
 
-    def _send(self, worker: int) -> None:
-        flight, actor = self._ledger.flights[worker], self._actors[worker]
-        if flight.task.state_rows and self._objective.num_weights:
-            ref, self._next_states[worker] = actor.run.options(num_returns=2).remote(
-                flight.request, flight.large, self._ledger.states.get(worker)
+    def _look(self) -> None:
+        """Do what is due, and see which processes have ended without an answer that says so."""
+        while self._plan.next_s <= self._elapsed_s():
+            self._carry_out(self._plan.pop_timed()[1])
+        while self._timers and self._timers[0][0] <= time.perf_counter():
+            heapq.heappop(self._timers)[2]()
+        assert self._processes
+        while not self._processes.heard.empty():
+            process, _ = self._processes.heard.get()
+            self._lose(process)
+
+    def _next_s(self) -> float:
+        """Return when, in engine seconds, waiting must end: something is to be done then."""
+        timer_s = self._timers[0][0] - time.perf_counter() + self._elapsed_s() if self._timers else math.inf
+        return min(self._deadline_s, self._plan.next_s, timer_s)
+
+    def _after(self, delay_s: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (time.perf_counter() + delay_s, next(self._serials), action))
+
+    def _lose(self, process: HostProcess) -> None:
+        """Enter that a process has ended, carry out what follows, and record it."""
+        host = process.host
+        if self._running.get(host) is not process:
+            return  # known already
+        assert self._processes
+        del self._running[host]
+        self._processes.end(process)  # it may only be out of reach
+        self._readying.pop(process.ready, None)
+        now_s, carried = self._elapsed_s(), self._hosts.carried(host)
+        stranded = [ref for ref, sent in self._refs.items() if sent.process is process]
+        repeated = [self._refs.pop(ref).worker for ref in stranded]
+        fault = self._book.expected(host)
+        if fault is None:
+            fault = OpenFault(
+                now_s, "kill", tuple(carried), False, self._version, self._ledger.came_in, {host}
             )
-        elif flight.large is not None:
-            ref = actor.run.remote(flight.request, flight.large)
+            self._book.begin(fault)
+        fault.hosts.discard(host)
+        fault.detected_s = now_s - fault.t_s
+        fault.repeated += sum(self._ledger.flights[worker].task.batches for worker in repeated)
+        for worker in carried:
+            self.restarts[worker] += 1
+        loss = self._hosts.lose(host, now_s, self.workers)
+        if loss.restart_s is not None:
+            held_s = fault.t_s + fault.lasts_s - now_s
+            self._after(max(loss.restart_s, held_s), lambda: self._start_again(host))
+        elif loss.waiting:
+            count = self._cfg.fault.max_restarts + 1
+            raise ClusterError(
+                f"worker {loss.waiting[0]} died {count} times, more than --max-restarts "
+                f"{self._cfg.fault.max_restarts} within --restart-window-s "
+                f"{self._cfg.fault.restart_window_s:g}; look for the reason in its log, or allow more"
+            )
+        for worker, to in loss.moved.items():
+            fault.words.append(f"worker {worker} moved to host {to}")
+        for worker in loss.leaving:
+            flight = self._ledger.leave(worker)
+            fault.wasted += flight.task.batches if flight else 0
+            self._members_changed = True
+            fault.words.append(f"worker {worker} left")
+        fault.words += [f"worker {worker} waits for a new process" for worker in loss.waiting]
+        fault.waiting.update(loss.waiting)
+        self._send_unsent()
+        if not fault.waiting and not fault.hosts:
+            self._book.end(fault, self._elapsed_s())
+
+    def _start_again(self, host: int) -> None:
+        """Start a new process for a host that was lost."""
+        assert self._processes
+        process = self._running[host] = self._processes.start(host, self._hosts.carried(host))
+        self._readying[process.ready] = process
+
+        def require() -> None:
+            if process.ready in self._readying:
+                workers = ", ".join(map(str, self._hosts.carried(host)))
+                raise ClusterError(self._lacking(f"worker {workers}, which died,"))
+
+        self._after(self._cfg.ray.start_timeout_s, require)
+
+    def _take_ready(self, ref: Any) -> None:
+        process = self._readying.pop(ref)
+        try:
+            process.pid, process.node_id = ray.get(ref)
+        except RayActorError:
+            self._lose(process)
         else:
-            ref = actor.run.remote(flight.request)
-        self._refs[ref] = worker
+            self._pids[process.host] = process.pid
+            self._back(process.host)
 
-    def _spawn(self, worker: int, delay_s: float) -> Any:
-        gpus = self._cfg.ray.gpus_per_worker if self.device == "cuda" else 0
-        # No whole CPUs are asked for: more workers than cores is normal here, and asking would wait forever.
-        # On a cluster of several machines, workers are spread over those that offer CPUs: the head need not.
-        private = self._connection.private
-        return (
-            ray.remote(concurrency_groups={"control": 1})(Worker)  # type: ignore[call-overload]
-            .options(
-                num_cpus=0 if private else _SLIVER,
-                num_gpus=gpus,
-                scheduling_strategy="DEFAULT" if private else "SPREAD",
-                enable_task_events=False,
-            )
-            .remote(
-                worker,
-                self._shards[worker],
-                self._objective,
-                self._times,
-                self.device,
-                self._padding.nbytes,
-                delay_s,
-            )
-        )
+    def _back(self, host: int) -> None:
+        """Enter that a host can compute; its workers' tasks are sent, and those that had left join."""
+        carried, joining = self._hosts.back(host)
+        for worker in joining:
+            self._ledger.join(worker)
+            self._members_changed = True
+        self._send_unsent()
+        self._book.computing(carried, self._elapsed_s())
 
-    def _start_workers(self, shards: Sequence[Shard]) -> list[int]:
-        """Start all workers, wait until every one is ready, and return their process ids.
+    # --- faults ---------------------------------------------------------------------------------------------
+
+    def _carry_out(self, fault: Fault) -> None:
+        """Make a fault that is due happen."""
+        now_s = self._elapsed_s()
+        if fault.kind == "kill":
+            hosts = {self._hosts.home(worker) for worker in fault.workers}
+            living = {host for host in hosts if self._hosts.alive[host]}
+            opened = OpenFault(
+                now_s,
+                fault.kind,
+                fault.workers,
+                True,
+                self._version,
+                self._ledger.came_in,
+                living,
+                fault.lasts_s or 0.0,
+            )
+            self._book.begin(opened)
+            if not living:
+                opened.words.append("no process was there")
+                self._book.end(opened, now_s)
+            for host in living:
+                self._running[host].actor.end_process.remote()
+
+    # --- the start ------------------------------------------------------------------------------------------
+
+    def _start_hosts(self, shards: Sequence[Shard]) -> None:
+        """Start all hosts, and wait until every one is ready.
 
         A thread does it, because no call of Ray may prolong the wait: on an overloaded machine each of them
         may take far longer than its own time-out.
         """
         until_s = time.monotonic() + self._cfg.ray.start_timeout_s
         self._await_room(until_s)
-        answer: SimpleQueue[list[int] | BaseException] = SimpleQueue()
+        answer: SimpleQueue[list[HostProcess] | BaseException] = SimpleQueue()
         given_up = threading.Event()
+        count = num_processes(self._cfg)
 
         def start() -> None:
             try:
-                refs = []
-                for worker, shard in enumerate(shards):
+                self._nodes = Nodes(self._cfg.fault.nodes if self._connection.private else 1)
+                self._processes = HostProcesses(
+                    self._cfg, self._objective, self._times, self._connection, self._nodes, self.device
+                )
+                self._processes.put(shards)
+                started = []
+                for host in range(count):
                     if given_up.is_set():
                         return
-                    self._shards.append(ray.put(shard.alone()))
-                    self._actors.append(self._spawn(worker, 0.0))
-                    refs.append(self._actors[-1].ready.remote())
-                waiting = refs
+                    started.append(self._processes.start(host, self._hosts.carried(host)))
+                waiting = [process.ready for process in started]
                 while waiting and not given_up.is_set():
                     ready, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_S)
-                    ray.get(ready)  # raises the error of a worker that died
+                    ray.get(ready)  # raises the error of a host that died
                     self._num_ready += len(ready)
-                answer.put(ray.get(refs))
+                for process in started:
+                    process.pid, process.node_id = ray.get(process.ready)
+                answer.put(started)
             except BaseException as error:  # the other thread raises it
                 answer.put(error)
 
@@ -431,27 +533,27 @@ class RayCluster:
         try:
             found = answer.get(timeout=max(0.0, until_s - time.monotonic()))
         except Empty:
-            lacking = f"{len(shards) - self._num_ready} of {len(shards)} workers"
-            raise ClusterError(self._lacking(lacking)) from None
+            raise ClusterError(self._lacking(f"{count - self._num_ready} of {count} workers")) from None
         finally:
             given_up.set()
         if isinstance(found, RayActorError):
             raise ClusterError(
-                f"a worker died while it started: {_one_line(found)}; look for the reason in its "
+                f"a worker died while it started: {last_line(found)}; look for the reason in its "
                 "log, or lower --num-workers if memory ran out"
             ) from found
         if isinstance(found, BaseException):
             raise found
-        return found
+        self._running = dict(enumerate(found))
+        self._pids = {process.host: process.pid for process in found}
 
     def _await_room(self, until_s: float) -> None:
         """Wait until the cluster that the environment names, which may still grow, has enough memory."""
         if self._connection.private:  # this machine's was looked at before anything started
             return
         while True:
-            resources = _resources()
+            has = resources()
             # Ray counts apart what it keeps for objects, which is taken only as objects come.
-            memory = resources.get("memory", 0.0) + resources.get("object_store_memory", 0.0)
+            memory = has.get("memory", 0.0) + has.get("object_store_memory", 0.0)
             lacking = shortage(self._cfg, memory, "the cluster has")
             if lacking is None:
                 return
@@ -459,144 +561,25 @@ class RayCluster:
                 raise ClusterError(lacking)
             time.sleep(0.1)
 
-    def _restart(self, worker: int) -> None:
-        """Start a lost worker again, later each time, and send it its task again."""
-        self.restarts[worker] += 1
-        count, most = self.restarts[worker], self._cfg.fault.max_restarts
-        if count > most:
-            raise ClusterError(
-                f"worker {worker} died {count} times, more than --max-restarts {most}; "
-                "look for the reason in its log, or allow more"
-            )
-        # The new actor itself waits, so that the driver goes on serving the others.
-        delay_s = 0.0 if count == 1 else min(30.0, 0.5 * 2.0 ** (count - 2))
-        self._actors[worker] = self._spawn(worker, delay_s)
-        until_s = self._clock_s + delay_s + self._cfg.ray.start_timeout_s
-        self._returning[worker] = (self._actors[worker].ready.remote(), until_s)
-        self._send(worker)
-
-    def _check_returning(self) -> None:
-        for worker, (ready, until_s) in list(self._returning.items()):
-            if ray.wait([ready], timeout=0)[0]:
-                del self._returning[worker]
-            elif self._clock_s > until_s:
-                raise ClusterError(self._lacking(f"worker {worker}, which died,"))
-
     def _choose_device(self) -> str:
-        wanted = self._cfg.ray.device
-        gpus, share = _resources().get("GPU", 0.0), self._cfg.ray.gpus_per_worker
-        # Shares of different GPUs do not add up to one: .6 of a GPU fits once on each.
-        room = int(gpus) * int(1 / share + 1e-9) if share < 1 else int(gpus / share)
+        wanted, share, count = self._cfg.ray.device, self._cfg.ray.gpus_per_worker, num_processes(self._cfg)
+        room = room_for(share)
         if wanted == "auto":
-            return "cuda" if room >= len(self.workers) else "cpu"
-        if wanted == "cuda" and room < len(self.workers) and self._connection.private:  # no GPU will come
+            return "cuda" if room >= count else "cpu"
+        if wanted == "cuda" and room < count and self._connection.private:  # no GPU will come
             raise ValueError(
-                f"--device cuda: {len(self.workers)} workers x {self._cfg.ray.gpus_per_worker:g} GPU are "
-                f"asked for and this machine has {gpus:g}; use --device cpu or a smaller --gpus-per-worker"
+                f"--device cuda: {count} workers x {share:g} GPU are asked for and this machine has "
+                f"{resources().get('GPU', 0.0):g}; use --device cpu or a smaller --gpus-per-worker"
             )
         return wanted
 
     def _lacking(self, who: str) -> str:
         gpus = self._cfg.ray.gpus_per_worker if self.device == "cuda" else 0
         have = ", ".join(
-            f"{name} {amount:g}" for name, amount in sorted(_resources().items()) if name in ("CPU", "GPU")
+            f"{name} {amount:g}" for name, amount in sorted(resources().items()) if name in ("CPU", "GPU")
         )
         return (
             f"{who} could not be started within --start-timeout-s {self._cfg.ray.start_timeout_s:g}: asked "
             f"for {gpus:g} GPU and 0 CPU each, the cluster has {have or 'nothing'} in all; free some, "
             f"lower --num-workers{' or --gpus-per-worker' * bool(gpus)}, or wait longer"
         )
-
-
-class Connection(NamedTuple):
-    """How this process is connected to Ray: whether since just now, and whether the cluster is private."""
-
-    made_here: bool
-    private: bool
-
-    def close(self) -> None:
-        """Leave the cluster, and end it if it is private."""
-        if self.made_here:
-            with awaited(own_processes() if self.private else ()):
-                ray.shutdown()
-
-
-_started: set[str] = set()  # addresses of the private clusters of this process
-
-
-def connect(timeout_s: float = 60.0) -> Connection:
-    """Connect to the cluster that the environment names, or start a private one.
-
-    Raises ClusterError if nothing answers at RAY_ADDRESS within `timeout_s` seconds.
-    """
-    if ray.is_initialized():  # maybe by a call before: the runs of an experiment share one cluster
-        return Connection(made_here=False, private=is_private())
-    address = os.environ.get("RAY_ADDRESS")
-    if _is_named():
-        if address and address not in ("auto", "local"):
-            _knock(address, timeout_s)
-        try:
-            _init()
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ClusterError(
-                f"RAY_ADDRESS={address}: {_one_line(error)}; correct it or unset it"
-            ) from error
-        return Connection(made_here=True, private=address == "local")
-    # A bare ray.init() would attach to any cluster alive on this machine.
-    try:
-        _init(address="local", include_dashboard=False)
-    except (OSError, RuntimeError) as error:
-        raise ClusterError(
-            f"Ray could not be started on this machine ({_one_line(error)}); "
-            "see /tmp/ray/session_latest/logs, or simulate with --engine sim"
-        ) from error
-    _started.add(ray.get_runtime_context().gcs_address)
-    return Connection(made_here=True, private=True)
-
-
-def is_private() -> bool:
-    """Whether this process is, or would be, connected to a cluster that runs on this machine for it alone."""
-    if ray.is_initialized():
-        return ray.get_runtime_context().gcs_address in _started
-    return not _is_named() or os.environ.get("RAY_ADDRESS") == "local"
-
-
-def _is_named() -> bool:
-    return bool(os.environ.get("RAY_ADDRESS")) or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
-
-
-def _init(**options: Any) -> None:
-    """Call ray.init without its noise and its SIGTERM handler, which would leave processes behind."""
-    set_handler = ray_utils.set_sigterm_handler
-    ray_utils.set_sigterm_handler = lambda handler: None
-    try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-    finally:
-        ray_utils.set_sigterm_handler = set_handler
-
-
-def _knock(address: str, timeout_s: float) -> None:
-    """See that something listens at HOST:PORT: ray.init would try for many minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    until_s = time.monotonic() + timeout_s
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=2.0).close()
-            return
-        except (OSError, ValueError, OverflowError) as error:
-            if time.monotonic() > until_s or not isinstance(error, OSError):
-                raise ClusterError(
-                    f"RAY_ADDRESS={address}: no Ray cluster answers there within --start-timeout-s "
-                    f"{timeout_s:g} ({error}); start it, or unset RAY_ADDRESS for a private one"
-                ) from None
-            time.sleep(0.5)
-
-
-def _resources() -> dict[str, float]:
-    resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return resources
-
-
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[-1].strip() if lines else type(error).__name__

@@ -81,12 +81,14 @@ def sleep_heterogeneity(
     batches: int,
     computed_s: float,
     sleep: Callable[[float], object] = time.sleep,
+    slower: float = 1.0,
 ) -> None:
     """Sleep until a task of `batches` mini-batches has lasted max(real compute, drawn time).
 
     `computed_s` is what the task has really computed, in seconds. Where no time is drawn (law
     `none`), the task lasts its real time multiplied by the worker's slowdown. `sleep` may end early.
+    slower: a factor on both.
     """
     drawn_s = computed_s * times.factor(worker) if times.real else times.total(worker, step, batches)
-    if drawn_s > computed_s:
-        sleep(drawn_s - computed_s)
+    if drawn_s * slower > computed_s:
+        sleep(drawn_s * slower - computed_s)

@@ -20,11 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dsgd.checkpoints.checkpointer import Checkpointer
+from dsgd.checkpoints.codec import Vocabulary, vocabulary
+from dsgd.checkpoints.run_state import RunState
 from dsgd.cluster import ClusterError, Engine, TimeUp, Update
 from dsgd.cluster.open import open_cluster, require_room
 from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
 from dsgd.execution.evaluation import Evaluated, Evaluator
+from dsgd.execution.resuming import ResumePoint, options_digest, resume_point, tiers_of
 from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import Tally, finite
 from dsgd.records.files import WriteError
@@ -116,6 +120,7 @@ def execute(
     interruptions: Interruptions | None = None,
     started: float | None = None,
     evaluate: bool = True,
+    resume: str | None = None,
 ) -> Ended:
     """Run one configuration on one engine, to its end.
 
@@ -124,6 +129,8 @@ def execute(
     interruptions: handles the signals, if the caller has entered it; they then end a run between two updates.
     started: epoch seconds at which the program started, if earlier than now.
     evaluate: whether the weights are evaluated; a target loss needs it.
+    resume: how the run that `record` is of ended: it goes on from its newest whole checkpoint, or from its
+    beginning without any.
 
     An error after the workers are ready ends the run, and is in what is returned. Raises ValueError for
     options that prove impossible before that, ClusterError if the workers cannot be started and
@@ -135,14 +142,23 @@ def execute(
     require_room(cfg)
     workload = make_workload(cfg)
     own = strategy if cfg.strategy_file else None
+    known = vocabulary(strategy)
+    point = resume_point(cfg, record.path, known, resume) if resume and record else None
     with open_cluster(cfg, workload, interruptions, unknown_to_workers=own) as cluster:
-        following = _Following(cfg, workload, cluster, record, tuple(watchers), evaluate=evaluate)
+        following = _Following(
+            cfg, strategy, workload, cluster, record, tuple(watchers), known, evaluate=evaluate
+        )
         interruptions.hold()  # a record that is begun will be completed
-        if record:
-            record.open(started=started, cluster=cluster)
-        updates = strategy.train(cluster, following.weights, cfg)
-        with _few_collections() if cfg.engine == "sim" else nullcontext():
-            return following.to_the_end(interruptions.between(updates), started)
+        try:
+            if record and point:
+                following.go_on(point, started)
+            elif record:
+                record.open(started=started, cluster=cluster)
+            with _few_collections() if cfg.engine == "sim" else nullcontext():
+                return following.to_the_end(interruptions, started)
+        finally:
+            if record:
+                record.release()
 
 
 @contextmanager
@@ -164,10 +180,12 @@ class _Following:
     def __init__(
         self,
         cfg: TrainConfig,
+        strategy: Strategy,
         workload: Workload,
         cluster: Engine,
         record: RunRecord | None,
         watchers: Sequence[Watcher],
+        known: Vocabulary,
         *,
         evaluate: bool,
     ) -> None:
@@ -176,19 +194,68 @@ class _Following:
         self._stopped_by: StoppedBy = "budget"
         self._error: str | None = None
         self._exception: Exception | None = None
-        self._cfg, self._cluster, self._record, self._watchers = cfg, cluster, record, watchers
+        self._cfg, self._strategy, self._cluster = cfg, strategy, cluster
+        self._record, self._watchers = record, watchers
         self._tally = Tally(cfg.num_workers, workload.samples_per_batch, cluster.clocks)
         self._evaluator = Evaluator(workload, background=cfg.engine == "ray") if evaluate else None
         self._evaluations: list[Evaluated] = []
         self._evaluated_version = -1
+        self._evaluate_each = cfg.stop.eval_every * cfg.num_workers or math.inf
+        self._evaluate_at = self._evaluate_each
         self._faults_noted = 0
+        self._digest = options_digest(cfg)
+        self._checkpoints = Checkpointer(
+            tiers_of(cfg, record.path) if record else [], known, record.sync if record else lambda: None
+        )
 
-    def to_the_end(self, updates: Iterator[Update], started: float) -> Ended:
+    def go_on(self, point: ResumePoint, started: float) -> None:
+        """Go on with the run that the record is of."""
+        assert self._record
+        state = point.state
+        self._record.reopen(
+            state.lengths if state else {},
+            version=state.weights.version if state else 0,
+            why=point.why,
+            started=started,
+            cluster=self._cluster,
+        )
+        if state:
+            self._cluster.restore(state.cluster)
+            self._restore(state)
+            self._evaluations = point.evaluations
+
+    def _state(self) -> RunState:
+        return RunState(
+            weights=self.weights,
+            cluster=self._cluster.state(),
+            tally=self._tally.state(),
+            evaluations=self._evaluator.due() if self._evaluator else (),
+            collected=len(self._evaluations),
+            evaluate_at=self._evaluate_at,
+            evaluated_version=self._evaluated_version,
+            lengths=self._record.lengths if self._record else {},
+            due_s=self._checkpoints.due_s,
+            faults_noted=self._faults_noted,
+            digest=self._digest,
+        )
+
+    def _restore(self, state: RunState) -> None:
+        """Take a run's state, all except the cluster's."""
+        self.weights = state.weights
+        self._tally.restore(state.tally, self._cluster.clocks)
+        self._evaluate_at, self._evaluated_version = state.evaluate_at, state.evaluated_version
+        self._checkpoints.restore(state.due_s, state.cluster.now_s)
+        if self._evaluator:
+            self._evaluator.forget()
+            for due in state.evaluations:
+                self._evaluator.submit(due.weights, due.t_s, due.gradients, due.bytes, last=True)
+
+    def to_the_end(self, interruptions: Interruptions, started: float) -> Ended:
         """Take updates until the run is over, and complete its record."""
         startup_s, began_s = time.time() - started, time.perf_counter()
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # divergence is detected, and reported
-                self._stopped_by = self._follow(updates)
+                self._stopped_by = self._follow(interruptions)
         except TimeUp:
             self._stopped_by = "seconds"
         except KeyboardInterrupt:
@@ -196,6 +263,7 @@ class _Following:
         except Exception as error:
             self._fail(error)
         for complete in (
+            self._checkpoint_the_last,
             self._cluster.ended,
             self._note_faults,
             self._evaluate_the_last,
@@ -224,16 +292,21 @@ class _Following:
             return self._ended(wall_s, startup_s)
         return self._ended(wall_s, startup_s, written)
 
-    def _follow(self, updates: Iterator[Update]) -> StoppedBy:
-        cfg, tally, evaluator = self._cfg, self._tally, self._evaluator
-        running = Running(cfg=cfg, cluster=self._cluster, tally=tally, path=self._path)
+    def _follow(self, interruptions: Interruptions) -> StoppedBy:
+        running = Running(cfg=self._cfg, cluster=self._cluster, tally=self._tally, path=self._path)
         for watcher in self._watchers:
             watcher.started(running)
+        if self._evaluated_version < 0:
+            self._evaluate()
+        updates = self._strategy.train(self._cluster, self.weights, self._cfg)
+        return self._take(interruptions.between(updates))
+
+    def _take(self, updates: Iterator[Update]) -> StoppedBy:
+        cfg, tally, evaluator, checkpoints = self._cfg, self._tally, self._evaluator, self._checkpoints
         seen = [self._record.update] if self._record and self._record.follows_updates else []
         seen += [w.updated for w in self._watchers if type(w).updated is not Watcher.updated]
-        budget, evaluate_each = cfg.budget, cfg.stop.eval_every * cfg.num_workers or math.inf
-        evaluate_at: float = evaluate_each
-        self._evaluate()
+        budget, evaluate_each = cfg.budget, self._evaluate_each
+        checkpoint_s = checkpoints.next_s
         for update in updates:
             self.weights = update.weights
             tally.add(update)
@@ -245,14 +318,31 @@ class _Following:
                 self._note_faults()
             if tally.last_loss is not None and not math.isfinite(tally.last_loss):
                 return self._diverged(update)
-            if tally.gradients >= evaluate_at:
+            if tally.gradients >= self._evaluate_at:
                 self._evaluate()
-                evaluate_at += evaluate_each * ((tally.gradients - evaluate_at) // evaluate_each + 1)
+                self._evaluate_at += evaluate_each * (
+                    (tally.gradients - self._evaluate_at) // evaluate_each + 1
+                )
             if evaluator and evaluator.waiting and self._collect_evaluations():
                 return "target-loss"
             if tally.gradients >= budget:
                 return "budget"
+            if tally.last_update_s >= checkpoint_s:
+                self._checkpoint()
+                checkpoint_s = checkpoints.next_s
         return "budget"  # the strategy spent it and ended by itself
+
+    def _checkpoint(self) -> None:
+        if self._record:
+            self._record.flush()
+        self._checkpoints.take(self._cluster.now_s, self._state)
+
+    def _checkpoint_the_last(self) -> None:
+        """Take a checkpoint of the end, from which more steps can go on, and finish what is being written."""
+        if self._stopped_by in ("budget", "target-loss") and self._record:
+            self._record.flush()
+            self._checkpoints.take_last(self._state)
+        self._checkpoints.close()
 
     def _note_faults(self) -> None:
         for fault in self._cluster.faults_seen[self._faults_noted :]:

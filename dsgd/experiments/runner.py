@@ -186,7 +186,7 @@ class _Engines:
     def _connect(self, run: PlannedRun) -> None:
         """Connect to Ray, once: each run's own connection then leaves it open."""
         if not self._connected:
-            from dsgd.cluster.ray import connect
+            from dsgd.cluster.ray_connection import connect
 
             with self._interruptions.held():
                 connection = connect(run.cfg.ray.start_timeout_s)

@@ -76,6 +76,8 @@ def _trigger(text: str, kind: Kind, of: str, at: str) -> Trigger:
     value = _number(text, at, "the trigger")
     if of != "t" and not value.is_integer():
         raise ValueError(f"'{text}': {of}= needs a whole number")
+    if of == "update" and value < 1:
+        raise ValueError(f"'{text}': the first update has number 1; use t=0 for the start")
     return Trigger(of, value)  # type: ignore[arg-type]
 
 
@@ -106,9 +108,10 @@ def _size(text: str, kind: Kind, size: str | None) -> tuple[float | None, float]
     if grows and kind != "slow":
         raise ValueError(f"'{text}': only slow can grow (1~4)")
     value = _number(text, end, "the size")
-    if value <= 0:
+    first = _number(text, start, "the size") if grows else None
+    if value <= 0 or first == 0:
         raise ValueError(f"'{text}': the size must be above 0")
-    return (_number(text, start, "the size") if grows else None), value
+    return first, value
 
 
 def _lasts(text: str, kind: Kind, lasts: str | None) -> float | None:

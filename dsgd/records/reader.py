@@ -69,7 +69,7 @@ class Record:
 
         Raises RecordError at the first line that is not as docs/record.md says, except for a torn last one.
         """
-        return _lines(self.path / "updates.jsonl", update_type())
+        return read_updates(self.path)
 
     @property
     def cut_at(self) -> int | None:
@@ -213,6 +213,11 @@ def read_record(path: Path) -> Record:
         evals=tuple(read_evaluations(path)),
         faults=tuple(read_faults(path)),
     )
+
+
+def read_updates(path: Path) -> Iterator[RecordedUpdate]:
+    """Yield a record's updates, a line at a time; raises RecordError."""
+    return _lines(path / "updates.jsonl", update_type())
 
 
 def read_evaluations(path: Path) -> Iterator[RecordedEvaluation]:

@@ -244,18 +244,19 @@ class Uploads:
                 self._error = error
 
 
-def fetch(url: str) -> Path:
+def fetch(url: str, option: str = "--report") -> Path:
     """Download what reports are made of from a URL to runs/from-s3, and return the folder there.
 
+    option: what asked for it, as messages name it.
     What an earlier call has fetched is not fetched again, unless it was written since.
     Raises ValueError for what the user can fix (an empty prefix too), OSError if S3 or the disk fails.
     """
     try:
         bucket, prefix = bucket_and_prefix(url)
     except ValueError as error:
-        raise ValueError(f"--report {url}: {error}") from None
+        raise ValueError(f"{option} {url}: {error}") from None
     folder, found = Path("runs", "from-s3", bucket, prefix), False
-    with explained(f"--report {url}"):
+    with explained(f"{option} {url}"):
         client = s3_client()
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for entry in page.get("Contents", []):
@@ -274,7 +275,7 @@ def fetch(url: str) -> Path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 client.download_file(bucket, entry["Key"], str(path))
     if not found:
-        raise ValueError(f"--report {url}: holds no records; give the URL of --out, or of a run in it")
+        raise ValueError(f"{option} {url}: holds no records; give the URL of --out, or of a run in it")
     return folder
 
 

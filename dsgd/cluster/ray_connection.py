@@ -1,0 +1,121 @@
+"""How a process is connected to Ray: to the cluster that the environment names, or to a private one.
+
+Import this before anything else that imports ray: it sets what Ray reads at its import.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from typing import Any, NamedTuple
+
+# Read when ray is imported. Under `uv run` it would rebuild the environment in every worker, which
+# here run in the driver's. Its own messages (a worker died, …) are not for the terminal of a run that
+# reports and handles these events itself: all of them are dropped here and stay in Ray's log files.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+
+import ray
+from ray._private import utils as ray_utils
+
+from dsgd.cluster import ClusterError
+from dsgd.cluster.processes import awaited, own_processes
+
+
+class Connection(NamedTuple):
+    """How this process is connected to Ray: whether since just now, and whether the cluster is private."""
+
+    made_here: bool
+    private: bool
+
+    def close(self) -> None:
+        """Leave the cluster, and end it if it is private."""
+        if self.made_here:
+            with awaited(own_processes() if self.private else ()):
+                ray.shutdown()
+
+
+_started: set[str] = set()  # addresses of the private clusters of this process
+
+
+def connect(timeout_s: float = 60.0) -> Connection:
+    """Connect to the cluster that the environment names, or start a private one.
+
+    Raises ClusterError if nothing answers at RAY_ADDRESS within `timeout_s` seconds.
+    """
+    if ray.is_initialized():  # maybe by a call before: the runs of an experiment share one cluster
+        return Connection(made_here=False, private=is_private())
+    address = os.environ.get("RAY_ADDRESS")
+    if _is_named():
+        if address and address not in ("auto", "local"):
+            _knock(address, timeout_s)
+        try:
+            _init()
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ClusterError(
+                f"RAY_ADDRESS={address}: {last_line(error)}; correct it or unset it"
+            ) from error
+        return Connection(made_here=True, private=address == "local")
+    # A bare ray.init() would attach to any cluster alive on this machine.
+    try:
+        _init(address="local", include_dashboard=False)
+    except (OSError, RuntimeError) as error:
+        raise ClusterError(
+            f"Ray could not be started on this machine ({last_line(error)}); "
+            "see /tmp/ray/session_latest/logs, or simulate with --engine sim"
+        ) from error
+    _started.add(ray.get_runtime_context().gcs_address)
+    return Connection(made_here=True, private=True)
+
+
+def is_private() -> bool:
+    """Whether this process is, or would be, connected to a cluster that runs on this machine for it alone."""
+    if ray.is_initialized():
+        return ray.get_runtime_context().gcs_address in _started
+    return not _is_named() or os.environ.get("RAY_ADDRESS") == "local"
+
+
+def _is_named() -> bool:
+    return bool(os.environ.get("RAY_ADDRESS")) or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
+
+
+def _init(**options: Any) -> None:
+    """Call ray.init without its noise and its SIGTERM handler, which would leave processes behind."""
+    set_handler = ray_utils.set_sigterm_handler
+    ray_utils.set_sigterm_handler = lambda handler: None
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    finally:
+        ray_utils.set_sigterm_handler = set_handler
+
+
+def _knock(address: str, timeout_s: float) -> None:
+    """See that something listens at HOST:PORT: ray.init would try for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    until_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=2.0).close()
+            return
+        except (OSError, ValueError, OverflowError) as error:
+            if time.monotonic() > until_s or not isinstance(error, OSError):
+                raise ClusterError(
+                    f"RAY_ADDRESS={address}: no Ray cluster answers there within --start-timeout-s "
+                    f"{timeout_s:g} ({error}); start it, or unset RAY_ADDRESS for a private one"
+                ) from None
+            time.sleep(0.5)
+
+
+def resources() -> dict[str, float]:
+    """Return what the cluster has in all, by Ray's names."""
+    found: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return found
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an error's text, where Ray says what happened."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__

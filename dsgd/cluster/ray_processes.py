@@ -1,0 +1,121 @@
+"""The processes of a run's hosts on Ray: where they are, how they are started, watched and ended.
+
+Nothing is decided here: `hosts.py` says who carries whom, `ray.py` carries it out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+from dsgd.cluster.ray_connection import Connection, resources
+
+# isort: split
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from dsgd.cluster.ray_host import Host
+from dsgd.cluster.ray_nodes import Nodes
+from dsgd.cluster.timing import ComputeTimes
+from dsgd.config import TrainConfig
+from dsgd.work.model import Objective
+from dsgd.work.shard import Shard
+
+_SLIVER = 0.001  # of a CPU, the least that Ray counts
+
+
+@dataclass(eq=False)
+class HostProcess:
+    """One process of a host."""
+
+    host: int
+    actor: Any
+    ready: Any
+    """Refers to its process id and node, once it can compute."""
+    carried: set[int] = field(default_factory=set)
+    """The workers whose shards it has."""
+    pid: int = 0
+    node_id: str = ""
+
+
+class HostProcesses:
+    """Starts the processes, and says in `heard` which have ended or been asked to end.
+
+    gpus: share of a GPU that each has.
+    """
+
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        objective: Objective,
+        times: ComputeTimes,
+        connection: Connection,
+        nodes: Nodes,
+        device: str,
+    ) -> None:
+        self._private, self._nodes = connection.private, nodes
+        self._arguments = objective, times, device, cfg.timing.padding_bytes
+        self._gpus = cfg.ray.gpus_per_worker if device == "cuda" else 0
+        self._shards: list[Any] = []
+        self._started: list[HostProcess] = []
+        self.heard: SimpleQueue[tuple[HostProcess, bool]] = SimpleQueue()
+        """Each process that has ended, or, True, has had notice that it will be."""
+
+    def put(self, shards: Sequence[Shard]) -> None:
+        """Put the workers' shards where every node can get them."""
+        self._shards = [ray.put(shard.alone()) for shard in shards]
+
+    def start(self, host: int, workers: Sequence[int]) -> HostProcess:
+        """Start a process for a host, with the shards of the workers that it will carry."""
+        # No whole CPUs are asked for: more workers than cores is normal here, and asking would wait forever.
+        # On a cluster of several machines, hosts are spread over those that offer CPUs: the head need not.
+        if node_id := self._nodes.of(host):
+            strategy: Any = NodeAffinitySchedulingStrategy(node_id, soft=False)
+        else:
+            strategy = "DEFAULT" if self._private else "SPREAD"
+        actor = (
+            ray.remote(concurrency_groups={"control": 1, "notice": 1})(Host)  # type: ignore[call-overload]
+            .options(
+                num_cpus=0 if self._private else _SLIVER,
+                num_gpus=self._gpus,
+                scheduling_strategy=strategy,
+                enable_task_events=False,
+            )
+            .remote(*self._arguments)
+        )
+        process = HostProcess(host, actor, None)
+        self._started.append(process)
+        for worker in workers:
+            self.carry(process, worker)
+        process.ready = actor.ready.remote()
+        notice = actor.notice.remote().future()
+        notice.add_done_callback(lambda noticed: self.heard.put((process, noticed.exception() is None)))
+        return process
+
+    def carry(self, process: HostProcess, worker: int) -> None:
+        """Have a process hold the shard of a worker, if it does not yet."""
+        if worker not in process.carried:
+            process.carried.add(worker)
+            process.actor.carry.remote(worker, [self._shards[worker]])
+
+    def end(self, process: HostProcess) -> None:
+        """End a process at once."""
+        if process in self._started:
+            self._started.remove(process)
+            with contextlib.suppress(Exception):  # the cluster may be gone already
+                ray.kill(process.actor)
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in list(self._started):
+            self.end(process)
+
+
+def room_for(share: float) -> int:
+    """Return how many processes the cluster has GPUs for, each with this share of one."""
+    gpus = resources().get("GPU", 0.0)
+    # Shares of different GPUs do not add up to one: .6 of a GPU fits once on each.
+    return int(gpus) * int(1 / share + 1e-9) if share < 1 else int(gpus / share)
