@@ -669,5 +669,7 @@ def test_a_single_node_cannot_keep_a_copy_for_another() -> None:
     )
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("ValueError: --checkpoint-every peer: the cluster on this machine ends with the run")
+    assert last.startswith(
+        "ValueError: --checkpoint-every peer: the cluster on this machine ends with the run"
+    )
     assert "RAY_ADDRESS" in last
