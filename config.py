@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from dsgd.cluster.laws import Trace, parse_law
+from dsgd.faults import possible
 from dsgd.faults.faults_text import parse_faults
 from dsgd.options import texts
 from dsgd.options.constraints import (
@@ -254,6 +255,35 @@ class FaultConfig(Checked):
         shared = self.hosts is not None and self.hosts < num_workers
         return bool(self.fault_list) or shared or self.suspect_after is not None
 
+    def require_possible(self, engine: str, num_workers: int, budget: int, *, checkpoints: bool) -> None:
+        """Raise ValueError for faults that cannot happen in this run, and for options without an effect."""
+        most = f"must be at most --num-workers {num_workers}"
+        hosts = self.hosts or num_workers
+        require(hosts <= num_workers, "hosts", self.hosts, most)
+        require(self.min_workers <= num_workers, "min-workers", self.min_workers, most)
+        processes = hosts + self.spares
+        rule = f"must be at most the number of processes, {processes} with --hosts and --spares"
+        require(self.nodes <= processes, "nodes", self.nodes, rule)
+        rule = "needs a second process that can compute; raise --hosts or --spares"
+        require(self.suspect_after is None or processes > 1, "suspect-after", self.suspect_after, rule)
+        if engine == "sim" and not possible.takes_processes(self.fault_list):
+            rule = "has no effect in the simulator unless --faults takes processes away; add such a fault"
+            alone = self.spares and self.suspect_after is None
+            require(not alone, "spares", self.spares, rule)
+            require(not self.restart_s, "restart-s", self.restart_s, rule)
+        wrong = possible.impossible(
+            self.fault_list,
+            num_workers=num_workers,
+            nodes=self.nodes,
+            budget=budget,
+            masked=self.on_loss != "drop",
+        )
+        if engine != "sim":
+            wrong = wrong or possible.only_simulated(self.fault_list)
+        if not checkpoints:
+            wrong = wrong or possible.only_with_checkpoints(self.fault_list)
+        require(not wrong, "faults", self.faults, wrong or "")
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Checked):
@@ -443,6 +473,8 @@ class TrainConfig(Checked):
             require(len(values) in (1, self.num_workers), option, getattr(self.data, option), rule)
         require(self.warmup <= self.steps, "warmup", self.warmup, f"must be at most --steps {self.steps}")
         self.live.require_few(self.num_workers)
+        checkpoints = self.checkpoint.checkpoint_every is not None
+        self.fault.require_possible(self.engine, self.num_workers, self.budget, checkpoints=checkpoints)
         rule = "--engine both compares updates, so they must be recorded; use --record all"
         require(self.engine != "both" or self.output.record != "none", "record", "none", rule)
 

@@ -33,9 +33,10 @@ with ended_by_signals():  # the other imports take a second
     from dsgd.records.size import announcement
     from dsgd.records.upload import Upload
     from dsgd.records.writer import RunRecord, default_name, free_path
-    from dsgd.terminal.cli import UsageError, parse
+    from dsgd.terminal.cli import UsageError
     from dsgd.terminal.commands import command_of
     from dsgd.terminal.console import ProgressLine, print_comparison, print_ended
+    from dsgd.terminal.resume_option import RunAsked, parse_run
     from dsgd.terminal.usage import usage_errors
 
 
@@ -46,12 +47,13 @@ def main(arguments: Sequence[str]) -> int:
         with Interruptions() as interruptions:
             if other := command_of(arguments):
                 return other(arguments, interruptions)
-            cfg = parse(arguments)
+            asked = parse_run(arguments)
+            cfg = asked.cfg
             with usage_errors():
                 observers = Observers(cfg.live, quiet=cfg.output.quiet)
             with observers:
                 run_it = run_to_s3 if is_s3(cfg.output.out) else run_here
-                code = run_it(cfg, started, interruptions, observers)
+                code = run_it(asked, started, interruptions, observers)
                 observers.linger(interruptions)
             return code
     except UsageError as error:
@@ -65,8 +67,9 @@ def main(arguments: Sequence[str]) -> int:
         return report_error("interrupted" if other else NOTHING_WRITTEN, EXIT_INTERRUPTED)
 
 
-def run_here(cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers) -> int:
+def run_here(asked: RunAsked, started: float, interruptions: Interruptions, observers: Observers) -> int:
     """Run on one engine or on both, print the result and return the exit code."""
+    cfg = asked.cfg
     console = Console(highlight=False)
 
     def run_one(cfg: TrainConfig, started: float | None = None) -> Ended:
@@ -75,7 +78,12 @@ def run_here(cfg: TrainConfig, started: float, interruptions: Interruptions, obs
         with usage_errors(), ProgressLine(cfg, console) as line:
             watchers = [line, *observers.watchers()]
             ended = execute(
-                cfg, watchers, record=RunRecord(cfg), interruptions=interruptions, started=started
+                cfg,
+                watchers,
+                record=RunRecord(cfg, resume=asked.resume is not None),
+                interruptions=interruptions,
+                started=started,
+                resume=asked.resume,
             )
         print_ended(ended, console)
         return ended
@@ -91,7 +99,7 @@ def run_here(cfg: TrainConfig, started: float, interruptions: Interruptions, obs
     return _exit_code(ended)
 
 
-def run_to_s3(cfg: TrainConfig, started: float, interruptions: Interruptions, observers: Observers) -> int:
+def run_to_s3(asked: RunAsked, started: float, interruptions: Interruptions, observers: Observers) -> int:
     """Run, and upload the record as far as it got, however the run ends.
 
     Raises UsageError, before anything runs, for a bucket that cannot be written to and a name that is taken;
@@ -100,8 +108,8 @@ def run_to_s3(cfg: TrainConfig, started: float, interruptions: Interruptions, ob
     upload, code = None, 0
     try:
         with usage_errors(), interruptions.held():  # a claimed name is used or given back
-            upload = Upload(cfg)
-        code = run_here(upload.cfg, started, interruptions, observers)
+            upload = Upload(asked.cfg)
+        code = run_here(RunAsked(upload.cfg, asked.resume), started, interruptions, observers)
     finally:
         if upload:
             interruptions.hold()

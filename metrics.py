@@ -17,6 +17,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -29,6 +30,7 @@ from dsgd.theory.uncertainty import Marks, Totals
 MOST_LISTED = 1024
 """Most workers that a summary lists one by one, and most values of staleness that it counts one by one."""
 
+_NOT_COUNTED = {"_samples_per_batch", "_clocks", "_taken", "_has_computed"}
 _SLOWEST = 10  # workers that the summary of a larger run lists
 
 
@@ -62,7 +64,7 @@ class Tally:
         self.wasted_by_faults = 0
         """Mini-batches whose results faults made useless."""
         self.recovery_s: list[float] = []
-        """Of each fault: seconds until all workers concerned computed again or had left."""
+        """Of each fault but leaving and joining: seconds until all workers concerned computed again."""
         self._marks = Marks(apart=num_workers)  # so that each worker delivers about once between two
         self._next_mark = num_workers
         self._samples_per_batch, self._clocks = samples_per_batch, clocks
@@ -114,8 +116,20 @@ class Tally:
         self.faults[fault.kind] = self.faults.get(fault.kind, 0) + 1
         self.repeated += fault.repeated
         self.wasted_by_faults += fault.wasted
-        if fault.recovered_s is not None:
-            self.recovery_s.append(fault.recovered_s)
+        if (recovery_s := fault.to_recover_s) is not None:
+            self.recovery_s.append(recovery_s)
+
+    def state(self) -> dict[str, Any]:
+        """Return all counts so far, as values that a checkpoint can keep."""
+        counts = {name: copy(value) for name, value in vars(self).items() if name not in _NOT_COUNTED}
+        return counts | {"_marks": self._marks.state()}
+
+    def restore(self, state: Mapping[str, Any], clocks: Clocks) -> None:
+        """Go back, or on, to what `state` returned; clocks: of the cluster that goes on."""
+        counts = {name: copy(value) for name, value in state.items() if name != "_marks"}
+        vars(self).update(counts)
+        self._marks.restore(state["_marks"])
+        self._clocks = clocks
 
     def _measure(self, update: Update) -> None:
         if unknown := update.measured.keys() - self._sums.keys():
@@ -711,7 +725,7 @@ QUANTITIES: list[Quantity] = [
         unit="engine s",
         text="from a fault until all workers concerned computed again or had left",
         total=lambda tally, _: _recovery_s(tally),
-        of_fault=lambda fault: fault.recovered_s,
+        of_fault=lambda fault: fault.to_recover_s,
         families={
             "dsgd_fault_recovery_seconds": Family(
                 "histogram",

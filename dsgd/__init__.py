@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from dsgd.api import Watcher as Watcher
     from dsgd.api import experiment as experiment
     from dsgd.api import modes as modes
+    from dsgd.api import replay as replay
     from dsgd.api import run as run
 
-_LAZY = ("Comparison", "Result", "Watcher", "experiment", "modes", "run")
+_LAZY = ("Comparison", "Result", "Watcher", "experiment", "modes", "replay", "run")
 
 
 def __getattr__(name: str) -> object:

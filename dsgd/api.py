@@ -24,7 +24,7 @@ from dsgd.execution.execute import Ended, Watcher, execute
 from dsgd.live.observers import Observers
 from dsgd.metrics import QUANTITIES, taken_of_updates
 from dsgd.records.outcomes import StoppedBy
-from dsgd.records.s3 import Uploads, is_s3
+from dsgd.records.s3 import fetch, is_s3
 from dsgd.records.upload import Upload
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import modes
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dsgd.report.pictures import Picture
     from dsgd.work.weights import Vector
 
-__all__ = ["Comparison", "Result", "Watcher", "experiment", "modes", "run"]
+__all__ = ["Comparison", "Result", "Watcher", "experiment", "modes", "replay", "run"]
 
 _OF_A_RECORD = {*option_fields(OutputConfig), *option_fields(LiveConfig)} - {"out"}
 _TASKS = (
@@ -232,6 +232,35 @@ def run(mode: str = "ssgd", *, watch: Iterable[Watcher] = (), **options: Any) ->
     return Result(ended, rows)
 
 
+def replay(
+    recorded: str | Path | Result, *, until: int | None = None, check: bool = True
+) -> Iterator[Update]:
+    """Compute a recorded run again, update by update, without workers: one can stop and look anywhere.
+
+    recorded: the folder of a record, its URL in S3, or the result of a run that has one. Real and
+    asynchronous runs give the bytes that they had. until: the last version wanted.
+    check: whether each update is compared with its record.
+
+    An update has the weights, and of each task the `value` that it computed and the `origin` it read.
+    Raises ValueError for a record that cannot be replayed; where an update differs, while iterating.
+    """
+    from dsgd.execution.replaying import Differs, difference, recorded_run, replayed
+
+    if isinstance(recorded, Result) and recorded.path is None:
+        raise ValueError("dsgd.replay: this run has no record; give it out=")
+    place = recorded.path if isinstance(recorded, Result) else recorded
+    folder = fetch(str(place), "dsgd.replay") if is_s3(str(place)) else Path(str(place))
+    both = replayed(recorded_run(folder), until)
+
+    def updates() -> Iterator[Update]:
+        for update, line in both:
+            if check and (found := difference(update, line)):
+                raise Differs(found)
+            yield update
+
+    return updates()
+
+
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """An experiment that has ended."""
@@ -303,6 +332,7 @@ def experiment(
 
     from dsgd.experiments.experiment_file import load, read
     from dsgd.experiments.runner import run_experiment
+    from dsgd.experiments.uploads import Uploads
     from dsgd.report.answer import answer
     from dsgd.report.frames import FIGURES, OF_UPDATES, read_folder
 

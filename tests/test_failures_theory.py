@@ -27,7 +27,7 @@ from dsgd.cluster.laws import (
     parse_law,
 )
 from dsgd.theory.assumptions import NoClosedForm
-from dsgd.theory.bounded_staleness import ssp_steps_per_s
+from dsgd.theory.bounded_staleness import ssp_mean_staleness, ssp_steps_per_s
 from dsgd.theory.checkpointing import (
     best_checkpoint_interval,
     checkpoint_interval,
@@ -44,6 +44,7 @@ from dsgd.theory.failures import (
     hosts_at_work,
     loads,
     ssgd_time_on_hosts,
+    ssp_mean_staleness_with_one_away,
     ssp_updates_per_s_with_one_away,
     suspected_share,
     task_time,
@@ -278,6 +279,9 @@ def test_ssp_with_one_away_lies_between_its_two_member_counts() -> None:
     law = Exponential(1.0)
     rates = [n * ssp_steps_per_s(law, n, 3) for n in (4, 3)]
     assert ssp_updates_per_s_with_one_away(law, 4, 3, 0.5) == pytest.approx(sum(rates) / 2)
+    ends = [ssp_mean_staleness(law, n, 3) for n in (3, 4)]
+    assert [ssp_mean_staleness_with_one_away(law, 4, 3, q) for q in (1.0, 0.0)] == pytest.approx(ends)
+    assert ends[0] < ssp_mean_staleness_with_one_away(law, 4, 3, 0.5) < ends[1]
 
 
 # --- Suspicion ----------------------------------------------------------------------------------------------

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
+import polars as pl
 import pytest
 from conftest import where
 from rich.console import Console
-from test_fault_records import SEEN, run_with
+from test_fault_records import PAUSE, SEEN, run_with
 from test_live import PHONE, Visit, in_a_browser, read_all
 
 from dsgd.faults.seen import FaultSeen
 from dsgd.live import page
 from dsgd.live.follow import FollowedRun
+from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordedFault, encode
+from dsgd.report import tables
+from dsgd.report.build import build_report
+from dsgd.report.figures import draw_sections
+from dsgd.report.frames import read_folder
+from dsgd.report.panels import Section, timeline
+from dsgd.report.style import RC
 from dsgd.terminal.console import print_summary
 
 FAULTS = [
@@ -149,3 +160,71 @@ def test_faults_are_seen_in_the_browser(browser: Any, quiet: Path, struck: Path,
             shown.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
         )
         assert visit.complaints == []
+
+
+# ---- reports
+
+
+def words_of(svg: str) -> list[str]:
+    return re.findall(r"<text[^>]*>([^<]+)</text>", svg)
+
+
+def section_of(record: Path, name: str) -> Section:
+    with mpl.rc_context(RC):
+        return next(section for section in draw_sections(read_folder(record)) if section.name == name)
+
+
+def test_a_run_has_a_table_of_its_faults(struck: Path, quiet: Path) -> None:
+    """The report of one run lists its faults as they began, and says what was done and what it cost."""
+    table = tables.faults(read_folder(struck))
+    assert table
+    assert tables.faults(read_folder(quiet)) is None
+    assert len(table.rows) == len(FAULTS)
+    times = [float(row[0]) for row in table.rows]
+    assert times == sorted(fault.t_s for fault in FAULTS)
+    assert table.rows[1] == [
+        "2", "kill of worker 1", "3", "yes", "worker 1 got a new process", "0.25", "2.5", "1", "–"
+    ]  # fmt: skip
+    assert table.rows[-1][6] == "not over"
+    strike(struck, [PAUSE._replace(t_s=float(k)) for k in range(30)])
+    long = tables.faults(read_folder(struck))
+    assert long
+    assert long.more
+    assert (len(long.rows), len(long.more.rows)) == (20, 30)
+
+
+def test_the_loss_against_time_has_a_mark_a_fault(struck: Path, quiet: Path) -> None:
+    """Loss against time has triangles and a legend for them; the panels beside it stay as high as it is."""
+    panels = section_of(struck, "loss").panels
+    heights = {re.search(r'viewBox="0 0 \S+ (\S+)"', panel.svg)[1] for panel in panels}  # type: ignore[index]
+    assert len(heights) == 1
+    assert ["fault" in words_of(panel.svg) for panel in panels] == [True, False, False]
+    assert not any("fault" in words_of(panel.svg) for panel in section_of(quiet, "loss").panels)
+    assert "Triangles along the time are the faults" in section_of(struck, "loss").caption
+
+
+@pytest.mark.parametrize(("first_s", "from_s"), [(3.0, 0.0), (40.0, 36.0)])
+def test_the_timeline_shows_the_first_fault(struck: Path, first_s: float, from_s: float) -> None:
+    """The window of the timeline begins with the run, or a quarter before a first fault that is later."""
+    strike(struck, [PAUSE._replace(t_s=first_s), PAUSE._replace(t_s=55.0)])
+    record = read_record(struck)
+    begin_s, end_s = timeline._span([record])
+    assert (begin_s, end_s) == pytest.approx((from_s, from_s + 16.0), abs=1.0)
+    found = timeline.window(record, end_s, from_s=begin_s)
+    assert [fault.t_s for fault in found.faults] == [first_s]
+    for tasks in found.tasks:
+        assert all(task.finished_s > begin_s and task.started_s < end_s for task in tasks)
+    assert all(begin_s <= t_s <= end_s for t_s in found.updates_s)
+    assert "A triangle is where a fault began" in section_of(struck, "timeline").caption
+
+
+def test_a_report_says_what_faults_there_were(struck: Path) -> None:
+    """The page of a run has its faults in a sentence, in both figures and in the table; a CSV has counts."""
+    summary = json.loads((struck / "summary.json").read_text())
+    summary |= {"faults": {"kill": 1, "pause": 9}, "repeated": 1, "recovery_s": {"p50": 0.5, "max": 2.5}}
+    (struck / "summary.json").write_text(json.dumps(summary))
+    text = build_report(struck).read_text()
+    assert "Faults: 10 (1 kill, 9 pause): recovered in 0.5 virtual s (median), 1 mini-batch repeated." in text
+    assert "kill of worker 1" in text
+    row = pl.read_csv(struck / "results.csv").row(0, named=True)
+    assert (row["faults"], row["repeated"], row["recovery_p50_s"]) == (10, 1, 0.5)

@@ -25,6 +25,7 @@ from dsgd.cluster.laws import parse_law
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.execution.execute import Running, Watcher, execute
 from dsgd.execution.quick import QuickRun, assert_close, config, run, same_bytes
+from dsgd.execution.replaying import compared, recorded_run
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import load, modes
 
@@ -51,13 +52,17 @@ def undisturbed(mode: str) -> QuickRun:
     ("mode", "dataset"), [*((mode, "xor") for mode in modes()), ("ssgd", "digits"), ("asgd", "digits")]
 )
 def test_every_mode_learns_on_ray(mode: str, dataset: str, cli: CommandLine) -> None:
-    """Each mode spends its budget on real workers and ends below the loss it began with."""
+    """Each mode spends its budget on real workers and ends below the loss it began with; a replay of its
+    record gives the same bytes.
+    """
     ran = cli(f"--mode {mode} --num-workers 2 --steps 40 --dataset {dataset} --quiet")
     assert ran.code == 0
     assert ran.err == ""
     assert ran.summary["gradients"] >= 40 * 2
     assert ran.summary["engine"] == "ray"
     assert ran.summary["eval"]["loss"] < ran.lines("evals.jsonl")[0]["loss"]
+    again = compared(recorded_run(ran.record))
+    assert (again.differs, again.same_weights) == (None, True)
 
 
 @pytest.mark.parametrize("mode", IN_STEP)

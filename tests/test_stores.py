@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT, stored
+from test_full_disk import on_disk
+from test_full_disk import pytestmark as needs_mount
 
 from dsgd.checkpoints import s3_store
 from dsgd.checkpoints.disk_store import DiskStore
@@ -441,7 +443,6 @@ def unreliable(aws: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iter
     """Put a server that may fail in front of S3."""
     there = Unreliable(endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", there.url)
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "3")
     thread = threading.Thread(target=there.server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield there
@@ -454,8 +455,8 @@ def s3(read_timeout_s: float = 30.0) -> S3Store:
     import boto3
     from botocore.config import Config
 
-    retries = {"total_max_attempts": int(os.environ.get("AWS_MAX_ATTEMPTS", "3"))}
-    client = boto3.Session().client("s3", config=Config(read_timeout=read_timeout_s, retries=retries))  # type: ignore[arg-type]
+    config = Config(read_timeout=read_timeout_s, retries={"total_max_attempts": 3})
+    client = boto3.Session().client("s3", config=config)
     return S3Store(client, "lab", "a/checkpoints/", "s3://lab/a/checkpoints")
 
 
@@ -604,11 +605,13 @@ print(version_of(newest_whole(store).name))
 
 
 @needs_mount
-def test_a_full_disk_costs_the_checkpoint_that_does_not_fit(disk: Path) -> None:
+def test_a_full_disk_costs_the_checkpoint_that_does_not_fit(tmp_path: Path) -> None:
     """On a disk with room for three the fourth fails with the remedy, the third is loaded, nothing is left of
     the fourth; with room made it is written.
     """
-    (disk.parent / "until_full.py").write_text(UNTIL_FULL)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    (tmp_path / "until_full.py").write_text(UNTIL_FULL)
     ran = on_disk(disk, f"PYTHONPATH={ROOT} {sys.executable} ../until_full.py")
     assert ran.err == ""
     error, full, after = ran.out.splitlines()
@@ -622,51 +625,108 @@ def test_a_full_disk_costs_the_checkpoint_that_does_not_fit(disk: Path) -> None:
 
 HEAD_AND_TWO_NODES = """
 import sys
-import dsgd.cluster.ray
+import dsgd.cluster.ray_connection
 from ray.cluster_utils import Cluster
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+nodes = {node.node_id: node for node in (cluster.add_node(num_cpus=1) for _ in range(2))}
 print(cluster.address, flush=True)
 for line in sys.stdin:
-    found = next(node for node in nodes if node.node_id == line.strip())
-    cluster.remove_node(found)
+    cluster.remove_node(nodes[line.strip()])
     print("removed", flush=True)
 cluster.shutdown()
 """
 
-PEER = """
+DRIVER = """
 import os, signal, sys
-import dsgd.cluster.ray
-from dsgd.cluster.ray import connect
-from dsgd.checkpoints.peer_store import PeerStore, _NAMESPACE
+from dsgd.cluster.ray_connection import connect
+from dsgd.checkpoints.peer_store import PeerStore
 from dsgd.checkpoints.store import name_of, newest_whole, version_of
 import ray
+from ray._private.state import actors
 
 connect()
 store = PeerStore("lab/a", patience_s=float(sys.argv[2]))
-what, content = sys.argv[1], bytes(1 << 20)
-if what == "write":
+if sys.argv[1] == "write":
     for version in (1, 2):
-        store.write(name_of(version, [content, b"%d" % version]), [content, b"%d" % version])
-    keeper = ray.get_actor("keeper:lab/a", _NAMESPACE)
-    node = ray.util.state.get_actor if False else ray.get(keeper.node.remote())
-    assert node != ray.get_runtime_context().get_node_id()
-    print(node, flush=True)
+        parts = [bytes(1 << 20), b"%d" % version]
+        store.write(name_of(version, parts), parts)
+    [keeper] = [a for a in actors().values() if a["Name"] == "keeper:lab/a" and a["State"] == "ALIVE"]
+    assert keeper["Address"]["NodeID"] != ray.get_runtime_context().get_node_id()
+    print(keeper["Address"]["NodeID"], keeper["Pid"], flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 found = newest_whole(store)
-print(found.name and version_of(found.name), len(found.content), len(found.skipped), flush=True)
-if what == "close":
+print(found.name and version_of(found.name), len(found.content), found.skipped)
+if sys.argv[1] == "close":
     store.close()
     print(store.names())
 """
 
 
+def drive(address: str | None, what: str, patience_s: float = 600) -> subprocess.CompletedProcess[str]:
+    """Be the driver of a run, in a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return subprocess.run(
+        [sys.executable, "-c", DRIVER, what, str(patience_s)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env=environment | ({"RAY_ADDRESS": address} if address else {}),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[str, Callable[[str], None]]]:
+    """Start a cluster of three nodes; yield its address and what removes one of the two that are no head."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HEAD_AND_TWO_NODES],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as cluster:  # fmt: skip
+        assert cluster.stdin
+        assert cluster.stdout
+
+        def remove(node: str) -> None:
+            assert cluster.stdin
+            assert cluster.stdout
+            cluster.stdin.write(f"{node}\n")
+            cluster.stdin.flush()
+            assert cluster.stdout.readline() == "removed\n"
+
+        yield cluster.stdout.readline().strip(), remove
+        cluster.stdin.close()
+        assert cluster.wait(60) == 0
+
+
+@pytest.mark.ray
+def test_a_copy_in_another_nodes_memory_outlives_the_driver(nodes: tuple[str, Callable[[str], None]]) -> None:
+    """The next driver finds the checkpoints of a killed one. A lost node costs the copy: the next one has
+    another keeper. The run's end, or an hour without a call, ends it; no process is left.
+    """
+    address, remove = nodes
+    first = drive(address, "write")
+    assert first.returncode == -signal.SIGKILL, first.stderr
+    assert drive(address, "read").stdout == f"2 {(1 << 20) + 1} []\n"
+    node, _ = first.stdout.split()
+    remove(node)
+    assert drive(address, "read").stdout == "None 0 []\n"
+    second = drive(address, "write")
+    other, pid = second.stdout.split()
+    assert other != node
+    assert drive(address, "close").stdout == f"2 {(1 << 20) + 1} []\n[]\n"
+    wait_until_gone(int(pid))
+    *_, pid = drive(address, "write", patience_s=1).stdout.split()
+    wait_until_gone(int(pid))
+
+
+def wait_until_gone(pid: int) -> None:
+    until_s = time.monotonic() + 60
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < until_s, "it is still there"
+        time.sleep(0.05)
+
+
+@pytest.mark.ray
 def test_a_single_node_cannot_keep_a_copy_for_another() -> None:
-    """The tier peer without another node, or on a cluster that ends with the run, is refused in one line."""
-    done = subprocess.run(
-        [sys.executable, "-c", PEER, "read", "60"], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
+    """The tier peer on a cluster that ends with the run is refused, in one line with the remedy."""
+    done = drive(None, "read")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith(

@@ -6,11 +6,12 @@ The books are short and slow on purpose: they are what the ledger of every engin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from dsgd.authoring.subject import Broken
 from dsgd.cluster import Cluster, Done
+from dsgd.cluster.state import ClusterState
 from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Weights
@@ -27,28 +28,31 @@ class _Given(NamedTuple):
 
 
 class Audit:
-    """Passes everything on to a cluster that has just begun; raises Broken where its books disagree.
+    """Passes everything on to a cluster in a given state; raises Broken where its books disagree.
 
     Its laws: started = done + lost + cancelled + in flight; each mini-batch of a worker comes in once, in
     order, and only cancelled ones are skipped; each result is of the weights that its task was given; clocks
     count what came in, and who joins starts at the slowest; every member has a task or is idle.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, state: ClusterState, joins: int = 0) -> None:
         self._cluster = cluster
         self.idle, self.clocks, self.in_flight = cluster.idle, cluster.clocks, cluster.in_flight
         self.reading, self.came_in_s = cluster.reading, cluster.came_in_s
-        self.started = self.done = self.lost = 0
-        """Mini-batches."""
-        self.cancelled: dict[int, int] = {}
+        self.cancelled = list(state.cancelled)
         """Mini-batches by worker."""
-        self.joins = 0
+        self.lost = state.lost
+        """Mini-batches of members that left before they finished."""
+        self.joins = joins
         """How often a worker joined."""
-        self._next: dict[int, int] = {}  # by worker: the number of its next mini-batch
-        self._clock = dict.fromkeys(cluster.workers, 0)
-        self._given: dict[int, _Given] = {}
-        self._slowest = 0
-        self._now_s = cluster.now_s
+        self._next = list(state.steps)  # by worker: the number of its next mini-batch
+        self._clock = dict(state.clocks)
+        self._given = {
+            f.worker: _Given(self._next[f.worker], f.task.batches, f.origin) for f in state.flights
+        }
+        self._slowest, self._now_s = state.slowest, state.now_s
+        self._done = state.given - self._in_flight
+        self._started = state.given + self.lost + sum(self.cancelled)
         self._looks = 0  # since the last update
 
     @property
@@ -70,14 +74,14 @@ class Audit:
         if worker not in self._clock or worker in self._given:
             raise Broken(f"worker {worker} is given a task, and it {self._doing(worker)}")
         self._cluster.start(worker, task, w)
-        self._given[worker] = _Given(self._next.get(worker, 0), task.batches, w)
-        self.started += task.batches
+        self._given[worker] = _Given(self._next[worker], task.batches, w)
+        self._started += task.batches
 
     def cancel(self, worker: int) -> None:
         self._cluster.cancel(worker)
         step, batches, _ = self._given.pop(worker)
         self._next[worker] = step + batches
-        self.cancelled[worker] = self.cancelled.get(worker, 0) + batches
+        self.cancelled[worker] += batches
 
     def next_done(self) -> Done | None:
         self._looks += 1
@@ -92,6 +96,10 @@ class Audit:
         self.look_at_members()
         return done
 
+    @property
+    def _in_flight(self) -> int:
+        return sum(given.batches for given in self._given.values())
+
     def _came_in(self, done: Done) -> None:
         given = self._given.pop(done.worker, None)
         what = f"worker {done.worker}'s result from its mini-batch {done.step}"
@@ -104,7 +112,7 @@ class Audit:
             raise Broken(f"{what} read version {done.read}, and its task had version {given.w.version}")
         self._next[done.worker] = done.step + done.batches
         self._clock[done.worker] += done.batches
-        self.done += done.batches
+        self._done += done.batches
 
     def _doing(self, worker: int) -> str:
         return "has one already" if worker in self._given else "has no task and is no member or was stopped"
@@ -128,27 +136,26 @@ class Audit:
         for worker in self._given.keys() - self.in_flight.keys():
             self.lost += self._given.pop(worker).batches
 
-    def balance(self, leaving: Iterable[int]) -> None:
-        """Compare all books, between two updates; raises Broken where they disagree.
-
-        leaving: members that get no further task.
-        """
+    def balance(self, state: ClusterState) -> None:
+        """Compare all books with the cluster's state, after an update; raises Broken where they disagree."""
         self._looks = 0
         self.look_at_members()
         cluster, idle = self._cluster, set(self.idle)
         flights = set(self.in_flight)
         if flights != self._given.keys():
             raise Broken(f"tasks are in flight of workers {sorted(flights)}, needed {sorted(self._given)}")
-        if idle & flights or ((idle | flights) ^ self._clock.keys()) - set(leaving):
+        if idle & flights or ((idle | flights) ^ self._clock.keys()) - set(state.leaving):
             members = sorted(self._clock)
             raise Broken(f"idle are {sorted(idle)} and busy {sorted(flights)}, of the members {members}")
-        in_flight = sum(given.batches for given in self._given.values())
-        cancelled = sum(self.cancelled.values())
-        if self.started != self.done + self.lost + cancelled + in_flight:
-            parts = f"{self.done} done, {self.lost} lost, {cancelled} cancelled, {in_flight} in flight"
-            raise Broken(f"{self.started} mini-batches were started; {parts}")
-        if cluster.given != self.done + in_flight:
-            raise Broken(f"given is {cluster.given}, needed {self.done} done and {in_flight} in flight")
+        in_flight, cancelled = self._in_flight, sum(self.cancelled)
+        if self._started != self._done + self.lost + cancelled + in_flight:
+            parts = f"{self._done} done, {self.lost} lost, {cancelled} cancelled, {in_flight} in flight"
+            raise Broken(f"{self._started} mini-batches were started; {parts}")
+        if cluster.given != self._done + in_flight:
+            raise Broken(f"given is {cluster.given}, needed {self._done} done and {in_flight} in flight")
+        if (state.lost, list(state.cancelled)) != (self.lost, self.cancelled):
+            seen = f"{state.lost} mini-batches count as lost and {state.cancelled} by worker as cancelled"
+            raise Broken(f"{seen}, needed {self.lost} and {self.cancelled}")
         if self._clock:
             ends = min(self._clock.values()), max(self._clock.values())
             if (self.clocks.slowest, self.clocks.fastest) != ends:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 
@@ -16,15 +16,18 @@ from dsgd.authoring import differences
 from dsgd.authoring.audit import Audit
 from dsgd.authoring.fault_schedule import FaultSchedule, keeps_members, keeps_weights
 from dsgd.authoring.subject import Broken
-from dsgd.cluster import Engine, Update
+from dsgd.cluster import ClusterError, DriverLost, Update
 from dsgd.cluster.open import open_cluster
 from dsgd.cluster.state import ClusterState
-from dsgd.config import TrainConfig
-from dsgd.data import Workload, make_workload
-from dsgd.theory.predictions import closed_forms, known
+from dsgd.config import FaultConfig, TrainConfig
+from dsgd.data import make_workload
+from dsgd.faults.fault import MEMBERSHIP, Fault
+from dsgd.faults.seen import FaultSeen
+from dsgd.theory.assumptions import known
+from dsgd.theory.predictions import closed_forms
 from dsgd.work.weights import Weights
 
-_LONGEST_BACKOFF_S = 30.0
+_workload = lru_cache(maxsize=64)(make_workload)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,19 +38,9 @@ class Survived:
     faults: Mapping[str, int]
     """By kind, those that happened."""
     restarted: int
-    """How often it was started again from a state, and gave the same bytes."""
+    """How often it was started again from a state, and went on with the same bytes."""
     compared: bool
-    """Whether its weights were those of the run without faults."""
-
-
-@dataclass
-class _Followed:
-    """A run, update by update."""
-
-    cluster: Engine
-    updates: list[Update] = field(default_factory=list)
-    states: list[ClusterState] = field(default_factory=list)
-    """The cluster before the first update, and after each."""
+    """Whether its weights were compared with those of the run without faults."""
 
 
 def survives(schedule: FaultSchedule, cuts: int = 1) -> Survived:
@@ -56,58 +49,105 @@ def survives(schedule: FaultSchedule, cuts: int = 1) -> Survived:
     cuts: at how many updates the run is started again from the cluster's state, to give the same bytes.
     """
     cfg = schedule.config()
-    workload = _workload(cfg)
-    with schedule.subject.may_break(schedule.options), np.errstate(over="ignore", invalid="ignore"):
+    options = {"max_seconds": cfg.stop.max_seconds, **schedule.options}
+    with schedule.subject.may_break(options), np.errstate(over="ignore", invalid="ignore"):
         try:
-            run = _audited(schedule, cfg, workload)
+            run = _Audited(schedule, cfg)
             chosen = _cuts(schedule, len(run.updates), cuts)
             for cut in chosen:
-                _goes_on_from(run, cut, schedule, cfg, workload)
+                _goes_on_from(cut, run, schedule, cfg)
+            if any(fault.kind == "driver" for fault in run.faults_seen):
+                _driver_changes_nothing(run, schedule)
             compared = keeps_weights(cfg, schedule.subject)
             if compared:
-                _has_the_weights_without_faults(run, schedule, cfg, workload)
+                _has_the_weights_without_faults(run, schedule, cfg)
         except Broken as broken:
             raise Broken(str(broken), schedule.options) from broken.__cause__
-    kinds = Counter(fault.kind for fault in run.cluster.faults_seen)
+    kinds = Counter(fault.kind for fault in run.faults_seen)
     return Survived(updates=len(run.updates), faults=kinds, restarted=len(chosen), compared=compared)
 
 
-@lru_cache(maxsize=256)
-def _workload(cfg: TrainConfig) -> Workload:
-    return make_workload(cfg)
+class _Going:
+    """A run that goes on, from its beginning or a state; a loss of the driver takes it back by an update."""
+
+    def __init__(self, schedule: FaultSchedule, cfg: TrainConfig) -> None:
+        self.cfg, self.strategy = cfg, schedule.subject.strategy
+        workload = _workload(cfg)
+        with open_cluster(cfg, workload) as cluster:
+            self.cluster = cluster
+        self.w = Weights(workload.objective.initial_weights(cfg.seed))
+        self.state = cluster.state()
+        self.audit: Audit | None = None
+
+    def go_to(self, state: ClusterState, w: Weights) -> None:
+        """Go on from a state of another run."""
+        self.cluster.restore(state)
+        self.state, self.w = state, w
+
+    def updates(self) -> Iterator[Update]:
+        """Yield updates; where nobody is left, or a process was lost too often, they end."""
+        cluster = self.cluster
+        while True:
+            self.audit = Audit(cluster, self.state, joins=self.audit.joins if self.audit else 0)
+            try:
+                for update in self.strategy.train(self.audit, self.w, self.cfg):
+                    cluster.reached(update.weights.version)
+                    self.w, self.state = update.weights, cluster.state()
+                    self.audit.balance(self.state)
+                    yield update
+                return
+            except DriverLost:
+                cluster.restore(self.state)
+            except ClusterError:
+                if not self.may_end():
+                    raise
+                return
+
+    def may_end(self) -> bool:
+        """Whether the cluster may refuse to go on: nobody is left, or a process was lost too often."""
+        nobody = not self.cluster.workers and _asks_for_members(self.cfg)
+        return nobody or max(self.cluster.restarts) > self.cfg.fault.max_restarts
 
 
-def _begun(cfg: TrainConfig, workload: Workload) -> Engine:
-    with open_cluster(cfg, workload) as cluster:
-        if not hasattr(cluster, "_plan"):
-            for f in cfg.fault.fault_list:
-                if getattr(f, "kind", "") in ("leave", "join") and f.trigger.of == "t":
-                    for i in f.workers:
-                        cluster.schedule(f.trigger.at, f.kind, i)
-        return cluster
+class _Audited:
+    """A run that was held to the invariants at each update, and at its end."""
 
+    def __init__(self, schedule: FaultSchedule, cfg: TrainConfig) -> None:
+        self._cfg, self._masked = cfg, keeps_members(cfg)
+        self._going = going = _Going(schedule, cfg)
+        cluster = going.cluster
+        self.first = going.w
+        self.updates: list[Update] = []
+        self.states = [going.state]
+        """The cluster before the first update, and after each."""
+        self.seen = [0]
+        """How many faults were over then."""
+        bounds, spent = _Bounds(cfg), 0
+        for update in going.updates():
+            assert going.audit
+            bounds.hold(update, going.audit, version=len(self.updates) + 1)
+            self._look_at_members(going.state)
+            self.updates.append(update)
+            self.states.append(going.state)
+            self.seen.append(len(cluster.faults_seen))
+            spent += _batches(update)
+            if spent >= cfg.budget:
+                break
+        cluster.ended()
+        self.faults_seen = list(cluster.faults_seen)
+        self.ended_early = spent < cfg.budget and going.may_end()
+        """Whether nobody was left, or a process was lost too often."""
+        if not self.ended_early:
+            _spends_the_budget(self.updates, spent, cfg, schedule.subject.laws.exact_budget and self._masked)
+            _takes_each_mini_batch_once(self.updates, going.state)
+            _brings_all_back(cfg, self.faults_seen, cluster.workers, cluster.now_s)
 
-def _audited(schedule: FaultSchedule, cfg: TrainConfig, workload: Workload) -> _Followed:
-    """Run to the end of the budget, and look at everything at every update."""
-    cluster = _begun(cfg, workload)
-    run, audit, spent = _Followed(cluster, states=[cluster.state()]), Audit(cluster), 0
-    masked, bounds = keeps_members(cfg), _Bounds(cfg)
-    w = Weights(workload.objective.initial_weights(cfg.seed))
-    for update in schedule.subject.strategy.train(audit, w, cfg):
-        run.updates.append(update)
-        spent += _batches(update)
-        bounds.hold(update, audit, version=len(run.updates))
-        cluster.reached(update.weights.version)
-        state = cluster.state()
-        audit.balance(state.leaving)
-        if masked and (audit.lost or len(cluster.workers) < cfg.num_workers):
-            raise Broken(f"members are {list(cluster.workers)}, and no fault changes them")
-        run.states.append(state)
-        if spent >= cfg.budget:
-            break
-    _spends_the_budget(run.updates, spent, cfg, exact=masked and schedule.subject.laws.exact_budget)
-    _takes_each_mini_batch_once(run.updates, audit, cluster)
-    return run
+    def _look_at_members(self, state: ClusterState) -> None:
+        cfg, members = self._cfg, list(state.workers)
+        if self._masked and (state.lost or len(members) < cfg.num_workers):
+            raise Broken(f"the members are {members}, {state.lost} mini-batches are lost: no fault says so")
+        if len(members) < min(cfg.fault.min_workers, cfg.num_workers) and not _asks_for_members(cfg):
+            raise Broken(f"the members are {members}, and --min-workers is {cfg.fault.min_workers}")
 
 
 class _Bounds:
@@ -117,16 +157,15 @@ class _Bounds:
         self._cfg = cfg
         self._of: dict[int, tuple[float, float]] = {}
 
-    def hold(self, update: Update, audit: Audit, *, version: int) -> None:
+    def hold(self, update: Update, audit: Audit, version: int) -> None:
         """Raise Broken if an update breaks a bound, or is not the next version."""
         if update.weights.version != version:
             raise Broken(f"update {version} has version {update.weights.version}")
         if not update.dones:
             raise Broken(f"update {version} has no result")
         if audit.joins not in self._of:
-            self._of[audit.joins] = _bounds(
-                replace(self._cfg, num_workers=self._cfg.num_workers + audit.joins)
-            )
+            workers = self._cfg.num_workers + audit.joins
+            self._of[audit.joins] = _bounds(replace(self._cfg, num_workers=workers))
         staleness, gap = self._of[audit.joins]
         for done in update.dones:
             if not 0 <= update.staleness(done) <= staleness:
@@ -145,34 +184,45 @@ def _bounds(cfg: TrainConfig) -> tuple[float, float]:
     return staleness, np.inf if gap is None else gap
 
 
-def _spends_the_budget(updates: list[Update], spent: int, cfg: TrainConfig, *, exact: bool) -> None:
-    most = cfg.budget if exact else cfg.budget - 1 + (_batches(updates[-1]) if updates else 0)
-    if not cfg.budget <= spent <= most:
+def _spends_the_budget(updates: Sequence[Update], spent: int, cfg: TrainConfig, exact: bool) -> None:
+    more = 0 if exact or not updates else _batches(updates[-1]) - 1
+    if not cfg.budget <= spent <= cfg.budget + more:
         raise Broken(f"train ended after {spent} of {cfg.budget} mini-batches")
 
 
-def _takes_each_mini_batch_once(updates: list[Update], audit: Audit, cluster: Engine) -> None:
-    """Whatever came in is in exactly one update, and only cancelled mini-batches are missing."""
-    taken: dict[int, set[int]] = {}
+def _takes_each_mini_batch_once(updates: Sequence[Update], state: ClusterState) -> None:
+    """Hold that what came in is in exactly one update, and only cancelled mini-batches are missing."""
+    taken: list[set[int]] = [set() for _ in state.steps]
     for update in updates:
         for done in (*update.dones, *update.ignored):
-            steps = taken.setdefault(done.worker, set())
-            before = len(steps)
-            steps.update(range(done.step, done.step + done.batches))
-            if len(steps) < before + done.batches:
-                task = f"worker {done.worker}'s mini-batch {done.step}"
+            steps = set(range(done.step, done.step + done.batches))
+            if steps & taken[done.worker]:
+                task = f"worker {done.worker}'s mini-batch {min(steps & taken[done.worker])}"
                 raise Broken(f"{differences.named(update)}: {task} was in an update already")
-    used = sum(map(len, taken.values()))
-    if used != audit.done:
-        raise Broken(f"{audit.done} mini-batches were finished, {used} are in updates")
-    for worker, steps in taken.items():
-        missing, cancelled = max(steps) + 1 - len(steps), audit.cancelled.get(worker, 0)
-        if missing > cancelled:
-            raise Broken(f"{missing} mini-batches of worker {worker} are missing, {cancelled} were cancelled")
-    for worker, cancelled in enumerate(cluster.cancelled):
-        if cancelled != audit.cancelled.get(worker, 0):
-            seen = f"{cancelled} mini-batches of worker {worker} count as cancelled"
-            raise Broken(f"{seen}, needed {audit.cancelled.get(worker, 0)}")
+            taken[done.worker] |= steps
+    for worker, steps in enumerate(taken):
+        missing = set(range(state.steps[worker])) - steps
+        if len(missing) != state.cancelled[worker]:
+            seen = f"mini-batches {sorted(missing)} of worker {worker} are in no update"
+            raise Broken(f"{seen}, {state.cancelled[worker]} were cancelled")
+
+
+def _brings_all_back(
+    cfg: TrainConfig, faults_seen: Sequence[FaultSeen], members: Sequence[int], now_s: float
+) -> None:
+    """Hold that whoever was dropped with a process is a member again once the process must be back."""
+    asked = [fault for fault in cfg.fault.fault_list if isinstance(fault, Fault)]
+    losses = [fault.t_s for fault in faults_seen if fault.kind in ("kill", "node")]
+    spot, given_up = len(asked) < len(cfg.fault.fault_list), len(losses) > cfg.fault.max_restarts
+    if not losses or spot or given_up:
+        return
+    backoff_s = 0.0 if len(losses) == 1 else min(30.0, 0.5 * 2.0 ** (len(losses) - 2))
+    down_s = max(fault.lasts_s or 0.0 for fault in asked) + cfg.fault.restart_s + backoff_s
+    elsewhere = {worker for fault in asked if fault.kind in MEMBERSHIP for worker in fault.workers}
+    missing = set(range(cfg.num_workers)) - set(members) - elsewhere
+    if missing and now_s > max(losses) + down_s:
+        seen = f"worker {min(missing)} is no member at {now_s:.6g} s"
+        raise Broken(f"{seen}, though its process must be back at {max(losses) + down_s:.6g} s")
 
 
 def _cuts(schedule: FaultSchedule, updates: int, cuts: int) -> list[int]:
@@ -183,45 +233,43 @@ def _cuts(schedule: FaultSchedule, updates: int, cuts: int) -> list[int]:
     return sorted(rng.sample(range(updates), cuts))
 
 
-def _goes_on_from(
-    run: _Followed, cut: int, schedule: FaultSchedule, cfg: TrainConfig, workload: Workload
-) -> None:
+def _goes_on_from(cut: int, run: _Audited, schedule: FaultSchedule, cfg: TrainConfig) -> None:
     """Start it again after an update, in a new cluster with the state of this one: it is the same."""
-    cluster = _begun(cfg, workload)
-    w = run.updates[cut - 1].weights if cut else Weights(workload.objective.initial_weights(cfg.seed))
-    cluster.restore(run.states[cut])
-    again = []
-    with _said(f"started again after update {cut}: "):
-        for update in schedule.subject.strategy.train(cluster, w, cfg):
-            again.append(update)
-            cluster.reached(update.weights.version)
-            if len(again) == len(run.updates) - cut:
-                break
-    if found := differences.of_runs(again, run.updates[cut:]):
+    going, needed = _Going(schedule, cfg), run.updates[cut:]
+    going.go_to(run.states[cut], run.updates[cut - 1].weights if cut else run.first)
+    try:
+        again = list(islice(going.updates(), len(needed) + run.ended_early))
+    except Exception as error:
+        raise Broken(f"started again after update {cut}: {type(error).__name__}: {error}") from error
+    going.cluster.ended()
+    found = differences.of_runs(again, needed)
+    drivers = any(fault.kind == "driver" for fault in run.faults_seen)  # what it undoes is seen twice
+    if not found and not drivers and going.cluster.faults_seen != run.faults_seen[run.seen[cut] :]:
+        found = f"the faults are {going.cluster.faults_seen}, needed {run.faults_seen[run.seen[cut] :]}"
+    if found:
         raise Broken(f"started again after update {cut}: {found}")
 
 
-@contextmanager
-def _said(before: str) -> Iterator[None]:
-    try:
-        yield
-    except AssertionError as error:
-        raise AssertionError(before + str(error)) from error
+def _driver_changes_nothing(run: _Audited, schedule: FaultSchedule) -> None:
+    """Hold that a run whose driver was lost is, update by update, the one whose driver was not."""
+    others = [fault for fault in schedule.faults if not fault.startswith("driver")]
+    undisturbed = schedule.having(faults="; ".join(others))
+    going = _Going(undisturbed, undisturbed.config())
+    if found := differences.of_runs(run.updates, list(islice(going.updates(), len(run.updates)))):
+        raise Broken(f"{found} without the loss of the driver")
 
 
-def _has_the_weights_without_faults(
-    run: _Followed, schedule: FaultSchedule, cfg: TrainConfig, workload: Workload
-) -> None:
-    """Faults that are masked leave the weights as they would have been, bit for bit."""
-    cluster, needed = _begun(replace(cfg, fault=type(cfg.fault)()), workload), []
-    for update in schedule.subject.strategy.train(
-        cluster, Weights(workload.objective.initial_weights(cfg.seed)), cfg
-    ):
-        needed.append(update.weights.vector)
-        if len(needed) == len(run.updates):
-            break
-    if found := differences.of_vectors(run.updates, needed, exactly=True):
+def _has_the_weights_without_faults(run: _Audited, schedule: FaultSchedule, cfg: TrainConfig) -> None:
+    """Hold that faults which are masked leave the weights as they would have been, bit for bit."""
+    without = replace(cfg, fault=FaultConfig())
+    updates = islice(_Going(schedule, without).updates(), len(run.updates))
+    vectors = [update.weights.vector for update in updates]
+    if found := differences.of_vectors(run.updates, vectors, exactly=True):
         raise Broken(f"{found} without faults")
+
+
+def _asks_for_members(cfg: TrainConfig) -> bool:
+    return any(isinstance(fault, Fault) and fault.kind in MEMBERSHIP for fault in cfg.fault.fault_list)
 
 
 def _batches(update: Update) -> int:

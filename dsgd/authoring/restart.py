@@ -5,12 +5,13 @@ So a driver that ends (a crash, a hand-over, a pause) loses nothing: all is in t
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from dsgd.authoring import differences
 from dsgd.authoring.subject import Broken, Subject
+from dsgd.checkpoints.codec import NotKept, vocabulary
+from dsgd.checkpoints.run_state import RunState, from_bytes, to_parts
 from dsgd.cluster import Update
 from dsgd.cluster.open import open_cluster
 from dsgd.cluster.sim import SimCluster
@@ -30,8 +31,6 @@ SCENARIOS: Mapping[str, Options] = {
         "server_time": "exponential:.05",
     },
 }
-# Members leave with their tasks and come back, at times that fall between tasks and into them.
-LOSSES: Options = {"faults": "kill:2@t=1.5+5; kill:0@t=4+5; kill:1@t=7+2", "on_loss": "drop"}
 _MOST_CUTS = 24
 _FEWEST_UPDATES, _MOST_STEPS = 4, 200
 
@@ -40,7 +39,7 @@ class _Cut(NamedTuple):
     """A run as it stood after an update."""
 
     number: int
-    pickled: bytes
+    checkpoint: bytes
     spent: int
     """Mini-batches in its updates so far."""
 
@@ -59,40 +58,21 @@ def goes_on_from_any_update(subject: Subject, options: Options, scenario: str) -
     _same_from(subject, chosen, seen, cuts)
 
 
-def goes_on_as_members_leave_and_join(subject: Subject, options: Options, scenario: str) -> None:
-    """It goes on as members leave and join: the budget is spent, no mini-batch twice, and it can be started
-    again at any update.
-
-    Ask the cluster for its `workers` now; num_workers is how many there were. next_done() returns None when
-    they have changed: start the new ones. A table by worker may lack one.
-    """
-    chosen = {"num_workers": 4, "steps": 40, "dataset": "quadratic", "grad_noise": 0.5}
-    chosen = {**chosen, **SCENARIOS[scenario], **LOSSES, **options}
-    seen, cuts = _followed(subject, chosen)
-    taken: dict[tuple[int, int], int] = {}
-    for update in seen:
-        for done in (*update.dones, *update.ignored):
-            for step in range(done.step, done.step + done.batches):
-                first = taken.setdefault((done.worker, step), update.weights.version)
-                if first != update.weights.version:
-                    what = f"worker {done.worker}'s mini-batch {step}"
-                    raise Broken(f"{differences.named(update)}: {what} was in update {first} already")
-    _same_from(subject, chosen, seen, cuts[:: max(1, len(cuts) // 8)])
-
-
 def _followed(subject: Subject, options: Options) -> tuple[list[Update], list[_Cut]]:
     """Run to the end of the budget; return the updates, and the run as it stood after each."""
     seen, cuts = list[Update](), list[_Cut]()
     with subject.may_break(options):
         cfg, cluster, w = _begun(subject, options)
+        known = vocabulary(subject.strategy)
         for update, spent in _within(cfg, subject.strategy.train(cluster, w, cfg)):
             seen.append(update)
             try:
-                pickled = pickle.dumps((cluster.state(), update.weights))
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                said = f"{differences.named(update)}: what is kept cannot be pickled ({error})"
-                raise Broken(said, options) from None
-            cuts.append(_Cut(len(seen), pickled, spent))
+                parts = to_parts(RunState(weights=update.weights, cluster=cluster.state()), known)
+            except NotKept as error:
+                raise Broken(
+                    f"{differences.named(update)}: cannot be in a checkpoint: {error}", options
+                ) from None
+            cuts.append(_Cut(len(seen), b"".join(parts), spent))
         if not cuts or cuts[-1].spent < cfg.budget:
             spent = cuts[-1].spent if cuts else 0
             raise Broken(f"train ended after {spent} of {cfg.budget} mini-batches", options)
@@ -101,18 +81,17 @@ def _followed(subject: Subject, options: Options) -> tuple[list[Update], list[_C
 
 def _same_from(subject: Subject, options: Options, seen: list[Update], cuts: list[_Cut]) -> None:
     """Start `train` again at cuts, and compare with what followed there."""
-    cfg = subject.config(**options)
+    cfg, known = subject.config(**options), vocabulary(subject.strategy)
     cuts = [cut for cut in cuts if cut.spent < cfg.budget]
     half = _MOST_CUTS // 2
     for cut in cuts if len(cuts) <= _MOST_CUTS else cuts[:half] + cuts[half :: len(cuts) // half]:
-        state, w = pickle.loads(cut.pickled)
+        state = from_bytes(cut.checkpoint, known)
         try:
             with subject.may_break(options):
                 _, cluster, _ = _begun(subject, options)
-                cluster.restore(state)
-                again = [
-                    update for update, _ in _within(cfg, subject.strategy.train(cluster, w, cfg), cut.spent)
-                ]
+                cluster.restore(state.cluster)
+                updates = subject.strategy.train(cluster, state.weights, cfg)
+                again = [update for update, _ in _within(cfg, updates, cut.spent)]
         except Broken as broken:
             raise Broken(f"started again after update {cut.number}: {broken}", options) from broken.__cause__
         if found := differences.of_runs(again, seen[cut.number :]):

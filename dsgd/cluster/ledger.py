@@ -113,7 +113,12 @@ class Idle:
         if worker == self._latest:
             self._latest = None
             return
-        _, clock = self._since.pop(worker)
+        try:
+            _, clock = self._since.pop(worker)
+        except KeyError:
+            raise AssertionError(
+                f"worker {worker} is not idle: it is leaving, or no member; start only those in `idle`"
+            ) from None
         waiting = self._at[clock]
         del waiting[worker]
         if not waiting:

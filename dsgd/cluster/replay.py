@@ -13,9 +13,8 @@ lost:
         w = update.weights
     real.restore(cluster.state())                               # and `strategy.train(real, w, cfg)` goes on
 
-Ties: where tasks finished at one time (in the simulator), those of an earlier update came in first; within
-an update those that were discarded, if its last task is among them, and then those started first. So each
-update has the tasks that it had.
+Ties: of tasks that finished at one time, as in the simulator many do, those of an earlier update came in
+first, and of one update those that were started first, which is the simulator's own rule.
 """
 
 from __future__ import annotations
@@ -33,7 +32,8 @@ from dsgd.cluster.state import ClusterState
 from dsgd.cluster.values import LazyValues, LoneValues
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
-from dsgd.faults.fault import MEMBERSHIP, Fault
+from dsgd.faults.fault import MEMBERSHIP
+from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
 from dsgd.work import rules
@@ -68,11 +68,10 @@ class SeenFault(Protocol):
 
 
 class _Entry(NamedTuple):
-    """A recorded task: that of update `version`, and whether its place among equal times is behind others."""
+    """A recorded task, and the version that its update made."""
 
     task: RecordedTask
     version: int
-    behind: bool
 
 
 class _Flight(NamedTuple):
@@ -112,33 +111,25 @@ class ReplayCluster:
         """Of the recorded updates; 0 without any."""
         self._log: dict[tuple[int, int], _Entry] = {}
         for update in updates:
-            self._enter(update)
+            self.last_version = update.version
+            for task in (*update.gradients, *update.ignored):
+                self._log[task.worker, task.step] = _Entry(task, update.version)
         changes = [fault for fault in faults if fault.kind in MEMBERSHIP]
         self._changes = deque(sorted(changes, key=lambda fault: fault.came_in))
         self._ledger = Ledger[_Flight](cfg.num_workers)
-        for worker in _joining_later(cfg):
+        for worker in outside_at_first(cfg.fault.fault_list):
             self._ledger.leave(worker)
         self._plan = Plan(cfg.fault.fault_list, seed=cfg.seed, hosts=cfg.fault.hosts or cfg.num_workers)
+        self._moves = cfg.engine == "sim"  # whether its clock moves as the members change
         self._hosts: Mapping[str, Any] | None = None
         self._serial = 0
-        # (when it finished, version, behind, serial number, worker)
-        self._coming: list[tuple[float, int, bool, int, int]] = []
+        # Tasks in flight that will come in: (when, for which version, serial number, worker).
+        self._coming: list[tuple[float, int, int, int]] = []
         self._message_bytes = 4 * workload.objective.num_weights + cfg.timing.padding_bytes
         self._values: LazyValues | LoneValues | None = None
         if workload.objective.num_weights:
             alone = cfg.engine == "ray"  # each value by the kernel that made the recorded one
             self._values = LoneValues(workload, device) if alone else LazyValues(workload, device, None)
-
-    def _enter(self, update: RecordedUpdate) -> None:
-        """Enter the tasks of an update into the log."""
-        version = self.last_version = update.version
-        end_s = max(task.finished_s for task in update.gradients)
-        for task in update.gradients:
-            # It may be what the strategy waited for: those to be discarded then came in before it.
-            behind = bool(update.ignored) and task.finished_s == end_s
-            self._log[task.worker, task.step] = _Entry(task, version, behind)
-        for task in update.ignored:
-            self._log[task.worker, task.step] = _Entry(task, version, False)
 
     @property
     def workers(self) -> Sequence[int]:
@@ -177,6 +168,9 @@ class ReplayCluster:
     def reached(self, version: int) -> None:
         self._plan.at_update(version)  # what came of it is in the record
 
+    def ended(self) -> None:
+        pass
+
     def start(self, worker: int, task: Task, w: Weights) -> None:
         self._plan.at_step(worker, self._ledger.steps[worker], task.batches)
         self._ledger.start(worker, self._sent(worker, task, w, self._ledger.steps[worker], self.now_s))
@@ -187,9 +181,7 @@ class ReplayCluster:
         entry = self._log.get((worker, step))
         if entry:
             started_s = entry.task.started_s
-            heapq.heappush(
-                self._coming, (entry.task.finished_s, entry.version, entry.behind, self._serial, worker)
-            )
+            heapq.heappush(self._coming, (entry.task.finished_s, entry.version, self._serial, worker))
             if self._values:
                 self._values.add(worker, task, step, w.vector)
         return _Flight(self._serial, task, w, started_s, entry)
@@ -204,9 +196,11 @@ class ReplayCluster:
         Raises RecordUsedUp when none of the tasks in flight is in the record.
         """
         ledger = self._ledger
-        if self._changes and self._changes[0].came_in <= ledger.came_in:
-            self._change(self._changes.popleft())
+        if ledger.leaving and ledger.depart():
             return None
+        while self._changes and self._changes[0].came_in <= ledger.came_in:
+            if self._change():
+                return None
         while self._coming:
             *_, serial, worker = heapq.heappop(self._coming)
             flight = ledger.flights.get(worker)
@@ -234,20 +228,36 @@ class ReplayCluster:
             flight.w,
         )
 
-    def _change(self, fault: SeenFault) -> None:
-        """Have members leave or join, as they did; a task of one that leaves is lost."""
-        self.now_s = max(self.now_s, fault.t_s)
-        for worker in fault.workers:
-            if fault.kind == "join":
-                self._ledger.join(worker)
-            else:
-                self._ledger.leave(worker)
-                self._drop(worker)
+    def _change(self) -> bool:
+        """Have members leave or join, all that did so at once; return whether the members have changed."""
+        first = self._changes.popleft()
+        workers = list(first.workers)
+        while self._changes and _event(self._changes[0]) == _event(first):
+            workers += self._changes.popleft().workers
+        if self._moves:
+            self.now_s = max(self.now_s, first.t_s)
+        ledger, changed = self._ledger, False
+        for worker in workers:
+            if first.kind == "join" and worker in ledger.leaving:
+                ledger.stay(worker)
+                changed = True
+            elif first.kind == "join" and worker not in ledger.workers:
+                ledger.join(worker)
+                changed = True
+            elif first.kind == "leave" and worker in ledger.workers:
+                if first.asked:
+                    ledger.retire(worker)
+                else:  # with its process, and its task
+                    ledger.leave(worker)
+                    self._drop(worker)
+                    changed = True
+        return bool(ledger.depart()) or changed
 
     @staticmethod
     def _happened(fault: SeenFault, state: ClusterState) -> bool:
         """Whether a change of the members is in a state already."""
-        shown = all((worker in state.workers) == (fault.kind == "join") for worker in fault.workers)
+        staying = set(state.workers) - set(state.leaving)
+        shown = all((worker in staying) == (fault.kind == "join") for worker in fault.workers)
         return fault.came_in < state.came_in or (fault.came_in == state.came_in and shown)
 
     def _drop(self, worker: int) -> None:
@@ -303,11 +313,6 @@ def rolled_forward(
                 return
 
 
-def _joining_later(cfg: TrainConfig) -> list[int]:
-    """Return the workers that are no members at the start: those whose first membership fault is to join."""
-    first: dict[int, str] = {}
-    for fault in cfg.fault.fault_list:
-        if isinstance(fault, Fault) and fault.kind in MEMBERSHIP:
-            for worker in fault.workers:
-                first.setdefault(worker, fault.kind)
-    return [worker for worker, kind in first.items() if kind == "join"]
+def _event(fault: SeenFault) -> tuple[int, float, str, bool]:
+    """Return what changes of the members have in common that a strategy sees at once."""
+    return fault.came_in, fault.t_s, fault.kind, fault.asked

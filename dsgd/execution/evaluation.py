@@ -6,6 +6,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+from dsgd.checkpoints.run_state import DueEvaluation
 from dsgd.data import Workload
 from dsgd.work.model import Evaluation
 from dsgd.work.weights import Weights
@@ -55,6 +56,14 @@ class Evaluator:
             future.set_result(self._workload.evaluate(w.vector))
         self._waiting.append((w, t_s, gradients, num_bytes, future))
         return True
+
+    def due(self) -> list[DueEvaluation]:
+        """Return those that were submitted and not taken by `finished`."""
+        return [DueEvaluation(w, t_s, gradients, sent) for w, t_s, gradients, sent, _ in self._waiting]
+
+    def forget(self) -> None:
+        """Drop all that were submitted and not taken."""
+        self._waiting.clear()
 
     def finished(self, *, wait: bool = False) -> list[Evaluated]:
         """Return the evaluations that are ready, or with `wait` all of them, in the order submitted."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -65,24 +67,64 @@ class Writing:
 
 
 class GrowingFile:
-    """A file to which bytes are appended; raises WriteError when they cannot be."""
+    """A file to which bytes are appended; raises WriteError when they cannot be.
 
-    def __init__(self, path: Path, buffering: int = -1) -> None:
+    length: keep so many bytes of what is there already; without it, the file begins empty.
+    """
+
+    def __init__(self, path: Path, buffering: int = -1, *, length: int = 0) -> None:
         self._writing = Writing(path)
         with self._writing:
-            self._file = path.open("wb", buffering=buffering)
+            self._file = path.open("r+b" if length else "wb", buffering=buffering)
+        if length:
+            self.cut(length)
+
+    @property
+    def length(self) -> int:
+        """Bytes written so far, those that are still buffered among them."""
+        return self._file.tell()
 
     def write(self, data: bytes) -> None:
         """Append bytes, which need not be on the disk before `flush`."""
         with self._writing:
             self._file.write(data)
 
+    def cut(self, length: int) -> None:
+        """Take back all but the first `length` bytes."""
+        with self._writing:
+            self._file.seek(length)  # writes what is buffered
+            self._file.truncate()
+
     def flush(self) -> None:
         """Write what is buffered."""
         with self._writing:
             self._file.flush()
 
+    def sync(self) -> None:
+        """Wait until what was flushed is on the disk; from any thread."""
+        with self._writing:
+            os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Write what is buffered, and close the file."""
         with self._writing:
             self._file.close()
+
+
+class FolderLock:
+    """Keeps other processes from writing to a folder; it ends with this one, however that ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raise BlockingIOError if another process has it."""
+        self._descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+
+    def release(self) -> None:
+        """Let others in; calling it again has no effect."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

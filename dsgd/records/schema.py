@@ -410,6 +410,17 @@ class Summary(Struct, frozen=True, kw_only=True):
 # --- meta.json
 
 
+class LaterAttempt(Struct, frozen=True, kw_only=True):
+    """An entry of `attempts` in meta.json: the run went on, after `--resume`."""
+
+    started_epoch_s: Annotated[float, field("s", "when this attempt began, since 1970-01-01 UTC")]
+    from_version: Annotated[int, field("updates", "the version of the weights from which it went on")]
+    why: Annotated[str, field("", "how the attempt before it ended, as far as is known")]
+    host: Annotated[str, field("", "the driver's machine")]
+    pid: Annotated[int, field("", "the driver's process")]
+    worker_pids: Annotated[list[int], field("", "the workers' processes; empty in the sim")]
+
+
 class Meta(Struct, frozen=True, kw_only=True):
     """meta.json."""
 
@@ -433,6 +444,10 @@ class Meta(Struct, frozen=True, kw_only=True):
     cpus: Annotated[int | None, field("", "its logical CPUs")]
     device: Annotated[str, field("", "where gradients are computed: `cpu` or `cuda`")]
     worker_pids: Annotated[list[int], field("", "processes at the start, worker 0 first; empty in the sim")]
+    attempts: Annotated[
+        tuple[LaterAttempt, ...],
+        field("", "the later ones of a resumed run, each with the fields below"),
+    ] = ()
 
 
 # --- comparison.json, of `--engine both`

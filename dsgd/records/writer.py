@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -20,14 +21,17 @@ from typing import Any
 import numpy as np
 import yaml
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dsgd.cluster import Done, Engine, Update
 from dsgd.config import OutputConfig, TrainConfig, options
 from dsgd.execution.evaluation import Evaluated
 from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import finite, taken_of_updates
-from dsgd.records.files import GrowingFile, WriteError, Writing, whole_file
+from dsgd.records.files import FolderLock, GrowingFile, WriteError, Writing, whole_file
+from dsgd.records.reader import read_meta
 from dsgd.records.schema import (
+    LaterAttempt,
     Meta,
     RecordedEvaluation,
     RecordedFault,
@@ -48,20 +52,27 @@ _FLUSH_S = 1.0  # a killed simulation loses at most the updates of this many sec
 class RunRecord:
     """The folder that a run leaves; see docs/record.md for its files."""
 
-    def __init__(self, cfg: TrainConfig) -> None:
+    def __init__(self, cfg: TrainConfig, *, resume: bool = False) -> None:
         """Find the record's folder, without making it.
 
-        Raises ValueError, naming the option, when the name is taken or nothing can be written there.
+        resume: the folder is there, and its run goes on; from now on no other process can.
+        Raises ValueError, naming the option, when the name is taken or nothing can be written there, or when
+        another process has the run that is to go on.
         """
         self._cfg = cfg
-        self.path = free_path(cfg.output, default_name(cfg))
+        self._lock: FolderLock | None = None
+        if resume:
+            self.path = cfg.output.folder / str(cfg.output.run_name)
+            self._take_lock()
+        else:
+            self.path = free_path(cfg.output, default_name(cfg))
         self._every = cfg.output.record_every
         if cfg.output.tensorboard:
             require_tensorboard()
         self._line, self._taken = update_type(), taken_of_updates()
-        self._updates: GrowingFile | None = None
-        self._evals: GrowingFile | None = None
-        self._faults: GrowingFile | None = None
+        self.recorded_to = 0
+        """Updates up to this version are there already: they are only computed again."""
+        self._streams: dict[str, GrowingFile] = {}
         self._tensorboard: TensorBoard | None = None
         self._flushed_s = time.monotonic()
 
@@ -73,19 +84,81 @@ class RunRecord:
         """
         meta = _meta(started, cluster)
         self._make_folder()
+        self._take_lock()
         try:
             with whole_file(self.path / "config.yaml") as file:
                 file.write(config_text(self._cfg).encode())
             write_file(self.path / "meta.json", meta)
-            self._updates = GrowingFile(self.path / "updates.jsonl", buffering=1 << 16)
-            self._evals = GrowingFile(self.path / "evals.jsonl")
-            self._faults = GrowingFile(self.path / "faults.jsonl")
-            if self._cfg.output.tensorboard:
-                with Writing(self.path / "tensorboard"):
-                    self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget)
+            self._open_streams({})
         except WriteError:
             shutil.rmtree(self.path, ignore_errors=True)
             raise
+
+    def reopen(
+        self, lengths: Mapping[str, int], *, version: int, why: str, started: float, cluster: Engine
+    ) -> None:
+        """Go on with a record: keep so many bytes of each growing file, and what is known of the new attempt.
+
+        version: from which it goes on. why: the attempt before ended, as far as is known.
+        """
+        meta = read_meta(self.path)
+        attempt = LaterAttempt(
+            started_epoch_s=started,
+            from_version=version,
+            why=why,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            worker_pids=list(cluster.pids),
+        )
+        # First what marks the run as ended: were this killed next, the record would say that it goes on.
+        for name in ("summary.json", "weights.npy", "trace.json"):
+            with Writing(self.path / name):
+                (self.path / name).unlink(missing_ok=True)
+        with whole_file(self.path / "config.yaml") as file:
+            file.write(config_text(self._cfg).encode())
+        write_file(self.path / "meta.json", replace(meta, attempts=(*meta.attempts, attempt)))
+        self._open_streams(lengths)
+
+    def _open_streams(self, lengths: Mapping[str, int]) -> None:
+        def opened(name: str, buffering: int = -1) -> GrowingFile:
+            return GrowingFile(self.path / name, buffering, length=lengths.get(name, 0))
+
+        self._streams = {
+            "updates.jsonl": opened("updates.jsonl", 1 << 16),
+            "evals.jsonl": opened("evals.jsonl"),
+            "faults.jsonl": opened("faults.jsonl"),
+        }
+        if self._cfg.output.tensorboard:
+            with Writing(self.path / "tensorboard"):
+                self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget)
+
+    def _take_lock(self) -> None:
+        try:
+            self._lock = FolderLock(self.path)
+        except BlockingIOError:
+            raise ValueError(f"{self.path}: its run is still going on; wait for it, or end it") from None
+        except OSError as error:
+            raise ValueError(f"{self.path}: cannot be read ({error.strerror}); give a run's folder") from None
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Bytes of the growing files so far."""
+        return {name: stream.length for name, stream in self._streams.items()}
+
+    def cut(self, lengths: Mapping[str, int]) -> None:
+        """Take back what was written to these files beyond so many bytes."""
+        for name, length in lengths.items():
+            self._streams[name].cut(length)
+
+    def flush(self) -> None:
+        """Hand what is buffered to the system: from then on it outlives this process."""
+        for stream in self._streams.values():
+            stream.flush()
+
+    def sync(self) -> None:
+        """Wait until what was flushed is on the disk; from any thread."""
+        for stream in self._streams.values():
+            stream.sync()
 
     def _make_folder(self) -> None:
         """Make the folder; if another run took the default name meanwhile, take the next one."""
@@ -113,26 +186,26 @@ class RunRecord:
         """Append an update to updates.jsonl, if `--record` has it written."""
         if self._tensorboard:
             self._tensorboard.update(update)
-        if not self._every or (update.weights.version - 1) % self._every:
+        version = update.weights.version
+        if not self._every or (version - 1) % self._every or version <= self.recorded_to:
             return
-        assert self._updates is not None
         line = self._line(
-            version=update.weights.version,
+            version=version,
             t_s=update.finished_s,
             loss=finite(update.loss),
             gradients=tuple([_task(update, done) for done in update.dones]),
             ignored=tuple([_task(update, done) for done in update.ignored]),
             **{name: finite(of(update)) for name, of in self._taken.items()},
         )
-        self._updates.write(encode(line) + b"\n")
+        updates = self._streams["updates.jsonl"]
+        updates.write(encode(line) + b"\n")
         # On Ray, where the next update may take long, each line is written at once.
         if self._cfg.engine == "ray" or time.monotonic() - self._flushed_s > _FLUSH_S:
-            self._updates.flush()
+            updates.flush()
             self._flushed_s = time.monotonic()
 
     def evaluation(self, evaluated: Evaluated) -> None:
         """Append an evaluation to evals.jsonl."""
-        assert self._evals is not None
         if self._tensorboard:
             self._tensorboard.evaluation(evaluated)
         line = RecordedEvaluation(
@@ -143,22 +216,25 @@ class RunRecord:
             loss=finite(evaluated.found.loss),
             accuracy=evaluated.found.accuracy,
         )
-        self._evals.write(encode(line) + b"\n")
-        self._evals.flush()
+        self._append("evals.jsonl", line)
 
     def fault(self, fault: FaultSeen) -> None:
         """Append a fault to faults.jsonl, at once: the next fault may end this process."""
-        assert self._faults is not None
         if self._tensorboard:
             self._tensorboard.fault(fault)
-        self._faults.write(encode(RecordedFault(**fault._asdict())) + b"\n")
-        self._faults.flush()
+        self._append("faults.jsonl", RecordedFault(**fault._asdict()))
+
+    def _append(self, name: str, line: Struct) -> None:
+        stream = self._streams[name]
+        stream.write(encode(line) + b"\n")
+        stream.flush()
 
     def close_streams(self) -> None:
         """Write what is buffered; raises OSError if it cannot be."""
-        for file in (self._updates, self._evals, self._faults, self._tensorboard):
-            if file:
-                file.close()
+        for stream in self._streams.values():
+            stream.close()
+        if self._tensorboard:
+            self._tensorboard.close()
 
     def draw_trace(self) -> None:
         """Write trace.json, after `close_streams`; raises OSError if it cannot be written."""
@@ -175,6 +251,11 @@ class RunRecord:
         summary = summary | {"weights_sha256": hashlib.sha256(weights.tobytes()).hexdigest()}
         write_file(self.path / "summary.json", built(summary, summary_type()))
         return summary
+
+    def release(self) -> None:
+        """Let other processes go on with the run."""
+        if self._lock:
+            self._lock.release()
 
 
 def _task(update: Update, done: Done) -> RecordedTask:

@@ -70,6 +70,7 @@ def _report(frames: Frames) -> Report:
         tables.overview(frames, asked),
         *(tables.pairs(question) for question in asked),
         tables.theory(frames),
+        tables.faults(frames),
         tables.ended_early(frames),
     ]
     details = [

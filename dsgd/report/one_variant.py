@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from dsgd.records.fault_words import all_of_them
 from dsgd.records.reader import Record
 from dsgd.report.frames import Frames
 from dsgd.report.panels import seconds
@@ -19,8 +20,20 @@ def of_one_variant(frames: Frames) -> Answer:
     """Return how far a single variant got, and what its workers did, compared with theory."""
     unit, records = seconds(frames), [run.record for run in frames.records]
     return Answer(
-        headline=_how_it_went(records, frames.target_loss, unit), points=[beside_theory(records, unit)]
+        headline=_how_it_went(records, frames.target_loss, unit),
+        points=[*_faults(records, unit), beside_theory(records, unit)],
     )
+
+
+def _faults(records: Sequence[Record], unit: str) -> list[str]:
+    """Return the faults of the first run with any, in a sentence."""
+    struck = [record for record in records if record.summary.faults]
+    if not struck:
+        return []
+    summary = struck[0].summary
+    found = all_of_them(summary.faults, summary.recovery_s.p50, summary.repeated, summary.wasted.faults, unit)
+    of = "" if len(records) == 1 else f" of seed {summary.seed}"
+    return [f"Faults{of}: {found}."]
 
 
 def _how_it_went(records: Sequence[Record], target: float | None, unit: str) -> str:

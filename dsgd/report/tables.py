@@ -11,7 +11,9 @@ import polars as pl
 
 from dsgd.config import LiveConfig, OutputConfig, option_fields
 from dsgd.metrics import taken_of_updates
+from dsgd.records.fault_words import hit
 from dsgd.records.reader import Record
+from dsgd.records.schema import RecordedFault
 from dsgd.report.basis import test_name
 from dsgd.report.frames import NOT_COMPARED, Frames, option_text
 from dsgd.report.panels import seconds
@@ -30,6 +32,9 @@ _THEORY = {
     "clock_gap_max": "largest clock gap (bound)",
 }
 
+
+_IF_ANY = ("wasted", "faults", "repeated")  # columns that are left out where they are 0
+_MOST_FAULTS = 20  # in the table of them; more are shown on demand
 
 _DETERMINISTIC = (
     " Deterministic: each of the two has one value, whatever the seed, so there is nothing to test."
@@ -114,11 +119,11 @@ def results(frames: Frames) -> Table:
         ("largest", "staleness_max", number),
         *((name, name, number) for name in taken_of_updates()),
         ("MB", "bytes", lambda x: number(x / 1e6)),
-        ("wasted", "wasted", number),
+        *((name, name, number) for name in _IF_ANY),
+        (f"recovery ({unit})", "recovery_p50_s", number),
     ]
     columns = [c for c in columns if runs[c[1]].null_count() < len(runs)]
-    if not runs["wasted"].sum():
-        columns = [c for c in columns if c[1] != "wasted"]
+    columns = [c for c in columns if c[1] not in _IF_ANY or runs[c[1]].sum()]
     rows = []
     for variant in frames.variants:
         own = runs.filter(pl.col("variant") == variant)
@@ -266,6 +271,46 @@ def ended_early(frames: Frames) -> Table | None:
         headings=["run", "ended", "reason"],
         rows=rows,
     )
+
+
+def faults(frames: Frames) -> Table | None:
+    """Return the faults of a single run, in the order in which they began; else None."""
+    if len(frames.records) > 1 or not frames.records[0].record.faults:
+        return None
+    found = sorted(frames.records[0].record.faults, key=lambda fault: fault.t_s)
+    unit = seconds(frames)
+    full = Table(
+        title="Faults",
+        note=f"Times in {unit}, from a fault's beginning where it says after. Repeated and wasted: "
+        "mini-batches. Asked: by --faults; the others happened by themselves, or followed from such a fault.",
+        headings=[
+            f"began ({unit})", "fault", "at update", "asked", "what was done", "noticed after", "over after",
+            "repeated", "wasted",
+        ],
+        rows=[_fault(fault) for fault in found],
+    )  # fmt: skip
+    if len(found) <= _MOST_FAULTS:
+        return full
+    note = f"{full.note} The first {_MOST_FAULTS} of {len(found):,}."
+    return replace(full, note=note, rows=full.rows[:_MOST_FAULTS], more=replace(full, title="All faults"))
+
+
+def _fault(fault: RecordedFault) -> list[str]:
+    over = "not over" if fault.over_s is None else _number(fault.recovered_s)
+    return [
+        number(fault.t_s, 5),
+        f"{fault.kind} of {hit(fault)}",
+        str(fault.update),
+        "yes" if fault.asked else "no",
+        fault.text,
+        _number(fault.detected_s),
+        over,
+        *(str(n) if n else "–" for n in (fault.repeated, fault.wasted)),
+    ]
+
+
+def _number(x: float | None) -> str:
+    return "–" if x is None else number(x)
 
 
 def differing(frames: Frames) -> Table | None:

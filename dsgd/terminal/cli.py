@@ -50,7 +50,7 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
 
         print_page(f"dsgd-lab {version('dsgd-lab')}")
         raise SystemExit(0)
-    arguments, config_file = _take_option(arguments, "--config")
+    arguments, config_file = take_option(arguments, "--config")
     file_options = _read_config(config_file) if config_file is not None else {}
     file_options.pop("run_name", None)  # a repetition is another run, with its own name
     return configure(file_options, f"--config {config_file}", arguments)
@@ -123,7 +123,7 @@ def _chosen(file_options: dict[str, Any], arguments: list[str]) -> tuple[str, st
         raise UsageError(str(error)) from None
     if mode not in (None, own):
         raise UsageError(f"--mode {mode}: --strategy-file {file} is mode {own}; leave --mode out")
-    arguments[:] = _take_option(_take_option(arguments, "--mode")[0], "--strategy-file")[0]
+    arguments[:] = take_option(take_option(arguments, "--mode")[0], "--strategy-file")[0]
     arguments += [f"--mode={own}", f"--strategy-file={Path(str(file)).resolve()}"]
     return own, str(file)
 
@@ -231,7 +231,7 @@ def with_dashes(argument: str) -> str:
     return f"--{_dashed(name[2:])}{sign}{value}" if name.startswith("--") else argument
 
 
-def _take_option(arguments: list[str], option: str) -> tuple[list[str], str | None]:
+def take_option(arguments: Sequence[str], option: str) -> tuple[list[str], str | None]:
     """Return the arguments without `option` and its value, and the value."""
     value = _value(arguments, option)
     kept, skip = [], False

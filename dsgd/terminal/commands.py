@@ -14,6 +14,7 @@ Command = Callable[[Sequence[str], Interruptions], int]
 COMMANDS = {
     "--experiment": "dsgd.experiments.experiment_command:experiment",
     "--report": "dsgd.report.report_command:report",
+    "--replay": "dsgd.terminal.replay_command:replay",
     "--watch": "dsgd.live.watch_command:watch",
     "--check": "dsgd.labs.check:check",
     "--list": "dsgd.terminal.list_command:list_runs",

@@ -51,6 +51,10 @@ OF_COMMANDS = {
         Example("all runs: a report if they can be compared, else an index", "--report runs"),
         Example("those that can be compared with one of them", "--report runs --like NAME"),
     ),
+    "--replay": (
+        Example("a run, real and asynchronous ones too", "--replay runs/NAME"),
+        Example("its weights at version 50", "--replay runs/NAME --until 50 --save w50.npy"),
+    ),
     "--list": (
         Example("the newest 20 runs in runs/", "--list --last 20"),
         Example("the runs of an experiment", "--list runs/compare-modes"),

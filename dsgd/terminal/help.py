@@ -25,6 +25,7 @@ _KEPT = "\N{NO-BREAK SPACE}"  # a space where a line is not broken
 OTHER_COMMANDS = (
     ("--experiment FILE", "run what the file compares, and draw a report"),
     ("--report DIR", "draw the report of an experiment or a run again, or an index of runs"),
+    ("--replay RUN", "compute a recorded run again, and compare it with its record"),
     ("--list [DIR]", "list the runs in a folder"),
     ("--watch DIR", "watch runs in a browser while they go on"),
     ("--new-strategy NAME", "write a strategy of your own: its file, page and test"),
@@ -32,7 +33,10 @@ OTHER_COMMANDS = (
     ("--check LAB ANSWERS", "check answers to docs/labs"),
     ("--version", "print the version"),
 )
-_FROM_FILES = (("--config FILE", "the config.yaml of an earlier run"),)
+_FROM_FILES = (
+    ("--config FILE", "the config.yaml of an earlier run"),
+    ("--resume RUN", "go on with a run that was cut off, with its options; auto: with that of --run-name"),
+)
 
 
 def width() -> int:

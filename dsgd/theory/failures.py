@@ -14,7 +14,7 @@ import numpy as np
 
 from dsgd.cluster.laws import Constant, Law, Markov, Normal, ShiftedExponential, Uniform
 from dsgd.theory.assumptions import NoClosedForm, factors_of, need, need_whole
-from dsgd.theory.bounded_staleness import ssp_steps_per_s
+from dsgd.theory.bounded_staleness import ssp_mean_staleness, ssp_steps_per_s
 from dsgd.theory.laws_of_times import Erlang, plain_law, survival
 from dsgd.theory.order_statistics import slowest_mean
 from dsgd.theory.times import asgd_time
@@ -230,6 +230,22 @@ def ssp_updates_per_s_with_one_away(law: Law, num_workers: int, slack: float, sh
     present = p * ssp_steps_per_s(law, p, slack)
     away = (p - 1) * ssp_steps_per_s(law, p - 1, slack)
     return (1 - share) * present + share * away
+
+
+def ssp_mean_staleness_with_one_away(law: Law, num_workers: int, slack: float, share: float) -> float:
+    """Return SSP's mean staleness with one of P equal members away for a share q of the time.
+
+    That of P and of P - 1 members (`ssp_mean_staleness`), weighted by the gradients of either time.
+
+    >>> ssp_mean_staleness_with_one_away(Constant(1.0), 4, 0, 1.0)
+    1.0
+    """
+    _need_share(num_workers, share)
+    p = num_workers
+    present = (1 - share) * p * ssp_steps_per_s(law, p, slack)
+    away = share * (p - 1) * ssp_steps_per_s(law, p - 1, slack)
+    stale = present * ssp_mean_staleness(law, p, slack) + away * ssp_mean_staleness(law, p - 1, slack)
+    return stale / (present + away)
 
 
 # --- Suspicion ----------------------------------------------------------------------------------------------

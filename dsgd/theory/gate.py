@@ -30,6 +30,20 @@ from dsgd.theory.bounded_staleness import (
     ssp_staleness_bound,
     ssp_steps_per_s,
 )
+from dsgd.theory.failures import (
+    asgd_time_on_hosts,
+    asgd_time_with_losses,
+    first_of_two_answers,
+    hosts_at_work,
+    ssgd_time_on_hosts,
+    ssp_mean_staleness_with_one_away,
+    ssp_updates_per_s_with_one_away,
+    suspected_share,
+    task_time,
+    time_away,
+    up_share,
+    wasted_by_suspicion,
+)
 from dsgd.theory.quadratics import (
     easgd_decay,
     easgd_largest_stable_alpha,
@@ -381,6 +395,146 @@ def _ssp_at_its_bound(slack: int) -> QuickRun:
         return schedule("ssp", 2, (3 * slack + 2) // 2 + 1, 0, f"trace:{file.name}", slack=float(slack))
 
 
+def failure_rows() -> Iterator[Row]:
+    """Hosts that are lost, members that come and go, and suspicion."""
+    exponential, constant = parse_law("exponential:1"), parse_law("constant:1")
+
+    row = partial(_row, "Failures")
+
+    for text in ("exponential:1", "pareto:3,1"):
+        yield row(
+            f"ASGD, {text}, one of 8 hosts away, rehost: throughput against all",
+            "(H - 1)/H",
+            asgd_time_on_hosts(parse_law(text), 8, 8) / asgd_time_on_hosts(parse_law(text), 8, 7),
+            _throughput_with_one_host_away,
+            mode="asgd",
+            workers=8,
+            hosts=8,
+            text=text,
+        )
+    for workers, hosts in ((12, 4), (8, 8)):
+        yield row(
+            f"SSGD, constant, {workers} workers, one of {hosts} hosts away, rehost: throughput against all",
+            "ceil(P/H)/ceil(P/(H - 1))",
+            ssgd_time_on_hosts(constant, workers, hosts) / ssgd_time_on_hosts(constant, workers, hosts - 1),
+            _throughput_with_one_host_away,
+            seeds=1,
+            mode="ssgd",
+            workers=workers,
+            hosts=hosts,
+            text="constant:1",
+        )
+    yield row(
+        "SSGD, exponential, 8 workers on 3 hosts: s an update",
+        "E[max of Erlang(3), Erlang(3), Erlang(2)]",
+        ssgd_time_on_hosts(exponential, 8, 3),
+        lambda seed: s_per_update(schedule("ssgd", 8, 100, seed, hosts=3)),
+    )
+    for text in ("constant:1", "exponential:1"):
+        yield row(
+            f"ASGD, {text}, P=4, hosts lost each 50 s, back in 20, started in 5: s an update",
+            "(M + b) e^(r/M) E[e^(X/M) - 1]/P",
+            asgd_time_with_losses(parse_law(text), 4, 50, time_away(50, 20, 5)),
+            lambda seed, text: s_per_update(
+                schedule("asgd", 4, 1000, seed, text, **_often_lost(50, 20), restart_s=5.0)
+            ),
+            text=text,
+        )
+    yield row(
+        "ASGD, constant, 8 workers on 4 hosts lost each 200 s, back in 100, rehost: hosts at work",
+        "H M/(M + D)",
+        hosts_at_work(4, up_share(200, 100)),
+        # Each loss repeats a task, and leaves a host idle until its first worker is done elsewhere.
+        lambda seed: (
+            task_time(constant, 200)
+            / s_per_update(
+                schedule("asgd", 8, 2000, seed, **_often_lost(200, 100), hosts=4, on_loss="rehost")
+            )
+        ),
+        tolerance=4 * 2.0 / 300,
+    )
+    for slack in (math.inf, 2.0):
+        name = "ASGD" if slack == math.inf else f"SSP, slack {slack:g}"
+        # A leaver's last task is in flight for 1 s more: it is away for 199 of 400 s.
+        share = (_AWAY_S - exponential.mean_s) / (2 * _AWAY_S)
+        yield row(
+            f"{name}, exponential, one of 4 members away half of the time: updates a second",
+            "(P - q)/E[X]" if slack == math.inf else "(1 - q) P r_P + q (P - 1) r_{P-1}",
+            ssp_updates_per_s_with_one_away(exponential, 4, slack, share),
+            lambda seed, slack: len(_while_one_comes_and_goes(seed, slack)) / (4 * _AWAY_S),
+            slack=slack,
+        )
+        yield row(
+            f"{name}, exponential, one of 4 members away half of the time: mean staleness",
+            "members - 1, weighted" if slack == math.inf else "E[m^2]/E[m] - 1 of the members, weighted",
+            ssp_mean_staleness_with_one_away(exponential, 4, slack, share),
+            lambda seed, slack: float(np.mean(_while_one_comes_and_goes(seed, slack))),
+            slack=slack,
+        )
+    yield row(
+        "suspicion after 3 s, exponential, nothing wrong: share of tasks with a second copy",
+        "P(X > S)",
+        suspected_share(exponential, 3.0),
+        lambda seed: len(_suspicions(seed)) / 2000,
+    )
+    yield row(
+        "suspicion after 3 s, exponential, nothing wrong: s of second copies a task",
+        "E[(X - S)^+]",
+        wasted_by_suspicion(exponential, 3.0),
+        lambda seed: sum(seen.recovered_s or 0.0 for seen in _suspicions(seed)) / 2000,
+    )
+    for text in ("constant:1", "exponential:1"):
+        yield row(
+            f"suspicion after 2 s, {text}, a host 5 times slower: s until the first of two answers",
+            "E[min(f X, S + X)]",
+            first_of_two_answers(parse_law(text), 2.0, 5.0),
+            lambda seed, text: s_per_update(
+                schedule("asgd", 1, 800, seed, text, suspect_after=2.0, spares=1, faults="slow:0=5@t=0")
+            ),
+            seeds=1 if text.startswith("constant") else 20,
+            text=text,
+        )
+
+
+_AWAY_S = 200.0
+
+
+def _often_lost(mtbf_s: float, back_s: float) -> dict[str, Any]:
+    """Return the options of hosts that are lost at random, and started again without backoff."""
+    return {
+        "faults": f"spot:mtbf={mtbf_s:g},back={back_s:g}",
+        "restart_window_s": back_s,  # no second loss comes so soon
+        "max_restarts": 1,
+    }
+
+
+def _throughput_with_one_host_away(seed: int, mode: str, workers: int, hosts: int, text: str) -> float:
+    """Return the throughput after host 3 was lost for good, as a share of that with all hosts."""
+    away = {"faults": "kill:3@t=0+1e9", "on_loss": "rehost"}
+    all_there, less = (
+        s_per_update(schedule(mode, workers, 400, seed, text, hosts=hosts, **options), skip=200)
+        for options in ({}, away)
+    )
+    return all_there / less
+
+
+def _while_one_comes_and_goes(seed: int, slack: float) -> list[int]:
+    """Return the staleness of all gradients in two times of four members, and two of three."""
+    goes = "; ".join(
+        f"leave:3@t={_AWAY_S * (2 * k + 1):g}; join:3@t={_AWAY_S * (2 * k + 2):g}" for k in range(2)
+    )
+    outcome = schedule("ssp", 4, int(5 * _AWAY_S), seed, slack=slack, faults=goes)
+    ended = [update for update in outcome.updates if update.finished_s <= 4 * _AWAY_S]
+    assert len(ended) < len(outcome.updates), "the budget was spent before the last time was over"
+    return [update.staleness(done) for update in ended for done in update.dones]
+
+
+def _suspicions(seed: int) -> list[Any]:
+    """Return those of 2,000 tasks, with a spare for each worker."""
+    outcome = schedule("asgd", 4, 500, seed, suspect_after=3.0, spares=4)
+    return [seen for seen in outcome.cluster.faults_seen if seen.kind == "suspect"]
+
+
 def optimization_rows() -> Iterator[Row]:
     """Effects of staleness, averaging and noise on the iterates, on quadratics."""
     row = partial(_row, "Optimization")
@@ -612,7 +766,7 @@ once in 1,000 comparisons, and wrong formulas do.
 
 def rows() -> list[Row]:
     """Return every row of the table."""
-    return [*time_rows(), *staleness_rows(), *optimization_rows()]
+    return [*time_rows(), *staleness_rows(), *failure_rows(), *optimization_rows()]
 
 
 def main(markdown: bool) -> int:

@@ -26,7 +26,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LEVEL = 0.999
 """Of an interval: a correct formula lies outside it once in 1,000 comparisons."""
@@ -76,6 +76,15 @@ class Marks:
             self.rows = self.rows[::2]
             self._apart *= 2
         return mini_batches + self._apart
+
+    def state(self) -> list[Any]:
+        """Return all of it, as values that a checkpoint can keep."""
+        return [self._apart, [tuple(row) for row in self.rows]]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Go back to what `state` returned."""
+        self._apart, rows = state
+        self.rows = [Totals(*row) for row in rows]
 
 
 class Estimate(NamedTuple):

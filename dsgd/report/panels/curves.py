@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedEvaluation
-from dsgd.report.panels import Canvas, Panel, Scene, Section, labels, legend, readable_ticks, rule
+from dsgd.report.panels import Canvas, Panel, Scene, Section, labels, legend, readable_ticks, rule, spread
 from dsgd.report.statistics import median_bands
 from dsgd.report.style import INK, Style
 from dsgd.report.words import few, number
@@ -25,6 +26,7 @@ _MOST_THIN = 6  # seeds of a variant that are drawn as lines of their own; more 
 _MOST_SPREADS = 8  # variants with such lines or intervals; beyond, they only cover each other
 _HEIGHT = 2.3  # inches
 _SAME, _NEAR = 0.012, 0.08  # inches between two lines that are one to the eye, or nearly
+_MOST_MARKS = 200  # of a variant's faults
 _MOST_WAY = 0.75  # of their way on which such lines must be together
 
 
@@ -67,12 +69,14 @@ def loss(scene: Scene) -> Section:
         ("loss-bytes", "Loss against bytes", "MB both ways", lambda e: e.bytes / 1e6),
     ]
     drawings = []
+    marks = _marks(scene, shown)
     for name, title, unit, at in kinds:
         seeds = {
             scenario: {variant: [steps(record, at) for record in scene.of(variant)] for variant in variants}
             for scenario, variants in shown.items()
         }
-        drawings.append(_drawing(name, title, unit, "loss", seeds))
+        drawing = _drawing(name, title, unit, "loss", seeds)
+        drawings.append(replace(drawing, marks=marks) if name == "loss-time" else drawing)
     return Section(
         name="loss",
         heading="How does the loss fall?"
@@ -96,9 +100,22 @@ def _loss_caption(scene: Scene, shown: Mapping[str, Sequence[str]]) -> str:
         caption += " A line ends where the first of its seeds has spent its budget."
     if any(_diverged(run.record) for run in scene.frames.records):
         caption += " A diverged run counts as infinite from there on."
+    if any(scene.representative(variant).faults for variants in shown.values() for variant in variants):
+        caption += " Triangles along the time are the faults of one run a variant, all with the same seed."
     if len(shown) > 1:
         caption += " Panels of one kind have the same axes."
     return caption
+
+
+def _marks(scene: Scene, shown: Mapping[str, Sequence[str]]) -> dict[str, dict[str, list[float]]]:
+    """Return when faults began, by scenario and variant; under no name where they are the same for all."""
+    found = {}
+    for scenario, variants in shown.items():
+        times = {v: [fault.t_s for fault in scene.representative(v).faults] for v in variants}
+        times = {v: spread(own, _MOST_MARKS) for v, own in times.items() if own}
+        same = len(times) == len(variants) and all(own == times[variants[0]] for own in times.values())
+        found[scenario] = {"": times[variants[0]]} if same else times
+    return found
 
 
 def drift(scene: Scene) -> Section:
@@ -150,6 +167,8 @@ class Drawing:
     x: Range
     curves: Mapping[str, Mapping[str, SeedCurves]]
     """By scenario and variant."""
+    marks: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    """By scenario and variant, where faults began; under no name if they are the same for all."""
 
 
 def _drawing(name: str, title: str, x_label: str, y_label: str, seeds: Mapping[str, Seeds]) -> Drawing:
@@ -216,6 +235,8 @@ def draw(
             axes.grid(visible=True)
             if beside:
                 _name_lines(canvas, axes, one, y, names, scene.looks, scenario)
+            if any(other.marks.get(scenario) for other in drawings):
+                _mark_faults(canvas, axes, one.marks.get(scenario, {}), scene.looks)
             if target is not None:
                 rule(axes, target)
                 ink = Style(INK, "-", "")
@@ -256,6 +277,22 @@ def _lines(
         width = 1.8 if len(curves) <= _MOST_SPREADS else 1.2
         line = looks[variant].line | marks | {"linewidth": width}
         axes.plot(curve.x[shown], curve.centre[shown], **line)
+
+
+def _mark_faults(
+    canvas: Canvas, axes: Axes, marks: Mapping[str, Sequence[float]], looks: Mapping[str, Style]
+) -> None:
+    """Draw triangles at the foot of the axes, a row for each variant, and a legend for them.
+
+    A panel without marks gets the legend's room, to stay as high as its neighbours.
+    """
+    look: dict[str, Any] = {"marker": "v", "linestyle": "", "markersize": 5, "markeredgewidth": 0}
+    for row, (variant, times) in enumerate(marks.items()):
+        colour = looks[variant].colour if variant else INK
+        feet = np.full(len(times), 0.025 + 0.035 * row)
+        axes.plot(times, feet, transform=axes.get_xaxis_transform(), color=colour, **look)
+    legend_look = look | {"color": INK} if marks else {"linestyle": ""}
+    canvas.legend.append(("fault" if marks else " ", Line2D([], [], **legend_look)))
 
 
 def _name_lines(

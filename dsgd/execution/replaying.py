@@ -1,0 +1,223 @@
+"""A recorded run computed again, update by update, and compared with its record."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import time
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from dsgd.cluster import Done, Update
+from dsgd.cluster.replay import RecordUsedUp, ReplayCluster, rolled_forward
+from dsgd.config import TrainConfig
+from dsgd.data import make_workload
+from dsgd.faults.fault import MEMBERSHIP
+from dsgd.metrics import finite
+from dsgd.records.reader import is_record, read_faults, read_meta, read_summary, read_updates, read_yaml
+from dsgd.records.schema import Meta, RecordedFault, RecordedTask, RecordedUpdate, RecordError, Summary
+from dsgd.strategies import configured, strategy_of
+from dsgd.work.weights import Weights
+
+
+class Differs(ValueError):
+    """A replay is not what the record says; the message names the first update, and task, that differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """The record of a run that can be computed again, also of one that was killed."""
+
+    path: Path
+    cfg: TrainConfig
+    meta: Meta
+    summary: Summary | None
+    """None: the run was killed, or is under way."""
+    faults: Sequence[RecordedFault] = field(repr=False)
+
+    def updates(self, until: int | None = None) -> Iterator[RecordedUpdate]:
+        """Yield the recorded updates, up to version `until`; raises RecordError where one is missing."""
+        last = 0
+        for update in read_updates(self.path):
+            if until is not None and update.version > until:
+                return
+            if update.version != last + 1:
+                gap = f"{self.path / 'updates.jsonl'}: update {update.version} follows update {last}"
+                raise RecordError(f"{gap}; only a record of all updates can be replayed")
+            last = update.version
+            yield update
+
+
+def recorded_run(path: Path) -> RecordedRun:
+    """Read a record; raises RecordError, in one line, for one that cannot be replayed."""
+    if not path.is_dir():
+        raise RecordError(f"{path}: there is no such folder; give the folder of a run")
+    if not is_record(path):
+        raise RecordError(f"{path}: is not a run record (it has no config.yaml); give the folder of a run")
+    options = read_yaml(path / "config.yaml")
+    if (recorded := options.get("record", "all")) != "all":
+        raise RecordError(f"{path}: has not every update (--record {recorded}), so it cannot be replayed")
+    try:
+        cfg = configured(options)
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"{path / 'config.yaml'}: {error}") from None
+    ended = (path / "summary.json").is_file()
+    meta = read_meta(path)
+    if meta.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RecordError(f"{path}: was made on cuda, and this machine has no GPU that torch can use")
+    faults = tuple(read_faults(path))
+    if reason := _lost_order(cfg, {fault.kind for fault in faults}):
+        raise RecordError(f"{path}: {reason}")
+    return RecordedRun(
+        path=path, cfg=cfg, meta=meta, summary=read_summary(path) if ended else None, faults=faults
+    )
+
+
+def _lost_order(cfg: TrainConfig, kinds: Set[str]) -> str | None:
+    """Return why a record, with faults of these kinds, does not say all that a replay must know."""
+    if cfg.checkpoint.init_from:
+        return f"starts from the weights of {cfg.checkpoint.init_from}, which a replay does not load"
+    if "divergence" in kinds:
+        return "went back after it had diverged, which a replay does not follow"
+    if cfg.engine == "sim" and "driver" in kinds and not kinds.isdisjoint(MEMBERSHIP):
+        return (
+            "lost its driver while members came and went, which a replay does not follow; in the simulator, "
+            "--config with its config.yaml makes the same run again"
+        )
+    return None
+
+
+def replayed(run: RecordedRun, until: int | None = None) -> Iterator[tuple[Update, RecordedUpdate]]:
+    """Return an iterator over a run's updates up to version `until`: each computed again, and as recorded.
+
+    Raises RecordError for a record without updates; the iterator raises Differs where the recorded tasks do
+    not make these updates.
+    """
+    if until is not None and until < 1:
+        raise RecordError(f"until {until}: must be at least 1")
+    workload = make_workload(run.cfg)
+    cluster = ReplayCluster(run.cfg, workload, run.updates(until), run.faults, device=run.meta.device)
+    if not cluster.last_version:
+        raise RecordError(f"{run.path}: has no update that could be replayed")
+    w = Weights(workload.objective.initial_weights(run.cfg.seed))
+    w.vector.setflags(write=False)
+    updates = rolled_forward(cluster, strategy_of(run.cfg).train, w, run.cfg)
+    return ((_next(updates, recorded), recorded) for recorded in run.updates(cluster.last_version))
+
+
+def _next(updates: Iterator[Update], recorded: RecordedUpdate) -> Update:
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverged
+            return next(updates)
+    except StopIteration:
+        raise Differs(f"update {recorded.version}: is recorded, and the strategy ends before it") from None
+    except RecordUsedUp:
+        made = f"update {recorded.version}: is recorded as made of {_named(recorded.gradients)}"
+        raise Differs(f"{made}, and the strategy waits for other tasks") from None
+
+
+def difference(update: Update, recorded: RecordedUpdate) -> str | None:
+    """Return the first difference between an update and its record, in words; None if they are the same."""
+    where = f"update {recorded.version}"
+    for what, dones, tasks in (
+        ("made of", update.dones, recorded.gradients),
+        ("passes over", update.ignored, recorded.ignored),
+    ):
+        computed = sorted(dones, key=_place)
+        if list(map(_place, computed)) != sorted(map(_place, tasks)):
+            return f"{where}: {what} {_named(computed)}, in the record {_named(tasks)}"
+        for done, task in zip(computed, sorted(tasks, key=_place), strict=True):
+            for name, here, there in (
+                ("length", done.batches, task.batches),
+                ("staleness", update.staleness(done), task.staleness),
+                ("loss", finite(done.loss), task.loss),
+            ):
+                if here != there:
+                    return f"{where}: {_named([done])} has {name} {here}, in the record {there}"
+    return None
+
+
+def _place(task: Done | RecordedTask) -> tuple[int, int]:
+    return task.worker, task.step
+
+
+def _named(tasks: Sequence[Done | RecordedTask]) -> str:
+    """Return tasks in words; of many, the first."""
+    words = [
+        f"worker {task.worker}'s mini-batch {task.step}"
+        if task.batches == 1
+        else f"worker {task.worker}'s mini-batches {task.step} to {task.step + task.batches - 1}"
+        for task in tasks[:4]
+    ]
+    return ", ".join(words + ["…"] * (len(tasks) > 4)) or "no task"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """How a replay compares with its record."""
+
+    run: RecordedRun
+    updates: int
+    """Computed again, as far as the replay came."""
+    tasks: int
+    weights: Weights
+    recorded_s: float
+    """Engine seconds of the run up to the last of these updates."""
+    wall_s: float
+    differs: str | None
+    """The first difference of an update; None without any."""
+    same_weights: bool | None
+    """Whether the last weights are those of the record, by their digest; None where it has none of them."""
+
+
+def compared(run: RecordedRun, until: int | None = None) -> Compared:
+    """Compute a recorded run again, up to version `until`, and compare it with its record.
+
+    Raises RecordError for a record that cannot be replayed. After a difference it goes on as far as it can.
+    """
+    both = replayed(run, until)
+    began_s, tasks, recorded_s = time.perf_counter(), 0, 0.0
+    differs: str | None = None
+    w: Weights | None = None
+    try:
+        for update, recorded in both:
+            w, recorded_s = update.weights, recorded.t_s
+            tasks += len(update.dones) + len(update.ignored)
+            differs = differs or difference(update, recorded)
+    except Differs as error:
+        differs = differs or str(error)
+    if w is None:
+        w = Weights(make_workload(run.cfg).objective.initial_weights(run.cfg.seed))
+    same = None
+    if run.summary and run.summary.updates == w.version:
+        same = hashlib.sha256(w.vector.tobytes()).hexdigest() == run.summary.weights_sha256
+    return Compared(
+        run=run,
+        updates=w.version,
+        tasks=tasks,
+        weights=w,
+        recorded_s=recorded_s,
+        wall_s=time.perf_counter() - began_s,
+        differs=differs,
+        same_weights=same,
+    )
+
+
+def unlike(meta: Meta) -> list[str]:
+    """Return in what this machine differs from the one that made a record, of what bits may depend on."""
+    now = {name: version(name) for name in ("torch", "numpy")} | {"python": platform.python_version()}
+    found = [
+        f"{name} {meta.versions.get(name, 'unknown')} there, {here} here"
+        for name, here in now.items()
+        if meta.versions.get(name) != here
+    ]
+    if meta.platform != platform.platform():
+        found.append(f"{meta.platform} there, {platform.platform()} here")
+    return found

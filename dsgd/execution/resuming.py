@@ -1,0 +1,184 @@
+"""From where a run can go on, and with which options."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import asdict
+
+from dsgd.checkpoints.checkpointer import Tier
+from dsgd.checkpoints.codec import Vocabulary
+from dsgd.checkpoints.disk_store import DiskStore
+from dsgd.checkpoints.run_state import RunState, from_bytes
+from dsgd.checkpoints.store import forget_after, newest_whole
+from dsgd.cluster.state import ClusterState
+from dsgd.config import TrainConfig, options
+from dsgd.execution.evaluation import Evaluated
+from dsgd.faults.fault import Fault
+from dsgd.faults.seen import FaultSeen
+from dsgd.records.outcomes import is_result
+from dsgd.records.reader import read_ending, read_evaluations, read_faults, read_updates, whole_length
+from dsgd.records.schema import RecordedEvaluation, RecordedUpdate, RecordError
+from dsgd.work.model import Evaluation
+
+MAY_CHANGE = (
+    "steps", "max_seconds", "target_loss",
+    "checkpoint_every", "keep", "mtbf",
+    "max_restarts", "restart_window_s", "start_timeout_s",
+    "metrics_port", "metrics_host", "metrics_linger_s", "pushgateway", "dashboard",
+    "note", "trace_last", "quiet",
+)  # fmt: skip
+"""The options that a run may have otherwise when it goes on."""
+
+_WHERE = ("out", "run_name")
+FOLDER = "checkpoints"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumePoint:
+    """Where a run goes on."""
+
+    state: RunState | None
+    """Of its newest whole checkpoint; None: it begins again."""
+    why: str
+    """How the attempt before ended, as far as is known."""
+    skipped: Sequence[tuple[str, str]]
+    """Newer checkpoints that cannot be used, and why."""
+    evaluations: list[Evaluated]
+    """Those that were done by then."""
+    lengths: Mapping[str, int]
+    """Bytes of the record's files that are kept."""
+    later: Sequence[RecordedUpdate] = ()
+    """Updates after the checkpoint: on Ray none that was applied is lost."""
+    later_faults: Sequence[FaultSeen] = ()
+    all_faults: Sequence[FaultSeen] = ()
+    """Recorded faults: after the checkpoint, and all."""
+
+    @property
+    def faults_noted(self) -> int:
+        """Lines of faults.jsonl that are kept."""
+        before = self.state.faults_noted if self.state else 0
+        return before + len(self.later_faults)
+
+    def faults_given(self, cfg: TrainConfig, state: ClusterState) -> Mapping[str, Any] | None:
+        """Return which faults have happened by the state: also timed ones, one of which may have ended the
+        driver.
+        """
+        if state.faults is None:
+            return None
+        drivers = [fault.t_s for fault in self.all_faults if fault.kind == "driver"]
+        until_s = max([state.now_s, *drivers])
+        asked = [fault for fault in cfg.fault.fault_list if isinstance(fault, Fault)]
+        timed = {n for n, f in enumerate(asked) if f.trigger.of == "t" and f.trigger.at <= until_s}
+        return {**state.faults, "given": sorted({*state.faults["given"], *timed})}
+
+
+def options_digest(cfg: TrainConfig) -> str:
+    """Return the SHA-256 of the options that a run that goes on must have too."""
+    fixed = {name: value for name, value in options(cfg).items() if name not in (*MAY_CHANGE, *_WHERE)}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
+
+
+def changed(was: Mapping[str, Any], cfg: TrainConfig) -> str | None:
+    """Return the first option in which a run that goes on must not differ from what it was, and does."""
+    now = options(cfg)
+    differing = [name for name, value in now.items() if was.get(name, value) != value]
+    return next((name for name in differing if name not in (*MAY_CHANGE, *_WHERE)), None)
+
+
+def unfinished(path: Path, was: Mapping[str, Any], cfg: TrainConfig) -> str:
+    """Return how a run ended, as far as is known.
+
+    Raises ValueError if it is finished, and these options ask for no more than it has. was: its own options.
+    """
+    if not (path / "summary.json").exists():
+        return "killed"
+    ending = read_ending(path).stopped_by
+    more = {
+        "budget": cfg.steps > was["steps"],
+        "seconds": cfg.stop.max_seconds > was.get("max_seconds", math.inf),
+        "target-loss": cfg.stop.target_loss is None or cfg.stop.target_loss < was["target_loss"],
+    }
+    if is_result(ending) and not more.get(ending):
+        remedy = {
+            "budget": f"give more --steps than {was['steps']}",
+            "seconds": f"give more --max-seconds than {was.get('max_seconds')}",
+            "target-loss": f"give a lower --target-loss than {was.get('target_loss')}",
+        }.get(ending, "start another run with a lower --lr")
+        raise ValueError(f"is finished ({ending}); {remedy}")
+    return ending
+
+
+def resume_point(cfg: TrainConfig, path: Path, known: Vocabulary, why: str) -> ResumePoint:
+    """Return from where the run of a record goes on: its newest whole checkpoint, or its beginning.
+
+    known: what its tasks may be. why: how it ended. Newer checkpoints are removed: the run makes others.
+    """
+    digest = options_digest(cfg)
+
+    def usable(content: bytes) -> RunState:
+        state = from_bytes(content, known)
+        if state.digest != digest:
+            raise ValueError("it is of a run with other options")
+        for name, length in state.lengths.items():
+            if (path / name).stat().st_size < length:
+                raise ValueError(f"{name} of the record is shorter than it was then")
+        return state
+
+    store = DiskStore(path / FOLDER)
+    found = newest_whole(store, usable)
+    forget_after(store, found.name)
+    state = usable(found.content) if found.name else None
+    collected, noted, version = (
+        (state.collected, state.faults_noted, state.weights.version) if state else (0, 0, 0)
+    )
+    later, later_faults, all_faults = list[RecordedUpdate](), list[FaultSeen](), list[FaultSeen]()
+    lengths = dict(state.lengths) if state else {}
+    try:
+        evaluations = [_evaluated(line) for line in list(read_evaluations(path))[:collected]]
+        if cfg.engine == "ray" and cfg.output.record_every == 1:
+            later = [update for update in read_updates(path) if update.version > version]
+            all_faults = [FaultSeen(**asdict(fault)) for fault in read_faults(path)]
+            later_faults = all_faults[noted:]
+            lengths |= {name: whole_length(path / name) for name in ("updates.jsonl", "faults.jsonl")}
+    except RecordError as error:
+        raise ValueError(f"--resume {path}: {error}; the record is damaged") from None
+    return ResumePoint(
+        state=state,
+        why=why,
+        skipped=found.skipped,
+        evaluations=evaluations,
+        lengths=lengths,
+        later=later,
+        later_faults=later_faults,
+        all_faults=all_faults,
+    )
+
+
+def _evaluated(line: RecordedEvaluation) -> Evaluated:
+    found = Evaluation(math.nan if line.loss is None else line.loss, line.accuracy)
+    return Evaluated(line.version, line.t_s, line.gradients, line.bytes, found)
+
+
+def tiers_of(cfg: TrainConfig, path: Path) -> list[Tier]:
+    """Return the places for the checkpoints of a run whose record is in `path`."""
+    asked, kept = cfg.checkpoint.checkpoint_tiers, cfg.checkpoint.kept_by_tier
+    simulated = cfg.checkpoint.checkpoint_cost_s if cfg.engine == "sim" else None
+    stores = {"memory": None, "disk": DiskStore(path / FOLDER)}
+    return [
+        Tier(
+            name,
+            stores[name],
+            every_s=every_s,
+            keep=kept.get(name, 3),
+            mtbf_s=cfg.checkpoint.mtbf,
+            cost_s=simulated,
+        )
+        for name, every_s in asked.items()
+    ]
