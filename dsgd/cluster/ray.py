@@ -498,7 +498,8 @@ class RayCluster:
         elif loss.waiting:
             raise ClusterError(
                 f"worker {loss.waiting[0]} died: its process was lost more than --max-restarts "
-                f"{limit.max_restarts} times within {limit.restart_window_s:g} s; look for the reason in its log, or allow more"
+                f"{limit.max_restarts} times within {limit.restart_window_s:g} s; look for the reason in "
+                "its log, or allow more"
             )
         fault.words += [f"worker {w} moved to host {h}" for w, h in loss.moved.items() if w in carried]
         fault.words += [f"worker {worker} waits for a new process" for worker in loss.waiting]
@@ -693,7 +694,7 @@ class RayCluster:
         for letter in letters:
             if letter not in self._node_ids:
                 names = ", ".join(self._node_ids)
-                raise ValueError(f"--faults node:{letter}: the nodes are {names}; give --nodes more")
+                raise ValueError(f"--faults node:{letter}: the nodes are {names}; name one of those")
             if self._node_ids[letter] == self._here:
                 raise ValueError(f"--faults node:{letter}: that is the driver's own node; name another")
 
