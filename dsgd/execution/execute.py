@@ -13,7 +13,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +25,8 @@ import numpy as np
 from dsgd.checkpoints.checkpointer import Checkpointer
 from dsgd.checkpoints.codec import Vocabulary, vocabulary
 from dsgd.checkpoints.run_state import RunState
+from dsgd.checkpoints.store import Store
+from dsgd.checkpoints.store_faults import FaultyStore
 from dsgd.cluster import ClusterError, DriverLost, Engine, TimeUp, Update
 from dsgd.cluster.open import open_cluster, require_room
 from dsgd.cluster.replay import ReplayCluster, rolled_forward
@@ -33,7 +35,8 @@ from dsgd.cluster.state import with_new_processes
 from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
 from dsgd.execution.evaluation import Evaluated, Evaluator
-from dsgd.execution.resuming import ResumePoint, options_digest, resume_point, tiers_of
+from dsgd.execution.first_weights import first_weights
+from dsgd.execution.resuming import ResumePoint, options_digest, resume_point, stores_of, tiers_of
 from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import Tally, finite
 from dsgd.records.files import WriteError
@@ -41,7 +44,7 @@ from dsgd.records.outcomes import StoppedBy, one_line
 from dsgd.strategies import Strategy, strategy_of
 from dsgd.terminal.interruptions import Interruptions
 from dsgd.theory.predictions import compare
-from dsgd.work.weights import Weights
+from dsgd.work.weights import Vector, Weights
 
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord
@@ -151,17 +154,20 @@ def execute(
     workload = make_workload(cfg)
     own = strategy if cfg.strategy_file else None
     known = vocabulary(strategy)
-    point = resume_point(cfg, record.path, known, resume) if resume and record else None
+    first = first_weights(cfg, workload)
     with open_cluster(cfg, workload, interruptions, unknown_to_workers=own) as cluster:
+        places = stores_of(cfg, record) if record else {}
         following = _Following(
-            cfg, strategy, workload, cluster, record, tuple(watchers), known, evaluate=evaluate
+            cfg, strategy, workload, first, cluster, record, tuple(watchers), known, places, evaluate=evaluate
         )
         interruptions.hold()  # a record that is begun will be completed
         try:
-            if record and point:
-                following.go_on(point, started)
+            if record and resume:
+                following.go_on(resume_point(cfg, record.path, places, known, resume), started)
             elif record:
-                record.open(started=started, cluster=cluster)
+                record.open(
+                    started=started, cluster=cluster, weights=first if cfg.checkpoint.init_from else None
+                )
             with _few_collections() if cfg.engine == "sim" else nullcontext():
                 return following.to_the_end(interruptions, started)
         finally:
@@ -190,15 +196,16 @@ class _Following:
         cfg: TrainConfig,
         strategy: Strategy,
         workload: Workload,
+        first: Vector,
         cluster: Engine,
         record: RunRecord | None,
         watchers: Sequence[Watcher],
         known: Vocabulary,
+        places: Mapping[str, Store],
         *,
         evaluate: bool,
     ) -> None:
-        self.weights = Weights(workload.objective.initial_weights(cfg.seed))
-        self.weights.vector.setflags(write=False)
+        self.weights = Weights(first)
         self._stopped_by: StoppedBy = "budget"
         self._error: str | None = None
         self._exception: Exception | None = None
@@ -221,8 +228,9 @@ class _Following:
         self._workload = workload
         self._digest = options_digest(cfg)
         self._checkpoints = Checkpointer(
-            tiers_of(cfg, record.path) if record else [], known, record.sync if record else lambda: None
+            tiers_of(cfg, places), known, record.sync if record else lambda: None
         )
+        self._places, self._store_faults_taken = places, 0
 
     def go_on(self, point: ResumePoint, started: float) -> None:
         """Go on with the run of the record; on Ray, after what it had recorded beyond its checkpoint."""
@@ -398,7 +406,7 @@ class _Following:
         if self._cfg.engine == "ray":
             self._note_faults(text="the driver was killed; --resume goes on")
             if self._record:
-                self._record.flush()
+                self._record.flush(self._cluster.now_s)
             os.kill(os.getpid(), signal.SIGKILL)
         state = self._checkpoints.latest or self._start
         assert state
@@ -462,7 +470,7 @@ class _Following:
 
     def _checkpoint(self) -> None:
         if self._record:
-            self._record.flush()
+            self._record.flush(self._cluster.now_s)
         stands_s = self._cfg.checkpoint.checkpoint_cost_s
         if stands_s and self._checkpoints.is_due(self._cluster.now_s):
             assert isinstance(self._cluster, SimCluster)
@@ -472,7 +480,7 @@ class _Following:
     def _checkpoint_the_last(self) -> None:
         """Take a checkpoint of the end, from which more steps can go on, and finish what is being written."""
         if self._stopped_by in ("budget", "target-loss") and self._record:
-            self._record.flush()
+            self._record.flush(self._cluster.now_s)
             self._checkpoints.take_last(self._state)
         self._checkpoints.close()
 
@@ -481,6 +489,11 @@ class _Following:
         for fault in self._cluster.faults_seen[self._faults_taken :]:
             self._faults_taken += 1
             self._note(fault._replace(**of_driver) if fault.kind == "driver" else fault)
+        for store in self._places.values():
+            if isinstance(store, FaultyStore):
+                for fault in store.seen[self._store_faults_taken :]:
+                    self._store_faults_taken += 1
+                    self._note(fault)
 
     def _note(self, fault: FaultSeen) -> None:
         self._noted.append(fault)
