@@ -108,6 +108,8 @@ class Ended:
     """Wall seconds from the start of the program, or of `execute`, to the first task."""
     written: Any = None
     """The summary as the record has it."""
+    notes: Sequence[str] = ()
+    """What went wrong with checkpoints, in a line each; the run went on."""
 
     @cached_property
     def summary(self) -> Any:
@@ -225,17 +227,25 @@ class _Following:
         self._rollbacks = 0
         self._start: RunState | None = None
         self._over_already: StoppedBy | None = None
+        self._skipped: Sequence[str] = ()
         self._workload = workload
         self._digest = options_digest(cfg)
         self._checkpoints = Checkpointer(
-            tiers_of(cfg, places), known, record.sync if record else lambda: None
+            tiers_of(cfg, places),
+            known,
+            record.sync if record else lambda: None,
+            says_missed=cfg.engine == "ray",
         )
         self._places, self._store_faults_taken = places, 0
+        if cfg.fault.faults or cfg.checkpoint.on_divergence == "rollback":
+            nothing = {"updates.jsonl": 0, "evals.jsonl": 0} if record else {}
+            self._start = replace(self._state(), lengths=nothing)
 
     def go_on(self, point: ResumePoint, started: float) -> None:
         """Go on with the run of the record; on Ray, after what it had recorded beyond its checkpoint."""
         assert self._record
         state, later = point.state, point.later
+        self._skipped = [f"checkpoint {name} was skipped: {why}" for name, why in point.skipped]
         self._record.reopen(
             point.lengths,
             version=later[-1].version if later else state.weights.version if state else 0,
@@ -348,12 +358,9 @@ class _Following:
             watcher.started(running)
         if self._over_already:  # killed after its last update
             return self._over_already
-        if self._evaluated_version < 0:
-            self._evaluate()
-        rolls_back = self._cfg.checkpoint.on_divergence == "rollback"
-        if self._start is None and (rolls_back or self._cfg.fault.faults):
-            self._start = self._state()
         while True:
+            if self._evaluated_version < 0:
+                self._evaluate()
             updates = self._strategy.train(self._cluster, self.weights, self._now_with)
             try:
                 stopped_by = self._take(interruptions.between(updates))
@@ -483,6 +490,9 @@ class _Following:
             self._record.flush(self._cluster.now_s)
             self._checkpoints.take_last(self._state)
         self._checkpoints.close()
+        for store in self._places.values():
+            if isinstance(store, FaultyStore):
+                store.end()
 
     def _note_faults(self, **of_driver: Any) -> None:
         """Note what the engine has seen; of_driver: what is known of the driver's own loss."""
@@ -584,6 +594,7 @@ class _Following:
             wall_s=wall_s,
             startup_s=startup_s,
             written=written,
+            notes=(*self._skipped, *self._checkpoints.notes()),
         )
 
 

@@ -126,7 +126,8 @@ def resume_point(
 ) -> ResumePoint:
     """Return from where the run of a record goes on: its newest whole checkpoint, or its beginning.
 
-    places: where its checkpoints lie. known: what its tasks may be. why: how it ended. Newer checkpoints are removed: the run makes others.
+    places: where its checkpoints lie. known: what its tasks may be. why: how it ended.
+    Newer checkpoints are removed: the run makes others.
     """
     digest = options_digest(cfg)
 
