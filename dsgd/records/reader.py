@@ -220,6 +220,11 @@ def read_evaluations(path: Path) -> Iterator[RecordedEvaluation]:
     return _lines(path / "evals.jsonl", RecordedEvaluation)
 
 
+def read_updates(path: Path) -> Iterator[RecordedUpdate]:
+    """Yield a record's updates, a line at a time; raises RecordError."""
+    return _lines(path / "updates.jsonl", update_type())
+
+
 def whole_length(file: Path) -> int:
     """Return how many bytes of a .jsonl file are whole lines: a kill may have torn the last one."""
     with file.open("rb") as lines:
