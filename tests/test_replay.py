@@ -205,8 +205,12 @@ def test_members_leave_and_join_again_in_a_replay(
 def test_random_schedules_of_faults_replay(tmp_path: Path) -> None:
     """Runs with random options and faults are replayed bit for bit."""
     replays = 0
-    for seed in range(40):
+    for seed in range(60):
         schedule = drawn(seed, [Subject(mode) for mode in modes()])
+        if "driver" in str(
+            schedule.options.get("faults")
+        ):  # where it is lost, docs/replay.md says what holds
+            continue
         cfg = schedule.config()
         cfg = replace(cfg, output=replace(cfg.output, out=str(tmp_path), run_name=f"seed{seed}"))
         ended = execute(cfg, record=RunRecord(cfg), evaluate=False)
