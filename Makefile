@@ -9,7 +9,7 @@ PROCESSES := 2
 PYTEST := $(PYTHON) -m pytest
 PARALLEL := -n $(PROCESSES) --dist loadgroup
 
-.PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies theory docs references labs dashboards observe bench clean \
+.PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies theory docs references labs dashboards chaos observe bench clean \
 	requirements image push manifests
 
 help:  ## list the targets
@@ -106,6 +106,10 @@ labs: setup  ## make the labs' pages from their files: questions, commands, outp
 
 dashboards: setup  ## write the Grafana dashboards' JSON from Python
 	$(PYTHON) -m deploy.observability.dashboards
+
+chaos: setup  ## run the demo scenarios of faults, a few minutes: their answers, and where their reports are
+	for scenario in experiments/faults-*.yaml; do \
+		$(PYTHON) main.py --experiment $$scenario || exit 1; done
 
 observe: setup  ## start Prometheus and Alertmanager here with the rules; ctrl-C ends both
 	@$(PYTHON) -m deploy.observability.observe
