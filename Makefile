@@ -9,7 +9,8 @@ PROCESSES := 2
 PYTEST := $(PYTHON) -m pytest
 PARALLEL := -n $(PROCESSES) --dist loadgroup
 
-.PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies theory docs references labs dashboards chaos observe bench clean \
+.PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies \
+	fault-timelines theory dst kills chaos docs references labs dashboards observe bench clean \
 	requirements image push manifests
 
 help:  ## list the targets
@@ -84,9 +85,15 @@ all-strategies: setup  ## compare all strategies under a heavy tail, and draw th
 	for figure in loss-time time-to-target; do \
 		cp runs/all-strategies/figures/$$figure.svg docs/images/all-strategies-$$figure.svg; done
 
+fault-timelines: setup  ## draw the figure of docs/faults.md
+	$(PYTHON) docs/tools/fault_timelines.py docs/images/fault-timelines.svg
+
 theory: setup  ## print theory against measurement, and draw up docs/theory.md
 	$(PYTHON) -m dsgd.theory.gate --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md
 	@cat docs/theory.md
+
+dst: setup  ## run 10,000 schedules of random faults, and hold them to the invariants of all modes
+	$(PYTHON) -m dsgd.authoring.dst --schedules 10000
 
 docs: setup  ## rerun the examples in the documents and insert their output
 	$(PYTHON) -m dsgd.records.documents

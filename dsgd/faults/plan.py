@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dsgd.faults.fault import Fault, Faults, Spot, Trigger
+from dsgd.faults.fault import Crash, Fault, Faults, Spot, Trigger
 from dsgd.work.rng import Purpose, at
 
 
@@ -20,7 +20,7 @@ class Plan:
     def __init__(self, faults: Faults, *, seed: int, hosts: int) -> None:
         self._seed = seed
         self._asked = [fault for fault in faults if isinstance(fault, Fault)]
-        self._spots = [fault for fault in faults if isinstance(fault, Spot)]
+        self._drawn = [fault for fault in faults if isinstance(fault, Spot | Crash)]
         self._given: set[int] = set()
         # (when, serial, index of the fault asked for or None, spot, host, how many losses before)
         self._timed: list[tuple[float, int, int | None, int, int, int]] = []
@@ -35,8 +35,8 @@ class Plan:
                 case Trigger("step", step):
                     for worker in fault.workers:
                         self._by_step.setdefault(worker, []).append((int(step), index))
-        for which in range(len(self._spots)):
-            for host in range(hosts):
+        for which, process in enumerate(self._drawn):
+            for host in range(hosts if isinstance(process, Spot) else 1):
                 self._timed.append(self._next_loss(which, host, 0.0, 0))
         heapq.heapify(self._timed)
 
@@ -56,9 +56,11 @@ class Plan:
         if index is not None:
             self._given.add(index)
             return at_s, self._asked[index]
-        spot = self._spots[which]
-        heapq.heappush(self._timed, self._next_loss(which, host, at_s + spot.back_s, count + 1))
-        return at_s, Fault(kind="kill", workers=(host,), trigger=Trigger("t", at_s), lasts_s=spot.back_s)
+        process, trigger = self._drawn[which], Trigger("t", at_s)
+        heapq.heappush(self._timed, self._next_loss(which, host, at_s + process.back_s, count + 1))
+        if isinstance(process, Crash):
+            return at_s, Fault(kind="driver", trigger=trigger, lasts_s=process.back_s)
+        return at_s, Fault(kind="kill", workers=(host,), trigger=trigger, lasts_s=process.back_s)
 
     def at_update(self, version: int) -> Sequence[Fault]:
         """Return the faults that this version of the weights triggers."""
@@ -84,7 +86,7 @@ class Plan:
         self, which: int, host: int, since_s: float, count: int
     ) -> tuple[float, int, int | None, int, int, int]:
         gap_s = at(self._seed, Purpose.FAULT, host, which << 32 | count).exponential(
-            self._spots[which].mtbf_s
+            self._drawn[which].mtbf_s
         )
         return since_s + float(gap_s), len(self._asked) + host, None, which, host, count
 

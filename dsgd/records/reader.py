@@ -215,11 +215,6 @@ def read_record(path: Path) -> Record:
     )
 
 
-def read_updates(path: Path) -> Iterator[RecordedUpdate]:
-    """Yield a record's updates, a line at a time; raises RecordError."""
-    return _lines(path / "updates.jsonl", update_type())
-
-
 def read_evaluations(path: Path) -> Iterator[RecordedEvaluation]:
     """Yield a record's evaluations, a line at a time; raises RecordError."""
     return _lines(path / "evals.jsonl", RecordedEvaluation)

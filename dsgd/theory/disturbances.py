@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 
 from dsgd.config import TrainConfig
-from dsgd.faults.fault import MEMBERSHIP, PROCESS, Fault, Spot
+from dsgd.faults.fault import MEMBERSHIP, PROCESS, Crash, Fault, Spot
+from dsgd.faults.possible import first_of, takes_processes
 from dsgd.theory.assumptions import NoClosedForm
 from dsgd.theory.failures import suspected_share, time_away
-
-_LOSSES = ("kill", "node")
 
 
 def drops_members(cfg: TrainConfig) -> bool:
@@ -26,16 +25,20 @@ def undisturbed(cfg: TrainConfig) -> bool:
     of the server: what closed forms assume.
     """
     fault, checkpoint = cfg.fault, cfg.checkpoint
-    members_only = drops_members(cfg)
-    harmless = all(
-        members_only
-        if isinstance(one, Spot) or one.kind in _LOSSES
-        else one.kind not in PROCESS and one.kind != "driver"
-        for one in fault.fault_list
-    )
     stands_still = checkpoint.checkpoint_cost_s > 0 and checkpoint.checkpoint_every is not None
     own_process = fault.hosts is None or fault.hosts >= cfg.num_workers
+    harmless = all(_harmless(one, cfg) for one in fault.fault_list)
     return harmless and own_process and not stands_still and not _suspects(cfg)
+
+
+def _harmless(one: Fault | Spot | Crash, cfg: TrainConfig) -> bool:
+    """Whether a fault changes the members at most."""
+    match one:
+        case Crash() | Fault(kind="driver"):
+            return False
+        case Spot() | Fault(kind="kill" | "node"):
+            return drops_members(cfg)
+    return one.kind not in PROCESS
 
 
 def _suspects(cfg: TrainConfig) -> bool:
@@ -51,10 +54,9 @@ def _suspects(cfg: TrainConfig) -> bool:
 
 def same_members(cfg: TrainConfig) -> TrainConfig:
     """Return `cfg`; raise NoClosedForm if members may come or go: a bound on staleness counts all clocks."""
-    for one in cfg.fault.fault_list:
-        lost = isinstance(one, Spot) or one.kind in _LOSSES
-        if (isinstance(one, Fault) and one.kind in MEMBERSHIP) or (lost and cfg.fault.on_loss == "drop"):
-            raise NoClosedForm("the bound is for members that stay")
+    faults = cfg.fault.fault_list
+    if first_of(faults, MEMBERSHIP) or (cfg.fault.on_loss == "drop" and takes_processes(faults)):
+        raise NoClosedForm("the bound is for members that stay")
     return cfg
 
 

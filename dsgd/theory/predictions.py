@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from dsgd.config import TrainConfig
-from dsgd.faults.fault import Spot
+from dsgd.faults.possible import takes_processes
 from dsgd.faults.seen import FaultSeen
 from dsgd.strategies import strategy_of
 from dsgd.theory.assumptions import known
@@ -164,8 +164,8 @@ def compare(
 
 def _options_of(cfg: TrainConfig, seen: Sequence[Stretch]) -> list[TrainConfig]:
     """Return the options of each stretch; none where no formula is known for one of them."""
-    losses = any(isinstance(one, Spot) or one.kind in ("kill", "node") for one in cfg.fault.fault_list)
-    if drops_members(cfg) and losses and min(one.members for one in seen) <= cfg.fault.min_workers:
+    lost = drops_members(cfg) and takes_processes(cfg.fault.fault_list)
+    if lost and min(one.members for one in seen) <= cfg.fault.min_workers:
         return []  # some may have waited instead of leaving
     if [one.members for one in seen] == [cfg.num_workers]:
         return [cfg]
