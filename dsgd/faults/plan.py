@@ -57,9 +57,17 @@ class Plan:
             self._given.add(index)
             return at_s, self._asked[index]
         process, trigger = self._drawn[which], Trigger("t", at_s)
-        heapq.heappush(self._timed, self._next_loss(which, host, at_s + process.back_s, count + 1))
         if isinstance(process, Crash):
-            return at_s, Fault(kind="driver", trigger=trigger, lasts_s=process.back_s)
+            begins_s, following = at_s, self._next_loss(which, host, at_s, count + 1)
+            while following[0] < begins_s + process.back_s:  # lost again: it begins to come back again
+                begins_s, following = (
+                    following[0],
+                    self._next_loss(which, host, following[0], following[5] + 1),
+                )
+            heapq.heappush(self._timed, following)
+            lasts_s = begins_s - at_s + process.back_s
+            return at_s, Fault(kind="driver", trigger=trigger, lasts_s=lasts_s)
+        heapq.heappush(self._timed, self._next_loss(which, host, at_s + process.back_s, count + 1))
         return at_s, Fault(kind="kill", workers=(host,), trigger=trigger, lasts_s=process.back_s)
 
     def at_update(self, version: int) -> Sequence[Fault]:

@@ -52,10 +52,16 @@ def _suspects(cfg: TrainConfig) -> bool:
         return True
 
 
+def members_stay(cfg: TrainConfig) -> bool:
+    """Whether nobody is asked to leave or join, and no lost process takes its workers with it."""
+    faults = cfg.fault.fault_list
+    lost = cfg.fault.on_loss == "drop" and takes_processes(faults)
+    return not lost and first_of(faults, MEMBERSHIP) is None
+
+
 def same_members(cfg: TrainConfig) -> TrainConfig:
     """Return `cfg`; raise NoClosedForm if members may come or go: a bound on staleness counts all clocks."""
-    faults = cfg.fault.fault_list
-    if first_of(faults, MEMBERSHIP) or (cfg.fault.on_loss == "drop" and takes_processes(faults)):
+    if not members_stay(cfg):
         raise NoClosedForm("the bound is for members that stay")
     return cfg
 

@@ -17,7 +17,7 @@ from dsgd.faults.seen import FaultSeen
 from dsgd.strategies import strategy_of
 from dsgd.theory.assumptions import known
 from dsgd.theory.closed_forms import ClosedForms, delivery_cycle
-from dsgd.theory.disturbances import drops_members, undisturbed
+from dsgd.theory.disturbances import drops_members, members_stay, undisturbed
 from dsgd.theory.laws_of_times import memory_steps
 from dsgd.theory.members import Stretch, mean_over, stretches, with_members
 from dsgd.theory.order_statistics import order_statistic_skewness
@@ -35,17 +35,21 @@ _BROKEN_OFF: Mapping[str, Verdict] = {"diverged": "diverged", "failed": "failed"
 
 
 def closed_forms(cfg: TrainConfig) -> ClosedForms:
-    """Return the closed forms that a run's strategy declares, as far as its faults leave them."""
+    """Return the closed forms that a run's strategy declares, as far as its faults leave them.
+
+    Where members come and go, only bounds and the 0 of synchronous modes are known beforehand.
+    """
     theory: Callable[[Any], ClosedForms] = getattr(strategy_of(cfg), "theory", lambda cfg: ClosedForms())
-    forms = theory(cfg)
-    if undisturbed(cfg):
+    forms, none = theory(cfg), ClosedForms()
+    stay = members_stay(cfg)
+    if stay and undisturbed(cfg):
         return forms
-    stays = known(forms.s_per_update_disturbed) is not None or known(forms.staleness_mean) == 0
-    none = ClosedForms()
+    foreseen = stay and known(forms.s_per_update_disturbed) is not None
+    synchronous = known(forms.staleness_mean) == 0
     return replace(
         forms,
-        s_per_update=forms.s_per_update_disturbed,
-        staleness_mean=forms.staleness_mean if stays else none.staleness_mean,
+        s_per_update=forms.s_per_update_disturbed if foreseen else none.s_per_update,
+        staleness_mean=forms.staleness_mean if foreseen or synchronous else none.staleness_mean,
         staleness_pmf=none.staleness_pmf,
         staleness_by_worker=none.staleness_by_worker,
         run_s=none.run_s,
@@ -167,7 +171,7 @@ def _options_of(cfg: TrainConfig, seen: Sequence[Stretch]) -> list[TrainConfig]:
     lost = drops_members(cfg) and takes_processes(cfg.fault.fault_list)
     if lost and min(one.members for one in seen) <= cfg.fault.min_workers:
         return []  # some may have waited instead of leaving
-    if [one.members for one in seen] == [cfg.num_workers]:
+    if members_stay(cfg) and len(seen) == 1:
         return [cfg]
     if not undisturbed(cfg):
         return []
@@ -181,6 +185,11 @@ def _fixed_alone(cfg: TrainConfig) -> dict[str, list[tuple[int, float]]]:
         for name, value in predict(cfg).items()
         if name in BOUNDS or (name, value) == ("staleness_mean", 0.0)
     }
+
+
+def predict_seen(cfg: TrainConfig, faults: Sequence[FaultSeen], updates: int) -> Mapping[str, float]:
+    """Return what `predict` does, of a run whose members came and went as it saw."""
+    return _Course(cfg, faults, updates).predicted
 
 
 class _Course:
