@@ -9,7 +9,7 @@ PROCESSES := 2
 PYTEST := $(PYTHON) -m pytest
 PARALLEL := -n $(PROCESSES) --dist loadgroup
 
-.PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies fault-timelines theory docs references labs dashboards observe bench clean \
+.PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies fault-timelines theory dst docs references labs dashboards observe bench clean \
 	requirements image push manifests
 
 help:  ## list the targets
@@ -90,6 +90,9 @@ fault-timelines: setup  ## draw the figure of docs/faults.md
 theory: setup  ## print theory against measurement, and draw up docs/theory.md
 	$(PYTHON) -m dsgd.theory.gate --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md
 	@cat docs/theory.md
+
+dst: setup  ## run 10,000 schedules of random faults, and hold them to the invariants of all modes
+	$(PYTHON) -m dsgd.authoring.dst --schedules 10000
 
 docs: setup  ## rerun the examples in the documents and insert their output
 	$(PYTHON) -m dsgd.records.documents

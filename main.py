@@ -36,7 +36,7 @@ with ended_by_signals():  # the other imports take a second
     from dsgd.terminal.cli import UsageError
     from dsgd.terminal.commands import command_of
     from dsgd.terminal.console import ProgressLine, print_comparison, print_ended
-    from dsgd.terminal.resume_option import Asked, parse_run
+    from dsgd.terminal.resume_option import RunAsked, parse_run
     from dsgd.terminal.usage import usage_errors
 
 
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         return report_error("interrupted" if other else NOTHING_WRITTEN, EXIT_INTERRUPTED)
 
 
-def run_here(asked: Asked, started: float, interruptions: Interruptions, observers: Observers) -> int:
+def run_here(asked: RunAsked, started: float, interruptions: Interruptions, observers: Observers) -> int:
     """Run on one engine or on both, print the result and return the exit code."""
     cfg = asked.cfg
     console = Console(highlight=False)
@@ -99,7 +99,7 @@ def run_here(asked: Asked, started: float, interruptions: Interruptions, observe
     return _exit_code(ended)
 
 
-def run_to_s3(asked: Asked, started: float, interruptions: Interruptions, observers: Observers) -> int:
+def run_to_s3(asked: RunAsked, started: float, interruptions: Interruptions, observers: Observers) -> int:
     """Run, and upload the record as far as it got, however the run ends.
 
     Raises UsageError, before anything runs, for a bucket that cannot be written to and a name that is taken;
@@ -109,7 +109,7 @@ def run_to_s3(asked: Asked, started: float, interruptions: Interruptions, observ
     try:
         with usage_errors(), interruptions.held():  # a claimed name is used or given back
             upload = Upload(asked.cfg)
-        code = run_here(Asked(upload.cfg, asked.resume), started, interruptions, observers)
+        code = run_here(RunAsked(upload.cfg, asked.resume), started, interruptions, observers)
     finally:
         if upload:
             interruptions.hold()

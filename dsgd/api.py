@@ -24,7 +24,7 @@ from dsgd.execution.execute import Ended, Watcher, execute
 from dsgd.live.observers import Observers
 from dsgd.metrics import QUANTITIES, taken_of_updates
 from dsgd.records.outcomes import StoppedBy
-from dsgd.records.s3 import Uploads, fetch, is_s3
+from dsgd.records.s3 import fetch, is_s3
 from dsgd.records.upload import Upload
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import modes
@@ -332,6 +332,7 @@ def experiment(
 
     from dsgd.experiments.experiment_file import load, read
     from dsgd.experiments.runner import run_experiment
+    from dsgd.experiments.uploads import Uploads
     from dsgd.report.answer import answer
     from dsgd.report.frames import FIGURES, OF_UPDATES, read_folder
 

@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 from test_gate_catches import Plant, in_place, in_strategy
 
-from dsgd.authoring.dst import many
+from dsgd.authoring.many_schedules import many
 from dsgd.authoring.subject import Subject
 from dsgd.cluster import Cluster, Done, in_worker_order, start_all
 from dsgd.cluster.clocks import Clocks
+from dsgd.cluster.hosted import HostedCluster
+from dsgd.cluster.hosts import Hosts
 from dsgd.cluster.ledger import Idle, Ledger
+from dsgd.cluster.sim_hosts import SimHost
 from dsgd.cluster.values import LazyValues
+from dsgd.faults.plan import Plan
 from dsgd.strategies import modes
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Weights
@@ -26,8 +30,8 @@ from dsgd.work.weights import Weights
 def after(function: Callable[..., Any], wrong: Callable[..., None]) -> Callable[..., Any]:
     """Return a method that then also does what is wrong: wrong(self, result, *arguments)."""
 
-    def method(self: Any, *arguments: Any) -> Any:
-        result = function(self, *arguments)
+    def method(self: Any, *arguments: Any, **named: Any) -> Any:
+        result = function(self, *arguments, **named)
         wrong(self, result, *arguments)
         return result
 
@@ -74,6 +78,65 @@ def forget_states(values: LazyValues, _: None, states: Any) -> None:
     values._states = {}
 
 
+def before(function: Callable[..., Any], wrong: Callable[..., None]) -> Callable[..., Any]:
+    """Return a method that does what is wrong first: wrong(self, *arguments)."""
+
+    def method(self: Any, *arguments: Any) -> Any:
+        wrong(self, *arguments)
+        return function(self, *arguments)
+
+    return method
+
+
+def no_least(hosts: Any, _: None, *arguments: Any) -> None:
+    hosts._min_workers = 0
+
+
+def draw_the_next(cluster: Any, worker: int, host: int) -> None:
+    flight = cluster._ledger.flights[worker]
+    if cluster._messages[worker] and cluster._values:
+        cluster._values.add(worker, flight.task, cluster._ledger.steps[worker] + 1, flight.w.vector)
+
+
+def once(send: Callable[..., None]) -> Callable[..., None]:
+    def method(cluster: Any, worker: int, host: int) -> None:
+        if not cluster._messages[worker]:
+            send(cluster, worker, host)
+
+    return method
+
+
+def states_are_lost(cluster: Any, _: bool, fault: Any, lost: Sequence[int]) -> None:
+    for worker in cluster.workers:
+        if cluster._values and cluster._hosts.home(worker) in lost:
+            cluster._values._states.pop(worker, None)
+
+
+def computed_is_lost(host: Any, _: None, now_s: float, until_s: float) -> None:
+    host.held = _Nowhere()
+
+
+class _Nowhere(list[Any]):
+    """Keeps nothing."""
+
+    def append(self, _: Any) -> None:
+        pass
+
+
+def forget_open(cluster: Any, _: None, state: Any) -> None:
+    cluster._open.clear()
+
+
+def forget_losses(hosts: Any, _: None, state: Any) -> None:
+    hosts._losses = [0] * len(hosts._losses)
+
+
+def read_the_newest(cluster: Any, _: None, state: Any) -> None:
+    flights = cluster._ledger.flights
+    for worker, flight in flights.items():
+        flights[worker] = flight._replace(w=max((f.w for f in flights.values()), key=lambda w: w.version))
+
+
 MISTAKES: list[tuple[str, Plant, Sequence[str]]] = [
     ("a newcomer's clock is 0", in_place(Clocks, "join", joins_at_zero), modes()),
     ("a leaver's clock stays", in_place(Clocks, "leave", leaves_its_clock), modes()),
@@ -106,6 +169,77 @@ MISTAKES: list[tuple[str, Plant, Sequence[str]]] = [
         "workers' states are not restored",
         in_place(LazyValues, "restart", after(LazyValues.restart, forget_states)),
         modes(),
+    ),
+    (
+        "--min-workers is ignored",
+        in_place(Hosts, "__init__", after(Hosts.__init__, no_least)),
+        modes(),
+    ),
+    (
+        "a dropped worker never joins again",
+        in_place(Hosts, "back", lambda hosts, host, back=Hosts.back: (back(hosts, host)[0], [])),
+        modes(),
+    ),
+    (
+        "the result of a second copy is taken for the worker's next task",
+        in_place(HostedCluster, "_drop_void_results", lambda cluster: None),
+        modes(),
+    ),
+    (
+        "a repeated task draws the next mini-batch",
+        in_place(HostedCluster, "_send", before(HostedCluster._send, draw_the_next)),
+        modes(),
+    ),
+    (
+        "a task is not sent again when its host is lost",
+        in_place(HostedCluster, "_send", once(HostedCluster._send)),
+        modes(),
+    ),
+    (
+        "a worker loses its state with its process",
+        in_place(HostedCluster, "_lose", after(HostedCluster._lose, states_are_lost)),
+        ["diloco", "easgd"],
+    ),
+    (
+        "results held back by a cut link are lost",
+        in_place(SimHost, "cut", after(SimHost.cut, computed_is_lost)),
+        modes(),
+    ),
+    (
+        "faults come due again after a restart",
+        in_place(Plan, "go_to", lambda plan, position: None),
+        modes(),
+    ),
+    (
+        "which faults are not over is lost in the state",
+        in_place(HostedCluster, "restore", after(HostedCluster.restore, forget_open)),
+        modes(),
+    ),
+    (
+        "how often a host was lost is lost in the state",
+        in_place(Hosts, "restore", after(Hosts.restore, forget_losses)),
+        modes(),
+    ),
+    (
+        "a lost driver forgets what its tasks in flight had computed on",
+        in_place(HostedCluster, "restore", after(HostedCluster.restore, read_the_newest)),
+        ["asgd", "dcasgd"],
+    ),
+    (
+        "a run ends while all members are away",
+        in_strategy(
+            "easgd",
+            "    rule = chain(Pull(cfg.alpha))\n",
+            "    rule = chain(Pull(cfg.alpha))\n"
+            "    from dsgd.cluster import start_portions as right\n"
+            "    start_portions = lambda *given: right(*given) and bool(cluster.in_flight)\n",
+        ),
+        ["easgd"],
+    ),
+    (
+        "a worker that is about to leave is given a task",
+        in_strategy("dssp", "if left and i in cluster.idle else", "if left else"),
+        ["dssp"],
     ),
     (
         "changes of the members are hidden from the strategy",

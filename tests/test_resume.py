@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ WALL = ("wall_s", "startup_s")
 
 
 class Kill(Watcher):
-    """Kills this process after an update, and before that waits until so many checkpoints are written."""
+    """Kills this process after an update."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -76,7 +76,7 @@ def test_a_killed_simulation_goes_on_bit_for_bit(
     whole = run(cfg("whole"))
     assert whole.path
     draws = np.random.default_rng([len(mode), *mode.encode(), CASES.index((mode, variant))])
-    for n, at in enumerate(draws.integers(1, whole.tally.updates, 4, endpoint=True)):
+    for n, at in enumerate(draws.integers(1, whole.tally.updates, 3, endpoint=True)):
         killed(cfg(f"cut{n}"), int(at))
         ended = run(cfg(f"cut{n}"), resume="killed")
         assert not ended.error
@@ -136,7 +136,7 @@ def test_resume_takes_the_options_from_the_record(cli: CommandLine, begun: Path)
     assert (code, said.count("\n")) == (2, 1)
     assert "is finished (budget); give more --steps than 20" in said
     assert resumed(cli, f"{begun} --steps 30") == (0, "")
-    versions = [json.loads(line)["version"] for line in (begun / "updates.jsonl").open()]
+    versions = [json.loads(line)["version"] for line in (begun / "updates.jsonl").read_text().splitlines()]
     assert versions == list(range(1, 91))
 
 
@@ -145,7 +145,7 @@ def test_resume_takes_the_options_from_the_record(cli: CommandLine, begun: Path)
     [
         ("--lr 3", "--lr 3.0: the run has 0.1; leave it out. Only these may change: --steps, --max-seconds"),
         ("--steps 10", "--steps 10: the run has 20; steps may only grow"),
-        ("--mode ssgd", "--mode ssgd: the run has asgd"),
+        ("--seed 4", "--seed 4: the run has 0"),
         ("--run-name other", "--out and --run-name name another folder; leave them out"),
         ("--config x.yaml", "the options are those of that run; leave --config out"),
     ],
@@ -201,16 +201,15 @@ def test_auto_begins_and_goes_on(cli: CommandLine, begun: Path) -> None:
 def test_a_process_that_is_killed_goes_on_from_the_command_line(tmp_path: Path) -> None:
     """Nobody in the process helps: main.py is killed from outside, whenever that is, and resumed."""
     command = f"main.py {BEGUN} --steps 3000 --quiet --out {tmp_path} --run-name"
-    whole = python(*command.split(), "whole")
     cut = python(*command.split(), "cut")
     while not list(tmp_path.glob("cut/checkpoints/*.safetensors")):
         assert cut.poll() is None, cut.communicate()
+        time.sleep(0.01)
     cut.kill()
-    assert cut.wait() == -signal.SIGKILL
-    again = subprocess.run(
-        [*map(str, whole.args[:1]), "main.py", "--resume", str(tmp_path / "cut")],
-        cwd=Path(__file__).parents[1],
-        check=False,
-    )
-    assert (whole.wait(), again.returncode) == (0, 0)
+    cut.communicate()
+    assert cut.returncode == -signal.SIGKILL
+    for arguments in (["--resume", str(tmp_path / "cut"), "--quiet"], [*command.split()[1:], "whole"]):
+        ended = python("main.py", *arguments)
+        assert ended.communicate()[1] == ""
+        assert ended.returncode == 0
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")

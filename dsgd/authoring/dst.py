@@ -13,16 +13,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
 from multiprocessing import get_context
 
 from dsgd.authoring.fault_schedule import FaultSchedule, drawn
-from dsgd.authoring.invariants import survives
-from dsgd.authoring.shrinking import shrunk
-from dsgd.authoring.subject import Broken, Subject
+from dsgd.authoring.many_schedules import Counted, many
+from dsgd.authoring.shrinking import broken_invariant, smallest
+from dsgd.authoring.subject import Subject
 from dsgd.config import options
 from dsgd.records.outcomes import EXIT_FAILED, EXIT_USAGE
 from dsgd.strategies import modes
@@ -30,75 +28,8 @@ from dsgd.terminal.cli import UsageError, parse
 from dsgd.terminal.messages import report_error
 from dsgd.terminal.usage import Parser
 
-_ALL_CUTS = 24
 _AT_ONCE = 50
 _MOST_SHOWN = 5
-
-
-@dataclass
-class Counted:
-    """What happened in many schedules."""
-
-    schedules: Counter[str] = field(default_factory=Counter)
-    """By mode."""
-    updates: Counter[str] = field(default_factory=Counter)
-    """By mode."""
-    cpu_s: Counter[str] = field(default_factory=Counter)
-    """By mode."""
-    faults: Counter[str] = field(default_factory=Counter)
-    """By kind."""
-    restarted: int = 0
-    compared: int = 0
-    broken: list[tuple[int, str]] = field(default_factory=list)
-    """Seeds, and the first invariant that did not hold."""
-
-    def add(self, other: Counted) -> None:
-        """Count what happened in other schedules too."""
-        self.schedules += other.schedules
-        self.updates += other.updates
-        self.cpu_s += other.cpu_s
-        self.faults += other.faults
-        self.restarted += other.restarted
-        self.compared += other.compared
-        self.broken += other.broken
-
-
-def many(seeds: range, subjects: Sequence[Subject]) -> Counted:
-    """Run the schedules of these seeds, and count what happened."""
-    counted = Counted()
-    for seed in seeds:
-        began_s = time.process_time()
-        schedule = drawn(seed, subjects)
-        mode = schedule.subject.mode
-        try:
-            survived = survives(schedule)
-        except Broken as broken:
-            counted.broken.append((seed, str(broken)))
-        else:
-            counted.updates[mode] += survived.updates
-            counted.faults += Counter(survived.faults)
-            counted.restarted += survived.restarted
-            counted.compared += survived.compared
-        counted.schedules[mode] += 1
-        counted.cpu_s[mode] += time.process_time() - began_s  # type: ignore[assignment]
-    return counted
-
-
-def broken_invariant(schedule: FaultSchedule) -> Broken | None:
-    """Return the first invariant that a schedule breaks, started again at many updates."""
-    try:
-        survives(schedule, cuts=_ALL_CUTS)
-    except Broken as broken:
-        return broken
-    except ValueError:  # its options do not go together
-        return None
-    return None
-
-
-def smallest(schedule: FaultSchedule) -> tuple[FaultSchedule, str]:
-    """Return the smallest schedule that still breaks an invariant, and what was seen there."""
-    small = shrunk(schedule, lambda smaller: broken_invariant(smaller) is not None)
-    return small, str(broken_invariant(small))
 
 
 def reproducer(schedule: FaultSchedule, seen: str) -> str:

@@ -16,7 +16,7 @@ from dsgd.options.constraints import option_fields
 _COMMON = option_fields(GradientConfig).keys() | option_fields(LocalConfig).keys()
 
 # Values of the strategies' options that are numbers; those that are choices are drawn from all choices.
-_OWN: Mapping[str, Sequence[Any]] = {
+VALUES: Mapping[str, Sequence[Any]] = {
     "local_steps": (1, 2, 3, 5),
     "first_local_steps": (1, 4, 7),
     "interval_s": (2.0, 6.0, math.inf),
@@ -108,14 +108,14 @@ def _of_the_strategy(rng: random.Random, subject: Subject, masked: bool) -> dict
     laws, fields = subject.laws, option_fields(subject.strategy.Config)
     if masked and laws.deterministic is not None and rng.random() < 0.7:
         chosen = dict(laws.deterministic)
-        free = [name for name in _OWN if name in fields and name in _COMMON]
+        free = [name for name in VALUES if name in fields and name in _COMMON]
     else:
         chosen = dict(rng.choice(laws.variants))
-        free = [n for n, option in fields.items() if n in _OWN or (n not in _COMMON and option.choices)]
+        free = [n for n, option in fields.items() if n in VALUES or (n not in _COMMON and option.choices)]
         free += [n for n, option in fields.items() if n not in _COMMON and option.kind == "bool"]
     for name in free:
         if rng.random() < 0.3:
-            values = _OWN.get(name) or fields[name].choices or (False, True)
+            values = VALUES.get(name) or fields[name].choices or (False, True)
             chosen[name] = rng.choice(values)
     return chosen
 
@@ -134,7 +134,7 @@ def _of_time(rng: random.Random, num_workers: int, spot: bool) -> dict[str, Any]
 
 
 def _of_hosts(rng: random.Random, num_workers: int, masked: bool) -> dict[str, Any]:
-    options: dict[str, Any] = {"max_restarts": 1000}
+    options: dict[str, Any] = {"max_restarts": rng.choice((0, 1, 3)) if rng.random() < 0.1 else 1000}
     policies = ("replace", "rehost") if masked else ("replace", "rehost", "drop", "drop")
     options["on_loss"] = rng.choice(policies)
     if options["on_loss"] == "drop":
@@ -146,7 +146,7 @@ def _of_hosts(rng: random.Random, num_workers: int, masked: bool) -> dict[str, A
     if rng.random() < 0.3:
         options["nodes"] = rng.randint(2, 3)
     if rng.random() < 0.3:
-        options["suspect_after"] = rng.choice((1.5, 4.0))
+        options["suspect_after"] = rng.choice((1.5, 4.0, 8.0))
     if rng.random() < 0.6:
         options["restart_s"] = rng.choice((0.5, 3.0))
     return options
@@ -158,17 +158,20 @@ def _faults(rng: random.Random, options: Mapping[str, Any], masked: bool) -> lis
     if not masked:
         kinds += ["leave"] * 4 + ["join"]
     if rng.random() < 0.1:
-        kinds = ["spot"]
-    found = []
-    for _ in range(1 if kinds == ["spot"] else rng.randint(0, 7)):
-        found += _fault(rng, rng.choice(kinds), options)
-    return found
+        return [f"spot:mtbf={rng.choice((40, 100))},back={rng.choice((0, 3, 10))}"]
+    if rng.random() < 0.1:
+        return _rolling_restart(rng, options["num_workers"], options["steps"])
+    return [fault for _ in range(rng.randint(0, 7)) for fault in _fault(rng, rng.choice(kinds), options)]
+
+
+def _rolling_restart(rng: random.Random, num_workers: int, steps: int) -> list[str]:
+    """Return losses of all processes, one after the other, the next about when the one before is back."""
+    at_s, down_s, gap_s = _time(rng, steps), _seconds(rng), rng.choice((0, 0.1, 1, 3))
+    return [f"kill:{w}@t={round(at_s + w * (down_s + gap_s), 2)}+{down_s}" for w in range(num_workers)]
 
 
 def _fault(rng: random.Random, kind: str, options: Mapping[str, Any]) -> list[str]:
     num_workers, steps = options["num_workers"], options["steps"]
-    if kind == "spot":
-        return [f"spot:mtbf={rng.choice((40, 100))},back={rng.choice((0, 3, 10))}"]
     who = f"{rng.randrange(num_workers)}"
     if kind in ("kill", "pause", "slow", "cut") and rng.random() < 0.2:
         who = ",".join(map(str, sorted(rng.sample(range(num_workers), 2))))
@@ -191,8 +194,7 @@ def _fault(rng: random.Random, kind: str, options: Mapping[str, Any]) -> list[st
         case "driver":
             return [f"driver@{when}"]
         case "leave" if rng.random() < 0.7:
-            back = round(rng.uniform(0, 3.0 * steps), 2)
-            return [f"leave:{who}@{when}", f"join:{who}@t={back}"]
+            return [f"leave:{who}@{when}", f"join:{who}@t={_time(rng, 3.0 * steps)}"]
     return [f"{kind}:{who}@{when}"]
 
 
@@ -202,7 +204,12 @@ def _trigger(rng: random.Random, kind: str, num_workers: int, steps: int) -> str
         return f"update={rng.randint(1, rng.choice((steps, steps * num_workers)))}"
     if of == "step" and kind not in ("node", "driver", "join"):
         return f"step={rng.randrange(steps)}"
-    return f"t={round(rng.uniform(0, 2.0 * steps), 2)}"
+    return f"t={_time(rng, 2.0 * steps)}"
+
+
+def _time(rng: random.Random, latest_s: float) -> float:
+    """Return a time; every other one is whole, so that it meets others and the ends of tasks."""
+    return round(rng.uniform(0, latest_s), rng.choice((0, 2)))
 
 
 def _seconds(rng: random.Random) -> float:

@@ -49,12 +49,15 @@ def survives(schedule: FaultSchedule, cuts: int = 1) -> Survived:
     cuts: at how many updates the run is started again from the cluster's state, to give the same bytes.
     """
     cfg = schedule.config()
-    with schedule.subject.may_break(schedule.options), np.errstate(over="ignore", invalid="ignore"):
+    options = {"max_seconds": cfg.stop.max_seconds, **schedule.options}
+    with schedule.subject.may_break(options), np.errstate(over="ignore", invalid="ignore"):
         try:
             run = _Audited(schedule, cfg)
             chosen = _cuts(schedule, len(run.updates), cuts)
             for cut in chosen:
                 _goes_on_from(cut, run, schedule, cfg)
+            if any(fault.kind == "driver" for fault in run.faults_seen):
+                _driver_changes_nothing(run, schedule)
             compared = keeps_weights(cfg, schedule.subject)
             if compared:
                 _has_the_weights_without_faults(run, schedule, cfg)
@@ -96,11 +99,12 @@ class _Going:
             except DriverLost:
                 cluster.restore(self.state)
             except ClusterError:
-                if not self._may_end():
+                if not self.may_end():
                     raise
                 return
 
-    def _may_end(self) -> bool:
+    def may_end(self) -> bool:
+        """Whether the cluster may refuse to go on: nobody is left, or a process was lost too often."""
         nobody = not self.cluster.workers and _asks_for_members(self.cfg)
         return nobody or max(self.cluster.restarts) > self.cfg.fault.max_restarts
 
@@ -131,7 +135,9 @@ class _Audited:
                 break
         cluster.ended()
         self.faults_seen = list(cluster.faults_seen)
-        if cluster.workers and max(cluster.restarts) <= cfg.fault.max_restarts:
+        self.ended_early = spent < cfg.budget and going.may_end()
+        """Whether nobody was left, or a process was lost too often."""
+        if not self.ended_early:
             _spends_the_budget(self.updates, spent, cfg, schedule.subject.laws.exact_budget and self._masked)
             _takes_each_mini_batch_once(self.updates, going.state)
             _brings_all_back(cfg, self.faults_seen, cluster.workers, cluster.now_s)
@@ -140,7 +146,7 @@ class _Audited:
         cfg, members = self._cfg, list(state.workers)
         if self._masked and (state.lost or len(members) < cfg.num_workers):
             raise Broken(f"the members are {members}, {state.lost} mini-batches are lost: no fault says so")
-        if len(members) < cfg.fault.min_workers and not _asks_for_members(cfg):
+        if len(members) < min(cfg.fault.min_workers, cfg.num_workers) and not _asks_for_members(cfg):
             raise Broken(f"the members are {members}, and --min-workers is {cfg.fault.min_workers}")
 
 
@@ -207,7 +213,8 @@ def _brings_all_back(
     """Hold that whoever was dropped with a process is a member again once the process must be back."""
     asked = [fault for fault in cfg.fault.fault_list if isinstance(fault, Fault)]
     losses = [fault.t_s for fault in faults_seen if fault.kind in ("kill", "node")]
-    if not losses or len(asked) < len(cfg.fault.fault_list):  # spot hosts may be lost again and again
+    spot, given_up = len(asked) < len(cfg.fault.fault_list), len(losses) > cfg.fault.max_restarts
+    if not losses or spot or given_up:
         return
     backoff_s = 0.0 if len(losses) == 1 else min(30.0, 0.5 * 2.0 ** (len(losses) - 2))
     down_s = max(fault.lasts_s or 0.0 for fault in asked) + cfg.fault.restart_s + backoff_s
@@ -231,7 +238,7 @@ def _goes_on_from(cut: int, run: _Audited, schedule: FaultSchedule, cfg: TrainCo
     going, needed = _Going(schedule, cfg), run.updates[cut:]
     going.go_to(run.states[cut], run.updates[cut - 1].weights if cut else run.first)
     try:
-        again = list(islice(going.updates(), len(needed)))
+        again = list(islice(going.updates(), len(needed) + run.ended_early))
     except Exception as error:
         raise Broken(f"started again after update {cut}: {type(error).__name__}: {error}") from error
     going.cluster.ended()
@@ -241,6 +248,15 @@ def _goes_on_from(cut: int, run: _Audited, schedule: FaultSchedule, cfg: TrainCo
         found = f"the faults are {going.cluster.faults_seen}, needed {run.faults_seen[run.seen[cut] :]}"
     if found:
         raise Broken(f"started again after update {cut}: {found}")
+
+
+def _driver_changes_nothing(run: _Audited, schedule: FaultSchedule) -> None:
+    """Hold that a run whose driver was lost is, update by update, the one whose driver was not."""
+    others = [fault for fault in schedule.faults if not fault.startswith("driver")]
+    undisturbed = schedule.having(faults="; ".join(others))
+    going = _Going(undisturbed, undisturbed.config())
+    if found := differences.of_runs(run.updates, list(islice(going.updates(), len(run.updates)))):
+        raise Broken(f"{found} without the loss of the driver")
 
 
 def _has_the_weights_without_faults(run: _Audited, schedule: FaultSchedule, cfg: TrainConfig) -> None:

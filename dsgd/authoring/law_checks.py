@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsgd.authoring import laws_of_runs, laws_of_source, restart
+from dsgd.authoring import laws_of_faults, laws_of_runs, laws_of_source, restart
 from dsgd.authoring.subject import Broken, LawBroken, Subject
 from dsgd.strategies.conformance import as_text
 
@@ -95,6 +95,7 @@ def checks_of(strategy: str | Subject) -> list[LawCheck]:
         LawCheck(laws_of_runs.is_another, subject, {"limit": limit}, str(limit)) for limit in laws.limits
     ]
     checks += list(_restarts(subject))
+    checks.append(LawCheck(laws_of_faults.survives_random_faults, subject))
     checks.append(LawCheck(laws_of_runs.runs_on_real_workers, subject))
     return checks
 
@@ -105,11 +106,11 @@ def unclaimed(subject: Subject) -> list[str]:
 
 
 def _restarts(subject: Subject) -> Iterator[LawCheck]:
-    for law in (restart.goes_on_from_any_update, restart.goes_on_as_members_leave_and_join):
-        for options in subject.laws.variants:
-            for scenario in restart.SCENARIOS:
-                label = f"{as_text(options)} {scenario}".strip()
-                yield LawCheck(law, subject, {"options": options, "scenario": scenario}, label)
+    for options in subject.laws.variants:
+        for scenario in restart.SCENARIOS:
+            label = f"{as_text(options)} {scenario}".strip()
+            case = {"options": options, "scenario": scenario}
+            yield LawCheck(restart.goes_on_from_any_update, subject, case, label)
 
 
 def _paragraphs(law: Law) -> list[str]:

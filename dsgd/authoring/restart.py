@@ -31,8 +31,6 @@ SCENARIOS: Mapping[str, Options] = {
         "server_time": "exponential:.05",
     },
 }
-# Members leave with their tasks and come back, at times that fall between tasks and into them.
-LOSSES: Options = {"faults": "kill:2@t=1.5+5; kill:0@t=4+5; kill:1@t=7+2", "on_loss": "drop"}
 _MOST_CUTS = 24
 _FEWEST_UPDATES, _MOST_STEPS = 4, 200
 
@@ -58,27 +56,6 @@ def goes_on_from_any_update(subject: Subject, options: Options, scenario: str) -
         seen, cuts = _followed(subject, chosen)
         steps *= 2
     _same_from(subject, chosen, seen, cuts)
-
-
-def goes_on_as_members_leave_and_join(subject: Subject, options: Options, scenario: str) -> None:
-    """It goes on as members leave and join: the budget is spent, no mini-batch twice, and it can be started
-    again at any update.
-
-    Ask the cluster for its `workers` now; num_workers is how many there were. next_done() returns None when
-    they have changed: start the new ones. A table by worker may lack one.
-    """
-    chosen = {"num_workers": 4, "steps": 40, "dataset": "quadratic", "grad_noise": 0.5}
-    chosen = {**chosen, **SCENARIOS[scenario], **LOSSES, **options}
-    seen, cuts = _followed(subject, chosen)
-    taken: dict[tuple[int, int], int] = {}
-    for update in seen:
-        for done in (*update.dones, *update.ignored):
-            for step in range(done.step, done.step + done.batches):
-                first = taken.setdefault((done.worker, step), update.weights.version)
-                if first != update.weights.version:
-                    what = f"worker {done.worker}'s mini-batch {step}"
-                    raise Broken(f"{differences.named(update)}: {what} was in update {first} already")
-    _same_from(subject, chosen, seen, cuts[:: max(1, len(cuts) // 8)])
 
 
 def _followed(subject: Subject, options: Options) -> tuple[list[Update], list[_Cut]]:

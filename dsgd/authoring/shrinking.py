@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dsgd.authoring.fault_schedule import FaultSchedule
+from dsgd.authoring.invariants import survives
+from dsgd.authoring.subject import Broken
+
+_ALL_CUTS = 24
 
 _KEPT = ("num_workers", "steps", "seed", "faults")  # all others are left out where they have no part in it
 _SIMPLER: dict[str, tuple[Any, ...]] = {
@@ -29,7 +33,7 @@ def _smaller(schedule: FaultSchedule) -> Iterator[FaultSchedule]:
     for n in range(len(faults)):
         yield schedule.having(faults="; ".join(faults[:n] + faults[n + 1 :]))
     for name in options:
-        if name not in _KEPT:
+        if name not in _KEPT or not options[name]:
             yield FaultSchedule(schedule.subject, {k: v for k, v in options.items() if k != name})
     for name, least in (("steps", 1), ("num_workers", 1)):
         value = options[name]
@@ -54,3 +58,20 @@ def _simpler(fault: str) -> Iterator[str]:
         for rounded in (round(float(found[0])), round(float(found[0]), 1)):
             if rounded and str(rounded) != found[0]:
                 yield fault[: found.start()] + str(rounded) + fault[found.end() :]
+
+
+def broken_invariant(schedule: FaultSchedule) -> Broken | None:
+    """Return the first invariant that a schedule breaks, started again at many updates."""
+    try:
+        survives(schedule, cuts=_ALL_CUTS)
+    except Broken as broken:
+        return broken
+    except ValueError:  # its options do not go together
+        return None
+    return None
+
+
+def smallest(schedule: FaultSchedule) -> tuple[FaultSchedule, str]:
+    """Return the smallest schedule that still breaks an invariant, and what was seen there."""
+    small = shrunk(schedule, lambda smaller: broken_invariant(smaller) is not None)
+    return small, str(broken_invariant(small))

@@ -87,7 +87,8 @@ class Subject(NamedTuple):
         except Broken:
             raise
         except TimeUp:
-            raise Broken(f"the run has not ended after {_MOST_VIRTUAL_S:g} virtual s", options) from None
+            most_s = options.get("max_seconds", _MOST_VIRTUAL_S)
+            raise Broken(f"the run has not ended after {most_s:g} virtual s", options) from None
         except Exception as error:
             raise Broken(f"the run failed: {located(error, self.path)}", options) from error
 

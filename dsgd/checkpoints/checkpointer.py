@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from dsgd.checkpoints.codec import Vocabulary
 from dsgd.checkpoints.run_state import RunState, to_parts
-from dsgd.checkpoints.store import Store, keep_newest, name_of
+from dsgd.checkpoints.store import Store, keep_newest, name_of, version_of
 from dsgd.theory.checkpointing import checkpoint_interval
 
 
@@ -117,7 +117,7 @@ class Checkpointer:
     def _keep(self, tiers: Sequence[Tier], state: RunState) -> None:
         for tier in tiers:
             if tier.store is None:
-                self.snapshots = [*self.snapshots[1 - tier.keep :], state] if tier.keep > 1 else [state]
+                self.remember(state, tier.keep)
                 continue
             self.latest = state
             before = self._writing.get(tier.name)
@@ -137,10 +137,29 @@ class Checkpointer:
         """When the next checkpoint of each tier is due."""
         return {tier.name: tier.due_s for tier in self.tiers}
 
-    def restore(self, due_s: Mapping[str, float], now_s: float) -> None:
-        """Go on with the tiers where an earlier run of them stood; new ones begin now."""
+    def restore(self, state: RunState) -> None:
+        """Go on as the run did that took this checkpoint; tiers that it did not have begin now."""
         for tier in self.tiers:
-            tier.due_s = due_s.get(tier.name, now_s + tier.every_s)
+            tier.due_s = state.due_s.get(tier.name, state.cluster.now_s + tier.every_s)
+        self.latest = state
+
+    def begin_again(self, now_s: float) -> None:
+        """Have the next checkpoints due an interval from now: the run has gone back to an earlier one."""
+        for tier in self.tiers:
+            tier.due_s = now_s + tier.every_s
+
+    def remember(self, state: RunState, keep: int = 3) -> None:
+        """Keep a snapshot in memory."""
+        self.snapshots = [*self.snapshots, state][-keep:]
+
+    def forget_after(self, version: int) -> None:
+        """Remove the checkpoints of later versions: the run went another way."""
+        self.wait()
+        for tier in self.tiers:
+            if tier.store:
+                for name in tier.store.names():
+                    if (version_of(name) or 0) > version:
+                        tier.store.remove(name)
 
     def wait(self) -> None:
         """Wait for what is being written."""

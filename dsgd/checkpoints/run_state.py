@@ -17,7 +17,7 @@ _AS_THEY_ARE = ("now_s", "slowest", "fastest", "latest", "given", "lost", "came_
 _OF_THE_RUN = (
     "collected", "evaluate_at", "evaluated_version", "lengths", "due_s", "faults_noted", "rollbacks", "digest"
 )  # fmt: skip
-_WHOLE = ("workers", "waiting", "steps", "cancelled", "restarts")
+_WHOLE = ("workers", "waiting", "steps", "cancelled", "leaving", "restarts")
 
 
 class DueEvaluation(NamedTuple):
@@ -99,11 +99,13 @@ def from_bytes(content: Any, known: Vocabulary) -> RunState:
         columns = {
             name: decoder.column(cluster[f"flying{name}"]) for name in ("", "_tasks", "_origins", "_since_s")
         }
+        plain: dict[str, Any] = {name: cluster[name] for name in _AS_THEY_ARE}
+        whole: dict[str, Any] = {name: decoder.column(cluster[name]) for name in _WHOLE}
         return RunState(
             weights=decoder.weights(document["weights"]),
             cluster=ClusterState(
-                **{name: cluster[name] for name in _AS_THEY_ARE},
-                **{name: decoder.column(cluster[name]) for name in _WHOLE},
+                **plain,
+                **whole,
                 clocks=dict(
                     zip(decoder.column(cluster["members"]), decoder.column(cluster["clocks"]), strict=True)
                 ),

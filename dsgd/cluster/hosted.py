@@ -204,7 +204,7 @@ class HostedCluster(SimCluster):
 
     def _deliver(self) -> Done:
         sent_s, _, worker, host = heapq.heappop(self._sent)
-        finished_s = self._star.collect(sent_s)
+        finished_s = max(self._star.collect(sent_s), self.now_s)
         ledger = self._ledger
         step, copies = ledger.steps[worker], self._copies[worker]
         first = next(copy for copy in copies if copy.host == host)

@@ -102,9 +102,7 @@ class Host:
         loss, value = math.nan, vector
         if self._objective.num_weights:
             shard = self._shards[worker]
-            loss, value, kept = compute_alone(
-                task, self._objective, shard, step, vector, state, self._device
-            )
+            loss, value, kept = compute_alone(task, self._objective, shard, step, vector, state, self._device)
         computed_s = time.perf_counter() - began_s
         sleep_heterogeneity(
             self._times, worker, step, task.batches, computed_s, self._sleeper(worker, ticket), slower

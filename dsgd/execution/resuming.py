@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import asdict
+
 from dsgd.checkpoints.checkpointer import Tier
 from dsgd.checkpoints.codec import Vocabulary
 from dsgd.checkpoints.disk_store import DiskStore
 from dsgd.checkpoints.run_state import RunState, from_bytes
-from dsgd.checkpoints.store import Newest, forget_after, newest_whole
+from dsgd.checkpoints.store import forget_after, newest_whole
+from dsgd.cluster.state import ClusterState
 from dsgd.config import TrainConfig, options
 from dsgd.execution.evaluation import Evaluated
+from dsgd.faults.fault import Fault
+from dsgd.faults.seen import FaultSeen
 from dsgd.records.outcomes import is_result
-from dsgd.records.reader import read_ending, read_evaluations
-from dsgd.records.schema import RecordError
+from dsgd.records.reader import read_ending, read_evaluations, read_faults, read_updates, whole_length
+from dsgd.records.schema import RecordedEvaluation, RecordedUpdate, RecordError
 from dsgd.work.model import Evaluation
 
 MAY_CHANGE = (
@@ -35,17 +40,43 @@ _WHERE = ("out", "run_name")
 FOLDER = "checkpoints"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ResumePoint:
     """Where a run goes on."""
 
     state: RunState | None
-    """None: it begins again."""
+    """Of its newest whole checkpoint; None: it begins again."""
     why: str
     """How the attempt before ended, as far as is known."""
     skipped: Sequence[tuple[str, str]]
     """Newer checkpoints that cannot be used, and why."""
     evaluations: list[Evaluated]
+    """Those that were done by then."""
+    lengths: Mapping[str, int]
+    """Bytes of the record's files that are kept."""
+    later: Sequence[RecordedUpdate] = ()
+    """Updates after the checkpoint: on Ray none that was applied is lost."""
+    later_faults: Sequence[FaultSeen] = ()
+    all_faults: Sequence[FaultSeen] = ()
+    """Recorded faults: after the checkpoint, and all."""
+
+    @property
+    def faults_noted(self) -> int:
+        """Lines of faults.jsonl that are kept."""
+        before = self.state.faults_noted if self.state else 0
+        return before + len(self.later_faults)
+
+    def faults_given(self, cfg: TrainConfig, state: ClusterState) -> Mapping[str, Any] | None:
+        """Return which faults have happened by the state: also timed ones, one of which may have ended the
+        driver.
+        """
+        if state.faults is None:
+            return None
+        drivers = [fault.t_s for fault in self.all_faults if fault.kind == "driver"]
+        until_s = max([state.now_s, *drivers])
+        asked = [fault for fault in cfg.fault.fault_list if isinstance(fault, Fault)]
+        timed = {n for n, f in enumerate(asked) if f.trigger.of == "t" and f.trigger.at <= until_s}
+        return {**state.faults, "given": sorted({*state.faults["given"], *timed})}
 
 
 def options_digest(cfg: TrainConfig) -> str:
@@ -87,7 +118,7 @@ def unfinished(path: Path, was: Mapping[str, Any], cfg: TrainConfig) -> str:
 def resume_point(cfg: TrainConfig, path: Path, known: Vocabulary, why: str) -> ResumePoint:
     """Return from where the run of a record goes on: its newest whole checkpoint, or its beginning.
 
-    known: what its tasks may be. why: how it ended. Newer checkpoints are removed: the run that goes on makes others.
+    known: what its tasks may be. why: how it ended. Newer checkpoints are removed: the run makes others.
     """
     digest = options_digest(cfg)
 
@@ -101,22 +132,38 @@ def resume_point(cfg: TrainConfig, path: Path, known: Vocabulary, why: str) -> R
         return state
 
     store = DiskStore(path / FOLDER)
-    found: Newest = newest_whole(store, usable)
+    found = newest_whole(store, usable)
     forget_after(store, found.name)
-    if found.name is None:
-        return ResumePoint(None, why, found.skipped, [])
-    state = usable(found.content)
+    state = usable(found.content) if found.name else None
+    collected, noted, version = (
+        (state.collected, state.faults_noted, state.weights.version) if state else (0, 0, 0)
+    )
+    later, later_faults, all_faults = list[RecordedUpdate](), list[FaultSeen](), list[FaultSeen]()
+    lengths = dict(state.lengths) if state else {}
     try:
-        evaluations = [
-            Evaluated(
-                e.version, e.t_s, e.gradients, e.bytes,
-                Evaluation(math.nan if e.loss is None else e.loss, e.accuracy),
-            )
-            for e in list(read_evaluations(path))[: state.collected]
-        ]  # fmt: skip
+        evaluations = [_evaluated(line) for line in list(read_evaluations(path))[:collected]]
+        if cfg.engine == "ray" and cfg.output.record_every == 1:
+            later = [update for update in read_updates(path) if update.version > version]
+            all_faults = [FaultSeen(**asdict(fault)) for fault in read_faults(path)]
+            later_faults = all_faults[noted:]
+            lengths |= {name: whole_length(path / name) for name in ("updates.jsonl", "faults.jsonl")}
     except RecordError as error:
-        raise ValueError(f"--resume {path}: {error}") from None
-    return ResumePoint(state, why, found.skipped, evaluations)
+        raise ValueError(f"--resume {path}: {error}; the record is damaged") from None
+    return ResumePoint(
+        state=state,
+        why=why,
+        skipped=found.skipped,
+        evaluations=evaluations,
+        lengths=lengths,
+        later=later,
+        later_faults=later_faults,
+        all_faults=all_faults,
+    )
+
+
+def _evaluated(line: RecordedEvaluation) -> Evaluated:
+    found = Evaluation(math.nan if line.loss is None else line.loss, line.accuracy)
+    return Evaluated(line.version, line.t_s, line.gradients, line.bytes, found)
 
 
 def tiers_of(cfg: TrainConfig, path: Path) -> list[Tier]:

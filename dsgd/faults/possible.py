@@ -66,9 +66,7 @@ def _together(asked: Sequence[Fault], num_workers: int, known: bool) -> str | No
 def only_with_checkpoints(faults: Faults) -> str | None:
     """Return which fault hits checkpoints, in words; None if there is none."""
     found = first_of(faults, STORE)
-    return (
-        None if found is None else f"'{found}' hits checkpoints, and there are none; add --checkpoint-every"
-    )
+    return None if found is None else f"'{found}' needs checkpoints to hit; give --checkpoint-every"
 
 
 def only_simulated(faults: Faults) -> str | None:

@@ -410,7 +410,7 @@ class Summary(Struct, frozen=True, kw_only=True):
 # --- meta.json
 
 
-class Attempt(Struct, frozen=True, kw_only=True):
+class LaterAttempt(Struct, frozen=True, kw_only=True):
     """An entry of `attempts` in meta.json: the run went on, after `--resume`."""
 
     started_epoch_s: Annotated[float, field("s", "when this attempt began, since 1970-01-01 UTC")]
@@ -445,7 +445,8 @@ class Meta(Struct, frozen=True, kw_only=True):
     device: Annotated[str, field("", "where gradients are computed: `cpu` or `cuda`")]
     worker_pids: Annotated[list[int], field("", "processes at the start, worker 0 first; empty in the sim")]
     attempts: Annotated[
-        tuple[Attempt, ...], field("", "the later ones, if the run was resumed, each with the fields below")
+        tuple[LaterAttempt, ...],
+        field("", "the later ones of a resumed run, each with the fields below"),
     ] = ()
 
 

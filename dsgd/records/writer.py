@@ -31,7 +31,7 @@ from dsgd.metrics import finite, taken_of_updates
 from dsgd.records.files import FolderLock, GrowingFile, WriteError, Writing, whole_file
 from dsgd.records.reader import read_meta
 from dsgd.records.schema import (
-    Attempt,
+    LaterAttempt,
     Meta,
     RecordedEvaluation,
     RecordedFault,
@@ -70,6 +70,8 @@ class RunRecord:
         if cfg.output.tensorboard:
             require_tensorboard()
         self._line, self._taken = update_type(), taken_of_updates()
+        self.recorded_to = 0
+        """Updates up to this version are there already: they are only computed again."""
         self._streams: dict[str, GrowingFile] = {}
         self._tensorboard: TensorBoard | None = None
         self._flushed_s = time.monotonic()
@@ -100,7 +102,7 @@ class RunRecord:
         version: from which it goes on. why: the attempt before ended, as far as is known.
         """
         meta = read_meta(self.path)
-        attempt = Attempt(
+        attempt = LaterAttempt(
             started_epoch_s=started,
             from_version=version,
             why=why,
@@ -184,10 +186,11 @@ class RunRecord:
         """Append an update to updates.jsonl, if `--record` has it written."""
         if self._tensorboard:
             self._tensorboard.update(update)
-        if not self._every or (update.weights.version - 1) % self._every:
+        version = update.weights.version
+        if not self._every or (version - 1) % self._every or version <= self.recorded_to:
             return
         line = self._line(
-            version=update.weights.version,
+            version=version,
             t_s=update.finished_s,
             loss=finite(update.loss),
             gradients=tuple([_task(update, done) for done in update.dones]),

@@ -15,7 +15,7 @@ from dsgd.terminal.cli import UsageError, configure, is_given, parse, take_optio
 AUTO = "auto"
 
 
-class Asked(NamedTuple):
+class RunAsked(NamedTuple):
     """What a command line asks for."""
 
     cfg: TrainConfig
@@ -23,7 +23,7 @@ class Asked(NamedTuple):
     """How the attempt before ended, if a run is to go on."""
 
 
-def parse_run(arguments: Sequence[str]) -> Asked:
+def parse_run(arguments: Sequence[str]) -> RunAsked:
     """Return the run that a command line asks for, a new one or one that goes on.
 
     Raises UsageError in one line for anything that is wrong. `--help` and `--version` print and raise
@@ -31,14 +31,16 @@ def parse_run(arguments: Sequence[str]) -> Asked:
     """
     arguments = [with_dashes(argument) for argument in arguments]
     if not is_given(arguments, "--resume") or {"-h", "--help"} & set(arguments):
-        return Asked(parse(arguments), None)
+        return RunAsked(parse(arguments), None)
     arguments, run = take_option(arguments, "--resume")
     if run == AUTO:
         cfg = parse(arguments)
         if cfg.output.run_name is None:
             raise UsageError("--resume auto: goes on with the run of --run-name; give that too")
         path = cfg.output.folder / cfg.output.run_name
-        return _going_on(path, arguments, f"--resume auto ({path})") if is_record(path) else Asked(cfg, None)
+        return (
+            _going_on(path, arguments, f"--resume auto ({path})") if is_record(path) else RunAsked(cfg, None)
+        )
     if is_given(arguments, "--config"):
         raise UsageError(f"--resume {run}: the options are those of that run; leave --config out")
     path = Path(str(run))
@@ -47,7 +49,7 @@ def parse_run(arguments: Sequence[str]) -> Asked:
     return _going_on(path, arguments, f"--resume {run}")
 
 
-def _going_on(path: Path, arguments: Sequence[str], source: str) -> Asked:
+def _going_on(path: Path, arguments: Sequence[str], source: str) -> RunAsked:
     try:
         was = read_yaml(path / "config.yaml")
     except RecordError as error:
@@ -69,6 +71,6 @@ def _going_on(path: Path, arguments: Sequence[str], source: str) -> Asked:
     if cfg.steps < was["steps"]:
         raise UsageError(f"{source}: --steps {cfg.steps}: the run has {was['steps']}; steps may only grow")
     try:
-        return Asked(cfg, unfinished(path, was, cfg))
+        return RunAsked(cfg, unfinished(path, was, cfg))
     except ValueError as error:
         raise UsageError(f"{source}: {error}") from None
