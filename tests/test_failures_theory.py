@@ -29,7 +29,7 @@ from dsgd.cluster.laws import (
     parse_law,
 )
 from dsgd.execution.execute import execute
-from dsgd.execution.quick import config
+from dsgd.execution.quick import QuickRun, config, run
 from dsgd.faults.faults_text import parse_faults
 from dsgd.faults.plan import Plan
 from dsgd.theory.assumptions import NoClosedForm
@@ -37,6 +37,7 @@ from dsgd.theory.bounded_staleness import ssp_mean_staleness, ssp_steps_per_s
 from dsgd.theory.checkpointing import (
     best_checkpoint_interval,
     checkpoint_interval,
+    completion_deviation,
     completion_time,
     time_without_checkpoints,
     young_interval,
@@ -58,6 +59,7 @@ from dsgd.theory.failures import (
     up_share,
     wasted_by_suspicion,
 )
+from dsgd.theory.predictions import compare, predict
 from dsgd.theory.times import asgd_time, ssgd_time
 from dsgd.theory.uncertainty import standard_errors_allowed
 
@@ -97,7 +99,10 @@ def test_daly_s_completion_time_is_that_of_a_run_followed_by_hand(mtbf_s: float,
         sum(with_failures(rng, interval_s + cost_s, mtbf_s, restart) for _ in range(segments))
         for _ in range(400)
     ]
-    assert agrees(runs, completion_time(segments * interval_s, interval_s, cost_s, mtbf_s, restart_s))
+    at = (segments * interval_s, interval_s, cost_s, mtbf_s, restart_s)
+    assert agrees(runs, completion_time(*at))
+    off = [(one - completion_time(*at)) ** 2 for one in runs]
+    assert agrees(off, completion_deviation(*at) ** 2)
 
 
 @settings(deadline=None)  # the first call loads SciPy
@@ -424,3 +429,58 @@ def test_drawn_losses_of_the_driver_go_on_from_a_position() -> None:
         one.pop_timed()
     other.go_to(one.position())
     assert [one.pop_timed() for _ in range(20)] == [other.pop_timed() for _ in range(20)]
+
+
+CRASHES = {"faults": "crash:mtbf=60,back=5", "compute_time": "constant:2", "checkpoint_cost_s": 1.0}
+
+
+def test_the_time_of_a_run_whose_driver_is_lost_is_compared_with_daly_s() -> None:
+    """The summary has Daly's time, and his model's deviation as standard error; a short run is not compared."""
+    found = {}
+    for steps in (60, 2000):
+        options = {**CRASHES, "num_workers": 2, "steps": steps, "checkpoint_every": "9.5"}
+        found[steps] = run("ssgd", dataset="none", **options)
+    entry = compared(found[2000])["run_s"]
+    work = (4000.0, 10.0, 1.0, 60.0, 5.0)  # a checkpoint at the first update that is due
+    assert entry["theory"] == pytest.approx(completion_time(*work))
+    assert entry["standard_error"] == pytest.approx(completion_deviation(*work))
+    assert entry["verdict"] in ("agrees", "may be chance")
+    assert compared(found[60])["run_s"]["verdict"] == "too short to compare"
+
+
+def compared(outcome: QuickRun) -> Mapping[str, Any]:
+    """Return what the summary of such a run has under `theory`."""
+    tally, cluster = outcome.tally, outcome.cluster
+    return compare(
+        outcome.cfg,
+        tally.summary(cluster),
+        tally.totals,
+        "budget",
+        sum(cluster.restarts),
+        cluster.faults_seen,
+    )
+
+
+def test_no_time_is_claimed_where_daly_s_assumptions_do_not_hold() -> None:
+    """Random updates, and another fault beside the losses of the driver, leave the whole time unpredicted."""
+    ssgd = {**CRASHES, "num_workers": 2, "checkpoint_every": "10"}
+    assert "run_s" in predict(config("ssgd", **ssgd))
+    others = [
+        {"compute_time": "exponential:2"},
+        {"faults": "crash:mtbf=60,back=5; kill:1@t=20"},
+        {"checkpoint_every": "memory=10"},
+    ]
+    assert not any("run_s" in predict(config("ssgd", **{**ssgd, **other})) for other in others)
+    assert "run_s" not in predict(config("asgd", **ssgd))
+
+
+def test_a_checkpoint_in_which_the_driver_is_lost_is_none() -> None:
+    """The loss comes while the second checkpoint is written: the run goes on from the first."""
+    outcome = run(
+        "ssgd", dataset="none", num_workers=1, steps=30, compute_time="constant:1", checkpoint_every="10",
+        checkpoint_cost_s=2.0, faults="driver@t=23+4",
+    )  # fmt: skip
+    (loss,) = (seen for seen in outcome.cluster.faults_seen if seen.kind == "driver")
+    assert (loss.t_s, loss.update) == (23.0, 20)
+    # Up to the loss 23 s, 4 s away, then from update 10 again: 20 s and a checkpoint.
+    assert outcome.tally.last_update_s == 23 + 4 + 20 + 2

@@ -12,12 +12,14 @@ from itertools import pairwise
 from typing import Any
 
 from dsgd.config import TrainConfig
+from dsgd.faults.fault import Crash
 from dsgd.faults.possible import takes_processes
 from dsgd.faults.seen import FaultSeen
 from dsgd.strategies import strategy_of
 from dsgd.theory.assumptions import known
+from dsgd.theory.checkpointing import completion_deviation, completion_time
 from dsgd.theory.closed_forms import ClosedForms, delivery_cycle
-from dsgd.theory.disturbances import drops_members, members_stay, undisturbed
+from dsgd.theory.disturbances import completion, drops_members, members_stay, undisturbed
 from dsgd.theory.laws_of_times import memory_steps
 from dsgd.theory.members import Stretch, mean_over, stretches, with_members
 from dsgd.theory.order_statistics import order_statistic_skewness
@@ -30,6 +32,8 @@ _SUMS: Mapping[str, Callable[[Totals], tuple[float, float]]] = {
     "staleness_p0": lambda row: (row.fresh, row.tasks),
 }
 """What each average is a ratio of."""
+
+_FEWEST_LOSSES = 20
 
 _BROKEN_OFF: Mapping[str, Verdict] = {"diverged": "diverged", "failed": "failed"}
 
@@ -45,6 +49,10 @@ def closed_forms(cfg: TrainConfig) -> ClosedForms:
     if stay and undisturbed(cfg):
         return forms
     foreseen = stay and known(forms.s_per_update_disturbed) is not None
+
+    def run_s() -> float:
+        return completion_time(*completion(cfg, forms.run_s(), forms.s_per_update()))
+
     synchronous = known(forms.staleness_mean) == 0
     return replace(
         forms,
@@ -52,7 +60,7 @@ def closed_forms(cfg: TrainConfig) -> ClosedForms:
         staleness_mean=forms.staleness_mean if foreseen or synchronous else none.staleness_mean,
         staleness_pmf=none.staleness_pmf,
         staleness_by_worker=none.staleness_by_worker,
-        run_s=none.run_s,
+        run_s=run_s,
     )
 
 
@@ -60,8 +68,8 @@ def predict(cfg: TrainConfig) -> dict[str, float]:
     """Return what the literature's closed forms give for this mode, law and scenario.
 
     Keys: s_per_update (seconds on the engine's clock), staleness_mean and staleness_max (updates),
-    staleness_p0 (the share of fresh gradients), clock_gap_max (mini-batches). What has no formula is left
-    out.
+    staleness_p0 (the share of fresh gradients), clock_gap_max (mini-batches), run_s (seconds of the whole
+    run, where its driver is lost at random). What has no formula is left out.
     """
     forms = closed_forms(cfg)
     values = {
@@ -71,6 +79,8 @@ def predict(cfg: TrainConfig) -> dict[str, float]:
         "clock_gap_max": known(forms.clock_gap_max),
         "s_per_update": known(forms.s_per_update),
     }
+    if any(isinstance(one, Crash) for one in cfg.fault.fault_list):
+        values["run_s"] = known(forms.run_s)
     # An infinite bound says nothing, an infinite time is never measured.
     return {name: float(x) for name, x in values.items() if x is not None and math.isfinite(x)}
 
@@ -131,6 +141,7 @@ def compare(
     whole = {
         "staleness_max": staleness["max"],
         "clock_gap_max": counted["clock_gap_max"],
+        "run_s": rows[-1].clock_s,
         **{name: y / x for name, sums in _SUMS.items() for y, x in [sums(rows[-1])]},
     }
     lost_by_itself = restarts and (
@@ -146,7 +157,12 @@ def compare(
         estimate: Estimate | None = None
         needs: int | None = None
         never = None if fixed else broken_off
-        if not fixed and not never:
+        if name == "run_s" and not never:
+            if stopped_by != "budget":
+                continue
+            estimate, needs = _of_whole_run(cfg, rows[-1])
+            never = "too short to compare" if estimate is None else None
+        elif not fixed and not never:
             least = course.needed(name)
             estimate = course.steady_mean(name, rows) if updates >= least else None
             if least < math.inf:
@@ -164,6 +180,21 @@ def compare(
             of_drawn_times=name in drawn,
         )
     return entries
+
+
+def _of_whole_run(cfg: TrainConfig, end: Totals) -> tuple[Estimate | None, int]:
+    """Return a run's whole time, its standard error from theory, and how many updates it needs.
+
+    One run is one draw: its standard error is the deviation of Daly's model, for so many losses that their
+    sum is as good as normal.
+    """
+    forms = strategy_of(cfg).theory(cfg)
+    model = completion(cfg, forms.run_s(), forms.s_per_update())
+    losses, intervals = completion_time(*model) / model.mtbf_s, round(model.work_s / model.interval_s)
+    needs = math.ceil(end.updates * _FEWEST_LOSSES / losses)
+    if losses < _FEWEST_LOSSES:
+        return None, needs
+    return Estimate(end.clock_s, completion_deviation(*model), intervals), needs
 
 
 def _options_of(cfg: TrainConfig, seen: Sequence[Stretch]) -> list[TrainConfig]:
