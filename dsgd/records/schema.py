@@ -267,7 +267,8 @@ class Compared(Struct, frozen=True, kw_only=True):
         field(
             "",
             "what a formula says of this run: `s_per_update` (engine s), `staleness_mean`, `staleness_max` "
-            "(updates), `staleness_p0` (share of tasks), `clock_gap_max` (mini-batches); only those known",
+            "(updates), `staleness_p0` (share of tasks), `clock_gap_max` (mini-batches), `run_s` (engine s "
+            "of the whole run); only those known",
         ),
     ]
     measured: Annotated[
