@@ -153,6 +153,14 @@ class HostedCluster(SimCluster):
         for fault in sorted(self._plan.at_update(version), key=lambda fault: fault.kind == "driver"):
             self._changed |= self._happens(fault)
 
+    def stand_still(self, seconds: float) -> None:
+        """Have the server do nothing for so long; raise DriverLost if the driver is lost meanwhile."""
+        if loss := self._plan.pop_driver(self.now_s + seconds):
+            at_s, fault = loss
+            self.now_s = max(self.now_s, at_s)
+            self._happens(fault)
+        super().stand_still(seconds)
+
     def ended(self) -> None:
         self.faults_seen += [fault.seen for fault in self._open.values()]
         self.faults_seen += self._suspected.values()
