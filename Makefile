@@ -9,7 +9,8 @@ PROCESSES := 2
 PYTEST := $(PYTHON) -m pytest
 PARALLEL := -n $(PROCESSES) --dist loadgroup
 
-.PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies theory dst docs references labs dashboards observe bench clean \
+.PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies \
+	fault-timelines theory dst kills chaos docs references labs dashboards observe bench clean \
 	requirements image push manifests
 
 help:  ## list the targets
@@ -84,6 +85,9 @@ all-strategies: setup  ## compare all strategies under a heavy tail, and draw th
 	for figure in loss-time time-to-target; do \
 		cp runs/all-strategies/figures/$$figure.svg docs/images/all-strategies-$$figure.svg; done
 
+fault-timelines: setup  ## draw the figure of docs/faults.md
+	$(PYTHON) docs/tools/fault_timelines.py docs/images/fault-timelines.svg
+
 theory: setup  ## print theory against measurement, and draw up docs/theory.md
 	$(PYTHON) -m dsgd.theory.gate --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md
 	@cat docs/theory.md
@@ -109,6 +113,10 @@ labs: setup  ## make the labs' pages from their files: questions, commands, outp
 
 dashboards: setup  ## write the Grafana dashboards' JSON from Python
 	$(PYTHON) -m deploy.observability.dashboards
+
+chaos: setup  ## run the demo scenarios of faults, a few minutes: their answers, and where their reports are
+	for scenario in experiments/faults-*.yaml; do \
+		$(PYTHON) main.py --experiment $$scenario || exit 1; done
 
 observe: setup  ## start Prometheus and Alertmanager here with the rules; ctrl-C ends both
 	@$(PYTHON) -m deploy.observability.observe

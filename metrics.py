@@ -64,7 +64,7 @@ class Tally:
         self.wasted_by_faults = 0
         """Mini-batches whose results faults made useless."""
         self.recovery_s: list[float] = []
-        """Of each fault: seconds until all workers concerned computed again or had left."""
+        """Of each fault but leaving and joining: seconds until all workers concerned computed again."""
         self._marks = Marks(apart=num_workers)  # so that each worker delivers about once between two
         self._next_mark = num_workers
         self._samples_per_batch, self._clocks = samples_per_batch, clocks
@@ -116,8 +116,8 @@ class Tally:
         self.faults[fault.kind] = self.faults.get(fault.kind, 0) + 1
         self.repeated += fault.repeated
         self.wasted_by_faults += fault.wasted
-        if fault.recovered_s is not None:
-            self.recovery_s.append(fault.recovered_s)
+        if (recovery_s := fault.to_recover_s) is not None:
+            self.recovery_s.append(recovery_s)
 
     def state(self) -> dict[str, Any]:
         """Return all counts so far, as values that a checkpoint can keep."""
@@ -725,7 +725,7 @@ QUANTITIES: list[Quantity] = [
         unit="engine s",
         text="from a fault until all workers concerned computed again or had left",
         total=lambda tally, _: _recovery_s(tally),
-        of_fault=lambda fault: fault.recovered_s,
+        of_fault=lambda fault: fault.to_recover_s,
         families={
             "dsgd_fault_recovery_seconds": Family(
                 "histogram",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -79,7 +81,7 @@ trees = st.recursive(
 
 @given(trees)
 def test_a_kept_value_comes_back_as_it_was(tree: Any) -> None:
-    """Numbers to the last bit, NaN and infinity included; a tuple is no list, and 1 is neither 1.0 nor True."""
+    """Numbers to the last bit, NaN and infinity included; a tuple is no list, 1 neither 1.0 nor True."""
     assert repr(again(tree)) == repr(tree)
 
 
@@ -109,7 +111,9 @@ def test_a_state_comes_back_as_it_was() -> None:
     new = Weights(vector(1, math.nan), 3, {"velocity": vector(3, 4)})
     task = LocalSGD(batches=3, lr=0.1, schedule=schedule)
     flights = [InFlight(0, task, old, 0.1), InFlight(2, gradient, new, 0.2), InFlight(1, task, new, 0.3)]
-    asked = cluster(3, flights, states={1: np.ones((2, 2), np.float32)}, hosts={"alive": [True]}, latest=2)
+    asked = cluster(
+        3, flights, states={1: np.ones((2, 2), np.float32)}, hosts={"alive": [True]}, latest=2, leaving=[1]
+    )
     back = from_bytes(written(RunState(weights=new, cluster=asked, due_s={"disk": 3.5}, digest="d")), KNOWN)
     assert back.weights is back.cluster.flights[1].origin is back.cluster.flights[2].origin
     assert [(f.worker, f.task, f.origin.version, f.started_s) for f in back.cluster.flights] == [
@@ -200,7 +204,7 @@ class Kept:
     def names(self) -> list[str]:
         return sorted(self.there)
 
-    def write(self, name: str, parts: list[Part]) -> None:
+    def write(self, name: str, parts: Sequence[Part]) -> None:
         if self.failing:
             self.failing -= 1
             raise OSError(28, "No space left on device")
@@ -222,8 +226,8 @@ def followed(tier: Tier, until: int, checkpointer: Checkpointer | None = None) -
     checkpointer = checkpointer or Checkpointer([tier], KNOWN, lambda: None)
     for version in range(1, until + 1):
         if version >= checkpointer.next_s:
-            w = Weights(vector(version), version)
-            checkpointer.take(version, lambda w=w: RunState(weights=w, cluster=cluster(1)))
+            state = RunState(weights=Weights(vector(version), version), cluster=cluster(1))
+            checkpointer.take(version, partial(replace, state))
             checkpointer.wait()
     return checkpointer
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -33,7 +34,7 @@ def test_schedules_are_drawn_from_everything() -> None:
     assert {schedule.subject.mode for schedule in FIRST} == set(modes())
     configs = [schedule.config() for schedule in FIRST]
     faults = [fault for cfg in configs for fault in cfg.fault.fault_list if isinstance(fault, Fault)]
-    assert {fault.kind for fault in faults} == set(Kind.__args__) - set(STORE)
+    assert {fault.kind for fault in faults} == set(get_args(Kind)) - set(STORE)
     assert any(
         len(cfg.fault.fault_list) > sum(isinstance(f, Fault) for f in cfg.fault.fault_list) for cfg in configs
     )

@@ -437,7 +437,8 @@ def test_real_runs_answer_every_panel_and_agree_with_their_records(ray_cluster: 
 
 def check_panels(client: Client, began: float, end: float) -> None:
     """Each query has at least one finite value; a panel is left empty only where its description says so."""
-    for run, empty in ((".+", set()), ("local", set()), ("ssp", {"Drift of local weights"})):
+    quiet = {"Time to recover from a fault"}
+    for run, empty in ((".+", quiet), ("local", quiet), ("ssp", quiet | {"Drift of local weights"})):
         for dashboard in DASHBOARDS.values():
             for panel in panels(dashboard):
                 for target in panel["targets"]:
@@ -481,6 +482,10 @@ def check_values(client: Client, end: float, name: str, summary: dict[str, Any])
         for (bound,) in buckets
     }
     assert last("dsgd_worker_restarts_total") == {(worker,): w["restarts"] for worker, w in workers.items()}
+    counted = {(kind,): count for kind, count in summary["faults"].items()}
+    assert {kind: n for kind, n in last("dsgd_faults_total").items() if n} == counted
+    assert last("dsgd_repeated_gradients_total") == alone(summary["repeated"])
+    assert last("dsgd_fault_recovery_seconds_count") == alone(sum(counted.values()))
     assert last("dsgd_update_seconds_sum") == alone(summary["clock_s"])
     assert last("run:dsgd_update_seconds:mean") == alone(summary["clock_s"] / summary["updates"])
     assert last("run:dsgd_updates_per_second:ratio") == alone(summary["updates"] / summary["clock_s"])

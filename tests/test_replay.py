@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from conftest import ROOT, CommandLine, Ran
 
+import dsgd
+from dsgd.authoring.fault_schedule import drawn
 from dsgd.authoring.restart import SCENARIOS
 from dsgd.authoring.subject import Subject
 from dsgd.cluster import Update
@@ -20,9 +28,11 @@ from dsgd.execution.execute import Running, Watcher, execute
 from dsgd.execution.quick import config
 from dsgd.execution.replaying import compared, recorded_run
 from dsgd.records.reader import read_updates
+from dsgd.records.schema import RecordedFault, RecordError
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import modes, strategy_of
 from dsgd.work.weights import Weights
+from main import main
 
 SCENARIO = {"num_workers": 4, "steps": 48, "dataset": "xor"}
 VARIANTS = [
@@ -56,13 +66,16 @@ def recorded(folder: Path, mode: str, **options: Any) -> tuple[Path, Cuts]:
 
 
 def rolled(
-    cfg: TrainConfig, path: Path, after: tuple[ClusterState, Weights] | None = None, until: int | None = None
+    cfg: TrainConfig,
+    path: Path,
+    after: tuple[ClusterState, Weights] | None = None,
+    faults: Sequence[RecordedFault] = (),
 ) -> tuple[ReplayCluster, list[Update]]:
     """Roll a recorded run forward from its beginning, or from what it was `after` some update."""
     workload = make_workload(cfg)
     first = after[1].version if after else 0
-    updates = (u for u in islice(read_updates(path), until) if u.version > first)
-    cluster = ReplayCluster(cfg, workload, updates)
+    updates = (update for update in read_updates(path) if update.version > first)
+    cluster = ReplayCluster(cfg, workload, updates, faults)
     w = Weights(workload.objective.initial_weights(cfg.seed))
     if after:
         cluster.restore(after[0])
@@ -160,3 +173,252 @@ def test_every_mode_replays_in_the_simulator(
         kept = cuts.kept[after[1].version if after else 0 :]
         assert [u.weights.vector.tobytes() for u in updates] == [w.vector.tobytes() for _, w in kept]
         assert of_all_engines(cluster.state()) == of_all_engines(cuts.kept[-1][0])
+
+
+MEMBERS = [
+    ("leave:1@t=3; join:1@t=9; leave:0,2@t=12; join:0,2@t=15", {}),
+    ("leave:2@update=4; join:2@update=9; join:4@t=6; leave:1@step=6; join:1@t=30", {"num_workers": 5}),
+    ("kill:1@t=3+2; kill:2@update=5+4; node:a@t=20+3", {"on_loss": "drop", "nodes": 2}),
+    ("kill:0@t=4+3; pause:1=4@t=3; cut:3@t=9+3", {"on_loss": "rehost", "suspect_after": 5.0}),
+]
+
+
+@pytest.mark.parametrize("mode", modes())
+@pytest.mark.parametrize(("faults", "options"), MEMBERS)
+def test_members_leave_and_join_again_in_a_replay(
+    mode: str, faults: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Whoever leaves, joins, or is lost with its process: the replay has the same members at the same places
+    in the order of events, among equal times too.
+    """
+    for compute_time in ("exponential:1", "constant:1"):
+        scene = {"dataset": "quadratic", "grad_noise": 0.5, "lr": 0.01, "compute_time": compute_time}
+        path, cuts = recorded(tmp_path, mode, **scene, faults=faults, **options)
+        run = recorded_run(path)
+        found = compared(run)
+        assert (found.differs, found.same_weights) == (None, True)
+        assert {fault.kind for fault in run.faults} & {"leave", "join", "kill"}
+        cluster, _ = rolled(run.cfg, path, cuts.kept[len(cuts.kept) // 3], faults=run.faults)
+        assert of_all_engines(cluster.state()) == of_all_engines(cuts.kept[-1][0])
+
+
+def test_random_schedules_of_faults_replay(tmp_path: Path) -> None:
+    """Runs with random options and faults, a lost driver among them, are replayed bit for bit, or refused."""
+    replays, refused = 0, list[tuple[str, str]]()
+    for seed in range(60):
+        schedule = drawn(seed, [Subject(mode) for mode in modes()])
+        cfg = schedule.config()
+        cfg = replace(cfg, output=replace(cfg.output, out=str(tmp_path), run_name=f"seed{seed}"))
+        ended = execute(cfg, record=RunRecord(cfg), evaluate=False)
+        if not ended.tally.updates:
+            continue
+        assert ended.path
+        try:
+            found = compared(recorded_run(ended.path))
+        except RecordError as error:
+            refused.append((str(error), str(schedule.options["faults"])))
+            continue
+        assert (found.differs, found.same_weights) == (None, True), schedule
+        replays += 1
+    assert replays > 40
+    for reason, faults in refused:
+        assert "lost its driver while members came and went" in reason
+        assert "driver" in faults
+
+
+# --- The command --------------------------------------------------------------------------------------------
+
+ASGD = "--engine sim --mode asgd --num-workers 3 --steps 20 --compute-time exponential:1 --quiet"
+
+
+class Said(NamedTuple):
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def replay(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Call `main.py --replay` in this process."""
+
+    def call(run: object, *more: str) -> Said:
+        code = main(["--replay", str(run), *more])
+        return Said(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def asgd(cli: CommandLine) -> Ran:
+    return cli(ASGD)
+
+
+Lines = list[dict[str, Any]]
+
+
+def changed(ran: Ran, change: Callable[[Lines], object], name: str = "updates.jsonl") -> Path:
+    """Return a copy of a record in which a file's lines were changed."""
+    copy = ran.record.with_name("changed")
+    shutil.copytree(ran.record, copy)
+    lines = ran.lines(name)
+    change(lines)
+    (copy / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return copy
+
+
+def test_the_command_says_what_it_compared(asgd: Ran, replay: Callable[..., Said]) -> None:
+    """A few lines: how much was computed again, in which time, and that it is the same; exit code 0."""
+    said = replay(asgd.record)
+    assert (said.code, said.err) == (0, "")
+    for part in (
+        "asgd on sim, 3 workers",
+        "60 updates of 60 tasks",
+        "virtual s",
+        "same losses",
+        "the same bytes",
+    ):
+        assert part in said.out
+    assert asgd.summary["weights_sha256"] in said.out
+    assert len(said.out.splitlines()) == 4
+
+
+def test_a_changed_loss_is_found(asgd: Ran, replay: Callable[..., Said]) -> None:
+    """One loss that differs in its last digits: the update and the task are named, exit code 1; and as the
+    weights are the same, it was the record that was changed.
+    """
+
+    def change(lines: Lines) -> None:
+        lines[30]["gradients"][0]["loss"] += 1e-12
+
+    task = asgd.lines("updates.jsonl")[30]["gradients"][0]
+    said = replay(changed(asgd, change))
+    assert said.code == 1
+    assert f"update 31: worker {task['worker']}'s mini-batch {task['step']} has loss" in said.out
+    assert "the same bytes" in said.out
+    assert "changed after it was written" in said.out
+
+
+def test_a_changed_order_is_found(asgd: Ran, replay: Callable[..., Said]) -> None:
+    """Two tasks that came in in the other order make other weights, and the first update that differs."""
+
+    def change(lines: Lines) -> None:
+        one, other = lines[30]["gradients"][0], lines[31]["gradients"][0]
+        assert one["worker"] != other["worker"]
+        one["finished_s"], other["finished_s"] = other["finished_s"], one["finished_s"]
+
+    said = replay(changed(asgd, change))
+    assert said.code == 1
+    assert "update 31: made of worker" in said.out
+    assert "other bytes" in said.out
+
+
+def test_a_task_that_is_missing_is_found(asgd: Ran, replay: Callable[..., Said]) -> None:
+    """A task under another number never comes in: the update that waits for it is named."""
+
+    def change(lines: Lines) -> None:
+        lines[-1]["gradients"][0]["step"] += 100
+
+    said = replay(changed(asgd, change))
+    assert said.code == 1
+    assert "update 60: " in said.out
+
+
+def test_other_libraries_are_named_as_the_reason(asgd: Ran, replay: Callable[..., Said]) -> None:
+    """Where a record was made with another torch and the weights differ, the versions are said."""
+    copy = changed(asgd, lambda lines: lines[5]["gradients"][0].update(loss=9.0))
+    for name, field, value in (("meta.json", "versions", {"torch": "1.0", "numpy": "1.0"}),
+                               ("summary.json", "weights_sha256", "0" * 64)):  # fmt: skip
+        content = json.loads((copy / name).read_text())
+        (copy / name).write_text(json.dumps(content | {field: value}))
+    said = replay(copy)
+    assert said.code == 1
+    assert "torch 1.0 there, " in said.out
+
+
+def test_until_stops_at_a_version_and_saves_its_weights(asgd: Ran, replay: Callable[..., Said]) -> None:
+    """--until V --save FILE: the weights of that version, which a run of that length has too."""
+    file = asgd.record.parent / "w.npy"
+    said = replay(asgd.record, "--until", "30", "--save", str(file))
+    assert said.code == 0
+    assert "30 updates" in said.out
+    assert "of version 30" in said.out
+    weights = [update.weights.vector for update in dsgd.replay(asgd.record)][29]
+    assert np.load(file).tobytes() == weights.tobytes()
+
+
+def test_a_killed_run_replays_as_far_as_it_was_written(asgd: Ran, replay: Callable[..., Said]) -> None:
+    """Without summary.json, and with a torn last line: its updates are compared, and that is said."""
+    copy = changed(asgd, lambda lines: lines.pop())
+    (copy / "summary.json").unlink()
+    with (copy / "updates.jsonl").open("a") as file:
+        file.write('{"version": 60, "t_s": 1')
+    said = replay(copy)
+    assert said.code == 0
+    assert "59 updates of 59 tasks" in said.out
+    assert "no weights of its own" in said.out
+
+
+def test_what_cannot_be_replayed_is_refused_in_one_line(
+    cli: CommandLine, asgd: Ran, replay: Callable[..., Said], tmp_path: Path
+) -> None:
+    """No record, not all updates, none at all, a lost strategy file: exit code 2, the reason, one line."""
+    thinned = cli(f"{ASGD} --record every:2").record
+    none = cli(f"{ASGD} --record none").record
+    gap = changed(asgd, lambda lines: lines.pop(10))
+    faulty = cli(f"{ASGD} --faults leave:1@t=5").record
+    with (faulty / "faults.jsonl").open("a") as file:
+        lost = {
+            "t_s": 9,
+            "kind": "driver",
+            "workers": [],
+            "asked": True,
+            "update": 9,
+            "came_in": 9,
+            "text": "",
+        }
+        file.write(json.dumps(lost) + "\n")
+    empty = asgd.record.with_name("empty")
+    shutil.copytree(asgd.record, empty)
+    (empty / "updates.jsonl").write_text("")
+    own = tmp_path / "train_mine.py"
+    own.write_text((ROOT / "train_asgd.py").read_text().replace('mode: str = "asgd"', 'mode: str = "mine"'))
+    mine = cli(f"{ASGD.replace('--mode asgd', '')} --strategy-file {own}").record
+    assert replay(mine).code == 0
+    own.unlink()
+    (tmp_path / "other").mkdir()
+    for run, reason in (
+        (tmp_path / "nowhere", "no such folder"),
+        (tmp_path / "other", "not a run record"),
+        (thinned, "--record every:2"),
+        (none, "--record none"),
+        (gap, "update 12 follows update 10"),
+        (faulty, "lost its driver"),
+        (empty, "has no update"),
+        (mine, "train_mine.py"),
+    ):
+        said = replay(run)
+        assert said.code == 2, run
+        assert reason in said.err
+        assert str(run) in said.err
+        assert len(said.err.strip().splitlines()) == 1
+    assert "must be at least 1" in replay(asgd.record, "--until", "0").err
+
+
+def test_from_python_updates_can_be_looked_at(asgd: Ran) -> None:
+    """dsgd.replay yields updates with what each task read and computed, and stops where one differs."""
+    updates = list(dsgd.replay(asgd.record))
+    assert [update.weights.version for update in updates] == list(range(1, 61))
+    first = updates[0]
+    assert first.dones[0].origin.version == 0
+    moved = first.dones[0].origin.vector - 0.1 * first.dones[0].value
+    np.testing.assert_allclose(first.weights.vector, moved, rtol=1e-6)
+    copy = changed(asgd, lambda lines: lines[30]["gradients"][0].update(loss=9.0))
+    with pytest.raises(ValueError, match="update 31: worker"):
+        list(dsgd.replay(copy))
+    assert len(list(dsgd.replay(copy, check=False, until=40))) == 40
+    result = dsgd.run("asgd", engine="sim", steps=4, out=asgd.record.parent)
+    assert len(list(dsgd.replay(result))) == 16
+    with pytest.raises(ValueError, match="out="):
+        dsgd.replay(dsgd.run("asgd", engine="sim", steps=4))

@@ -19,8 +19,14 @@ import boto3
 import pytest
 from conftest import ROOT, stored
 
+from dsgd.checkpoints.disk_store import DiskStore
+from dsgd.checkpoints.store import name_of, newest_whole
+from dsgd.execution.quick import config
+from dsgd.records import lease
+from dsgd.records.lease import Lease, LostError
 from dsgd.records.s3 import Destination, fetch
 from dsgd.records.s3_access import TakenError
+from dsgd.records.upload import Upload, restore_record
 from main import main
 
 SIM = "--engine sim --compute-time exponential:1"
@@ -359,6 +365,205 @@ def test_a_url_without_records_is_refused(url: str, aws: Any, capsys: pytest.Cap
     assert not Path("runs").exists()
 
 
+# --- One writer at a time -----------------------------------------------------------------------------------
+
+HOLDER = """
+import sys
+from dsgd.execution.quick import config
+from dsgd.records import lease
+from dsgd.records.s3 import Destination
+
+lease.LASTS_S = 2.0
+held = Destination(sys.argv[1]).lease("a")
+held.take()
+print("held", flush=True)
+sys.stdin.readline()
+try:
+    held.require()
+except OSError as error:
+    print(type(error).__name__, error, flush=True)
+else:
+    print("still held", flush=True)
+held.release()
+"""
+
+
+@pytest.fixture
+def holder(aws: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that holds a lease of 2 s, and says whether it still has it when asked."""
+    monkeypatch.setattr(lease, "LASTS_S", 2.0)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, URL],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def another() -> Lease:
+    return Destination(URL).lease("a")
+
+
+def test_a_lease_lasts_as_long_as_its_holder(holder: subprocess.Popen[str]) -> None:
+    """While the holder lives nobody else gets the lease, waiting or not; released, the next one has it."""
+    for wait in (False, True):
+        with pytest.raises(TakenError, match=r"a process on .* writes there; wait until it has ended"):
+            another().take(wait=wait)
+    assert holder.communicate("\n")[0] == "still held\n"
+    last = another()
+    last.take()
+    last.require()
+    last.release()
+
+
+def test_the_lease_of_a_killed_holder_goes_to_one_process(holder: subprocess.Popen[str], aws: Any) -> None:
+    """SIGKILL: at once it is still refused; of several that wait for its end exactly one gets it."""
+    holder.kill()
+    holder.wait()
+    with pytest.raises(TakenError):
+        another().take()
+    leases, outcomes = [another() for _ in range(4)], []
+
+    def take(one: Lease) -> None:
+        try:
+            one.take(wait=True)
+            outcomes.append("has it")
+        except TakenError:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=take, args=(one,)) for one in leases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["has it", "refused", "refused", "refused"]
+    for one in leases:
+        one.release()
+    assert stored(aws) == {}
+
+
+def test_a_holder_that_stood_still_finds_that_it_has_lost(holder: subprocess.Popen[str], aws: Any) -> None:
+    """SIGSTOP for longer than the lease lasts: another takes it over, and the first, woken, may not write."""
+    holder.send_signal(signal.SIGSTOP)
+    second = another()
+    second.take(wait=True)
+    holder.send_signal(signal.SIGCONT)
+    out, _ = holder.communicate("\n")
+    assert out.startswith("LostError --out s3://lab/runs/may/a: another process has taken this over")
+    second.require()
+    second.release()
+    assert stored(aws) == {}
+    assert issubclass(LostError, OSError)
+
+
+# --- A run that goes on on another machine ------------------------------------------------------------------
+
+DRIVER = """
+import os, signal, sys
+from dsgd.checkpoints.store import name_of
+from dsgd.execution.quick import config
+from dsgd.records.upload import Upload
+from dsgd.records.writer import config_text
+
+cfg = config("asgd", engine="sim", out=sys.argv[1], run_name="a", steps=9)
+upload = Upload(cfg, resume=sys.argv[2] == "resume")
+record = cfg.output.folder / "a"
+record.mkdir(parents=True, exist_ok=True)
+(record / "config.yaml").write_text(config_text(cfg))
+(record / "meta.json").write_text("{}")
+for version in map(int, sys.argv[3:]):
+    with (record / "updates.jsonl").open("a") as file:
+        file.write('{"version": %d}\\n' % version)
+    parts = [b"checkpoint %d" % version]
+    upload.checkpoints.write(name_of(version, parts), parts)
+    (record / "checkpoints").mkdir(exist_ok=True)
+    (record / "checkpoints" / name_of(version, parts)).write_bytes(parts[0])
+print("reached", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def drive(*arguments: str) -> None:
+    """Be a run's driver that writes checkpoints of some versions, and is then killed."""
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, URL, *arguments],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "reached\n"), done.stderr
+
+
+def test_a_killed_run_is_found_on_an_empty_disk(aws: Any) -> None:
+    """After SIGKILL the bucket has the record as far as its newest checkpoint; both are brought."""
+    assert restore_record(f"{URL}/a", Path("new/a")) is None
+    drive("begin", "3", "6")
+    os.rename("runs", "lost")
+    into = Path("new/a")
+    newest = name_of(6, [b"checkpoint 6"])
+    assert restore_record(f"{URL}/a", into) == (newest, True, [])
+    assert {path.name for path in into.iterdir()} == {
+        "config.yaml", "meta.json", "updates.jsonl", "checkpoints"
+    }  # fmt: skip
+    assert (into / "updates.jsonl").read_text().count("\n") == 2
+    assert newest_whole(DiskStore(into / "checkpoints"))[:2] == (newest, b"checkpoint 6")
+    assert [path.name for path in Path("new").iterdir()] == ["a"]
+
+
+def test_of_two_records_the_one_that_is_further_is_taken(aws: Any) -> None:
+    """A folder that is as far as the bucket stays as it is; one that is behind, or is none, is replaced."""
+    drive("begin", "3", "6")
+    record = Path("runs/s3/lab/runs/may/a")
+    (record / "mine").write_text("")
+    assert restore_record(f"{URL}/a", record) == (name_of(6, [b"checkpoint 6"]), False, [])
+    assert (record / "mine").exists()
+    for path in record.glob("checkpoints/00000006*"):
+        path.unlink()
+    assert restore_record(f"{URL}/a", record) == (name_of(6, [b"checkpoint 6"]), True, [])
+    assert not (record / "mine").exists()
+
+
+def test_a_damaged_checkpoint_in_the_bucket_is_skipped(aws: Any) -> None:
+    """The newest whole one is brought, with the reason for the other; without any, the record alone."""
+    drive("begin", "3", "6")
+    names = [name_of(v, [b"checkpoint %d" % v]) for v in (3, 6)]
+    aws.put_object(Bucket="lab", Key=f"runs/may/a/checkpoints/{names[1]}", Body=b"checkpoint")
+    found = restore_record(f"{URL}/a", Path("new"))
+    assert found
+    assert (found.checkpoint, [name for name, _ in found.skipped]) == (names[0], [names[1]])
+    aws.put_object(Bucket="lab", Key=f"runs/may/a/checkpoints/{names[0]}", Body=b"")
+    found = restore_record(f"{URL}/a", Path("newer"))
+    assert found
+    assert found.checkpoint is None
+    assert Path("newer/updates.jsonl").exists()
+
+
+def test_the_same_run_goes_on_under_its_name(
+    aws: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A name that is taken is refused to a new run, given to the one that resumes it, and keeps no lease."""
+    monkeypatch.setattr(lease, "LASTS_S", 1.0)
+    drive("begin", "3")
+    os.rename("runs", "lost")
+    assert run("--dataset none --steps 3 --quiet") == 2
+    assert "is taken" in capsys.readouterr().err
+    cfg = config("asgd", engine="sim", out=URL, run_name="a", steps=9)
+    upload = Upload(cfg, resume=True)
+    record = cfg.output.folder / "a"
+    assert restore_record(f"{URL}/a", record)
+    (record / "updates.jsonl").write_text("more")
+    parts = [b"checkpoint 5"]
+    upload.checkpoints.write(name_of(5, parts), parts)
+    assert stored(aws)["runs/may/a/updates.jsonl"] == b"more"
+    assert upload.finish() == f"{URL}/a"
+    assert {name.removeprefix("runs/may/a/") for name in stored(aws)} == {
+        "config.yaml", "meta.json", "updates.jsonl",
+        *(f"checkpoints/{name_of(v, [b'checkpoint %d' % v])}" for v in (3, 5)),
+    }  # fmt: skip
+
+
+# --- Experiments --------------------------------------------------------------------------------------------
+
 EXPERIMENT = """
 title: Slack
 question: How much slack?
@@ -382,12 +587,12 @@ def test_an_experiment_is_uploaded_and_a_broken_upload_completed(
 ) -> None:
     """S3 fails: exit 1, and all is here. Repeated, the command uploads what is missing, and nothing else."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    stand_in.answer = lambda key, times: 503
+    stand_in.answer = lambda key, times: 200 if key.endswith("/lease") else 503
     assert experiment() == 1
     err = capsys.readouterr().err
     assert "S3 fails" in err
     assert "the same command uploads what is missing" in err
-    assert len(stand_in.asked) == 1
+    assert len([key for key in stand_in.asked if not key.endswith("/lease")]) == 1
 
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
@@ -402,12 +607,75 @@ def test_an_experiment_is_uploaded_and_a_broken_upload_completed(
     assert stored(aws) == local("slack")
 
 
-def test_an_experiment_from_elsewhere_is_not_mixed_with(aws: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same experiment from another machine: exit 2, before anything runs."""
-    aws.put_object(Bucket="lab", Key="runs/may/slack/experiment.yaml", Body=b"")
+def test_another_machine_runs_only_what_is_missing(
+    aws: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGKILL of an experiment: on an empty disk the same command fetches what is finished, runs the others,
+    and the folder and the bucket are whole.
+    """
+    monkeypatch.setattr(lease, "LASTS_S", 2.0)
+    text = EXPERIMENT.replace("steps: 3", "steps: 1500").replace("seeds: 1", "seeds: 3")
+    (tmp_path / "slack.yaml").write_text(text)
+    command = ["--experiment", str(tmp_path / "slack.yaml"), "--out", URL, "--processes", "1"]
+    one = start(tmp_path / "one", *command)
+    wait_for(lambda: sum("summary.json" in key for key in stored(aws)) >= 2)
+    os.killpg(one.pid, signal.SIGKILL)
+    one.communicate()
+    before = stored(aws)
+    finished = {key.removesuffix("summary.json") for key in before if key.endswith("/summary.json")}
+    assert 2 <= len(finished) < 6
+    assert "runs/may/slack/lease" in before
+    assert main(command) == 0
+    assert f"upload  {URL}/slack" in capsys.readouterr().out
+    after = stored(aws)
+    assert after == local("slack")
+    assert sum(key.endswith("/summary.json") for key in after) == 6
+    kept = {key: content for key, content in before.items() if key.startswith(tuple(finished))}
+    assert kept.items() <= after.items()
+
+
+def test_another_machine_goes_on_with_a_run_that_was_cut_off(
+    aws: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SIGKILL of an experiment whose run has a checkpoint in S3: on an empty disk the run goes on from there,
+    to the same weights as if it had never been killed.
+    """
+    monkeypatch.setattr(lease, "LASTS_S", 2.0)
+    text = EXPERIMENT.replace("steps: 3", "steps: 20000, checkpoint_every: '500'").replace("[0, 2]", "[2]")
+    (tmp_path / "slack.yaml").write_text(text)
+    command = ["--experiment", str(tmp_path / "slack.yaml"), "--processes", "1", "--out"]
+    one = start(tmp_path / "one", *command, URL)
+    wait_for(lambda: any("/checkpoints/" in key for key in stored(aws)))
+    os.killpg(one.pid, signal.SIGKILL)
+    one.communicate()
+    assert not any(key.endswith("summary.json") for key in stored(aws))
+    assert main([*command, URL]) == 0
+    assert "1 unfinished runs go on from their checkpoints" in capsys.readouterr().out
+    there = stored(aws)
+    assert not any("/checkpoints/" in key for key in there)
+    record = "runs/may/slack/slack=2-s0"
+    [attempt] = json.loads(there[f"{record}/meta.json"])["attempts"]
+    assert attempt["from_version"] >= 500
+    assert main([*command, "uncut"]) == 0
+    uncut = Path("uncut/slack/slack=2-s0")
+    for file in ("weights.npy", "updates.jsonl", "evals.jsonl"):
+        assert there[f"{record}/{file}"] == (uncut / file).read_bytes()
+
+
+def test_an_experiment_that_runs_elsewhere_is_left_alone(
+    aws: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two machines at once: the second gets exit code 2 and one line, and nothing is written."""
+    monkeypatch.setattr(lease, "LASTS_S", 4.0)
+    first = Destination(URL).lease("slack")
+    first.take()
     assert experiment() == 2
-    assert f"--out {URL}: {URL}/slack is taken" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert f"--out {URL}/slack: a process on" in err
+    assert len(err.splitlines()) == 1
     assert not Path("runs").exists()
+    first.release()
+    assert experiment() == 0
 
 
 def test_a_record_is_added_once_and_never_over_another(aws: Any) -> None:

@@ -443,7 +443,6 @@ def unreliable(aws: Any, endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iter
     """Put a server that may fail in front of S3."""
     there = Unreliable(endpoint)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", there.url)
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "3")
     thread = threading.Thread(target=there.server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     yield there
@@ -456,8 +455,8 @@ def s3(read_timeout_s: float = 30.0) -> S3Store:
     import boto3
     from botocore.config import Config
 
-    retries = {"total_max_attempts": int(os.environ.get("AWS_MAX_ATTEMPTS", "3"))}
-    client = boto3.Session().client("s3", config=Config(read_timeout=read_timeout_s, retries=retries))  # type: ignore[arg-type]
+    config = Config(read_timeout=read_timeout_s, retries={"total_max_attempts": 3})
+    client = boto3.Session().client("s3", config=config)
     return S3Store(client, "lab", "a/checkpoints/", "s3://lab/a/checkpoints")
 
 
@@ -626,7 +625,7 @@ def test_a_full_disk_costs_the_checkpoint_that_does_not_fit(tmp_path: Path) -> N
 
 HEAD_AND_TWO_NODES = """
 import sys
-import dsgd.cluster.ray
+import dsgd.cluster.ray_connection
 from ray.cluster_utils import Cluster
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -640,7 +639,7 @@ cluster.shutdown()
 
 DRIVER = """
 import os, signal, sys
-from dsgd.cluster.ray import connect
+from dsgd.cluster.ray_connection import connect
 from dsgd.checkpoints.peer_store import PeerStore
 from dsgd.checkpoints.store import name_of, newest_whole, version_of
 import ray
@@ -698,7 +697,7 @@ def nodes() -> Iterator[tuple[str, Callable[[str], None]]]:
 
 @pytest.mark.ray
 def test_a_copy_in_another_nodes_memory_outlives_the_driver(nodes: tuple[str, Callable[[str], None]]) -> None:
-    """The next driver finds a killed driver's checkpoints. A lost node costs the copy: the next checkpoint has
+    """The next driver finds the checkpoints of a killed one. A lost node costs the copy: the next one has
     another keeper. The run's end, or an hour without a call, ends it; no process is left.
     """
     address, remove = nodes

@@ -242,8 +242,43 @@ def _faults() -> list[Panel]:
         lines(
             "Restarts of each worker",
             "short",
-            "How often a worker was lost and restarted. After --max-restarts of one worker the run fails.",
+            "How often a worker was lost and restarted. After --max-restarts within "
+            "--restart-window-s the run fails.",
             query(f"sum by (worker) (dsgd_worker_restarts_total{{{RUN}}})", WORKER),
+            width=8,
+        ),
+        bars(
+            "Faults by kind",
+            "short",
+            "Faults that are over, and at the end those that the run ended in: asked for with --faults, or "
+            "processes that died by themselves (kill).",
+            query(f"sum by (kind) (dsgd_faults_total{{{RUN}}})", "{{kind}}"),
+            width=8,
+        ),
+        lines(
+            "Time to recover from a fault",
+            "s",
+            "Engine seconds until all workers concerned computed again, whole run so far: the median, and "
+            "what one in twenty exceeds. Empty without faults.",
+            query(
+                f"histogram_quantile(0.5, sum by (le) (dsgd_fault_recovery_seconds_bucket{{{RUN}}}))", "p50"
+            ),
+            query(
+                f"histogram_quantile(0.95, sum by (le) (dsgd_fault_recovery_seconds_bucket{{{RUN}}}))",
+                "p95",
+                "B",
+            ),
+            width=8,
+        ),
+        lines(
+            "Mini-batches computed again",
+            "percentunit",
+            "Share of the applied mini-batches that faults had computed a second time, whole run so far. "
+            "Above a fifth for ten minutes raises an alert.",
+            query(
+                f"sum(dsgd_repeated_gradients_total{{{RUN}}}) / sum(dsgd_gradients_total{{{RUN}}})",
+                "repeated",
+            ),
             width=12,
         ),
         lines(

@@ -25,7 +25,8 @@ from dsgd.config import FaultConfig, TrainConfig
 from dsgd.data import make_workload
 from dsgd.faults.fault import MEMBERSHIP, Fault
 from dsgd.faults.seen import FaultSeen
-from dsgd.theory.predictions import closed_forms, known
+from dsgd.theory.assumptions import known
+from dsgd.theory.predictions import closed_forms
 from dsgd.work.weights import Weights
 
 _workload = lru_cache(maxsize=64)(make_workload)

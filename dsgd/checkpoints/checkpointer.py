@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from dsgd.checkpoints.codec import Vocabulary
 from dsgd.checkpoints.run_state import RunState, to_parts
-from dsgd.checkpoints.store import Store, keep_newest, name_of
+from dsgd.checkpoints.store import Store, keep_newest, name_of, version_of
 from dsgd.theory.checkpointing import checkpoint_interval
 
 
@@ -74,16 +74,24 @@ class Checkpointer:
     """The checkpoints of one run.
 
     known: what its tasks may be. before: called, in the background, before a checkpoint is written, for what
-    must be on the disk by then.
+    must be on the disk by then. says_missed: whether notes name missed checkpoints; in virtual time, which is
+    faster than any disk, they are no surprise.
     """
 
-    def __init__(self, tiers: Sequence[Tier], known: Vocabulary, before: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        known: Vocabulary,
+        before: Callable[[], None] = lambda: None,
+        *,
+        says_missed: bool = True,
+    ) -> None:
         self.tiers = tiers
         self.snapshots: list[RunState] = []
         """Those of the tier in memory, oldest first."""
         self.latest: RunState | None = None
         """The newest that was taken for any place outside this process."""
-        self._known, self._before = known, before
+        self._known, self._before, self._says_missed = known, before, says_missed
         self._writers = {tier.name: ThreadPoolExecutor(1) for tier in tiers if tier.store}
         self._writing: dict[str, Future[None]] = {}
 
@@ -117,7 +125,7 @@ class Checkpointer:
     def _keep(self, tiers: Sequence[Tier], state: RunState) -> None:
         for tier in tiers:
             if tier.store is None:
-                self.snapshots = [*self.snapshots[1 - tier.keep :], state] if tier.keep > 1 else [state]
+                self.remember(state, tier.keep)
                 continue
             self.latest = state
             before = self._writing.get(tier.name)
@@ -137,10 +145,40 @@ class Checkpointer:
         """When the next checkpoint of each tier is due."""
         return {tier.name: tier.due_s for tier in self.tiers}
 
-    def restore(self, due_s: Mapping[str, float], now_s: float) -> None:
-        """Go on with the tiers where an earlier run of them stood; new ones begin now."""
+    def restore(self, state: RunState) -> None:
+        """Go on as the run did that took this checkpoint; tiers that it did not have begin now."""
         for tier in self.tiers:
-            tier.due_s = due_s.get(tier.name, now_s + tier.every_s)
+            tier.due_s = state.due_s.get(tier.name, state.cluster.now_s + tier.every_s)
+        self.latest = state
+
+    def begin_again(self, now_s: float) -> None:
+        """Have the next checkpoints due an interval from now: the run has gone back to an earlier one."""
+        for tier in self.tiers:
+            tier.due_s = now_s + tier.every_s
+
+    def remember(self, state: RunState, keep: int = 3) -> None:
+        """Keep a snapshot in memory."""
+        self.snapshots = [*self.snapshots, state][-keep:]
+
+    def forget_after(self, version: int) -> None:
+        """Remove the checkpoints of later versions: the run went another way."""
+        self.wait()
+        for tier in self.tiers:
+            if tier.store:
+                for name in tier.store.names():
+                    if (version_of(name) or 0) > version:
+                        tier.store.remove(name)
+
+    def notes(self) -> list[str]:
+        """Return what went wrong, in a line for each tier."""
+        found = []
+        for tier in self.tiers:
+            if tier.error:
+                found.append(f"{tier.failed} checkpoints could not be written; the first: {tier.error}")
+            if tier.missed and self._says_missed:
+                before = "the one before was still being written"
+                found.append(f"{tier.missed} checkpoints were left out ({tier.name}): {before}")
+        return found
 
     def wait(self) -> None:
         """Wait for what is being written."""

@@ -1,7 +1,7 @@
 """Values as the bytes of one safetensors file, and back: arrays raw, all else as JSON in its metadata.
 
-What can be kept is a closed vocabulary: numbers, text, None, arrays, tuples, lists and dicts of these, and the
-tasks of a run. Reading a file never runs code that the file names, as unpickling would.
+What can be kept is a closed vocabulary: numbers, text, None, arrays, tuples, lists and dicts of these, and
+the tasks of a run. Reading a file never runs code that the file names, as unpickling would.
 
 Arrays of one type and shape are the rows of one tensor, each array once, however often it is referred to. So
 a file has a few tensors even where thousands of versions of the weights are in flight, and all bits are kept.
@@ -133,8 +133,8 @@ class Encoder:
             fields = {f.name: self.tree(getattr(value, f.name)) for f in dataclasses.fields(value) if f.init}
             return {"of": kind.__name__, "fields": fields}
         raise NotKept(
-            f"{value!r:.60}, of type {kind.__qualname__}; keep numbers, text, None, arrays, and tuples, lists "
-            "and dicts of these"
+            f"{value!r:.60}, of type {kind.__qualname__}; keep numbers, text, None, arrays, and tuples, "
+            "lists and dicts of these"
         )
 
     def parts(self, document: Mapping[str, Any]) -> list[Part]:
@@ -180,7 +180,7 @@ class Decoder:
                 name: _viewed(content, 8 + size + place["data_offsets"][0], place)
                 for name, place in header.items()
             }
-            self._tasks = [self.tree(task) for task in self.document["tasks"]]
+            self._tasks: dict[int, Any] = {}
             self._versions = [self._version(*version) for version in self.document["versions"]]
 
     @contextmanager
@@ -209,7 +209,9 @@ class Decoder:
         return self._versions[index]
 
     def task(self, index: int) -> Any:
-        """Return a task."""
+        """Return a task; the same index gives the same object."""
+        if index not in self._tasks:
+            self._tasks[index] = self.tree(self.document["tasks"][index])
         return self._tasks[index]
 
     def tree(self, value: Any) -> Any:

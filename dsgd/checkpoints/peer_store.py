@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from dsgd.checkpoints.store import Part, in_order
-from dsgd.cluster.ray import is_private  # first: it sets what Ray reads when it is imported
+from dsgd.cluster.ray_connection import is_private  # first: it sets what Ray reads when it is imported
 
 # isort: split
 import ray

@@ -87,6 +87,13 @@ def to_parts(state: RunState, known: Vocabulary) -> list[Part]:
     return encoder.parts(document)
 
 
+def weights_in(content: bytes) -> Weights:
+    """Return the weights alone that a file holds, whatever strategy made them; raises Unreadable."""
+    decoder = Decoder(content, {})
+    with decoder.explained():
+        return decoder.weights(decoder.document["weights"])
+
+
 def from_bytes(content: Any, known: Vocabulary) -> RunState:
     """Return the state that a file holds; its arrays are views of `content`.
 
@@ -99,11 +106,13 @@ def from_bytes(content: Any, known: Vocabulary) -> RunState:
         columns = {
             name: decoder.column(cluster[f"flying{name}"]) for name in ("", "_tasks", "_origins", "_since_s")
         }
+        plain: dict[str, Any] = {name: cluster[name] for name in _AS_THEY_ARE}
+        whole: dict[str, Any] = {name: decoder.column(cluster[name]) for name in _WHOLE}
         return RunState(
             weights=decoder.weights(document["weights"]),
             cluster=ClusterState(
-                **{name: cluster[name] for name in _AS_THEY_ARE},
-                **{name: decoder.column(cluster[name]) for name in _WHOLE},
+                **plain,
+                **whole,
                 clocks=dict(
                     zip(decoder.column(cluster["members"]), decoder.column(cluster["clocks"]), strict=True)
                 ),

@@ -106,7 +106,8 @@ def require_whole(name: str, content: Part) -> None:
 
 def keep_newest(store: Store, count: int) -> None:
     """Remove all but the newest `count` checkpoints."""
-    for name in store.names()[:-count]:
+    names = store.names()
+    for name in names[: max(0, len(names) - count)]:
         store.remove(name)
 
 

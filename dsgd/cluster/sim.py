@@ -160,6 +160,8 @@ class SimCluster:
         if finished_s > self._deadline_s:
             self.now_s = self._deadline_s
             raise TimeUp
+        if finished_s < self.now_s:  # the server stood still
+            finished_s = self.now_s
         self.now_s = finished_s
         step = ledger.steps[worker]
         _, task, w, started_s, _, compute_s = ledger.finish(worker, finished_s)
@@ -169,6 +171,10 @@ class SimCluster:
         return Done(
             worker, step, task.batches, version, loss, value, started_s, finished_s, compute_s, sent, sent, w
         )
+
+    def stand_still(self, seconds: float) -> None:
+        """Have the server do nothing for so long: workers compute meanwhile, and results wait."""
+        self.now_s += seconds
 
     def state(self) -> ClusterState:
         """Return the cluster between two updates: `restore` goes on from there, bit for bit."""

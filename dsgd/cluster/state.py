@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from dsgd.work.tasks import Task
@@ -57,3 +57,38 @@ class ClusterState:
     """Of Plan.position, where faults were asked for."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """What only the engine that made it can use, as JSON values: the simulator's future."""
+
+
+def with_new_processes(
+    state: ClusterState, start: ClusterState, *, now_s: float, faults: Mapping[str, Any] | None
+) -> ClusterState:
+    """Return a state as it is after all processes were lost and new ones started, at `now_s`.
+
+    Nothing is in flight: the tasks of `state.flights` are to be started again, with the same steps. Who was
+    leaving has left, and who had left with its process is back. start: the state at the run's beginning.
+    faults: which have happened by now.
+    """
+    hosts = state.hosts or {}
+    gone, back = set(state.leaving), [w for w in hosts.get("dropped", ()) if w not in state.workers]
+    workers = sorted({*state.workers, *back} - gone)
+    clocks = {worker: state.clocks.get(worker, state.slowest) for worker in workers}
+    flying = {f.worker: f for f in state.flights}
+    idle = [*([] if state.latest is None else [state.latest]), *state.waiting, *flying, *back]
+    lost = sum(f.task.batches for f in state.flights if f.worker in gone)
+    return replace(
+        state,
+        now_s=now_s,
+        workers=tuple(workers),
+        clocks=clocks,
+        slowest=min(clocks.values()),
+        fastest=max(clocks.values()),
+        latest=None,
+        waiting=[worker for worker in idle if worker not in gone],
+        flights=(),
+        given=state.given - sum(f.task.batches for f in state.flights),
+        lost=state.lost + lost,
+        leaving=(),
+        hosts=start.hosts,
+        faults=faults,
+        engine=start.engine,
+    )

@@ -59,7 +59,7 @@ class Evaluator:
 
     def due(self) -> list[DueEvaluation]:
         """Return those that were submitted and not taken by `finished`."""
-        return [DueEvaluation(*due) for *due, _ in self._waiting]
+        return [DueEvaluation(w, t_s, gradients, sent) for w, t_s, gradients, sent, _ in self._waiting]
 
     def forget(self) -> None:
         """Drop all that were submitted and not taken."""

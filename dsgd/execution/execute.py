@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import gc
 import math
+import os
+import signal
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,12 +25,18 @@ import numpy as np
 from dsgd.checkpoints.checkpointer import Checkpointer
 from dsgd.checkpoints.codec import Vocabulary, vocabulary
 from dsgd.checkpoints.run_state import RunState
-from dsgd.cluster import ClusterError, Engine, TimeUp, Update
+from dsgd.checkpoints.store import Store
+from dsgd.checkpoints.store_faults import FaultyStore
+from dsgd.cluster import ClusterError, DriverLost, Engine, TimeUp, Update
 from dsgd.cluster.open import open_cluster, require_room
+from dsgd.cluster.replay import ReplayCluster, rolled_forward
+from dsgd.cluster.sim import SimCluster
+from dsgd.cluster.state import with_new_processes
 from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
 from dsgd.execution.evaluation import Evaluated, Evaluator
-from dsgd.execution.resuming import ResumePoint, options_digest, resume_point, tiers_of
+from dsgd.execution.first_weights import first_weights
+from dsgd.execution.resuming import ResumePoint, options_digest, resume_point, stores_of, tiers_of
 from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import Tally, finite
 from dsgd.records.files import WriteError
@@ -36,10 +44,13 @@ from dsgd.records.outcomes import StoppedBy, one_line
 from dsgd.strategies import Strategy, strategy_of
 from dsgd.terminal.interruptions import Interruptions
 from dsgd.theory.predictions import compare
-from dsgd.work.weights import Weights
+from dsgd.work.weights import Vector, Weights
 
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord
+
+MOST_ROLLBACKS = 10
+"""How often a run that diverges goes back, each time with half the step size, before it ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +108,8 @@ class Ended:
     """Wall seconds from the start of the program, or of `execute`, to the first task."""
     written: Any = None
     """The summary as the record has it."""
+    notes: Sequence[str] = ()
+    """What went wrong with checkpoints, in a line each; the run went on."""
 
     @cached_property
     def summary(self) -> Any:
@@ -143,17 +156,20 @@ def execute(
     workload = make_workload(cfg)
     own = strategy if cfg.strategy_file else None
     known = vocabulary(strategy)
-    point = resume_point(cfg, record.path, known, resume) if resume and record else None
+    first = first_weights(cfg, workload)
     with open_cluster(cfg, workload, interruptions, unknown_to_workers=own) as cluster:
+        places = stores_of(cfg, record) if record else {}
         following = _Following(
-            cfg, strategy, workload, cluster, record, tuple(watchers), known, evaluate=evaluate
+            cfg, strategy, workload, first, cluster, record, tuple(watchers), known, places, evaluate=evaluate
         )
         interruptions.hold()  # a record that is begun will be completed
         try:
-            if record and point:
-                following.go_on(point, started)
+            if record and resume:
+                following.go_on(resume_point(cfg, record.path, places, known, resume), started)
             elif record:
-                record.open(started=started, cluster=cluster)
+                record.open(
+                    started=started, cluster=cluster, weights=first if cfg.checkpoint.init_from else None
+                )
             with _few_collections() if cfg.engine == "sim" else nullcontext():
                 return following.to_the_end(interruptions, started)
         finally:
@@ -182,15 +198,16 @@ class _Following:
         cfg: TrainConfig,
         strategy: Strategy,
         workload: Workload,
+        first: Vector,
         cluster: Engine,
         record: RunRecord | None,
         watchers: Sequence[Watcher],
         known: Vocabulary,
+        places: Mapping[str, Store],
         *,
         evaluate: bool,
     ) -> None:
-        self.weights = Weights(workload.objective.initial_weights(cfg.seed))
-        self.weights.vector.setflags(write=False)
+        self.weights = Weights(first)
         self._stopped_by: StoppedBy = "budget"
         self._error: str | None = None
         self._exception: Exception | None = None
@@ -202,19 +219,36 @@ class _Following:
         self._evaluated_version = -1
         self._evaluate_each = cfg.stop.eval_every * cfg.num_workers or math.inf
         self._evaluate_at = self._evaluate_each
-        self._faults_noted = 0
+        self._faults_taken = 0
+        """Of the engine's faults, how many have been noted."""
+        self._noted: list[FaultSeen] = []
+        """By this process."""
+        self._noted_before = 0
+        self._rollbacks = 0
+        self._start: RunState | None = None
+        self._over_already: StoppedBy | None = None
+        self._skipped: Sequence[str] = ()
+        self._workload = workload
         self._digest = options_digest(cfg)
         self._checkpoints = Checkpointer(
-            tiers_of(cfg, record.path) if record else [], known, record.sync if record else lambda: None
+            tiers_of(cfg, places),
+            known,
+            record.sync if record else lambda: None,
+            says_missed=cfg.engine == "ray",
         )
+        self._places, self._store_faults_taken = places, 0
+        if cfg.fault.faults or cfg.checkpoint.on_divergence == "rollback":
+            nothing = {"updates.jsonl": 0, "evals.jsonl": 0} if record else {}
+            self._start = replace(self._state(), lengths=nothing)
 
     def go_on(self, point: ResumePoint, started: float) -> None:
-        """Go on with the run that the record is of."""
+        """Go on with the run of the record; on Ray, after what it had recorded beyond its checkpoint."""
         assert self._record
-        state = point.state
+        state, later = point.state, point.later
+        self._skipped = [f"checkpoint {name} was skipped: {why}" for name, why in point.skipped]
         self._record.reopen(
-            state.lengths if state else {},
-            version=state.weights.version if state else 0,
+            point.lengths,
+            version=later[-1].version if later else state.weights.version if state else 0,
             why=point.why,
             started=started,
             cluster=self._cluster,
@@ -222,7 +256,33 @@ class _Following:
         if state:
             self._cluster.restore(state.cluster)
             self._restore(state)
+            self._checkpoints.restore(state)
+            self._rollbacks = state.rollbacks
             self._evaluations = point.evaluations
+        self._noted_before = point.faults_noted
+        for fault in point.later_faults:
+            self._tally.fault(fault)
+        if later:
+            self._roll_forward(point)
+
+    def _roll_forward(self, point: ResumePoint) -> None:
+        """Compute the recorded updates after the checkpoint again, and hand the real cluster their state."""
+        assert self._record
+        real, workload = self._cluster, self._workload
+        replayed = ReplayCluster(self._cfg, workload, point.later, point.all_faults, device=real.device)
+        if point.state:
+            replayed.restore(point.state.cluster)
+        self._cluster = replayed
+        self._tally.restore(self._tally.state(), replayed.clocks)
+        self._record.recorded_to = replayed.last_version
+        if self._evaluated_version < 0:
+            self._evaluate()
+        updates = rolled_forward(replayed, self._strategy.train, self.weights, self._now_with)
+        self._over_already = self._take(updates)
+        state = replayed.state()
+        real.restore(replace(state, faults=point.faults_given(self._cfg, state)))
+        self._cluster = real
+        self._tally.restore(self._tally.state(), real.clocks)
 
     def _state(self) -> RunState:
         return RunState(
@@ -235,7 +295,8 @@ class _Following:
             evaluated_version=self._evaluated_version,
             lengths=self._record.lengths if self._record else {},
             due_s=self._checkpoints.due_s,
-            faults_noted=self._faults_noted,
+            faults_noted=self._noted_before + len(self._noted),
+            rollbacks=self._rollbacks,
             digest=self._digest,
         )
 
@@ -244,7 +305,6 @@ class _Following:
         self.weights = state.weights
         self._tally.restore(state.tally, self._cluster.clocks)
         self._evaluate_at, self._evaluated_version = state.evaluate_at, state.evaluated_version
-        self._checkpoints.restore(state.due_s, state.cluster.now_s)
         if self._evaluator:
             self._evaluator.forget()
             for due in state.evaluations:
@@ -296,17 +356,98 @@ class _Following:
         running = Running(cfg=self._cfg, cluster=self._cluster, tally=self._tally, path=self._path)
         for watcher in self._watchers:
             watcher.started(running)
-        if self._evaluated_version < 0:
-            self._evaluate()
-        updates = self._strategy.train(self._cluster, self.weights, self._cfg)
-        return self._take(interruptions.between(updates))
+        if self._over_already:  # killed after its last update
+            return self._over_already
+        while True:
+            if self._evaluated_version < 0:
+                self._evaluate()
+            updates = self._strategy.train(self._cluster, self.weights, self._now_with)
+            try:
+                stopped_by = self._take(interruptions.between(updates))
+            except DriverLost as lost:
+                self._come_back(lost)
+                continue
+            if stopped_by != "diverged" or not self._roll_back():
+                return stopped_by or "budget"  # the strategy spent it and ended by itself
 
-    def _take(self, updates: Iterator[Update]) -> StoppedBy:
+    @property
+    def _now_with(self) -> TrainConfig:
+        """The options, with the step size that is left after so many rollbacks."""
+        return replace(self._cfg, lr=self._cfg.lr * 0.5**self._rollbacks) if self._rollbacks else self._cfg
+
+    def _roll_back(self) -> bool:
+        """Go back to before the run diverged, and on with half the step size; return whether it did."""
+        if self._cfg.checkpoint.on_divergence != "rollback" or self._rollbacks == MOST_ROLLBACKS:
+            return False
+        checkpoints = self._checkpoints
+        finite = [s for s in checkpoints.snapshots if np.isfinite(s.weights.vector).all()]
+        state = finite.pop() if finite else self._start
+        assert state
+        checkpoints.snapshots = finite  # if it diverges again, it goes back further
+        self._rollbacks += 1
+        back = f"back to version {state.weights.version}, and on with step size {self._now_with.lr:g}"
+        self._note(self._own_fault("divergence", back, state))
+        self._go_back(state, self._cluster.now_s)
+        checkpoints.forget_after(state.weights.version)
+        checkpoints.take_last(self._state)
+        self._error = None
+        return True
+
+    def _own_fault(self, kind: str, text: str, back_to: RunState) -> FaultSeen:
+        cluster = self._cluster.state()
+        return FaultSeen(
+            t_s=cluster.now_s,
+            kind=kind,
+            workers=(),
+            asked=False,
+            update=self.weights.version,
+            came_in=cluster.came_in,
+            text=text,
+            detected_s=0.0,
+            recovered_s=0.0,
+            repeated=self._tally.gradients - back_to.tally["gradients"],
+        )
+
+    def _come_back(self, lost: DriverLost) -> None:
+        """Go on from the last checkpoint, once the driver is back; on Ray it really ends here."""
+        if self._cfg.engine == "ray":
+            self._note_faults(text="the driver was killed; --resume goes on")
+            if self._record:
+                self._record.flush(self._cluster.now_s)
+            os.kill(os.getpid(), signal.SIGKILL)
+        state = self._checkpoints.latest or self._start
+        assert state
+        self._note_faults(
+            text=f"the driver went on from version {state.weights.version}",
+            recovered_s=lost.lasts_s,
+            repeated=self._tally.gradients - state.tally["gradients"],
+        )
+        self._go_back(state, self._cluster.now_s + lost.lasts_s)
+
+    def _go_back(self, state: RunState, now_s: float) -> None:
+        """Go on from an earlier state of this run, with new processes, at engine second `now_s`."""
+        engine, start, then = self._cluster, self._start, state.cluster
+        assert start
+        engine.restore(with_new_processes(then, start.cluster, now_s=now_s, faults=engine.state().faults))
+        for flight in then.flights:
+            if flight.worker not in then.leaving:
+                engine.start(flight.worker, flight.task, flight.origin)
+        self._restore(state)
+        self._checkpoints.begin_again(now_s)
+        del self._evaluations[state.collected :]
+        for fault in self._noted[max(0, state.faults_noted - self._noted_before) :]:
+            self._tally.fault(fault)
+        if self._record:
+            self._record.cut({n: length for n, length in state.lengths.items() if n != "faults.jsonl"})
+
+    def _take(self, updates: Iterator[Update]) -> StoppedBy | None:
+        """Take updates until the run is over, or the updates are; then None."""
         cfg, tally, evaluator, checkpoints = self._cfg, self._tally, self._evaluator, self._checkpoints
         seen = [self._record.update] if self._record and self._record.follows_updates else []
         seen += [w.updated for w in self._watchers if type(w).updated is not Watcher.updated]
         budget, evaluate_each = cfg.budget, self._evaluate_each
         checkpoint_s = checkpoints.next_s
+        snapshots = cfg.checkpoint.on_divergence == "rollback" and "memory" not in checkpoints.due_s
         for update in updates:
             self.weights = update.weights
             tally.add(update)
@@ -314,12 +455,14 @@ class _Following:
                 see(update)
             if cfg.fault.faults:
                 self._cluster.reached(update.weights.version)
-            if len(self._cluster.faults_seen) > self._faults_noted:
+            if len(self._cluster.faults_seen) > self._faults_taken:
                 self._note_faults()
             if tally.last_loss is not None and not math.isfinite(tally.last_loss):
                 return self._diverged(update)
             if tally.gradients >= self._evaluate_at:
                 self._evaluate()
+                if snapshots:
+                    checkpoints.remember(self._state())
                 self._evaluate_at += evaluate_each * (
                     (tally.gradients - self._evaluate_at) // evaluate_each + 1
                 )
@@ -330,28 +473,45 @@ class _Following:
             if tally.last_update_s >= checkpoint_s:
                 self._checkpoint()
                 checkpoint_s = checkpoints.next_s
-        return "budget"  # the strategy spent it and ended by itself
+        return None
 
     def _checkpoint(self) -> None:
         if self._record:
-            self._record.flush()
+            self._record.flush(self._cluster.now_s)
+        stands_s = self._cfg.checkpoint.checkpoint_cost_s
+        if stands_s and self._checkpoints.is_due(self._cluster.now_s):
+            assert isinstance(self._cluster, SimCluster)
+            self._cluster.stand_still(stands_s)
         self._checkpoints.take(self._cluster.now_s, self._state)
 
     def _checkpoint_the_last(self) -> None:
         """Take a checkpoint of the end, from which more steps can go on, and finish what is being written."""
         if self._stopped_by in ("budget", "target-loss") and self._record:
-            self._record.flush()
+            self._record.flush(self._cluster.now_s)
             self._checkpoints.take_last(self._state)
         self._checkpoints.close()
+        for store in self._places.values():
+            if isinstance(store, FaultyStore):
+                store.end()
 
-    def _note_faults(self) -> None:
-        for fault in self._cluster.faults_seen[self._faults_noted :]:
-            self._faults_noted += 1
-            self._tally.fault(fault)
-            if self._record:
-                self._record.fault(fault)
-            for watcher in self._watchers:
-                watcher.fault(fault)
+    def _note_faults(self, **of_driver: Any) -> None:
+        """Note what the engine has seen; of_driver: what is known of the driver's own loss."""
+        for fault in self._cluster.faults_seen[self._faults_taken :]:
+            self._faults_taken += 1
+            self._note(fault._replace(**of_driver) if fault.kind == "driver" else fault)
+        for store in self._places.values():
+            if isinstance(store, FaultyStore):
+                for fault in store.seen[self._store_faults_taken :]:
+                    self._store_faults_taken += 1
+                    self._note(fault)
+
+    def _note(self, fault: FaultSeen) -> None:
+        self._noted.append(fault)
+        self._tally.fault(fault)
+        if self._record:
+            self._record.fault(fault)
+        for watcher in self._watchers:
+            watcher.fault(fault)
 
     def _fail(self, error: Exception) -> None:
         """Note why the run failed; of several errors the first is the cause."""
@@ -434,6 +594,7 @@ class _Following:
             wall_s=wall_s,
             startup_s=startup_s,
             written=written,
+            notes=(*self._skipped, *self._checkpoints.notes()),
         )
 
 

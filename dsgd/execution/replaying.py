@@ -6,6 +6,7 @@ import hashlib
 import platform
 import time
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +17,7 @@ from dsgd.cluster import Done, Update
 from dsgd.cluster.replay import RecordUsedUp, ReplayCluster, rolled_forward
 from dsgd.config import TrainConfig
 from dsgd.data import make_workload
+from dsgd.faults.fault import MEMBERSHIP
 from dsgd.metrics import finite
 from dsgd.records.reader import is_record, read_faults, read_meta, read_summary, read_updates, read_yaml
 from dsgd.records.schema import Meta, RecordedFault, RecordedTask, RecordedUpdate, RecordError, Summary
@@ -71,13 +73,26 @@ def recorded_run(path: Path) -> RecordedRun:
 
         if not torch.cuda.is_available():
             raise RecordError(f"{path}: was made on cuda, and this machine has no GPU that torch can use")
+    faults = tuple(read_faults(path))
+    if reason := _lost_order(cfg, {fault.kind for fault in faults}):
+        raise RecordError(f"{path}: {reason}")
     return RecordedRun(
-        path=path,
-        cfg=cfg,
-        meta=meta,
-        summary=read_summary(path) if ended else None,
-        faults=tuple(read_faults(path)),
+        path=path, cfg=cfg, meta=meta, summary=read_summary(path) if ended else None, faults=faults
     )
+
+
+def _lost_order(cfg: TrainConfig, kinds: AbstractSet[str]) -> str | None:
+    """Return why a record, with faults of these kinds, does not say all that a replay must know."""
+    if cfg.checkpoint.init_from:
+        return f"starts from the weights of {cfg.checkpoint.init_from}, which a replay does not load"
+    if "divergence" in kinds:
+        return "went back after it had diverged, which a replay does not follow"
+    if cfg.engine == "sim" and "driver" in kinds and not kinds.isdisjoint(MEMBERSHIP):
+        return (
+            "lost its driver while members came and went, which a replay does not follow; in the simulator, "
+            "--config with its config.yaml makes the same run again"
+        )
+    return None
 
 
 def replayed(run: RecordedRun, until: int | None = None) -> Iterator[tuple[Update, RecordedUpdate]]:
@@ -86,6 +101,8 @@ def replayed(run: RecordedRun, until: int | None = None) -> Iterator[tuple[Updat
     Raises RecordError for a record without updates; the iterator raises Differs where the recorded tasks do
     not make these updates.
     """
+    if until is not None and until < 1:
+        raise RecordError(f"until {until}: must be at least 1")
     workload = make_workload(run.cfg)
     cluster = ReplayCluster(run.cfg, workload, run.updates(until), run.faults, device=run.meta.device)
     if not cluster.last_version:
@@ -119,7 +136,7 @@ def difference(update: Update, recorded: RecordedUpdate) -> str | None:
             return f"{where}: {what} {_named(computed)}, in the record {_named(tasks)}"
         for done, task in zip(computed, sorted(tasks, key=_place), strict=True):
             for name, here, there in (
-                ("mini-batches", done.batches, task.batches),
+                ("length", done.batches, task.batches),
                 ("staleness", update.staleness(done), task.staleness),
                 ("loss", finite(done.loss), task.loss),
             ):
@@ -134,7 +151,12 @@ def _place(task: Done | RecordedTask) -> tuple[int, int]:
 
 def _named(tasks: Sequence[Done | RecordedTask]) -> str:
     """Return tasks in words; of many, the first."""
-    words = [f"worker {task.worker}'s task {task.step}" for task in tasks[:4]]
+    words = [
+        f"worker {task.worker}'s mini-batch {task.step}"
+        if task.batches == 1
+        else f"worker {task.worker}'s mini-batches {task.step} to {task.step + task.batches - 1}"
+        for task in tasks[:4]
+    ]
     return ", ".join(words + ["…"] * (len(tasks) > 4)) or "no task"
 
 

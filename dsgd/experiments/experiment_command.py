@@ -10,7 +10,7 @@ from rich.console import Console
 from dsgd.config import LiveConfig, OutputConfig
 from dsgd.experiments.experiment_file import load
 from dsgd.records.outcomes import EXIT_FAILED, EXIT_INTERRUPTED
-from dsgd.records.s3 import Uploads, is_s3
+from dsgd.records.s3 import is_s3
 from dsgd.terminal.browser import open_page
 from dsgd.terminal.cli import UsageError
 from dsgd.terminal.interruptions import Interruptions
@@ -99,11 +99,12 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
         print_forecast(asked, console, given.processes)
         return 0
     from dsgd.experiments.runner import run_experiment
+    from dsgd.experiments.uploads import Uploads
     from dsgd.live.observers import Observers
 
     with usage_errors():
-        uploads = Uploads(given.out, asked.folder) if is_s3(given.out) else None
         observers = Observers(live)
+        uploads = Uploads(given.out, asked.folder) if is_s3(given.out) else None
     try:
         with observers, uploads or nullcontext():
             observers.show(asked.folder)

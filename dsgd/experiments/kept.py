@@ -13,16 +13,18 @@ from typing import Any
 
 import yaml
 
+from dsgd.checkpoints.disk_store import DiskStore
 from dsgd.config import option_fields, options
 from dsgd.experiments.experiment_file import NOT_HERE, PlannedRun
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import read_ending, read_yaml
+from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.terminal.cli import UsageError
 
 _FILES = (
     "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "faults.jsonl", "weights.npy", "trace.json",
-    "tensorboard",
+    "tensorboard", "checkpoints",
 )  # fmt: skip
 
 
@@ -95,9 +97,14 @@ def is_kept(run: PlannedRun) -> bool:
         raise UsageError(f"{error}; {remedy}") from None
 
 
+def goes_on(run: PlannedRun) -> bool:
+    """Whether a run that `is_kept` found unfinished has a checkpoint, from which it goes on."""
+    return bool(DiskStore(run.path / CHECKPOINTS).names())
+
+
 def clear(run: PlannedRun) -> None:
     """Remove what `is_kept` found not worth keeping; safe to kill at any point."""
-    if not run.path.exists():
+    if not run.path.exists() or goes_on(run):
         return
     removed = run.path.with_name(f".{run.name}.removed")
     shutil.rmtree(removed, ignore_errors=True)

@@ -16,17 +16,18 @@ from dsgd.cluster.open import require_room
 from dsgd.data import make_workload
 from dsgd.experiments.display import Display
 from dsgd.experiments.experiment_file import Experiment, PlannedRun
-from dsgd.experiments.kept import clear, is_kept, locked
+from dsgd.experiments.kept import clear, goes_on, is_kept, locked
 from dsgd.experiments.pool import Pool, cores
 from dsgd.experiments.tuning import Selection, choose
+from dsgd.experiments.uploads import Uploads
 from dsgd.experiments.worker import Outcome, execute_recorded
 from dsgd.live.observers import Observers
 from dsgd.records.files import whole_file
 from dsgd.records.outcomes import is_result
-from dsgd.records.s3 import Uploads
 from dsgd.records.size import announcement_of_all
 from dsgd.terminal.cli import UsageError
 from dsgd.terminal.interruptions import Interruptions
+from dsgd.terminal.usage import usage_errors
 
 
 class Finished(NamedTuple):
@@ -118,6 +119,10 @@ def _missing(
 ) -> list[PlannedRun]:
     """Return the runs that are not there yet, once checked to be possible and to have a free folder."""
     kept = {run.path for run in runs if is_kept(run)}
+    if uploads:
+        with usage_errors():
+            uploads.fetch([run.path for run in runs if run.path not in kept])
+        kept = {run.path for run in runs if is_kept(run)}
     missing = [run for run in runs if run.path not in kept]
     display.kept([run for run in runs if run.path in kept])
     if uploads:
@@ -137,6 +142,10 @@ def _run(
     failed = {}
     for run in runs:
         clear(run)
+    if continued := sum(map(goes_on, runs)):
+        display.say(f"{continued} unfinished runs go on from their checkpoints")
+    if uploads:
+        uploads.begin([run.path for run in runs])
     for run, outcome in engines.outcomes(runs):
         display.ended(run, outcome)
         finished = is_result(outcome.stopped_by)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dsgd.cluster import ClusterError
 from dsgd.config import TrainConfig
 from dsgd.records.outcomes import StoppedBy, one_line
+from dsgd.records.reader import read_ending
 from dsgd.strategies import configured
 from dsgd.terminal.interruptions import Interruptions
 
@@ -45,7 +46,10 @@ class Outcome(NamedTuple):
 def execute_recorded(
     cfg: TrainConfig, interruptions: Interruptions, watchers: Sequence[Watcher] = ()
 ) -> Outcome:
-    """Run one configuration in this process, with its record; nothing that ends it may end the other runs."""
+    """Run one configuration in this process, with its record; nothing that ends it may end the other runs.
+
+    A record that is there goes on from its newest checkpoint.
+    """
     from dsgd.execution.execute import execute
     from dsgd.records.writer import RunRecord
 
@@ -53,7 +57,13 @@ def execute_recorded(
     stopped_by: StoppedBy = "failed"
     said, where = "", ""
     try:
-        ended = execute(cfg, watchers, record=RunRecord(cfg), interruptions=interruptions, started=began_s)
+        path = cfg.output.folder / str(cfg.output.run_name)
+        was_ended = (path / "summary.json").exists()
+        resume = (read_ending(path).stopped_by if was_ended else "killed") if path.exists() else None
+        record = RunRecord(cfg, resume=resume is not None)
+        ended = execute(
+            cfg, watchers, record=record, interruptions=interruptions, started=began_s, resume=resume
+        )
         stopped_by, said, where = ended.stopped_by, ended.error or "", ended.traceback
     except (ValueError, ClusterError, OSError) as error:
         said = one_line(error)

@@ -82,9 +82,24 @@ class Spot:
         return f"spot:mtbf={_short(self.mtbf_s)},back={_short(self.back_s)}"
 
 
+@dataclass(frozen=True)
+class Crash:
+    """A driver that is lost at random and comes back: a Poisson process. In the simulator only.
+
+    mtbf_s: mean seconds from one loss to the next. back_s: seconds until it is back; a loss meanwhile has it
+    begin again.
+    """
+
+    mtbf_s: float
+    back_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"crash:mtbf={_short(self.mtbf_s)},back={_short(self.back_s)}"
+
+
 def _short(number: float) -> str:
     """Return the shortest text that is read as this number."""
     return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 
-Faults = tuple[Fault | Spot, ...]
+Faults = tuple[Fault | Spot | Crash, ...]

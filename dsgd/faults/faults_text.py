@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import yaml
 
-from dsgd.faults.fault import MEMBERSHIP, STORE, Fault, Faults, Kind, Spot, Trigger
+from dsgd.faults.fault import MEMBERSHIP, STORE, Crash, Fault, Faults, Kind, Spot, Trigger
 
 _EXAMPLE = "like kill:2@update=100 or slow:0=4@t=10+20 (docs/faults.md lists the kinds)"
 _FAULT = re.compile(
@@ -46,16 +46,20 @@ def _lines(path: Path) -> list[str]:
     return content
 
 
-def _fault(text: str) -> Fault | Spot:
+def _fault(text: str) -> Fault | Spot | Crash:
     if text.startswith("spot:"):
-        return _spot(text)
+        return Spot(*_process(text, "spot"))
+    if text.startswith("crash:"):
+        return Crash(*_process(text, "crash"))
     found = _FAULT.fullmatch(text)
     if not found:
         raise ValueError(f"'{text}' is not a fault; write KIND:WORKERS@TRIGGER, {_EXAMPLE}")
     kind: Any = found["kind"]
     kinds = get_args(Kind)
     if kind not in kinds:
-        raise ValueError(f"'{text}': there is no kind '{kind}'; choose one of {', '.join(kinds)} or spot")
+        raise ValueError(
+            f"'{text}': there is no kind '{kind}'; choose one of {', '.join(kinds)}, spot or crash"
+        )
     from_size, size = _size(text, kind, found["size"])
     return Fault(
         kind=kind,
@@ -125,14 +129,18 @@ def _lasts(text: str, kind: Kind, lasts: str | None) -> float | None:
     return _number(text, lasts, "the duration")
 
 
-def _spot(text: str) -> Spot:
-    given = dict(part.partition("=")[::2] for part in text.removeprefix("spot:").split(","))
+def _process(text: str, name: str) -> tuple[float, float]:
+    """Return the mean time between losses, and the time until the lost is back (s)."""
+    given = dict(part.partition("=")[::2] for part in text.removeprefix(f"{name}:").split(","))
     if not given.keys() <= {"mtbf", "back"} or "mtbf" not in given:
-        raise ValueError(f"'{text}': write spot:mtbf=SECONDS,back=SECONDS")
+        raise ValueError(f"'{text}': write {name}:mtbf=SECONDS,back=SECONDS")
     mtbf_s = _number(text, given["mtbf"], "mtbf")
     if mtbf_s <= 0:
         raise ValueError(f"'{text}': mtbf must be above 0")
-    return Spot(mtbf_s, _number(text, given.get("back", "0"), "back"))
+    back_s = _number(text, given.get("back", "0"), "back")
+    if name == "crash" and back_s > 10 * mtbf_s:
+        raise ValueError(f"'{text}': it would hardly ever be back; choose back at most 10 times mtbf")
+    return mtbf_s, back_s
 
 
 def _number(text: str, value: str, what: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dsgd.faults.fault import MEMBERSHIP, STORE, Fault, Faults, Spot
+from dsgd.faults.fault import MEMBERSHIP, STORE, Crash, Fault, Faults, Spot
 from dsgd.faults.membership import outside_at_first
 
 
@@ -22,7 +22,7 @@ def impossible(faults: Faults, *, num_workers: int, nodes: int, budget: int, mas
 
 def takes_processes(faults: Faults) -> bool:
     """Whether any of the faults ends a process that carries workers."""
-    return any(isinstance(fault, Spot) or fault.kind in ("kill", "node") for fault in faults)
+    return any(isinstance(fault, Spot) for fault in faults) or first_of(faults, ("kill", "node")) is not None
 
 
 def first_of(faults: Faults, kinds: Sequence[str]) -> Fault | None:
@@ -71,6 +71,8 @@ def only_with_checkpoints(faults: Faults) -> str | None:
 
 def only_simulated(faults: Faults) -> str | None:
     """Return which fault only the simulator can do, in words; None if there is none."""
+    if crash := next((fault for fault in faults if isinstance(fault, Crash)), None):
+        return f"'{crash}': only a simulated driver is started again; use driver@update=, or --engine sim"
     found = first_of(faults, ("driver",))
     if found is None or found.lasts_s is None:
         return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from dsgd.faults.fault import MEMBERSHIP
+
 
 class FaultSeen(NamedTuple):
     """A fault that is over, or that the run ended in; a line of faults.jsonl."""
@@ -30,3 +32,8 @@ class FaultSeen(NamedTuple):
     """Mini-batches that were computed again, or partly."""
     wasted: int = 0
     """Mini-batches whose result was not used: a second copy came first, or the member left."""
+
+    @property
+    def to_recover_s(self) -> float | None:
+        """`recovered_s` of what has to be recovered from, which a member's leaving or joining has not."""
+        return None if self.kind in MEMBERSHIP else self.recovered_s

@@ -143,10 +143,10 @@ class RunMetrics:
     def fault(self, fault: FaultSeen) -> None:
         """Count a fault that is over, or that the run ends in."""
         with self._lock:
-            self.faults[fault.kind] += 1
+            self.faults[fault.kind] = self.faults.get(fault.kind, 0) + 1
             self.repeated += fault.repeated
-            if fault.recovered_s is not None:
-                self.recovery_s.observe(fault.recovered_s)
+            if (recovery_s := fault.to_recover_s) is not None:
+                self.recovery_s.observe(recovery_s)
 
     def finish(self) -> None:
         """Say that the run is over, and let go of its cluster."""

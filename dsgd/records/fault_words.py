@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dsgd.faults.fault import STORE
 from dsgd.records.schema import RecordedFault
 
 
@@ -13,10 +14,10 @@ def hit(fault: RecordedFault) -> str:
     >>> from dsgd.records.schema import built
     >>> line = dict(t_s=1.0, kind="node", workers=[1, 3], asked=True, update=4, came_in=4, text="")
     >>> hit(built(line, RecordedFault)), hit(built(line | {"workers": [], "kind": "torn"}, RecordedFault))
-    ('workers 1, 3', 'the checkpoints')
+    ('workers 1, 3', 'checkpoints')
     """
     if not fault.workers:
-        return "the driver" if fault.kind == "driver" else "the checkpoints"
+        return "the driver" if fault.kind == "driver" else "checkpoints" if fault.kind in STORE else "the run"
     return f"worker{'s' * (len(fault.workers) > 1)} {', '.join(map(str, fault.workers))}"
 
 

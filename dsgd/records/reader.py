@@ -215,14 +215,28 @@ def read_record(path: Path) -> Record:
     )
 
 
+def read_evaluations(path: Path) -> Iterator[RecordedEvaluation]:
+    """Yield a record's evaluations, a line at a time; raises RecordError."""
+    return _lines(path / "evals.jsonl", RecordedEvaluation)
+
+
 def read_updates(path: Path) -> Iterator[RecordedUpdate]:
     """Yield a record's updates, a line at a time; raises RecordError."""
     return _lines(path / "updates.jsonl", update_type())
 
 
-def read_evaluations(path: Path) -> Iterator[RecordedEvaluation]:
-    """Yield a record's evaluations, a line at a time; raises RecordError."""
-    return _lines(path / "evals.jsonl", RecordedEvaluation)
+def whole_length(file: Path) -> int:
+    """Return how many bytes of a .jsonl file are whole lines: a kill may have torn the last one."""
+    with file.open("rb") as lines:
+        at = end = lines.seek(0, io.SEEK_END)
+        while at:
+            at = max(0, end - _MOST_TAIL_BYTES)
+            lines.seek(at)
+            found = lines.read(end - at).rfind(b"\n")
+            if found >= 0:
+                return at + found + 1
+            end = at
+    return 0
 
 
 def read_faults(path: Path) -> Iterator[RecordedFault]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
+from dsgd.checkpoints.disk_store import DiskStore
 from dsgd.checkpoints.s3_store import S3Store
+from dsgd.checkpoints.store import keep_newest, newest_whole
 from dsgd.records.lease import Lease
 from dsgd.records.s3_access import TakenError, bucket_and_prefix, explained, is_refused_condition, s3_client
 
@@ -22,6 +23,7 @@ _FIRST = "config.yaml"  # claims a record's name
 _LAST = "summary.json"  # completes it
 CHECKPOINTS = "checkpoints"  # a record's folder of them
 _LEASE = "lease"
+_KEPT_OF_UNFINISHED = 2
 _CLAIMANT = "claimed-by"  # in the metadata of the first
 _READ_BY_REPORTS = {".yaml", ".json", ".jsonl", ".parquet"}
 
@@ -56,14 +58,6 @@ class Destination:
         """Return the store of the checkpoints of the record `name`."""
         prefix = self._key(name, f"{CHECKPOINTS}/")
         return S3Store(self._client, self._bucket, prefix, f"{self.url}/{name}/{CHECKPOINTS}")
-
-    def check(self, name: str, *, ours: bool) -> None:
-        """See that the bucket is there, and that nothing is under `name` unless it is `ours`.
-
-        Raises as `claim` does.
-        """
-        if self._is_there(f"{name}/") and not ours:
-            raise _taken(f"--out {self.url}", f"{self.url}/{name}")
 
     def claim(self, name: str, config: str, token: str | None = None) -> None:
         """Begin the record `name` there with its config.yaml: from now on no other process can.
@@ -111,12 +105,34 @@ class Destination:
     def add(self, folder: Path, name: str) -> None:
         """Upload a finished record as `name`; what an earlier call of any process left undone is done.
 
-        Raises as `claim` does.
+        What is there of an unfinished one is replaced: the caller has the lease. Its checkpoints are removed:
+        nobody will go on from them. Raises as `claim` does.
         """
         token = hashlib.sha256((folder / "meta.json").read_bytes()).hexdigest()  # no two runs' are the same
-        self.claim(name, (folder / _FIRST).read_text(), token)
+        config = (folder / _FIRST).read_text()
+        try:
+            self.claim(name, config, token)
+        except TakenError:
+            if self._is_there(f"{name}/{_LAST}"):
+                raise
+            self._remove(name)  # of a run under way, or of an upload that was killed
+            self.claim(name, config, token)
         if not self._is_there(f"{name}/{_LAST}"):
             self._put(folder, name, folder.rglob("*"), token)
+        keep_newest(self.checkpoints(name), 0)
+
+    def add_unfinished(self, folder: Path, name: str) -> None:
+        """Upload a record under way as `name`, with its newest checkpoint, if it has one.
+
+        For the records of an experiment, whose lease this process holds. Raises as `claim` does.
+        """
+        last, content, _ = newest_whole(DiskStore(folder / CHECKPOINTS))
+        if last:
+            begun = [folder / _FIRST, folder / "meta.json", *folder.glob("*.jsonl")]
+            self._put(folder, name, begun, self._token)
+            there = self.checkpoints(name)
+            there.write(last, [content])
+            keep_newest(there, _KEPT_OF_UNFINISHED)
 
     def add_beside(self, folder: Path, name: str) -> None:
         """Upload `folder`, except its records, under `name`, replacing what an earlier call uploaded.
@@ -185,6 +201,13 @@ class Destination:
         )
         return [entry["Key"] for page in pages for entry in page.get("Contents", [])]
 
+    def _remove(self, name: str) -> None:
+        """Remove a record that has no ending, except its checkpoints."""
+        with explained(f"--out {self.url}"):
+            for key in self._keys(f"{name}/"):
+                if not key.startswith(self._key(name, f"{CHECKPOINTS}/")):
+                    self._client.delete_object(Bucket=self._bucket, Key=key)
+
     def _is_there(self, prefix: str) -> bool:
         with explained(f"--out {self.url}"):
             found = self._client.list_objects_v2(
@@ -194,54 +217,6 @@ class Destination:
 
     def _key(self, name: str, file: str) -> str:
         return f"{self._prefix}{name}/{file}"
-
-
-class Uploads:
-    """Uploads the records of an experiment's folder as they are finished, while others still run.
-
-    A context manager: it waits for the uploads at its end. After a failure it tries no more; `finish` raises.
-    """
-
-    def __init__(self, url: str, folder: Path) -> None:
-        """Raise as `Destination.claim` does; TakenError if the folder is there and was begun elsewhere."""
-        self.url = f"{url.rstrip('/')}/{folder.name}"
-        self._folder = folder
-        self._destination = Destination(url)
-        self._destination.check(folder.name, ours=folder.exists())
-        self._thread = ThreadPoolExecutor(1)
-        self._waiting: list[Future[None]] = []
-        self._error: Exception | None = None
-
-    def __enter__(self) -> Uploads:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
-
-    def add(self, record: Path) -> None:
-        """Have a finished record uploaded, unless it already is."""
-        name = f"{self._folder.name}/{record.relative_to(self._folder).as_posix()}"
-        self._waiting.append(self._thread.submit(self._try, self._destination.add, record, name))
-
-    def finish(self) -> None:
-        """Wait for the records, and upload what else is in the folder: tables and the report.
-
-        Raises OSError for what could not be uploaded.
-        """
-        for upload in self._waiting:
-            upload.result()
-        self._try(self._destination.add_beside, self._folder, self._folder.name)
-        if self._error:
-            raise OSError(
-                f"{self._error}; all is in {self._folder}, and the same command uploads what is missing"
-            ) from self._error
-
-    def _try(self, upload: Callable[[Path, str], None], folder: Path, name: str) -> None:
-        if not self._error:
-            try:
-                upload(folder, name)
-            except (ValueError, OSError) as error:
-                self._error = error
 
 
 def fetch(url: str, option: str = "--report") -> Path:

@@ -95,8 +95,7 @@ class Upload:
         """Upload the newest checkpoint of a run that was cut off: its machine may be about to go."""
         record = self.cfg.output.folder / self._record_name
         last = newest_whole(DiskStore(record / CHECKPOINTS))
-        is_over = (record / "summary.json").exists() and is_result(read_ending(record).stopped_by)
-        if last.name and not is_over:
+        if last.name and not _is_over(record):
             self._destination.checkpoints(self._record_name).write(last.name, [last.content])
 
     @property
@@ -147,7 +146,7 @@ def restore_record(url: str, into: Path) -> Restored | None:
     if "meta.json" not in there:
         return Restored(here, False, []) if is_here else None
     newest, content, skipped = newest_whole(destination.checkpoints(name))
-    is_over = is_result(destination.ending(name)) and not (into / "summary.json").exists()
+    is_over = is_result(destination.ending(name)) and not _is_over(into)
     if is_here and not is_over and _version(newest) <= _version(here):
         return Restored(here, False, skipped)
     fresh = into.with_name(f".{into.name}.restored")
@@ -164,6 +163,10 @@ def restore_record(url: str, into: Path) -> Restored | None:
     else:
         fresh.rename(into)
     return Restored(newest, True, skipped)
+
+
+def _is_over(record: Path) -> bool:
+    return (record / "summary.json").exists() and is_result(read_ending(record).stopped_by)
 
 
 def _version(name: str | None) -> int:

@@ -12,7 +12,7 @@ from dsgd.report.words import (
     sentence,
 )
 
-_MOST_LEVELS = 3  # that a headline compares with the baseline
+_MOST_LEVELS = 3  # that a headline compares with the baseline; one more rather than "the other 1"
 
 
 def against_baseline(question: Question, baseline: str) -> str:
@@ -24,16 +24,17 @@ def against_baseline(question: Question, baseline: str) -> str:
         places = {layout.level(group, v): place for place, v in enumerate(question.ranking(group))}
         others.sort(key=lambda level: places.get(level, len(places)))
     alone = len(layout.cells) == 1
+    most = _MOST_LEVELS + (len(others) == _MOST_LEVELS + 1)
     parts = [
         part
-        for place, level in enumerate(others[:_MOST_LEVELS])
+        for place, level in enumerate(others[:most])
         if (part := _against(question, level, baseline, brief=alone and place > 0))
     ]
     if not parts:
         return sentence(
             f"Nothing can be compared with {baseline}: no run has a value of {question.measure.noun}"
         )
-    more = f"; the other {len(others) - _MOST_LEVELS} are in the table" if len(others) > _MOST_LEVELS else ""
+    more = f"; the other {len(others) - most} are in the table" if len(others) > most else ""
     return sentence(f"Compared with {baseline}, {listed(parts) if alone else '; '.join(parts)}{more}")
 
 

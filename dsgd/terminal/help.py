@@ -35,9 +35,8 @@ OTHER_COMMANDS = (
 )
 _FROM_FILES = (
     ("--config FILE", "the config.yaml of an earlier run"),
-    ("--resume RUN|auto", "go on with a run that was cut off, with its options (docs/checkpoints.md); auto: with"
-     " that of --run-name, if it was begun"),
-)  # fmt: skip
+    ("--resume RUN", "go on with a run that was cut off, with its options; auto: with that of --run-name"),
+)
 
 
 def width() -> int:

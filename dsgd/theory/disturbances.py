@@ -7,13 +7,14 @@ changes times: only the formulas that count it stay.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from dsgd.config import TrainConfig
-from dsgd.faults.fault import MEMBERSHIP, PROCESS, Fault, Spot
+from dsgd.faults.fault import MEMBERSHIP, PROCESS, Crash, Fault, Spot
+from dsgd.faults.possible import first_of, takes_processes
 from dsgd.theory.assumptions import NoClosedForm
+from dsgd.theory.checkpointing import checkpoint_interval
 from dsgd.theory.failures import suspected_share, time_away
-
-_LOSSES = ("kill", "node")
 
 
 def drops_members(cfg: TrainConfig) -> bool:
@@ -26,16 +27,20 @@ def undisturbed(cfg: TrainConfig) -> bool:
     of the server: what closed forms assume.
     """
     fault, checkpoint = cfg.fault, cfg.checkpoint
-    members_only = drops_members(cfg)
-    harmless = all(
-        members_only
-        if isinstance(one, Spot) or one.kind in _LOSSES
-        else one.kind not in PROCESS and one.kind != "driver"
-        for one in fault.fault_list
-    )
     stands_still = checkpoint.checkpoint_cost_s > 0 and checkpoint.checkpoint_every is not None
     own_process = fault.hosts is None or fault.hosts >= cfg.num_workers
+    harmless = all(_harmless(one, cfg) for one in fault.fault_list)
     return harmless and own_process and not stands_still and not _suspects(cfg)
+
+
+def _harmless(one: Fault | Spot | Crash, cfg: TrainConfig) -> bool:
+    """Whether a fault changes the members at most."""
+    match one:
+        case Crash() | Fault(kind="driver"):
+            return False
+        case Spot() | Fault(kind="kill" | "node"):
+            return drops_members(cfg)
+    return one.kind not in PROCESS
 
 
 def _suspects(cfg: TrainConfig) -> bool:
@@ -49,12 +54,17 @@ def _suspects(cfg: TrainConfig) -> bool:
         return True
 
 
+def members_stay(cfg: TrainConfig) -> bool:
+    """Whether nobody is asked to leave or join, and no lost process takes its workers with it."""
+    faults = cfg.fault.fault_list
+    lost = cfg.fault.on_loss == "drop" and takes_processes(faults)
+    return not lost and first_of(faults, MEMBERSHIP) is None
+
+
 def same_members(cfg: TrainConfig) -> TrainConfig:
     """Return `cfg`; raise NoClosedForm if members may come or go: a bound on staleness counts all clocks."""
-    for one in cfg.fault.fault_list:
-        lost = isinstance(one, Spot) or one.kind in _LOSSES
-        if (isinstance(one, Fault) and one.kind in MEMBERSHIP) or (lost and cfg.fault.on_loss == "drop"):
-            raise NoClosedForm("the bound is for members that stay")
+    if not members_stay(cfg):
+        raise NoClosedForm("the bound is for members that stay")
     return cfg
 
 
@@ -87,6 +97,38 @@ def shared_hosts(cfg: TrainConfig) -> int:
     if fault.fault_list or fault.suspect_after is not None or cfg.checkpoint.checkpoint_cost_s:
         raise NoClosedForm("the formula is for hosts that are never lost")
     return fault.hosts
+
+
+class Completion(NamedTuple):
+    """What Daly's model needs of a run, in seconds."""
+
+    work_s: float
+    interval_s: float
+    cost_s: float
+    mtbf_s: float
+    restart_s: float
+
+
+def completion(cfg: TrainConfig, work_s: float, s_per_update: float) -> Completion:
+    """Return the arguments of `dsgd.theory.checkpointing` for a run whose driver is lost now and then.
+
+    work_s, s_per_update: without failures and checkpoints, where an update takes always the same time: a
+    checkpoint is taken at the first update that is due. Raises NoClosedForm for any other disturbance.
+    """
+    fault, checkpoint = cfg.fault, cfg.checkpoint
+    crashes = [one for one in fault.fault_list if isinstance(one, Crash)]
+    tiers = dict(checkpoint.checkpoint_tiers) if checkpoint.checkpoint_every else {}
+    if len(crashes) != 1 or len(fault.fault_list) != 1 or tiers.keys() != {"disk"}:
+        raise NoClosedForm("the formula is for one crash process, and checkpoints in one place")
+    if cfg.timing.compute_law.variance_s2 or cfg.fault.hosts not in (None, cfg.num_workers):
+        raise NoClosedForm("the formula is for updates that take always the same time")
+    (crash,), cost_s = crashes, checkpoint.checkpoint_cost_s
+    every_s = tiers["disk"]
+    if every_s is None:
+        assert checkpoint.mtbf is not None, "auto needs the mtbf"
+        every_s = checkpoint_interval(cost_s, checkpoint.mtbf)
+    updates = max(1, math.ceil(every_s / s_per_update * (1 - 1e-12)))
+    return Completion(work_s, updates * s_per_update, cost_s, crash.mtbf_s, crash.back_s)
 
 
 def spot_skewness(

@@ -19,8 +19,8 @@ class Weights(NamedTuple):
 
     vector: float32, shape (D,), read-only. version: how many updates the server has applied to get here.
     slots: what the server's rule remembers, by name, shape (D,) each (velocity, moments, …). kept: what else
-    the strategy remembers: numbers, text, None, arrays, and tuples, lists and dicts of these. Slots and `kept`
-    never travel to a worker.
+    the strategy remembers: numbers, text, None, arrays, and tuples, lists and dicts of these. Slots and
+    `kept` never travel to a worker.
     """
 
     vector: Vector
