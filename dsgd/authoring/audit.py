@@ -71,8 +71,8 @@ class Audit:
         return self._cluster.combine(rule, w, dones)
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
-        if worker not in self._clock or worker in self._given:
-            raise Broken(f"worker {worker} is given a task, and it {self._doing(worker)}")
+        if worker not in self.idle:
+            raise Broken(f"worker {worker} is given a task, and is not idle: {self._doing(worker)}")
         self._cluster.start(worker, task, w)
         self._given[worker] = _Given(self._next[worker], task.batches, w)
         self._started += task.batches
@@ -104,7 +104,7 @@ class Audit:
         given = self._given.pop(done.worker, None)
         what = f"worker {done.worker}'s result from its mini-batch {done.step}"
         if given is None:
-            raise Broken(f"{what} came in, and it {self._doing(done.worker)}")
+            raise Broken(f"{what} came in, and it has no task")
         if (done.step, done.batches) != given[:2]:
             needed = f"{given.batches} from {given.step}"
             raise Broken(f"{what} came in with {done.batches} mini-batches, needed {needed}")
@@ -115,7 +115,9 @@ class Audit:
         self._done += done.batches
 
     def _doing(self, worker: int) -> str:
-        return "has one already" if worker in self._given else "has no task and is no member or was stopped"
+        if worker in self._given:
+            return "it has one"
+        return "it is about to leave" if worker in self._cluster.workers else "it is no member"
 
     def look_at_members(self) -> None:
         """Enter who has left and joined since the last look, and what was lost with them."""

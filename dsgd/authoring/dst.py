@@ -29,7 +29,7 @@ from dsgd.terminal.messages import report_error
 from dsgd.terminal.usage import Parser
 
 _AT_ONCE = 50
-_MOST_SHOWN = 5
+_MOST_SHOWN = 3
 
 
 def reproducer(schedule: FaultSchedule, seen: str) -> str:
@@ -71,11 +71,15 @@ def _run_many(arguments: Sequence[str]) -> int:
         "Run schedules of random faults, or with options of a run that run alone, and hold them to the "
         "invariants of all strategies and engines. Exit codes: 0 all hold, 1 one is broken.",
     )
+    parser.prog = "python -m dsgd.authoring.dst"
     parser.add_argument("--schedules", type=int, default=10_000, metavar="N", help="how many; default 10000")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="number of the first; default 0")
-    parser.add_argument("--mode", action="append", choices=modes(), help="of this mode alone")
+    parser.add_argument("--mode", action="append", choices=modes(), metavar="MODE", help="of this mode alone")
     parser.add_argument("--strategy-file", metavar="FILE", help="of your train_NAME.py")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, metavar="N")
+    processes = os.cpu_count() or 1
+    parser.add_argument(
+        "--processes", type=int, default=processes, metavar="N", help=f"at once; default {processes}"
+    )
     given = parser.parse(arguments)
     try:
         own = [Subject.of(given.strategy_file)] if given.strategy_file else []

@@ -149,6 +149,8 @@ def _of_hosts(rng: random.Random, num_workers: int, masked: bool) -> dict[str, A
         options["suspect_after"] = rng.choice((1.5, 4.0, 8.0))
     if rng.random() < 0.6:
         options["restart_s"] = rng.choice((0.5, 3.0))
+    if rng.random() < 0.2:
+        options["restart_window_s"] = 10.0
     return options
 
 

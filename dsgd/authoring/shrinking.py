@@ -10,7 +10,7 @@ from dsgd.authoring.fault_schedule import FaultSchedule
 from dsgd.authoring.invariants import survives
 from dsgd.authoring.subject import Broken
 
-_ALL_CUTS = 24
+ALL_CUTS = 24
 
 _KEPT = ("num_workers", "steps", "seed", "faults")  # all others are left out where they have no part in it
 _SIMPLER: dict[str, tuple[Any, ...]] = {
@@ -60,10 +60,10 @@ def _simpler(fault: str) -> Iterator[str]:
                 yield fault[: found.start()] + str(rounded) + fault[found.end() :]
 
 
-def broken_invariant(schedule: FaultSchedule) -> Broken | None:
-    """Return the first invariant that a schedule breaks, started again at many updates."""
+def broken_invariant(schedule: FaultSchedule, cuts: int = ALL_CUTS) -> Broken | None:
+    """Return the first invariant that a schedule breaks, also when started again at so many updates."""
     try:
-        survives(schedule, cuts=_ALL_CUTS)
+        survives(schedule, cuts)
     except Broken as broken:
         return broken
     except ValueError:  # its options do not go together
@@ -72,10 +72,11 @@ def broken_invariant(schedule: FaultSchedule) -> Broken | None:
 
 
 def smallest(schedule: FaultSchedule) -> tuple[FaultSchedule, str]:
-    """Return the smallest schedule that still breaks an invariant, and what was seen there."""
-    first = _kind(broken_invariant(schedule))
-    small = shrunk(schedule, lambda smaller: _kind(broken_invariant(smaller)) == first)
-    return small, str(broken_invariant(small))
+    """Return the smallest schedule that still breaks the invariant, and what was seen there."""
+    cuts = 0 if broken_invariant(schedule, 0) else ALL_CUTS  # most failures need none
+    first = _kind(broken_invariant(schedule, cuts))
+    small = shrunk(schedule, lambda smaller: _kind(broken_invariant(smaller, cuts)) == first)
+    return small, str(broken_invariant(small, cuts))
 
 
 def _kind(broken: Broken | None) -> str:
