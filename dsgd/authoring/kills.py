@@ -62,7 +62,8 @@ def killed(mode: str, kills: int, seed: int = 0, **more: Any) -> Killed:
     killer = Killer(kills, seed)
     ran = run(mode, killer, **options(mode, kills + 2), restart_window_s=1e-3, **more)
     losses = sorted(seen for seen in ran.cluster.faults_seen if seen.kind == "kill")
-    moved_s, waited_s = [], []
+    moved_s: list[float] = []
+    waited_s: list[float] = []
     for at_s, seen in zip(killer.at_s, losses, strict=True):
         assert seen.recovered_s is not None
         (moved_s if "moved" in seen.text else waited_s).append(seen.t_s + seen.recovered_s - at_s)
