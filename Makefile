@@ -95,6 +95,9 @@ theory: setup  ## print theory against measurement, and draw up docs/theory.md
 dst: setup  ## run 10,000 schedules of random faults, and hold them to the invariants of all modes
 	$(PYTHON) -m dsgd.authoring.dst --schedules 10000
 
+kills: setup  ## 1,000 SIGKILLs of real workers' processes: the same weights, and how soon tasks are sent again
+	$(PYTHON) -m dsgd.authoring.kills --kills 1000
+
 docs: setup  ## rerun the examples in the documents and insert their output
 	$(PYTHON) -m dsgd.records.documents
 	$(PYTHON) docs/tools/examples.py README.md docs/strategies/*.md

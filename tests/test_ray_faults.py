@@ -7,8 +7,10 @@ runs here only schedule (dataset none): such processes start in a tenth of the t
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
+import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import pairwise
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import python
 
 from dsgd.cluster import Engine, Update
 from dsgd.execution.quick import QuickRun, run, same_bytes
@@ -244,6 +247,8 @@ def test_a_notice_is_a_leave_in_good_order(on_loss: str) -> None:
 
     def ask(cluster: Engine) -> None:
         ends.append(cluster.pids[1])
+        # By this name the pods' preStop hook finds it.
+        assert Path(f"/proc/{ends[0]}/cmdline").read_bytes().startswith(b"ray::Host")
         os.kill(ends[0], signal.SIGTERM)
 
     ran = run(
@@ -285,3 +290,26 @@ def test_a_lost_node_takes_no_worker_s_state_with_it() -> None:
         ran = run("diloco", engine="ray", num_workers=2, **large, faults="node:b@update=2")
     assert fault(ran, "node").workers
     assert same_bytes(before, ran)
+
+
+@pytest.mark.slow
+def test_a_private_cluster_of_two_nodes_ends_with_the_run(tmp_path: Path) -> None:
+    """The lost node is started again, its workers go on there, and no process is left."""
+    mark = f"dsgd-test-{uuid.uuid4().hex}"
+    command = f"main.py {_PRIVATE} --faults node:b@update=3 --out {tmp_path} --run-name r --quiet"
+    process = python(*command.split(), env=os.environ | {"DSGD_TEST_MARK": mark})
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    (lost,) = map(json.loads, (tmp_path / "r" / "faults.jsonl").read_text().splitlines())
+    assert (lost["kind"], lost["workers"], lost["text"]) == ("node", [1], "worker 1 waits for a new process")
+    assert lost["recovered_s"] > lost["detected_s"]
+    assert not [p for p in Path("/proc").glob("[0-9]*") if _has(p, mark)]
+
+
+_PRIVATE = "--mode ssgd --num-workers 2 --nodes 2 --steps 6 --dataset none --start-timeout-s 120"
+
+
+def _has(process: Path, mark: str) -> bool:
+    with contextlib.suppress(OSError):
+        return mark.encode() in (process / "environ").read_bytes()
+    return False

@@ -144,9 +144,13 @@ def _head(settings: Settings) -> Json:
 
 
 def _worker(settings: Settings) -> Json:
+    # Before a pod is taken, its workers' processes are asked to end: each finishes its task, and the run goes
+    # on without it (dsgd/cluster/ray_host.py).
+    stop = "pkill -TERM -f '^ray::Host'; while pgrep -f '^ray::Host' >/dev/null; do sleep 1; done"
     container: Json = {
         "name": "ray-worker",
         "ports": [{"name": "metrics", "containerPort": RAY_METRICS_PORT}],
+        "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", stop]}}},
         "resources": _resources(cpu="3", memory="12Gi"),
     }
     if settings.device == "cpu":

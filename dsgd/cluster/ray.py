@@ -21,7 +21,7 @@ from dsgd.cluster.ray_connection import Connection, connect
 
 # isort: split
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from dsgd.cluster import ClusterError, Done, TimeUp
 from dsgd.cluster.clocks import Clocks
@@ -551,7 +551,7 @@ class RayCluster:
         process = self._readying.pop(ref)
         try:
             process.pid, process.node_id = ray.get(ref)
-        except RayActorError:
+        except RayError:  # it died, or the node that it was to start on has
             self._lose(process)
         else:
             self._pids[process.host] = process.pid

@@ -6,7 +6,7 @@ Node a is the driver's own. The others are started here, may be ended by a fault
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from string import ascii_lowercase
 from typing import Any
 
@@ -19,6 +19,7 @@ from ray._private.parameter import RayParams
 from ray._private.services import wait_for_node
 
 _STORE_BYTES = 150 * 2**20  # of shared memory for the objects of a node, as in Ray's own tests
+_START_S = 30
 
 
 class Nodes:
@@ -57,7 +58,10 @@ class Nodes:
     def lives(self, host: int) -> bool:
         """Whether the node of a host is there."""
         number = host % self._count
-        return self._count == 1 or number == 0 or not self._nodes[number].dead_processes()
+        if self._count == 1 or number == 0:
+            return True
+        starting = number in self._starting and not self._starting[number].done()
+        return not starting and not self._nodes[number].dead_processes()
 
     def start_again(self, host: int) -> Future[None]:
         """Start the node of a host again, in the background; once, whatever number of its hosts ask."""
@@ -78,6 +82,7 @@ class Nodes:
 
     def close(self) -> None:
         """End all nodes but the driver's."""
+        wait(self._starting.values(), _START_S)  # one that is being started must not outlive this
         for node in self._nodes.values():
             _end(node)
         self._nodes.clear()
@@ -102,7 +107,7 @@ class Nodes:
         )
         node = Node(wanted, head=False, shutdown_at_exit=False, spawn_reaper=False)
         self._nodes[number] = node
-        wait_for_node(node.gcs_address, node.plasma_store_socket_name, 30)
+        wait_for_node(node.gcs_address, node.plasma_store_socket_name, _START_S)
 
 
 def _end(node: Any) -> None:

@@ -1,0 +1,31 @@
+"""How long a worker's task stays undone when its process is lost, or says nothing.
+
+    python benchmarks/ray_recovery.py
+
+SSGD with 2 workers. A process is killed after each of some updates; measured is the time from there until
+its task has been sent to another one. Then a process is stopped, until its task is suspected.
+"""
+
+from __future__ import annotations
+
+from dsgd.authoring.kills import killed, options, spread
+from dsgd.cluster.ray_connection import connect
+from dsgd.execution.quick import run
+
+KILLS, SUSPECT_AFTER = 12, 0.5
+
+if __name__ == "__main__":
+    connection = connect()
+    spare = killed("ssgd", KILLS, spares=4)
+    print(f"a spare takes over: {spread(spare.moved_s)} (aim: 50 ms)")
+    rehost = killed("ssgd", KILLS, on_loss="rehost")
+    print(f"another host carries it: {spread(rehost.moved_s)} (aim: 50 ms)")
+    replace = killed("ssgd", KILLS)
+    print(f"a new process: {spread(replace.waited_s)} (aim: 4,000 ms)")
+    stopped = run(
+        "ssgd", **options("ssgd", 30), suspect_after=SUSPECT_AFTER, faults="pause:1=2@update=5"
+    ).cluster.faults_seen
+    found_s = next(seen.detected_s for seen in stopped if seen.kind == "pause")
+    assert found_s is not None
+    print(f"a stopped process, --suspect-after {SUSPECT_AFTER}: found after {found_s:.2f} s (aim: 1.50 s)")
+    connection.close()
