@@ -4,8 +4,7 @@
 
 SSGD on two simulated workers with real gradients. Prints what a checkpoint takes, and its share of the wall
 time: with a million weights one each 10 s, also measured with and without checkpoints, in turns; with 25
-million at Daly's interval for a loss each hour. Then the time to the first update, of a resumed run and a fresh
-one.
+million at Daly's interval for a loss each hour. Then the time to the first update, resumed and fresh.
 """
 
 from __future__ import annotations
