@@ -484,9 +484,9 @@ class TrainConfig(Checked):
         checkpoints = self.checkpoint.checkpoint_every is not None
         self.fault.require_possible(self.engine, self.num_workers, self.budget, checkpoints=checkpoints)
         tiers, every = self.checkpoint.checkpoint_tiers, self.checkpoint.checkpoint_every
-        known = None not in tiers.values() or self.engine == "ray" or self.checkpoint.checkpoint_cost_s
+        is_measured = self.engine == "ray" or self.checkpoint.checkpoint_cost_s > 0
         rule = "auto needs the cost of a checkpoint in virtual seconds; give --checkpoint-cost-s"
-        require(bool(known), "checkpoint-every", every, rule)
+        require(None not in tiers.values() or is_measured, "checkpoint-every", every, rule)
         rule = "the tier s3 is the bucket of the record; give --out s3://BUCKET/PREFIX too"
         require("s3" not in tiers or self.output.out.startswith("s3://"), "checkpoint-every", every, rule)
         rule = "the tier peer is another node's memory; choose --engine ray, or the tier disk"

@@ -2,9 +2,9 @@
 
     python benchmarks/checkpoints.py
 
-SSGD on two simulated workers with real gradients, with and without checkpoints, in turns. Prints: the share of the
-wall time that checkpoints take, with a million weights (one each 10 s) and with 25 million (Daly's interval for a
-loss each hour); the parts of one checkpoint; and the time to the first new update, resumed and fresh.
+SSGD on two simulated workers with real gradients. Prints what a checkpoint takes, and its share of the wall
+time: with a million weights one each 10 s, also measured with and without checkpoints, in turns; with 25
+million at Daly's interval for a loss each hour. Then the time to the first update, resumed and fresh.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsgd.checkpoints.checkpointer import Tier
 from dsgd.checkpoints.codec import vocabulary
 from dsgd.checkpoints.disk_store import DiskStore
 from dsgd.checkpoints.run_state import RunState, from_bytes, to_parts
@@ -44,7 +43,13 @@ class Cost(NamedTuple):
 
 def options(weights: int, **more: Any) -> TrainConfig:
     """Return a run with momentum, so two vectors of so many weights."""
-    some: dict[str, Any] = {"mode": "ssgd", "engine": "sim", "num_workers": 2, "momentum": 0.9, "eval_every": 0}
+    some: dict[str, Any] = {
+        "mode": "ssgd",
+        "engine": "sim",
+        "num_workers": 2,
+        "momentum": 0.9,
+        "eval_every": 0,
+    }
     return configured({**some, "dataset": "quadratic", "dim": weights, "trace_last": 0, **more})
 
 
@@ -64,5 +69,82 @@ def cost(weights: int, folder: Path, times: int = 5) -> Cost:
             DiskStore(folder / str(n)).write(name_of(update.weights.version, parts), parts)
             size = sum(len(part) for part in parts)
             found.append(Cost(taken_s - began_s, encoded_s - taken_s, time.perf_counter() - encoded_s, size))
-    assert from_bytes(b"".join(parts), vocabulary(strategy)).weights.vector.tobytes() == update.weights.vector.tobytes()
+    assert (
+        from_bytes(b"".join(parts), vocabulary(strategy)).weights.vector.tobytes()
+        == update.weights.vector.tobytes()
+    )
     return Cost(*(statistics.median(values) for values in zip(*found, strict=True)))
+
+
+def share(weights: int, every_s: float, updates: int, out: str) -> float:
+    """Return by how much longer a run takes with checkpoints, as a share of its time.
+
+    They are taken as often as they can be, in turns with none, so that their cost shows above the noise; the
+    share is that of one each `every_s` wall seconds.
+    """
+    walls: dict[bool, list[float]] = {False: [], True: []}
+    written = 0
+    for n in range(6):
+        with_them = bool(n % 2)
+        every = (
+            {"checkpoint_every": "1", "compute_time": "constant:1"}
+            if with_them
+            else {"compute_time": "constant:1"}
+        )
+        cfg = options(weights, steps=updates, out=out, run_name=f"{weights}-{n}", record="none", **every)
+        ended = execute(cfg, record=RunRecord(cfg))
+        assert not ended.error, ended.error
+        walls[with_them].append(ended.wall_s)
+        if with_them:
+            written += ended.checkpoints_written
+    extra_s = (sum(walls[True]) - sum(walls[False])) / max(1, written)
+    return max(0.0, extra_s) / every_s
+
+
+class First(Watcher):
+    """Notes when the first update of this process came."""
+
+    def __init__(self) -> None:
+        self.at_s: float | None = None
+
+    def updated(self, update: Update) -> None:
+        self.at_s = self.at_s or time.perf_counter()
+
+
+def first_update_s(cfg: TrainConfig, resume: str | None) -> float:
+    """Return the wall seconds from the call to the first update."""
+    first, began_s = First(), time.perf_counter()
+    execute(cfg, [first], record=RunRecord(cfg, resume=bool(resume)), resume=resume)
+    assert first.at_s
+    return first.at_s - began_s
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as out:
+        for weights in (1_000_000, 25_000_000):
+            one = cost(weights, Path(out))
+            total_s = sum(one[:3])
+            every_s = 10.0 if weights < 10_000_000 else checkpoint_interval(total_s, MTBF_S)
+            background_ms = 1e3 * (one.encode_s + one.write_s)
+            print(
+                f"{weights:>11,} weights, {one.size / 1e6:,.0f} MB: snapshot {1e6 * one.snapshot_s:.0f} us, "
+                f"then {background_ms:.0f} ms in the background; one each {every_s:.0f} s is at most "
+                f"{total_s / every_s:.2%} of the time",
+                flush=True,
+            )
+        print(f"measured with a million weights: {share(1_000_000, 10.0, 100, out):.2%}", flush=True)
+        fresh = [
+            first_update_s(options(1_000_000, out=out, run_name=f"f{n}", steps=1), None) for n in range(5)
+        ]
+        cfg = options(1_000_000, out=out, run_name="r", steps=1, checkpoint_every="1")
+        first_update_s(cfg, None)
+        resumed = []
+        for steps in range(2, 7):
+            cfg = options(1_000_000, out=out, run_name="r", steps=steps, checkpoint_every="1")
+            resumed.append(first_update_s(cfg, "killed"))
+        a, b = statistics.median(fresh), statistics.median(resumed)
+        print(f"first update: fresh {1e3 * a:.0f} ms, resumed {1e3 * b:.0f} ms, {b / a:.2f} times (aim: 1.2)")
+
+
+if __name__ == "__main__":
+    main()

@@ -383,6 +383,7 @@ run(configured(json.loads(sys.argv[1])), Kill(int(sys.argv[2])), resume=sys.argv
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(900)  # eleven processes are started, each with its workers
 @pytest.mark.parametrize("mode", ["ssgd", "asgd"])
 def test_a_killed_driver_on_ray_loses_no_update(
     mode: str, ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

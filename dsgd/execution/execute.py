@@ -108,6 +108,8 @@ class Ended:
     """Wall seconds from the start of the program, or of `execute`, to the first task."""
     written: Any = None
     """The summary as the record has it."""
+    checkpoints_written: int = 0
+    """In all places outside this process."""
     notes: Sequence[str] = ()
     """What went wrong with checkpoints, in a line each; the run went on."""
 
@@ -594,6 +596,7 @@ class _Following:
             wall_s=wall_s,
             startup_s=startup_s,
             written=written,
+            checkpoints_written=sum(tier.written for tier in self._checkpoints.tiers),
             notes=(*self._skipped, *self._checkpoints.notes()),
         )
 
