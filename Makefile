@@ -114,6 +114,10 @@ labs: setup  ## make the labs' pages from their files: questions, commands, outp
 dashboards: setup  ## write the Grafana dashboards' JSON from Python
 	$(PYTHON) -m deploy.observability.dashboards
 
+chaos: setup  ## run the demo scenarios of faults, a few minutes: their answers, and where their reports are
+	for scenario in experiments/faults-*.yaml; do \
+		$(PYTHON) main.py --experiment $$scenario || exit 1; done
+
 observe: setup  ## start Prometheus and Alertmanager here with the rules; ctrl-C ends both
 	@$(PYTHON) -m deploy.observability.observe
 

@@ -312,6 +312,14 @@ class CheckpointConfig(Checked):
     """Record whose weights the run starts from, like runs/NAME, or runs/NAME@VERSION for a checkpoint's.
     None: the seed's."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_auto = None in self.checkpoint_tiers.values()
+        rule = "auto needs the mean time between two losses of the driver; give --mtbf"
+        require(not is_auto or self.mtbf is not None, "checkpoint-every", self.checkpoint_every, rule)
+        rule = "is for --checkpoint-every auto; leave it out"
+        require(is_auto or self.mtbf is None, "mtbf", self.mtbf, rule)
+
 
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig(Checked):
@@ -475,6 +483,14 @@ class TrainConfig(Checked):
         self.live.require_few(self.num_workers)
         checkpoints = self.checkpoint.checkpoint_every is not None
         self.fault.require_possible(self.engine, self.num_workers, self.budget, checkpoints=checkpoints)
+        tiers, every = self.checkpoint.checkpoint_tiers, self.checkpoint.checkpoint_every
+        known = None not in tiers.values() or self.engine == "ray" or self.checkpoint.checkpoint_cost_s
+        rule = "auto needs the cost of a checkpoint in virtual seconds; give --checkpoint-cost-s"
+        require(bool(known), "checkpoint-every", every, rule)
+        rule = "the tier s3 is the bucket of the record; give --out s3://BUCKET/PREFIX too"
+        require("s3" not in tiers or self.output.out.startswith("s3://"), "checkpoint-every", every, rule)
+        rule = "the tier peer is another node's memory; choose --engine ray, or the tier disk"
+        require("peer" not in tiers or self.engine == "ray", "checkpoint-every", every, rule)
         rule = "--engine both compares updates, so they must be recorded; use --record all"
         require(self.engine != "both" or self.output.record != "none", "record", "none", rule)
 

@@ -24,6 +24,7 @@ from dsgd.terminal.messages import report_error
 with ended_by_signals():  # the other imports take a second
     from rich.console import Console
 
+    from dsgd.checkpoints.store import Store
     from dsgd.cluster import ClusterError
     from dsgd.config import TrainConfig
     from dsgd.execution.both import execute_both
@@ -36,7 +37,7 @@ with ended_by_signals():  # the other imports take a second
     from dsgd.terminal.cli import UsageError
     from dsgd.terminal.commands import command_of
     from dsgd.terminal.console import ProgressLine, print_comparison, print_ended
-    from dsgd.terminal.resume_option import RunAsked, parse_run
+    from dsgd.terminal.resume_option import RunAsked, parse_run, restored
     from dsgd.terminal.usage import usage_errors
 
 
@@ -67,8 +68,17 @@ def main(arguments: Sequence[str]) -> int:
         return report_error("interrupted" if other else NOTHING_WRITTEN, EXIT_INTERRUPTED)
 
 
-def run_here(asked: RunAsked, started: float, interruptions: Interruptions, observers: Observers) -> int:
-    """Run on one engine or on both, print the result and return the exit code."""
+def run_here(
+    asked: RunAsked,
+    started: float,
+    interruptions: Interruptions,
+    observers: Observers,
+    bucket: Store | None = None,
+) -> int:
+    """Run on one engine or on both, print the result and return the exit code.
+
+    bucket: for checkpoints in S3.
+    """
     cfg = asked.cfg
     console = Console(highlight=False)
 
@@ -80,12 +90,14 @@ def run_here(asked: RunAsked, started: float, interruptions: Interruptions, obse
             ended = execute(
                 cfg,
                 watchers,
-                record=RunRecord(cfg, resume=asked.resume is not None),
+                record=RunRecord(cfg, resume=asked.resume is not None, bucket=bucket),
                 interruptions=interruptions,
                 started=started,
                 resume=asked.resume,
             )
         print_ended(ended, console)
+        for note in ended.notes:
+            print(f"note: {note}", file=sys.stderr)
         return ended
 
     if cfg.engine != "both":
@@ -108,8 +120,10 @@ def run_to_s3(asked: RunAsked, started: float, interruptions: Interruptions, obs
     upload, code = None, 0
     try:
         with usage_errors(), interruptions.held():  # a claimed name is used or given back
-            upload = Upload(asked.cfg)
-        code = run_here(RunAsked(upload.cfg, asked.resume), started, interruptions, observers)
+            upload = Upload(asked.cfg, resume=asked.may_resume)
+            if asked.resume:  # with the lease nobody else writes: now what is there is the newest
+                restored(asked.cfg)
+        code = run_here(asked._replace(cfg=upload.cfg), started, interruptions, observers, upload.checkpoints)
     finally:
         if upload:
             interruptions.hold()

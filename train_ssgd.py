@@ -54,6 +54,7 @@ def theory(cfg: Config) -> ClosedForms:
     return ClosedForms(
         staleness_mean=lambda: 0.0,
         s_per_update=lambda: ssgd_time(*workers(timed(cfg))),
+        run_s=lambda: cfg.steps * ssgd_time(*workers(timed(cfg))),
         s_per_update_disturbed=lambda: ssgd_time_on_hosts(*equal_workers(timed(cfg)), shared_hosts(cfg)),
         memory=lambda: memory_steps(cfg.timing.compute_law),
         skewness=lambda: slowest_skewness(cfg),

@@ -30,6 +30,7 @@ from dsgd.records.writer import RunRecord
 from dsgd.strategies import modes
 from dsgd.terminal.cli import UsageError, configure
 from dsgd.terminal.interruptions import Interruptions
+from dsgd.terminal.resume_option import AUTO, RunAsked, going_on, going_on_by_name
 
 if TYPE_CHECKING:
     import polars as pl
@@ -190,12 +191,21 @@ class Result:
         return curves(title, lines, labels.get(x, x), y)
 
 
-def run(mode: str = "ssgd", *, watch: Iterable[Watcher] = (), **options: Any) -> Result:
+def run(
+    mode: str | None = None,
+    *,
+    watch: Iterable[Watcher] = (),
+    resume: str | Path | None = None,
+    **options: Any,
+) -> Result:
     """Run a strategy to the end of its budget.
 
     options: those of the command line, with underscores: `num_workers=8, engine="sim"`. With `out` the run
     leaves a record there; without, nothing is written.
-    watch: observe the run while it goes on.
+    mode: ssgd, unless given. watch: observe the run while it goes on.
+    resume: the folder of a run that was cut off, which goes on with the options it had; those given besides
+    must be the same or be among those that may change (docs/checkpoints.md). "auto": the run of `out` and
+    `run_name`, which begins if there is none. The result's updates and tasks are those of this call.
 
     Raises ValueError, in the words of the command line, for a mistake in the options; ClusterError if the
     workers cannot be started or kept; whatever a strategy raises; KeyboardInterrupt after ctrl-C, once the
@@ -206,25 +216,32 @@ def run(mode: str = "ssgd", *, watch: Iterable[Watcher] = (), **options: Any) ->
     ValueError: dsgd.run: lrr: there is no such option in --mode asgd; did you mean lr?
     """
     with _mistakes_as_value_errors():
-        cfg = configure({"mode": mode, **_plain(options)}, "dsgd.run")
+        plain = _plain(options)
+        if resume is not None and str(resume) != AUTO:
+            asked = going_on(str(resume), given=plain if mode is None else {"mode": mode, **plain})
+        else:
+            asked = RunAsked(configure({"mode": mode or "ssgd", **plain}, "dsgd.run"))
+            asked = going_on_by_name(asked.cfg) if resume else asked
+        cfg = asked.cfg
     if cfg.engine == "both":
         raise ValueError('dsgd.run: engine="both" is two runs; call it with engine="ray" and engine="sim"')
-    if "out" not in options and (about_it := sorted(_OF_A_RECORD & options.keys())):
+    kept = "out" in options or asked.may_resume
+    if not kept and (about_it := sorted(_OF_A_RECORD & options.keys())):
         raise ValueError(f"dsgd.run: {about_it[0]} is about the record; say with out= where that goes, too")
     rows = _Rows()
     with ExitStack() as stack:
         interruptions = stack.enter_context(Interruptions((signal.SIGINT,)))
         watchers = [*watch, rows]
-        record = None
-        if "out" in options:
+        record = bucket = None
+        if kept:
             watchers += stack.enter_context(Observers(cfg.live, quiet=True)).watchers()
             if is_s3(cfg.output.out):
                 with interruptions.held():  # a claimed name is used or given back
-                    upload = Upload(cfg)
+                    upload = Upload(cfg, resume=asked.may_resume)
                     stack.callback(upload.finish)
-                cfg = upload.cfg
-            record = RunRecord(cfg)
-        ended = execute(cfg, watchers, record=record, interruptions=interruptions)
+                cfg, bucket = upload.cfg, upload.checkpoints
+            record = RunRecord(cfg, resume=asked.resume is not None, bucket=bucket)
+        ended = execute(cfg, watchers, record=record, interruptions=interruptions, resume=asked.resume)
     if ended.exception:
         raise ended.exception
     if ended.stopped_by == "interrupted":

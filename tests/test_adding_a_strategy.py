@@ -161,7 +161,7 @@ def pytest_in(folder: Path, *arguments: str) -> str:
 def test_it_keeps_all_laws(name: str, my: Path) -> None:
     """Neither is plain SGD with P = 1; one weighs its results differently and remembers a number."""
     checks = [check for check in checks_of(str(my / f"train_{name}.py")) if not check.needs_ray]
-    assert len(checks) >= 16
+    assert len(checks) >= 15
     keep(checks)
 
 
@@ -220,13 +220,13 @@ MISTAKES: list[Mistake] = [
      [("yield Update(w, two)", "yield Update(w.keeping(lambda: 0), two)")],
      ["update 1", "cannot be in a checkpoint", "Weights.kept has", "<lambda>"]),
     ("survives_random_faults", "pairs", [("yield Update(w, two)", "yield from ()")],
-     ["next_done was called 5000 times, and no update was made"]),
+     ["next_done was called 1000 times, and no update was made"]),
     ("each_task_is_in_one_update", "pairs", [("yield Update(w, two)", "yield from ()")],
      ["0 of 96 mini-batches are in updates"]),
     ("survives_random_faults", "pairs",
      [("            if done := cluster.next_done():\n                two.append(done)\n",
        "            two.append(cluster.next_done())\n")],
-     ["whoever leaves or joins", "AttributeError", "next_done() returns None", "--num-workers 1"]),
+     ["whoever leaves or joins", "AttributeError", "next_done() returns None", "--faults"]),
 ]  # fmt: skip
 
 
@@ -277,7 +277,7 @@ def test_conformance_prints_each_law_once(my: Path, capsys: pytest.CaptureFixtur
 
     assert main(["--conformance", "my/train_pairs.py", "--no-ray"]) == 0
     out = capsys.readouterr().out
-    assert "16 of 16 checks hold" in out
+    assert "15 of 15 checks hold" in out
     assert "not claimed in LAWS, so not checked: plain_sgd, deterministic" in out
     assert out.count("It keeps nothing between two updates") == 1
     file = my / "train_pairs.py"
@@ -286,7 +286,7 @@ def test_conformance_prints_each_law_once(my: Path, capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "FAILS  A run applies exactly num_workers x steps mini-batches" in out
     assert "seen:    update 26" in out
-    assert "15 of 16 checks hold, 1 fail" in out
+    assert "13 of 15 checks hold, 2 fail" in out  # the budget, with faults and without
 
 
 def test_conformance_shows_an_error_once(my: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,17 +1,19 @@
 """What is lost to failures: the closed forms against small references that only follow their rules.
 
-Each reference is a direct simulation without the engine: it draws failures and counts seconds.
+Each reference is a direct simulation without the engine: it draws failures and counts seconds. Then what the
+summaries of simulated runs with faults claim, and what they do not.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsgd.cluster.hosts import Hosts
@@ -26,11 +28,16 @@ from dsgd.cluster.laws import (
     Uniform,
     parse_law,
 )
+from dsgd.execution.execute import execute
+from dsgd.execution.quick import QuickRun, config, run
+from dsgd.faults.faults_text import parse_faults
+from dsgd.faults.plan import Plan
 from dsgd.theory.assumptions import NoClosedForm
 from dsgd.theory.bounded_staleness import ssp_mean_staleness, ssp_steps_per_s
 from dsgd.theory.checkpointing import (
     best_checkpoint_interval,
     checkpoint_interval,
+    completion_deviation,
     completion_time,
     time_without_checkpoints,
     young_interval,
@@ -52,6 +59,7 @@ from dsgd.theory.failures import (
     up_share,
     wasted_by_suspicion,
 )
+from dsgd.theory.predictions import compare, predict
 from dsgd.theory.times import asgd_time, ssgd_time
 from dsgd.theory.uncertainty import standard_errors_allowed
 
@@ -91,9 +99,13 @@ def test_daly_s_completion_time_is_that_of_a_run_followed_by_hand(mtbf_s: float,
         sum(with_failures(rng, interval_s + cost_s, mtbf_s, restart) for _ in range(segments))
         for _ in range(400)
     ]
-    assert agrees(runs, completion_time(segments * interval_s, interval_s, cost_s, mtbf_s, restart_s))
+    at = (segments * interval_s, interval_s, cost_s, mtbf_s, restart_s)
+    assert agrees(runs, completion_time(*at))
+    off = [(one - completion_time(*at)) ** 2 for one in runs]
+    assert agrees(off, completion_deviation(*at) ** 2)
 
 
+@settings(deadline=None)  # the first call loads SciPy
 @given(cost_s=TIMES, mtbf_s=TIMES, other=st.floats(0.05, 20.0))
 def test_no_interval_is_better_than_the_best(cost_s: float, mtbf_s: float, other: float) -> None:
     """The root of Daly's derivative is the least of his completion time."""
@@ -106,6 +118,7 @@ def test_no_interval_is_better_than_the_best(cost_s: float, mtbf_s: float, other
         assert time(best) <= time(other * best) * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(mtbf_s=TIMES, share=st.floats(1e-4, 1.0))
 def test_daly_s_series_is_as_good_as_the_best_interval(mtbf_s: float, share: float) -> None:
     """The series costs less than 0.1 % of the run's time more than the exact root, for C up to M."""
@@ -314,3 +327,160 @@ def assert_near(draws: np.ndarray[tuple[int], np.dtype[np.float64]], theory: flo
     """Assert that a mean of many draws is within 4.5 standard errors, or one draw, of its theory."""
     error = float(draws.std()) / math.sqrt(len(draws))
     assert abs(float(draws.mean()) - theory) <= 4.5 * error + 1 / len(draws)
+
+
+# --- Summaries ----------------------------------------------------------------------------------------------
+
+
+def said(mode: str, **options: Any) -> Mapping[str, Any]:
+    """Return what the summary of a simulated run compares with theory."""
+    cfg = config(mode, dataset="none", num_workers=4, compute_time="exponential:1", **options)
+    found: Mapping[str, Any] = execute(cfg, evaluate=False).summary["theory"]
+    return found
+
+
+AWAY = "leave:3@update=1000; join:3@update=3000"
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "averages"),
+    [
+        ("asgd", {"steps": 2000}, {"staleness_mean", "staleness_p0", "s_per_update"}),
+        ("ssp", {"steps": 4000, "slack": 2.0}, {"staleness_mean", "s_per_update"}),
+        ("ssgd", {"steps": 4000}, {"s_per_update"}),
+    ],
+)
+def test_a_run_that_a_member_left_for_a_while_is_compared(
+    mode: str, options: Mapping[str, Any], averages: set[str]
+) -> None:
+    """Each stretch of a run is held to the formulas for its members."""
+    entries = said(mode, faults=AWAY, **options)
+    verdicts = {name: entries[name]["verdict"] for name in averages}
+    assert set(verdicts.values()) <= {"agrees", "may be chance"}, entries
+
+
+def test_a_member_that_is_away_is_not_overlooked() -> None:
+    """Theory's mean staleness of ASGD is 3 with four members, 2 with three, weighted by the updates."""
+    entry = said("asgd", steps=2000, faults=AWAY)["staleness_mean"]
+    assert entry["theory"] == pytest.approx((3 * 6000 + 2 * 2000) / 8000)
+    assert abs(entry["measured"] - 3) > 10 * entry["standard_error"]  # four members throughout: refuted
+
+
+def test_a_lost_process_leaves_only_what_does_not_depend_on_times() -> None:
+    """After a kill nothing is claimed of seconds and of mean staleness; 0 and the bounds stay."""
+    kill = {"faults": "kill:1@update=50", "restart_s": 5.0}
+    assert set(said("ssgd", steps=200, **kill)) == {"staleness_mean"}
+    assert set(said("asgd", steps=200, **kill)) == set()
+    assert set(said("ssp", steps=200, slack=2.0, **kill)) == {"staleness_max", "clock_gap_max"}
+
+
+def test_ssp_s_bound_on_staleness_is_for_members_that_stay() -> None:
+    """A worker that comes back starts at the slowest clock, and may pass the bound: none is claimed then."""
+    assert set(said("ssp", steps=50, slack=2.0, faults="leave:3@update=50; join:3@update=60")) >= {
+        "clock_gap_max"
+    }
+    assert "staleness_max" not in said("ssp", steps=50, slack=2.0, faults="leave:3@update=50")
+
+
+def test_hosts_that_are_lost_at_random_are_compared_with_their_formula() -> None:
+    """ASGD under `spot`: repeated work and time away are in theory's seconds per update."""
+    spot = {"faults": "spot:mtbf=50,back=10", "restart_window_s": 10.0, "steps": 10_000}
+    entries = said("asgd", **spot)
+    assert entries["s_per_update"]["theory"] == pytest.approx(60 * (1 / 49) / 4)
+    assert {entry["verdict"] for entry in entries.values()} <= {"agrees", "may be chance"}
+    assert "s_per_update" not in said("asgd", **{**spot, "steps": 50, "restart_window_s": 600.0})
+
+
+def test_members_that_may_have_waited_are_not_compared() -> None:
+    """With --on-loss drop down to --min-workers some wait instead of leaving: no average is claimed."""
+    spot = {"faults": "spot:mtbf=50,back=10", "restart_window_s": 10.0, "on_loss": "drop", "steps": 2000}
+    assert said("asgd", **spot, min_workers=3) == {}
+
+
+def test_workers_that_share_hosts_are_compared() -> None:
+    """Four workers on two hosts: ASGD at the hosts' rate, SSGD at the slowest host's."""
+    for mode in ("asgd", "ssgd"):
+        entries = said(mode, hosts=2, steps=3000)
+        assert {entry["verdict"] for entry in entries.values()} <= {"agrees", "may be chance"}, entries
+        assert "s_per_update" in entries
+
+
+# --- Losses of the driver -----------------------------------------------------------------------------------
+
+
+def test_drawn_losses_of_the_driver_follow_daly_s_rules() -> None:
+    """Losses come at exponential intervals; each time away includes the restarts that a loss interrupted."""
+    mtbf_s, back_s = 40.0, 15.0
+    plan = Plan(parse_faults(f"crash:mtbf={mtbf_s},back={back_s}"), seed=1, hosts=4)
+    losses = [plan.pop_timed() for _ in range(4000)]
+    ends_s = [0.0, *(at_s + (fault.lasts_s or 0.0) for at_s, fault in losses)]
+    up_s = [at_s - end_s for (at_s, _), end_s in zip(losses, ends_s, strict=False)]
+    assert {fault.kind for _, fault in losses} == {"driver"}
+    assert min(up_s) >= 0
+    assert agrees(up_s, mtbf_s)
+    assert agrees([fault.lasts_s or 0.0 for _, fault in losses], mtbf_s * math.expm1(back_s / mtbf_s))
+
+
+def test_drawn_losses_of_the_driver_go_on_from_a_position() -> None:
+    """A plan that goes to another's position gives the same losses from there."""
+    faults = parse_faults("crash:mtbf=40,back=15; spot:mtbf=30,back=5")
+    one, other = Plan(faults, seed=3, hosts=2), Plan(faults, seed=3, hosts=2)
+    for _ in range(20):
+        one.pop_timed()
+    other.go_to(one.position())
+    assert [one.pop_timed() for _ in range(20)] == [other.pop_timed() for _ in range(20)]
+
+
+CRASHES = {"faults": "crash:mtbf=60,back=5", "compute_time": "constant:2", "checkpoint_cost_s": 1.0}
+
+
+def test_the_time_of_a_run_whose_driver_is_lost_is_compared_with_daly_s() -> None:
+    """The summary has Daly's time, and his model's deviation as standard error; a short run is not compared."""
+    found = {}
+    for steps in (60, 2000):
+        options = {**CRASHES, "num_workers": 2, "steps": steps, "checkpoint_every": "9.5"}
+        found[steps] = run("ssgd", dataset="none", **options)
+    entry = compared(found[2000])["run_s"]
+    work = (4000.0, 10.0, 1.0, 60.0, 5.0)  # a checkpoint at the first update that is due
+    assert entry["theory"] == pytest.approx(completion_time(*work))
+    assert entry["standard_error"] == pytest.approx(completion_deviation(*work))
+    assert entry["verdict"] in ("agrees", "may be chance")
+    assert compared(found[60])["run_s"]["verdict"] == "too short to compare"
+
+
+def compared(outcome: QuickRun) -> Mapping[str, Any]:
+    """Return what the summary of such a run has under `theory`."""
+    tally, cluster = outcome.tally, outcome.cluster
+    return compare(
+        outcome.cfg,
+        tally.summary(cluster),
+        tally.totals,
+        "budget",
+        sum(cluster.restarts),
+        cluster.faults_seen,
+    )
+
+
+def test_no_time_is_claimed_where_daly_s_assumptions_do_not_hold() -> None:
+    """Random updates, and another fault beside the losses of the driver, leave the whole time unpredicted."""
+    ssgd = {**CRASHES, "num_workers": 2, "checkpoint_every": "10"}
+    assert "run_s" in predict(config("ssgd", **ssgd))
+    others = [
+        {"compute_time": "exponential:2"},
+        {"faults": "crash:mtbf=60,back=5; kill:1@t=20"},
+        {"checkpoint_every": "memory=10"},
+    ]
+    assert not any("run_s" in predict(config("ssgd", **{**ssgd, **other})) for other in others)
+    assert "run_s" not in predict(config("asgd", **ssgd))
+
+
+def test_a_checkpoint_in_which_the_driver_is_lost_is_none() -> None:
+    """The loss comes while the second checkpoint is written: the run goes on from the first."""
+    outcome = run(
+        "ssgd", dataset="none", num_workers=1, steps=30, compute_time="constant:1", checkpoint_every="10",
+        checkpoint_cost_s=2.0, faults="driver@t=23+4",
+    )  # fmt: skip
+    (loss,) = (seen for seen in outcome.cluster.faults_seen if seen.kind == "driver")
+    assert (loss.t_s, loss.update) == (23.0, 20)
+    # Up to the loss 23 s, 4 s away, then from update 10 again: 20 s and a checkpoint.
+    assert outcome.tally.last_update_s == 23 + 4 + 20 + 2

@@ -76,10 +76,45 @@ def test_a_worker_with_a_task_gets_no_second_one() -> None:
         ledger.start(0, flight())
 
 
+def test_a_member_that_retires_finishes_its_task() -> None:
+    """It gets no further task; it departs when its own has come in, or was cancelled, and keeps its clock
+    until then.
+    """
+    ledger = Ledger[Flight](3)
+    ledger.start(0, flight(2))
+    ledger.start(1, flight())
+    for worker in (0, 1, 2):
+        ledger.retire(worker)
+    assert list(ledger.idle) == []
+    assert ledger.depart() == [2]
+    ledger.finish(0, 1.0)
+    ledger.cancel(1, 0.5)
+    assert ledger.clocks[0] == 2
+    assert list(ledger.idle) == []
+    with pytest.raises(AssertionError, match="worker 0 is not idle"):
+        ledger.start(0, flight())
+    assert ledger.depart() == [0, 1]
+    assert (list(ledger.workers), ledger.given, ledger.lost) == ([], 2, 0)
+
+
+def test_a_member_that_stays_after_all_is_idle_once_its_task_has_come_in() -> None:
+    """Whoever was to leave and joins first goes on as if it had never been asked."""
+    ledger = Ledger[Flight](2)
+    ledger.start(0, flight())
+    for worker in (0, 1):
+        ledger.retire(worker)
+        ledger.stay(worker)
+    assert ledger.depart() == []
+    ledger.finish(0, 1.0)
+    assert list(ledger.idle) == [0, 1]
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["start", "finish", "cancel", "leave", "join"]), st.integers(0, 5)),
+        st.tuples(
+            st.sampled_from(["start", "finish", "cancel", "leave", "join", "retire"]), st.integers(0, 5)
+        ),
         max_size=80,
     ),
     st.floats(0, 4),
@@ -107,11 +142,17 @@ def test_the_books_agree_with_a_naive_count(actions: list[tuple[str, int]], ahea
             lost = ledger.leave(worker)
             given -= lost.task.batches if lost else 0
             del clocks[worker]
+        elif action == "retire" and here and len(ledger.workers) > 1:
+            ledger.retire(worker)
         elif action == "join" and not here:
             clocks[worker] = min(clocks.values())
             ledger.join(worker)
+        for gone in ledger.depart() if len(ledger.workers) > len(ledger.leaving) else ():
+            del clocks[gone]
         assert list(ledger.workers) == sorted(clocks)
-        assert {*ledger.idle} | {*ledger.in_flight} == {*clocks}
+        ledger = Ledger.restored(ledger.state(float(n)), dict(ledger.flights))
+        assert {*ledger.idle} | {*ledger.in_flight} | ledger.leaving == {*clocks}
+        assert not {*ledger.idle} & ledger.leaving
         assert not {*ledger.idle} & {*ledger.in_flight}
         assert len(ledger.idle) == len([*ledger.idle])
         assert ledger.given == given

@@ -28,7 +28,7 @@ from dsgd.execution.execute import Running, Watcher, execute
 from dsgd.execution.quick import config
 from dsgd.execution.replaying import compared, recorded_run
 from dsgd.records.reader import read_updates
-from dsgd.records.schema import RecordedFault
+from dsgd.records.schema import RecordedFault, RecordError
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import modes, strategy_of
 from dsgd.work.weights import Weights
@@ -203,18 +203,27 @@ def test_members_leave_and_join_again_in_a_replay(
 
 
 def test_random_schedules_of_faults_replay(tmp_path: Path) -> None:
-    """Runs with random options and faults are replayed bit for bit."""
-    replays = 0
-    for seed in range(40):
+    """Runs with random options and faults, a lost driver among them, are replayed bit for bit, or refused."""
+    replays, refused = 0, list[tuple[str, str]]()
+    for seed in range(60):
         schedule = drawn(seed, [Subject(mode) for mode in modes()])
         cfg = schedule.config()
         cfg = replace(cfg, output=replace(cfg.output, out=str(tmp_path), run_name=f"seed{seed}"))
         ended = execute(cfg, record=RunRecord(cfg), evaluate=False)
-        if ended.path and ended.tally.updates:
+        if not ended.tally.updates:
+            continue
+        assert ended.path
+        try:
             found = compared(recorded_run(ended.path))
-            assert (found.differs, found.same_weights) == (None, True), schedule
-            replays += 1
-    assert replays > 30
+        except RecordError as error:
+            refused.append((str(error), str(schedule.options["faults"])))
+            continue
+        assert (found.differs, found.same_weights) == (None, True), schedule
+        replays += 1
+    assert replays > 40
+    for reason, faults in refused:
+        assert "lost its driver while members came and went" in reason
+        assert "driver" in faults
 
 
 # --- The command --------------------------------------------------------------------------------------------

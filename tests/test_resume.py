@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -15,9 +16,10 @@ import pytest
 from conftest import CommandLine, python
 from golden_runs import VARIANTS, name
 
+import dsgd
 from dsgd.cluster import Update
 from dsgd.config import TrainConfig
-from dsgd.execution.execute import Ended, Watcher, execute
+from dsgd.execution.execute import Ended, Running, Watcher, execute
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import configured
 
@@ -25,17 +27,23 @@ OPTIONS: Mapping[str, Any] = {
     "engine": "sim", "num_workers": 4, "steps": 24, "lr": 0.05, "eval_every": 3, "trace_last": 0,
     "compute_time": "exponential:1", "slowdown": "0=3", "checkpoint_every": "2",
 }  # fmt: skip
+EVEN = {"mode": "ssgd", "compute_time": "constant:1", "slowdown": ""}
 WALL = ("wall_s", "startup_s")
 
 
 class Kill(Watcher):
-    """Kills this process after an update."""
+    """Kills this process after an update, or as soon after it as there is a checkpoint."""
 
-    def __init__(self, at: int) -> None:
-        self._at = at
+    def __init__(self, at: int, *, wait: bool = False) -> None:
+        self._at, self._wait = at, wait
+
+    def started(self, running: Running) -> None:
+        self._path = running.path
 
     def updated(self, update: Update) -> None:
         if update.weights.version == self._at:
+            while self._wait and not list((self._path or Path()).glob("checkpoints/*.safetensors")):
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -43,11 +51,11 @@ def run(cfg: TrainConfig, *watchers: Watcher, resume: str | None = None) -> Ende
     return execute(cfg, watchers, record=RunRecord(cfg, resume=bool(resume)), resume=resume)
 
 
-def killed(cfg: TrainConfig, at: int) -> None:
-    """Run in a process of its own that is killed after update `at`. A fork needs no second for imports."""
+def killed(cfg: TrainConfig, at: int, *, wait: bool = False) -> None:
+    """Run in another process, which is killed after update `at`. A fork needs no second for imports."""
     child = os.fork()
     if not child:
-        run(cfg, Kill(at))
+        run(cfg, Kill(at, wait=wait))
         os._exit(3)  # the run has ended before that update
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status), f"the run ended with {status}"
@@ -59,6 +67,14 @@ def contents(record: Path) -> dict[str, Any]:
     files = ("updates.jsonl", "evals.jsonl", "faults.jsonl", "weights.npy")
     found = {file: (record / file).read_bytes() for file in files}
     return found | {field: value for field, value in summary.items() if field not in WALL}
+
+
+def lines(record: Path, file: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (record / file).read_text().splitlines()]
+
+
+def versions(record: Path) -> list[int]:
+    return [line["version"] for line in lines(record, "updates.jsonl")]
 
 
 CASES = [(mode, variant) for mode in VARIANTS for variant in VARIANTS[mode]]
@@ -117,7 +133,7 @@ def begun(tmp_path: Path) -> Path:
     """Return the record of a run that was killed in the middle."""
     from dsgd.terminal.cli import parse
 
-    killed(parse([*BEGUN.split(), "--out", str(tmp_path / "runs"), "--run-name", "begun"]), 33)
+    killed(parse([*BEGUN.split(), "--out", str(tmp_path / "runs"), "--run-name", "begun"]), 33, wait=True)
     return tmp_path / "runs" / "begun"
 
 
@@ -136,8 +152,7 @@ def test_resume_takes_the_options_from_the_record(cli: CommandLine, begun: Path)
     assert (code, said.count("\n")) == (2, 1)
     assert "is finished (budget); give more --steps than 20" in said
     assert resumed(cli, f"{begun} --steps 30") == (0, "")
-    versions = [json.loads(line)["version"] for line in (begun / "updates.jsonl").read_text().splitlines()]
-    assert versions == list(range(1, 91))
+    assert versions(begun) == list(range(1, 91))
 
 
 @pytest.mark.parametrize(
@@ -200,7 +215,7 @@ def test_auto_begins_and_goes_on(cli: CommandLine, begun: Path) -> None:
 
 def test_a_process_that_is_killed_goes_on_from_the_command_line(tmp_path: Path) -> None:
     """Nobody in the process helps: main.py is killed from outside, whenever that is, and resumed."""
-    command = f"main.py {BEGUN} --steps 3000 --quiet --out {tmp_path} --run-name"
+    command = f"main.py {BEGUN} --steps 400 --quiet --out {tmp_path} --run-name"
     cut = python(*command.split(), "cut")
     while not list(tmp_path.glob("cut/checkpoints/*.safetensors")):
         assert cut.poll() is None, cut.communicate()
@@ -213,3 +228,194 @@ def test_a_process_that_is_killed_goes_on_from_the_command_line(tmp_path: Path) 
         assert ended.communicate()[1] == ""
         assert ended.returncode == 0
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
+
+
+def test_python_goes_on_too(begun: Path) -> None:
+    """`dsgd.run(resume=...)` takes the options from the record, and refuses others in the same words."""
+    with pytest.raises(ValueError, match=r"lr 3.0: the run has 0.1; leave it out"):
+        dsgd.run(resume=begun, lr=3.0)
+    result = dsgd.run(resume=begun, quiet=True)
+    assert (result.path, result.summary["updates"]) == (begun, 60)
+    again = dsgd.run("asgd", engine="sim", num_workers=3, steps=20, checkpoint_every="2",
+                     compute_time="exponential:1", out=begun.parent, run_name="n", resume="auto")  # fmt: skip
+    assert again.path
+    assert contents(again.path) == contents(begun)
+
+
+def test_a_lost_driver_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """In the simulator too: it loses the time since the checkpoint and until it is back, nothing else."""
+
+    def cfg(run_name: str, **more: Any) -> TrainConfig:
+        some = {
+            **OPTIONS,
+            "mode": "ssgd",
+            "compute_time": "constant:1",
+            "slowdown": "",
+            "checkpoint_every": "4",
+        }
+        return configured({**some, **more, "out": str(tmp_path), "run_name": run_name})
+
+    whole, lost = run(cfg("whole")), run(cfg("lost", faults="driver@t=6.5+3; driver@update=20"))
+    assert lost.path
+    assert lost.weights.vector.tobytes() == whole.weights.vector.tobytes()
+    assert whole.tally.last_update_s == 24
+    # Checkpoints at 4 s and, from 9.5 s on, each 4 s; the one at 25.5 s, of update 20, comes too late.
+    assert lost.tally.last_update_s == 24 + (6.5 - 4 + 3) + 4
+    assert versions(lost.path) == list(range(1, 25))
+    faults = lines(lost.path, "faults.jsonl")
+    seen = [(f["kind"], f["t_s"], f["repeated"], f["recovered_s"]) for f in faults]
+    assert seen == [("driver", 6.5, 8, 3), ("driver", 25.5, 16, 0)]
+
+
+def test_a_killed_run_with_faults_of_its_driver_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """What was lost in virtual time and what is really killed do not mix."""
+
+    def cfg(run_name: str) -> TrainConfig:
+        faults = {"faults": "driver@t=7.3+3; driver@update=25; kill:1@t=3", "checkpoint_cost_s": 0.25}
+        return configured({**OPTIONS, "mode": "asgd", **faults, "out": str(tmp_path), "run_name": run_name})
+
+    whole = run(cfg("whole"))
+    assert whole.path
+    assert not whole.error
+    for at in (5, 20, 24, 26, 40, 90):
+        killed(cfg(f"cut{at}"), at)
+        ended = run(cfg(f"cut{at}"), resume="killed")
+        assert ended.path
+        assert contents(ended.path) == contents(whole.path), f"killed at update {at}"
+
+
+def test_checkpoints_cost_virtual_time(tmp_path: Path) -> None:
+    """The server stands still for each: a barrier of 1 s with a checkpoint of .5 s each 4 s of work."""
+
+    def cfg(run_name: str, cost_s: float) -> TrainConfig:
+        some = {
+            **OPTIONS,
+            "mode": "ssgd",
+            "compute_time": "constant:1",
+            "slowdown": "",
+            "checkpoint_every": "4",
+        }
+        return configured({**some, "checkpoint_cost_s": cost_s, "out": str(tmp_path), "run_name": run_name})
+
+    assert run(cfg("free", 0.0)).tally.last_update_s == 24
+    assert run(cfg("dear", 0.5)).tally.last_update_s == 24 + 5 * 0.5
+
+
+def test_a_run_that_diverges_rolls_back(tmp_path: Path) -> None:
+    """It goes back before the loss blew up, halves its step size until it does not, and records each time."""
+    options = {**OPTIONS, "mode": "ssgd", "dataset": "quadratic", "lr": 30.0, "steps": 100}
+    options |= {"on_divergence": "rollback", "out": str(tmp_path), "run_name": "it"}
+    ended = run(configured(options))
+    assert ended.path
+    assert (ended.stopped_by, ended.tally.updates) == ("budget", 100)
+    assert np.isfinite(ended.weights.vector).all()
+    faults = lines(ended.path, "faults.jsonl")
+    assert {fault["kind"] for fault in faults} == {"divergence"}
+    assert faults[-1]["text"].endswith(f"step size {30.0 * 0.5 ** len(faults):g}")
+    assert versions(ended.path) == list(range(1, 101))
+
+
+def test_a_run_starts_from_another_runs_weights(cli: CommandLine) -> None:
+    """`--init-from RUN` takes the last weights, RUN@VERSION a checkpoint's; what is not there is refused."""
+    first = cli("--mode asgd --engine sim --num-workers 2 --steps 8 --checkpoint-every 2 --keep 99")
+    second = cli(f"--mode ssgd --engine sim --num-workers 2 --steps 1 --init-from {first.record}")
+    weights = np.load(first.record / "weights.npy")
+    meta = json.loads((second.record / "meta.json").read_text())
+    assert meta["init_sha256"] == hashlib.sha256(weights.tobytes()).hexdigest()
+    for wrong, said in [
+        (f"{first.record} --hidden 5", "weights and this run"),
+        (f"{first.record}@7777", "has no checkpoint of that version; it has "),
+        (f"{first.record.parent}", "has no weights.npy"),
+    ]:
+        refused = cli(f"--mode ssgd --engine sim --num-workers 2 --steps 1 --init-from {wrong}")
+        assert (refused.code, refused.err.count("\n")) == (2, 1)
+        assert said in refused.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--checkpoint-every auto", "auto needs the mean time between two losses of the driver; give --mtbf"),
+        ("--checkpoint-every auto --mtbf 9", "auto needs the cost of a checkpoint in virtual seconds"),
+        ("--checkpoint-every 3 --mtbf 9", "is for --checkpoint-every auto"),
+        ("--checkpoint-every s3=3", "give --out s3://BUCKET/PREFIX too"),
+        ("--checkpoint-every peer=3", "choose --engine ray, or the tier disk"),
+    ],
+)
+def test_options_of_checkpoints_that_do_not_go_together(cli: CommandLine, options: str, said: str) -> None:
+    """One line with the rule and the remedy."""
+    refused = cli(f"--engine sim {options}")
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert said in refused.err
+
+
+def test_a_damaged_checkpoint_is_skipped_and_named(cli: CommandLine, begun: Path) -> None:
+    """The next older one serves, and the run ends as if nothing had been damaged."""
+    newest = sorted((begun / "checkpoints").glob("*.safetensors"))[-1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    code, said = resumed(cli, str(begun))
+    assert (code, said.count("\n")) == (0, 1)
+    assert f"note: checkpoint {newest.name} was skipped: its" in said
+    assert json.loads((begun / "summary.json").read_text())["updates"] == 60
+
+
+def test_an_unwritable_folder_of_checkpoints_is_refused(cli: CommandLine, begun: Path) -> None:
+    """One line; root may write everywhere, so there nothing is refused."""
+    (begun / "checkpoints").chmod(0o500)
+    code, line = resumed(cli, str(begun))
+    (begun / "checkpoints").chmod(0o700)
+    if os.geteuid():
+        assert (code, line.count("\n")) == (2, 1)
+        assert "cannot be written to; correct its permissions" in line
+    else:
+        assert code == 0
+
+
+# --- On Ray -------------------------------------------------------------------------------------------------
+
+KILLED_ON_RAY = """
+import json, sys
+sys.path.insert(0, "tests")
+from test_resume import Kill, configured, run
+
+run(configured(json.loads(sys.argv[1])), Kill(int(sys.argv[2])), resume=sys.argv[3] or None)
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("mode", ["ssgd", "asgd"])
+def test_a_killed_driver_on_ray_loses_no_update(
+    mode: str, ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five SIGKILLs of one run: what was recorded stays as it was, and a synchronous run keeps its bytes."""
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
+    options = {"mode": mode, "engine": "ray", "num_workers": 2, "steps": 40, "lr": 0.05, "dataset": "digits"}
+    options |= {"checkpoint_every": "0.03", "out": str(tmp_path), "trace_last": 0}
+    updates = 40 if mode == "ssgd" else 80
+    recorded = b""
+    draws = np.random.default_rng(len(mode)).choice(np.arange(2, updates), 5, replace=False)
+    for n, at in enumerate(sorted(draws.tolist())):
+        arguments = [json.dumps({**options, "run_name": "cut"}), str(at), "killed" if n else ""]
+        process = python("-c", KILLED_ON_RAY, *arguments)
+        said = process.communicate()
+        assert process.returncode == -signal.SIGKILL, said
+        before, recorded = recorded, (tmp_path / "cut/updates.jsonl").read_bytes()
+        assert recorded.startswith(before)
+        assert recorded.count(b"\n") == at
+    ended = run(configured({**options, "run_name": "cut"}), resume="killed")
+    assert (ended.error, ended.tally.updates, ended.tally.gradients) == (None, updates, 80)
+    assert (tmp_path / "cut/updates.jsonl").read_bytes().startswith(recorded)
+    assert versions(tmp_path / "cut") == list(range(1, updates + 1))
+    steps = {
+        (task["worker"], task["step"])
+        for u in lines(tmp_path / "cut", "updates.jsonl")
+        for task in u["gradients"]
+    }
+    assert len(steps) == 80
+    assert [
+        attempt["from_version"]
+        for attempt in json.loads((tmp_path / "cut/meta.json").read_text())["attempts"]
+    ] == sorted(draws)
+    if mode == "ssgd":
+        whole = run(configured({**options, "run_name": "whole"}))
+        assert ended.weights.vector.tobytes() == whole.weights.vector.tobytes()

@@ -16,7 +16,7 @@ from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Weights
 
-_MOST_LOOKS = 5000
+_MOST_LOOKS = 1000
 
 
 class _Given(NamedTuple):

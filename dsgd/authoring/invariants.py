@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import islice, zip_longest
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from dsgd.authoring import differences
 from dsgd.authoring.audit import Audit
 from dsgd.authoring.fault_schedule import FaultSchedule, keeps_members, keeps_weights
 from dsgd.authoring.subject import Broken
+from dsgd.checkpoints.codec import vocabulary
+from dsgd.checkpoints.run_state import RunState, from_bytes, to_parts
 from dsgd.cluster import ClusterError, DriverLost, Update
 from dsgd.cluster.open import open_cluster
 from dsgd.cluster.state import ClusterState
@@ -234,9 +236,13 @@ def _cuts(schedule: FaultSchedule, updates: int, cuts: int) -> list[int]:
 
 
 def _goes_on_from(cut: int, run: _Audited, schedule: FaultSchedule, cfg: TrainConfig) -> None:
-    """Start it again after an update, in a new cluster with the state of this one: it is the same."""
+    """Start it again after an update, in a new cluster, from a checkpoint of this one: it is the same."""
     going, needed = _Going(schedule, cfg), run.updates[cut:]
-    going.go_to(run.states[cut], run.updates[cut - 1].weights if cut else run.first)
+    known_classes = vocabulary(schedule.subject.strategy)
+    w = run.updates[cut - 1].weights if cut else run.first
+    checkpoint = b"".join(to_parts(RunState(weights=w, cluster=run.states[cut]), known_classes))
+    kept = from_bytes(checkpoint, known_classes)
+    going.go_to(kept.cluster, kept.weights)
     try:
         again = list(islice(going.updates(), len(needed) + run.ended_early))
     except Exception as error:
@@ -244,10 +250,17 @@ def _goes_on_from(cut: int, run: _Audited, schedule: FaultSchedule, cfg: TrainCo
     going.cluster.ended()
     found = differences.of_runs(again, needed)
     drivers = any(fault.kind == "driver" for fault in run.faults_seen)  # what it undoes is seen twice
-    if not found and not drivers and going.cluster.faults_seen != run.faults_seen[run.seen[cut] :]:
-        found = f"the faults are {going.cluster.faults_seen}, needed {run.faults_seen[run.seen[cut] :]}"
+    if not found and not drivers:
+        found = _of_faults(going.cluster.faults_seen, run.faults_seen[run.seen[cut] :])
     if found:
         raise Broken(f"started again after update {cut}: {found}")
+
+
+def _of_faults(ours: Sequence[FaultSeen], needed: Sequence[FaultSeen]) -> str:
+    for fault, other in zip_longest(ours, needed):
+        if fault != other:
+            return f"a fault is {fault}, needed {other}"
+    return ""
 
 
 def _driver_changes_nothing(run: _Audited, schedule: FaultSchedule) -> None:

@@ -74,16 +74,24 @@ class Checkpointer:
     """The checkpoints of one run.
 
     known: what its tasks may be. before: called, in the background, before a checkpoint is written, for what
-    must be on the disk by then.
+    must be on the disk by then. says_missed: whether notes name missed checkpoints; in virtual time, which is
+    faster than any disk, they are no surprise.
     """
 
-    def __init__(self, tiers: Sequence[Tier], known: Vocabulary, before: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        known: Vocabulary,
+        before: Callable[[], None] = lambda: None,
+        *,
+        says_missed: bool = True,
+    ) -> None:
         self.tiers = tiers
         self.snapshots: list[RunState] = []
         """Those of the tier in memory, oldest first."""
         self.latest: RunState | None = None
         """The newest that was taken for any place outside this process."""
-        self._known, self._before = known, before
+        self._known, self._before, self._says_missed = known, before, says_missed
         self._writers = {tier.name: ThreadPoolExecutor(1) for tier in tiers if tier.store}
         self._writing: dict[str, Future[None]] = {}
 
@@ -160,6 +168,17 @@ class Checkpointer:
                 for name in tier.store.names():
                     if (version_of(name) or 0) > version:
                         tier.store.remove(name)
+
+    def notes(self) -> list[str]:
+        """Return what went wrong, in a line for each tier."""
+        found = []
+        for tier in self.tiers:
+            if tier.error:
+                found.append(f"{tier.failed} checkpoints could not be written; the first: {tier.error}")
+            if tier.missed and self._says_missed:
+                before = "the one before was still being written"
+                found.append(f"{tier.missed} checkpoints were left out ({tier.name}): {before}")
+        return found
 
     def wait(self) -> None:
         """Wait for what is being written."""

@@ -180,7 +180,7 @@ class Decoder:
                 name: _viewed(content, 8 + size + place["data_offsets"][0], place)
                 for name, place in header.items()
             }
-            self._tasks = [self.tree(task) for task in self.document["tasks"]]
+            self._tasks: dict[int, Any] = {}
             self._versions = [self._version(*version) for version in self.document["versions"]]
 
     @contextmanager
@@ -209,7 +209,9 @@ class Decoder:
         return self._versions[index]
 
     def task(self, index: int) -> Any:
-        """Return a task."""
+        """Return a task; the same index gives the same object."""
+        if index not in self._tasks:
+            self._tasks[index] = self.tree(self.document["tasks"][index])
         return self._tasks[index]
 
     def tree(self, value: Any) -> Any:

@@ -87,6 +87,13 @@ def to_parts(state: RunState, known: Vocabulary) -> list[Part]:
     return encoder.parts(document)
 
 
+def weights_in(content: bytes) -> Weights:
+    """Return the weights alone that a file holds, whatever strategy made them; raises Unreadable."""
+    decoder = Decoder(content, {})
+    with decoder.explained():
+        return decoder.weights(decoder.document["weights"])
+
+
 def from_bytes(content: Any, known: Vocabulary) -> RunState:
     """Return the state that a file holds; its arrays are views of `content`.
 

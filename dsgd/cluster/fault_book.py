@@ -6,7 +6,7 @@ changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from dsgd.faults.seen import FaultSeen
@@ -16,38 +16,26 @@ from dsgd.faults.seen import FaultSeen
 class OpenFault:
     """A fault that is not over."""
 
-    t_s: float
-    kind: str
-    workers: tuple[int, ...]
-    asked: bool
-    update: int
-    came_in: int
-    hosts: set[int]
-    """Hosts whose loss is part of it and has not been noticed."""
-    lasts_s: float = 0.0
-    """Seconds from its beginning in which no new process can start."""
+    seen: FaultSeen
+    """What is known of it, without its text."""
+    words: list[str]
+    expected: set[int] = field(default_factory=set)
+    """Hosts that it is about to end: until their loss is noticed, it is not over."""
     waiting: set[int] = field(default_factory=set)
-    """Workers that cannot compute because of it."""
-    words: list[str] = field(default_factory=list)
-    detected_s: float | None = None
-    repeated: int = 0
-    wasted: int = 0
+    """Workers that wait for a new process because of it."""
+    passing: Collection[int] = ()
+    """Hosts that it slows, stops or cuts off; that passes with time."""
+    held_s: float = 0.0
+    """Seconds from its beginning in which no new process can start."""
 
-    def seen(self, recovered_s: float | None) -> FaultSeen:
-        """Return what is recorded of it; recovered_s: seconds from its beginning, None: never."""
-        return FaultSeen(
-            self.t_s,
-            self.kind,
-            self.workers,
-            self.asked,
-            self.update,
-            self.came_in,
-            "; ".join(self.words),
-            self.detected_s,
-            recovered_s,
-            self.repeated,
-            self.wasted,
-        )
+    def add(self, *, repeated: int = 0, wasted: int = 0) -> None:
+        """Count mini-batches that it costs."""
+        seen = self.seen
+        self.seen = seen._replace(repeated=seen.repeated + repeated, wasted=seen.wasted + wasted)
+
+    def detect(self, now_s: float) -> None:
+        """Enter that the driver knows of it; the last time counts."""
+        self.seen = self.seen._replace(detected_s=now_s - self.seen.t_s)
 
 
 class FaultBook:
@@ -55,33 +43,25 @@ class FaultBook:
 
     def __init__(self) -> None:
         self.seen: list[FaultSeen] = []
-        self._open: list[OpenFault] = []
+        self.open: list[OpenFault] = []
 
-    def begin(self, fault: OpenFault) -> None:
-        """Enter a fault that has begun."""
-        self._open.append(fault)
-
-    def expected(self, host: int) -> OpenFault | None:
+    def expecting(self, host: int) -> OpenFault | None:
         """Return the fault that is about to end a host's process, if there is one."""
-        return next((fault for fault in self._open if host in fault.hosts), None)
+        return next((fault for fault in self.open if host in fault.expected), None)
 
-    def end(self, fault: OpenFault, now_s: float) -> None:
-        """Enter that a fault is over; once is enough."""
-        if fault in self._open:
-            self._open.remove(fault)
-            self.seen.append(fault.seen(now_s - fault.t_s))
+    def begin(self, fault: OpenFault) -> OpenFault:
+        """Enter a fault that has begun."""
+        self.open.append(fault)
+        return fault
 
-    def computing(self, workers: Iterable[int], now_s: float) -> None:
-        """Enter that workers compute again, or have left: it ends the faults that only kept them waiting."""
-        back = set(workers)
-        for fault in list(self._open):
-            if fault.waiting & back:
-                fault.waiting -= back
-                if not fault.waiting and not fault.hosts:
-                    self.end(fault, now_s)
+    def end(self, fault: OpenFault, now_s: float | None) -> None:
+        """Enter that a fault is over, if it is not yet; None: it never was."""
+        if fault in self.open:
+            self.open.remove(fault)
+            recovered_s = None if now_s is None else now_s - fault.seen.t_s
+            self.seen.append(fault.seen._replace(text="; ".join(fault.words), recovered_s=recovered_s))
 
-    def end_all(self) -> Sequence[FaultSeen]:
-        """Enter those that never were over, and return all of them."""
-        self.seen += [fault.seen(None) for fault in self._open]
-        self._open.clear()
-        return self.seen
+    def end_all(self) -> None:
+        """Enter that the run is over: those that are open never end."""
+        for fault in list(self.open):
+            self.end(fault, None)

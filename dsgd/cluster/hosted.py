@@ -92,6 +92,7 @@ class HostedCluster(SimCluster):
         self._sent: list[tuple[float, int, int, int]] = []  # results: when sent, task's serial, worker, host
         self._open: dict[int, _Open] = {}
         self._version = 0
+        self._changed = False  # whether members have changed between two updates
         for worker in outside_at_first(fault.fault_list):
             self._ledger.leave(worker)
 
@@ -119,7 +120,8 @@ class HostedCluster(SimCluster):
 
     def next_done(self) -> Done | None:
         ledger, future, plan = self._ledger, self._future, self._plan
-        if ledger.leaving and ledger.depart():
+        if self._changed or (ledger.leaving and ledger.depart()):
+            self._changed = False
             self._look_who_waits()
             return None
         while True:
@@ -148,11 +150,16 @@ class HostedCluster(SimCluster):
 
     def reached(self, version: int) -> None:
         self._version = version
-        due = self._plan.at_update(version)
-        self._due_now([fault for fault in due if fault.kind != "driver"])
-        for fault in due:
-            if fault.kind == "driver":
-                self._happens(fault)
+        for fault in sorted(self._plan.at_update(version), key=lambda fault: fault.kind == "driver"):
+            self._changed |= self._happens(fault)
+
+    def stand_still(self, seconds: float) -> None:
+        """Have the server do nothing for so long; raise DriverLost if the driver is lost meanwhile."""
+        if loss := self._plan.pop_driver(self.now_s + seconds):
+            at_s, fault = loss
+            self.now_s = max(self.now_s, at_s)
+            self._happens(fault)
+        super().stand_still(seconds)
 
     def ended(self) -> None:
         self.faults_seen += [fault.seen for fault in self._open.values()]
@@ -271,7 +278,7 @@ class HostedCluster(SimCluster):
         return False
 
     def _due_now(self, faults: Iterable[Fault]) -> None:
-        """Have faults happen when the strategy next waits: members change only then."""
+        """Have faults happen when the strategy next waits: it has not yet started all it wants to."""
         for fault in faults:
             self._at(self.now_s, "fault", str(fault))
 
@@ -408,6 +415,9 @@ class HostedCluster(SimCluster):
             carrier = hosts.carrier[worker]
             if worker not in gone and not self._copies[worker] and hosts.alive[carrier]:
                 self._send(worker, carrier)
+        for number, other in list(self._open.items()):
+            if other.seen.kind == "pause" and {*other.hosts} <= {*lost}:
+                self._over(number)  # a new process does not stand still
         self._serial += 1
         self._open[self._serial] = _Open(seen, (), waiting)
         self._look_who_waits()
@@ -455,11 +465,13 @@ class HostedCluster(SimCluster):
 
     def _disturb(self, fault: Fault, hosts: Sequence[int]) -> None:
         """Pause, slow or cut off hosts."""
+        if fault.kind == "pause":
+            hosts = [host for host in hosts if self._hosts.alive[host]]
         carried = [w for w in self._ledger.workers if self._hosts.carrier[w] in hosts]
         self._serial += 1
         number, lasts_s = self._serial, fault.size if fault.kind == "pause" else fault.lasts_s
         what = {"pause": "stood still", "slow": "computed slower", "cut": "was cut off"}[fault.kind]
-        names = ", ".join(f"host {host}" for host in hosts)
+        names = ", ".join(f"host {host}" for host in hosts) or "no host"
         self._open[number] = _Open(self._seen(fault.kind, carried, f"{names} {what}"), hosts, set())
         until_s = self.now_s + (math.inf if lasts_s is None else lasts_s)
         if fault.kind == "slow":
@@ -471,7 +483,7 @@ class HostedCluster(SimCluster):
                     self._at(self.now_s + lasts_s * k / _RAMP_STEPS, "factor", number, factor)
                 return  # it stays
         for host in hosts:
-            if fault.kind == "pause" and self._hosts.alive[host]:
+            if fault.kind == "pause":
                 self._sims[host].pause(self.now_s, until_s)
             elif fault.kind == "cut":
                 self._sims[host].cut(self.now_s, until_s)
@@ -541,9 +553,9 @@ class HostedCluster(SimCluster):
                 if copy not in self._sims[copy.host].queue and copy not in self._sims[copy.host].held
             ],
             "messages": [list(item) for item in self._messages.items()],
-            "suspected": [[worker, list(seen)] for worker, seen in self._suspected.items()],
+            "suspected": [[worker, _values(seen)] for worker, seen in self._suspected.items()],
             "open": [
-                [number, list(fault.seen), list(fault.hosts), sorted(fault.waiting)]
+                [number, _values(fault.seen), list(fault.hosts), sorted(fault.waiting)]
                 for number, fault in self._open.items()
             ],
         }
@@ -561,7 +573,7 @@ class HostedCluster(SimCluster):
         self._hosts.restore(state.hosts)
         self._plan.go_to(state.faults)
         future = state.engine
-        self._version = future["version"]
+        self._version, self._changed = future["version"], False
         self._sims = [SimHost.restored(sim) for sim in future["sims"]]
         self._next_of, self._back_of = list(future["next_of"]), list(future["back_of"])
         self._future = [(at_s, rank, n, name, tuple(args)) for at_s, rank, n, name, args in future["future"]]
@@ -578,6 +590,10 @@ class HostedCluster(SimCluster):
         self._open = {
             number: _Open(_seen(seen), hosts, set(waiting)) for number, seen, hosts, waiting in future["open"]
         }
+
+
+def _values(seen: FaultSeen) -> list[Any]:
+    return [list(value) if isinstance(value, tuple) else value for value in seen]
 
 
 def _seen(values: Sequence[Any]) -> FaultSeen:

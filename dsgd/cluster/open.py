@@ -49,7 +49,7 @@ def open_cluster(
         connection = None
         try:
             with (interruptions or Interruptions()).held():
-                connection = connect(cfg.ray.start_timeout_s)
+                connection = connect(cfg.ray.start_timeout_s, cfg.fault.nodes)
         except KeyboardInterrupt:
             if connection:
                 connection.close()

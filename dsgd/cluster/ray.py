@@ -1,10 +1,8 @@
 """A cluster of Ray actors in wall time.
 
 Workers are carried by hosts, which are actors (`ray_host.py`). The driver keeps, for each task in flight,
-what it sent; so when a host is lost, another gets the same bytes again.
-
-What is sent is chosen for speed (benchmarks/README.md): small vectors travel as plain `bytes` inside
-the call, which Ray does not have to pickle; large ones are put into the object store once a version.
+what it sent; so when a host is lost, another gets the same bytes again. Who carries whom is decided in
+`hosts.py`; faults that were asked for are made to happen here, for real.
 """
 
 from __future__ import annotations
@@ -12,65 +10,43 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-import threading
+import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
-from dsgd.cluster.ray_connection import Connection, connect, last_line, resources
+from dsgd.cluster.ray_connection import Connection, connect
 
 # isort: split
-import numpy as np
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from dsgd.cluster import ClusterError, Done, TimeUp
-from dsgd.cluster.capacity import num_processes, shortage
 from dsgd.cluster.clocks import Clocks
 from dsgd.cluster.fault_book import FaultBook, OpenFault
 from dsgd.cluster.hosts import Hosts
 from dsgd.cluster.ledger import Idle, Ledger
-from dsgd.cluster.ray_host import INLINE_BYTES, REPLY, REQUEST
-from dsgd.cluster.ray_nodes import Nodes
-from dsgd.cluster.ray_processes import HostProcess, HostProcesses, room_for
+from dsgd.cluster.ray_processes import HostProcess, HostProcesses
+from dsgd.cluster.ray_start import choose_device, lacking, start_hosts
+from dsgd.cluster.ray_states import StateCopies
+from dsgd.cluster.ray_tasks import RayFlight, SentTasks
 from dsgd.cluster.state import ClusterState
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
-from dsgd.faults.fault import Fault
+from dsgd.faults.fault import STORE, Fault
+from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
 from dsgd.work import rules
 from dsgd.work.rules import Rule
-from dsgd.work.shard import Shard
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Vector, Weights
 
 _POLL_S = 1.0  # how often waiting looks for what Ray does not report by an answer
-_LOOK_S = 0.02  # the same while no task is in flight
-
-
-class _Flight(NamedTuple):
-    """A task that was handed out, and all that is needed to send it again."""
-
-    ticket: int
-    task: Task
-    w: Weights
-    started_s: float
-    pickled: bytes
-    small: bytes
-    large: Any
-
-
-class _Sent(NamedTuple):
-    """A task in flight as one process has it."""
-
-    worker: int
-    process: HostProcess
-    state: Any
-    """Refers to what the task will hand on, if it keeps state."""
+_LOOK_S = 0.02  # the same while no answer can come, and while a node starts
 
 
 class RayCluster:
@@ -78,15 +54,14 @@ class RayCluster:
 
     A start barrier: it returns once every host has imported what it needs and holds its shards. The clock
     starts with the first task.
-    Raises ValueError for a device that is not there, ClusterError when the hosts cannot be started
+    Raises ValueError for a device or node that is not there, ClusterError when the hosts cannot be started
     within cfg.ray.start_timeout_s. `connection` is closed with it.
     """
 
     def __init__(self, cfg: TrainConfig, workload: Workload, connection: Connection | None = None) -> None:
-        num_workers = len(workload.shards)
-        fault = cfg.fault
+        num_workers, fault = len(workload.shards), cfg.fault
         self._cfg, self._objective = cfg, workload.objective
-        self._ledger = Ledger[_Flight](num_workers)
+        self._ledger = Ledger[RayFlight](num_workers)
         self._hosts = Hosts(
             num_workers,
             fault.hosts or num_workers,
@@ -97,37 +72,47 @@ class RayCluster:
             window_s=fault.restart_window_s,
             seed=cfg.seed,
         )
-        self._plan = Plan(fault.fault_list, seed=cfg.seed, hosts=self._hosts.num_hosts)
+        asked = tuple(f for f in fault.fault_list if not isinstance(f, Fault) or f.kind not in STORE)
+        self._plan = Plan(asked, seed=cfg.seed, hosts=self._hosts.num_hosts)
+        for worker in outside_at_first(fault.fault_list):
+            self._ledger.leave(worker)
         self._book = FaultBook()
         self.restarts = [0] * num_workers
-        self._deadline_s = cfg.stop.max_seconds
-        self._times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
-        self._padding = np.zeros(cfg.timing.padding_bytes // 4, np.float32)
-        self._message_bytes = 4 * workload.objective.num_weights + self._padding.nbytes
-        self._tickets = 0
+        self._message_bytes = 4 * workload.objective.num_weights + cfg.timing.padding_bytes
+        self._tasks = SentTasks(workload.objective.num_weights, cfg.timing.padding_bytes)
+        self._messages = [0] * num_workers  # by worker in flight: how often its task was sent
+        self._suspected: dict[int, OpenFault] = {}  # by worker in flight: a second host has its task
+        self._states = StateCopies()
         self._version = 0
-        self._num_ready = 0
-        # Oldest first: of several finished tasks, ray.wait takes the first in this order, so none starves.
-        self._refs: dict[Any, _Sent] = {}
-        self._readying: dict[Any, HostProcess] = {}
         self._running: dict[int, HostProcess] = {}  # by host
+        self._readying: dict[Any, HostProcess] = {}  # by what `ray.wait` waits for
+        self._draining: set[HostProcess] = set()  # asked to end: they finish the tasks that they have
+        self._cut: set[int] = set()  # hosts with which no messages are exchanged
+        self._slow: list[Callable[[int, float], float]] = []  # factor of a host at an engine second
         # What is to be done, by `time.perf_counter`: (when, serial number, what).
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._serials = itertools.count()
+        self._due: list[Fault] = []  # members change, and processes end, only while the strategy waits
+        self._ending = False  # this process, by a fault
         self._members_changed = False
-        self._pickled: dict[Task, bytes] = {}
-        self._packed: tuple[Vector | None, bytes, Any] = (None, b"", None)  # the last vector, as it is sent
+        self._began_s: float | None = None
+        self._now_s = 0.0
         self._connection = connection or connect(cfg.ray.start_timeout_s)
-        self._nodes: Nodes | None = None
         self._processes: HostProcesses | None = None
         try:
-            self.device = self._choose_device()
-            self._start_hosts(workload.shards)
+            self.device = choose_device(cfg, self._connection)
+            times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
+            self._processes = HostProcesses(cfg, workload.objective, times, self._connection, self.device)
+            started = start_hosts(
+                cfg, self._connection, self.device, self._processes, workload.shards, self._hosts
+            )
+            self._here = ray.get_runtime_context().get_node_id()
+            self._require_nodes()
         except BaseException:
             self.close()
             raise
-        self._began_s: float | None = None
-        self._last_s = 0.0  # when the last task came in
+        self._running = dict(enumerate(started))
+        self._pids = [process.pid for process in started]
 
     def __enter__(self) -> RayCluster:
         return self
@@ -169,7 +154,12 @@ class RayCluster:
 
     @property
     def now_s(self) -> float:
-        return self._last_s
+        # It stands still between two answers: a replay, which knows when each came, decides the same by it.
+        return self._now_s
+
+    @property
+    def _clock_s(self) -> float:
+        return 0.0 if self._began_s is None else time.perf_counter() - self._began_s
 
     @property
     def pids(self) -> Sequence[int]:
@@ -186,16 +176,18 @@ class RayCluster:
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         if self._began_s is None:
-            self._begin(0.0)
+            self._began_s = time.perf_counter()
+        step = self._ledger.steps[worker]
+        self._ledger.start(worker, self._tasks.flight(task, w, self._clock_s, step))
+        self._messages[worker] = 0
         self._version = w.version
-        flight = self._flight(task, w, self._elapsed_s())
-        self._ledger.start(worker, flight)
         self._send(worker)
+        self._due += self._plan.at_step(worker, step, task.batches)
 
     def cancel(self, worker: int) -> None:
         flight = self._ledger.flights[worker]
-        self._ledger.cancel(worker, self._elapsed_s() - flight.started_s)
-        self._stop_copies(worker, flight.ticket)
+        self._stop(worker)
+        self._ledger.cancel(worker, self._clock_s - flight.started_s)
 
     def next_done(self) -> Done | None:
         while True:
@@ -203,15 +195,15 @@ class RayCluster:
             if self._members_changed:
                 self._members_changed = False
                 return None
-            left_s = self._next_s() - self._elapsed_s()
-            refs = [*self._refs, *self._readying] if self._readying else list(self._refs)
+            refs = [*self._tasks.answers(self._cut), *self._readying]
+            left_s = self._next_s() - self._clock_s
             ready: list[Any] = []
             if refs:
                 ready, _ = ray.wait(refs, num_returns=1, timeout=max(0.0, min(_POLL_S, left_s)))
             else:
-                assert left_s < math.inf, "no worker has a task: nothing can finish"
+                self._require_a_future()
                 time.sleep(max(0.0, min(_LOOK_S, left_s)))
-            if left_s < _POLL_S and self._elapsed_s() > self._deadline_s:
+            if left_s < _POLL_S and self._clock_s > self._cfg.stop.max_seconds:
                 raise TimeUp
             if ready:
                 done = self._take(ready[0])
@@ -220,8 +212,13 @@ class RayCluster:
 
     def reached(self, version: int) -> None:
         self._version = version
-        for fault in self._plan.at_update(version):
-            self._carry_out(fault)
+        self._due += self._plan.at_update(version)
+        if any(fault.kind == "driver" for fault in self._due) and not self._ending:
+            self._ending = True  # when the strategy next waits: until then it is recorded
+            self._note("driver", (), "the run goes on from its last checkpoint", asked=True)
+
+    def ended(self) -> None:
+        self._book.end_all()
 
     def state(self) -> ClusterState:
         """Return the cluster between two updates; the workers' states are fetched from their machines."""
@@ -235,216 +232,318 @@ class RayCluster:
         )
 
     def restore(self, state: ClusterState) -> None:
-        """Go back, or on, to a state; its tasks in flight are sent again, with the same steps and weights."""
-        for worker, flight in self._ledger.flights.items():
-            self._stop_copies(worker, flight.ticket)
-        self.restarts = list(state.restarts)
+        """Go back, or on, to a state; its tasks in flight are sent again, with the same steps and weights.
+
+        Processes are not part of it: those that live carry on, those that were lost are still awaited.
+        """
+        for worker in list(self._ledger.flights):
+            self._stop(worker)
+        self._began_s, self._now_s = time.perf_counter() - state.now_s, state.now_s
+        self.restarts = list(state.restarts) or [0] * len(self.restarts)
         refs: dict[int, Any] = {worker: ray.put(vector) for worker, vector in state.states.items()}
-        self._ledger = Ledger.restored(
-            replace(state, states=refs),
-            {f.worker: self._flight(f.task, f.origin, f.started_s) for f in state.flights},
-        )
+        flights = {
+            f.worker: self._tasks.flight(f.task, f.origin, f.started_s, state.steps[f.worker])
+            for f in state.flights
+        }
+        self._ledger = Ledger.restored(replace(state, states=refs), flights)
+        self._states = StateCopies(refs)
         if state.faults is not None:
             self._plan.go_to(state.faults)
-        self._begin(state.now_s)
         if state.hosts is not None:
             self._hosts.restore(state.hosts)
-            for host in range(len(self._hosts.alive)):
-                lives = host in self._running and self._running[host].ready not in self._readying
-                if lives and not self._hosts.alive[host]:
-                    self._back(host)
-                self._hosts.alive[host] = lives
+        for host in range(len(self._hosts.alive)):
+            lives = host in self._running and self._running[host].ready not in self._readying
+            if lives and not self._hosts.alive[host]:
+                self._back(host)
+            self._hosts.alive[host] = lives
+        self._messages = [0] * len(self._messages)
         self._send_unsent()
 
     def close(self) -> None:
         """Stop the workers, and the cluster if this run started it."""
         if self._processes:
             self._processes.close()
-        if self._nodes:
-            self._nodes.close()
         self._connection.close()
 
     # --- tasks ----------------------------------------------------------------------------------------------
 
-    def _elapsed_s(self) -> float:
-        return 0.0 if self._began_s is None else time.perf_counter() - self._began_s
-
-    def _begin(self, now_s: float) -> None:
-        """Set the clock, and what it triggers."""
-        self._began_s, self._last_s = time.perf_counter() - now_s, now_s
-
-    def _flight(self, task: Task, w: Weights, started_s: float) -> _Flight:
-        pickled = self._pickled.get(task)
-        if pickled is None:
-            pickled = self._pickled[task] = ray.cloudpickle.dumps(task)  # type: ignore[no-untyped-call]
-        if self._packed[0] is not w.vector:
-            padded = np.concatenate([w.vector, self._padding]) if len(self._padding) else w.vector
-            small = padded.nbytes <= INLINE_BYTES
-            self._packed = (w.vector, *((padded.tobytes(), None) if small else (b"", ray.put(padded))))
-        self._tickets += 1
-        return _Flight(self._tickets, task, w, started_s, pickled, *self._packed[1:])
-
     def _send(self, worker: int) -> None:
-        """Send the task of a worker to the host that carries it, if that is there; else it waits."""
+        """Send the task of a worker to the host that carries it, if that can be reached; else it waits."""
         host = self._hosts.carrier[worker]
-        if self._hosts.alive[host]:
-            self._send_to(self._running[host], worker)
+        if self._hosts.alive[host] and host not in self._cut:
+            self._send_to(host, worker)
 
-    def _send_to(self, process: HostProcess, worker: int) -> None:
+    def _send_to(self, host: int, worker: int) -> None:
+        process, flight = self._running[host], self._ledger.flights[worker]
         if worker not in process.carried:
             assert self._processes
             self._processes.carry(process, worker)
-        flight = self._ledger.flights[worker]
-        _, task, _, _, pickled, small, large = flight
-        header = REQUEST.pack(worker, flight.ticket, self._ledger.steps[worker], len(pickled), 1.0)
-        request = b"".join((header, pickled, small))
-        state = None
-        if task.state_rows and self._objective.num_weights:
-            ref, state = process.actor.run.options(num_returns=2).remote(
-                request, large, self._ledger.states.get(worker)
-            )
-        elif large is not None:
-            ref = process.actor.run.remote(request, large)
-        else:
-            ref = process.actor.run.remote(request)
-        self._refs[ref] = _Sent(worker, process, state)
+        slower = 1.0
+        for factor in self._slow:
+            slower *= factor(host, self._clock_s)
+        self._tasks.send(process, worker, flight, self._ledger.states.get(worker), slower)
+        self._messages[worker] += 1
+        if self._cfg.fault.suspect_after is not None:
+            self._after(self._cfg.fault.suspect_after, lambda: self._suspect(worker, flight.ticket))
 
     def _send_unsent(self) -> None:
         """Send every task in flight that no process has."""
-        sent = {copy.worker for copy in self._refs.values()}
+        sent = self._tasks.workers()
         for worker in self._ledger.flights:
             if worker not in sent:
                 self._send(worker)
 
-    def _stop_copies(self, worker: int, ticket: int) -> None:
-        """Stop the task of a worker wherever it is computed: its answers are not read."""
-        for ref, sent in list(self._refs.items()):
-            if sent.worker == worker:
-                del self._refs[ref]
-                sent.process.actor.stop.remote(worker, ticket)
+    def _stop(self, worker: int) -> int:
+        """Stop the task of a worker wherever it is; return how many processes had it."""
+        having = self._tasks.stop(worker, self._ledger.flights[worker].ticket)
+        if suspicion := self._suspected.pop(worker, None):
+            suspicion.add(wasted=having * self._ledger.flights[worker].task.batches)
+            self._book.end(suspicion, self._clock_s)
+        self._end_drained()
+        return having
 
     def _take(self, ref: Any) -> Done | None:
         """Return the finished task; None if it was lost, or if a host is ready."""
         if ref in self._readying:
             self._take_ready(ref)
             return None
-        worker, process, state = self._refs[ref]
+        worker, process, state = self._tasks[ref]
         try:
             result = ray.get(ref)
         except RayActorError:
             self._lose(process)
             return None
+        except ObjectLostError:
+            self._lost_with_its_machine(ref)
+            return None
         except RayTaskError as error:
+            if isinstance(error.cause, ObjectLostError):
+                self._lost_with_its_machine(ref)
+                return None
             raise ClusterError(
                 f"worker {worker} failed in its task: {error.cause!r}; try --engine sim, which shows where"
             ) from error
-        except ObjectLostError as error:
-            raise ClusterError(f"worker {worker} lost its state with its node; run again") from error
-        del self._refs[ref]
+        self._tasks.pop(ref)
+        loss, compute_s, value = self._tasks.read(result)
+        if worker in self._suspected:
+            self._suspected[worker].words.append(f"host {process.host} was first")
+            self._stop(worker)
+        if process in self._draining:
+            self._end_drained()
+        flight = self._ledger.flights[worker]
         if state is not None:
             self._ledger.states[worker] = state
-        finished_s = self._last_s = self._elapsed_s()
-        if isinstance(result, bytes):
-            loss, compute_s = REPLY.unpack_from(result)
-            value: Vector = np.frombuffer(result, np.float32, offset=REPLY.size)
-        else:
-            loss, compute_s, value = result
-        step = self._ledger.steps[worker]
-        flight = self._ledger.finish(worker, finished_s)
-        num_weights = self._objective.num_weights
+            self._states.keep(worker, state, flight, elsewhere=process.node_id != self._here)
+        self._now_s = finished_s = self._clock_s
+        self._ledger.finish(worker, finished_s)
         return Done(
             worker,
-            step,
+            flight.step,
             flight.task.batches,
             flight.w.version,
-            loss if num_weights else None,
-            value[:num_weights],
+            loss if self._objective.num_weights else None,
+            value,
             flight.started_s,
             finished_s,
             compute_s,
-            self._message_bytes,
+            self._messages[worker] * self._message_bytes,
             self._message_bytes,
             flight.w,
         )
 
-    # --- hosts ----------------------------------------------------------------------------------------------
+    def _suspect(self, worker: int, ticket: int) -> None:
+        """Send a task that has been silent for too long to a second host too, once."""
+        flight, having = self._ledger.flights.get(worker), self._tasks.copies(worker)
+        if flight is None or flight.ticket != ticket or worker in self._suspected or not having:
+            return
+        at = having[0].host
+        second = self._hosts.second(worker, self._tasks.busy(), besides=at)
+        if second is None:
+            return
+        for fault in self._book.open:
+            if at in fault.passing and fault.seen.detected_s is None:
+                fault.detect(self._clock_s)
+        text = f"worker {worker} was silent on host {at}: host {second} got its task too"
+        suspicion = self._book.begin(OpenFault(self._seen("suspect", (worker,), asked=False), [text]))
+        suspicion.detect(self._clock_s)
+        self._suspected[worker] = suspicion
+        self._send_to(second, worker)
+
+    def _lost_with_its_machine(self, ref: Any) -> None:
+        """Send a task again whose answer, or the state that it needs, was lost with a machine."""
+        worker = self._tasks.pop(ref).worker
+        if worker in self._ledger.states:
+            rescued = self._states.newest(worker)
+            if rescued is None:
+                rescued = self._redone(worker)
+            self._ledger.states[worker] = rescued
+        self._send_unsent()
+
+    def _redone(self, worker: int) -> Any:
+        """Have the task that made a worker's state computed again; return the state to come."""
+        redo, host = self._states.to_redo(worker), self._hosts.carrier[worker]
+        if redo is None or host not in self._running:
+            raise ClusterError(
+                f"worker {worker}: its state was lost with its machine, and so was the copy; go on from the "
+                "last checkpoint with --resume, or give --checkpoint-every for the next time"
+            )
+        flight, before = redo
+        again = self._tasks.flight(flight.task, flight.w, flight.started_s, flight.step)
+        ref = self._tasks.send(self._running[host], worker, again, before, 1.0)
+        return self._tasks.pop(ref).state  # the next task waits for it; its value has been read long ago
+
+    # --- what is due ----------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """Do what is due, and see which processes have ended without an answer that says so."""
-        while self._plan.next_s <= self._elapsed_s():
-            self._carry_out(self._plan.pop_timed()[1])
-        while self._timers and self._timers[0][0] <= time.perf_counter():
-            heapq.heappop(self._timers)[2]()
         assert self._processes
         while not self._processes.heard.empty():
-            process, _ = self._processes.heard.get()
-            self._lose(process)
+            process, noticed = self._processes.heard.get()
+            if noticed:
+                self._drain(process)
+            else:
+                self._lose(process)
+        while self._timers and self._timers[0][0] <= time.perf_counter():
+            heapq.heappop(self._timers)[2]()
+        while self._plan.next_s <= self._clock_s:
+            _, fault = self._plan.pop_timed()
+            self._due.append(fault)
+        if self._ending:
+            os.kill(os.getpid(), signal.SIGKILL)
+        due, self._due = self._due, [fault for fault in self._due if fault.kind == "driver"]
+        for fault in due:
+            if fault.kind != "driver":
+                self._happens(fault)
+        if self._ledger.leaving and self._ledger.depart():
+            self._members_changed = True
+            self._close_losses()
 
     def _next_s(self) -> float:
         """Return when, in engine seconds, waiting must end: something is to be done then."""
-        timer_s = self._timers[0][0] - time.perf_counter() + self._elapsed_s() if self._timers else math.inf
-        return min(self._deadline_s, self._plan.next_s, timer_s)
+        timer_s = self._timers[0][0] - time.perf_counter() + self._clock_s if self._timers else math.inf
+        return min(self._cfg.stop.max_seconds, self._plan.next_s, timer_s)
 
     def _after(self, delay_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time.perf_counter() + delay_s, next(self._serials), action))
 
+    def _require_a_future(self) -> None:
+        """Raise ClusterError if nobody works and nobody will."""
+        if self._timers or self._plan.will_join:
+            return
+        for worker in self._ledger.flights:
+            raise ClusterError(f"worker {worker}: its process is given up; give --max-restarts more")
+        assert not self._ledger.workers, "no worker has a task: nothing can finish"
+        raise ClusterError("all members have left, and none will join; give --faults a join with t=")
+
+    # --- hosts ----------------------------------------------------------------------------------------------
+
     def _lose(self, process: HostProcess) -> None:
         """Enter that a process has ended, carry out what follows, and record it."""
-        host = process.host
-        if self._running.get(host) is not process:
-            return  # known already
         assert self._processes
-        del self._running[host]
         self._processes.end(process)  # it may only be out of reach
         self._readying.pop(process.ready, None)
-        now_s, carried = self._elapsed_s(), self._hosts.carried(host)
-        stranded = [ref for ref, sent in self._refs.items() if sent.process is process]
-        repeated = [self._refs.pop(ref).worker for ref in stranded]
-        fault = self._book.expected(host)
-        if fault is None:
-            fault = OpenFault(
-                now_s, "kill", tuple(carried), False, self._version, self._ledger.came_in, {host}
-            )
-            self._book.begin(fault)
-        fault.hosts.discard(host)
-        fault.detected_s = now_s - fault.t_s
-        fault.repeated += sum(self._ledger.flights[worker].task.batches for worker in repeated)
+        self._draining.discard(process)
+        stranded, host = self._tasks.strand(process), process.host
+        if self._running.get(host) is process:
+            del self._running[host]
+            fault = self._book.expecting(host)
+            if fault is None:
+                fault = self._book.begin(OpenFault(self._seen("kill", (), asked=False), []))
+            fault.expected.discard(host)
+            fault.detect(self._clock_s)
+            left = self._decide(fault, host)
+            batches = {w: f.task.batches for w, f in self._ledger.flights.items() if w in stranded}
+            wasted = sum(n for worker, n in batches.items() if worker in left or self._tasks.copies(worker))
+            fault.add(repeated=sum(batches.values()) - wasted, wasted=wasted)
+            for worker in left:
+                self._drop(worker)
+        self._send_unsent()
+        self._close_losses()
+
+    def _drain(self, process: HostProcess) -> None:
+        """Have a process that was asked to end finish its tasks; its workers go on as after a loss."""
+        if self._running.get(process.host) is process:
+            del self._running[process.host]
+            self._readying.pop(process.ready, None)
+            words = [f"host {process.host} was asked to end"]
+            fault = self._book.begin(OpenFault(self._seen("kill", (), asked=False), words))
+            fault.detect(self._clock_s)
+            self._draining.add(process)
+            for worker in self._decide(fault, process.host):
+                self._ledger.retire(worker)
+                self._note("leave", (worker,), f"worker {worker} leaves with its process", asked=False)
+            self._end_drained()
+            self._send_unsent()
+            self._close_losses()
+
+    def _end_drained(self) -> None:
+        """End the processes that were asked to end and have no task any more."""
+        if self._draining:
+            busy = self._tasks.processes()
+            for process in self._draining - busy:
+                self._draining.discard(process)
+                assert self._processes
+                self._processes.end(process)
+
+    def _decide(self, fault: OpenFault, host: int) -> Sequence[int]:
+        """Decide what becomes of the workers of a host that was lost; return those that are to leave."""
+        now_s, limit = self._clock_s, self._cfg.fault
+        carried = [worker for worker in self._hosts.carried(host) if worker in self._ledger.workers]
         for worker in carried:
             self.restarts[worker] += 1
-        loss = self._hosts.lose(host, now_s, self.workers)
+        loss = self._hosts.lose(host, now_s, self._ledger.workers)
         if loss.restart_s is not None:
-            held_s = fault.t_s + fault.lasts_s - now_s
+            held_s = fault.seen.t_s + fault.held_s - now_s
             self._after(max(loss.restart_s, held_s), lambda: self._start_again(host))
         elif loss.waiting:
-            count = self._cfg.fault.max_restarts + 1
             raise ClusterError(
-                f"worker {loss.waiting[0]} died {count} times, more than --max-restarts "
-                f"{self._cfg.fault.max_restarts} within --restart-window-s "
-                f"{self._cfg.fault.restart_window_s:g}; look for the reason in its log, or allow more"
+                f"worker {loss.waiting[0]} died: its process was lost more than --max-restarts "
+                f"{limit.max_restarts} times within {limit.restart_window_s:g} s; look for the reason in "
+                "its log, or allow more"
             )
-        for worker, to in loss.moved.items():
-            fault.words.append(f"worker {worker} moved to host {to}")
-        for worker in loss.leaving:
-            flight = self._ledger.leave(worker)
-            fault.wasted += flight.task.batches if flight else 0
-            self._members_changed = True
-            fault.words.append(f"worker {worker} left")
+        fault.words += [f"worker {w} moved to host {h}" for w, h in loss.moved.items() if w in carried]
         fault.words += [f"worker {worker} waits for a new process" for worker in loss.waiting]
+        fault.words += [f"worker {worker} left" for worker in loss.leaving]
+        if not carried:
+            fault.words.append(f"host {host} carried nobody")
         fault.waiting.update(loss.waiting)
-        self._send_unsent()
-        if not fault.waiting and not fault.hosts:
-            self._book.end(fault, self._elapsed_s())
+        fault.seen = fault.seen._replace(workers=tuple(sorted({*fault.seen.workers, *carried})))
+        for worker in loss.moved:
+            self._bring_state_here(worker)
+        return loss.leaving
+
+    def _bring_state_here(self, worker: int) -> None:
+        """Use the copy of a state whose machine may be lost."""
+        if worker in self._ledger.states and (copy := self._states.newest(worker)) is not None:
+            self._ledger.states[worker] = copy
+
+    def _drop(self, worker: int) -> None:
+        """Have a member leave at once, its task with it."""
+        if worker in self._ledger.leaving:
+            self._hosts.dropped.discard(worker)
+        if worker in self._ledger.flights:
+            self._stop(worker)
+        self._ledger.leave(worker)
+        self._members_changed = True
+        self._note("leave", (worker,), f"worker {worker} left with its process", asked=False)
 
     def _start_again(self, host: int) -> None:
-        """Start a new process for a host that was lost."""
+        """Start a new process for a host that was lost, and its node before if that is gone too."""
         assert self._processes
+        nodes = self._processes.nodes
+        if not nodes.lives(host):
+            started = nodes.start_again(host)
+            if not started.done():
+                self._after(_LOOK_S, lambda: self._start_again(host))
+                return
+            started.result()
         process = self._running[host] = self._processes.start(host, self._hosts.carried(host))
         self._readying[process.ready] = process
 
         def require() -> None:
             if process.ready in self._readying:
                 workers = ", ".join(map(str, self._hosts.carried(host)))
-                raise ClusterError(self._lacking(f"worker {workers}, which died,"))
+                raise ClusterError(lacking(self._cfg, self.device, f"worker {workers}, which died,"))
 
         self._after(self._cfg.ray.start_timeout_s, require)
 
@@ -461,125 +560,154 @@ class RayCluster:
     def _back(self, host: int) -> None:
         """Enter that a host can compute; its workers' tasks are sent, and those that had left join."""
         carried, joining = self._hosts.back(host)
+        for worker in carried:
+            self._bring_state_here(worker)
         for worker in joining:
-            self._ledger.join(worker)
+            if worker in self._ledger.leaving:
+                self._ledger.stay(worker)
+            else:
+                self._ledger.join(worker)
             self._members_changed = True
+            self._note("join", (worker,), f"worker {worker} joins with its new process", asked=False)
         self._send_unsent()
-        self._book.computing(carried, self._elapsed_s())
+        self._close_losses()
+
+    def _close_losses(self) -> None:
+        """Close the losses of hosts for which no worker waits any longer."""
+        alive, carrier, members = self._hosts.alive, self._hosts.carrier, self._ledger.workers
+        for fault in list(self._book.open):
+            if fault.seen.kind in ("kill", "node") and not fault.expected:
+                fault.waiting = {w for w in fault.waiting if w in members and not alive[carrier[w]]}
+                if not fault.waiting:
+                    self._book.end(fault, self._clock_s)
 
     # --- faults ---------------------------------------------------------------------------------------------
 
-    def _carry_out(self, fault: Fault) -> None:
-        """Make a fault that is due happen."""
-        now_s = self._elapsed_s()
-        if fault.kind == "kill":
-            hosts = {self._hosts.home(worker) for worker in fault.workers}
-            living = {host for host in hosts if self._hosts.alive[host]}
-            opened = OpenFault(
-                now_s,
-                fault.kind,
-                fault.workers,
-                True,
-                self._version,
-                self._ledger.came_in,
-                living,
-                fault.lasts_s or 0.0,
-            )
-            self._book.begin(opened)
-            if not living:
-                opened.words.append("no process was there")
-                self._book.end(opened, now_s)
-            for host in living:
-                self._running[host].actor.end_process.remote()
+    def _seen(self, kind: str, workers: Sequence[int], *, asked: bool = True) -> FaultSeen:
+        return FaultSeen(
+            t_s=self._clock_s,
+            kind=kind,
+            workers=tuple(workers),
+            asked=asked,
+            update=self._version,
+            came_in=self._ledger.came_in,
+            text="",
+        )
 
-    # --- the start ------------------------------------------------------------------------------------------
+    def _note(self, kind: str, workers: Sequence[int], text: str, *, asked: bool) -> None:
+        """Record what is over at once."""
+        fault = self._book.begin(OpenFault(self._seen(kind, workers, asked=asked), [text]))
+        fault.detect(fault.seen.t_s)
+        self._book.end(fault, fault.seen.t_s)
 
-    def _start_hosts(self, shards: Sequence[Shard]) -> None:
-        """Start all hosts, and wait until every one is ready.
+    def _happens(self, fault: Fault) -> None:
+        """Make a fault happen, for real."""
+        homes = sorted({self._hosts.home(worker) for worker in fault.workers})
+        match fault.kind:
+            case "leave":
+                for worker in fault.workers:
+                    self._leave(worker)
+            case "join":
+                for worker in fault.workers:
+                    self._join(worker)
+            case "kill":
+                self._end_processes(fault, [h for h in homes if h in self._running], node=False)
+            case "node":
+                node_id = self._node_ids[fault.node]
+                there = [h for h, process in self._running.items() if process.node_id == node_id]
+                self._end_processes(fault, there, node=True)
+            case _:
+                self._disturb(fault, homes)
 
-        A thread does it, because no call of Ray may prolong the wait: on an overloaded machine each of them
-        may take far longer than its own time-out.
-        """
-        until_s = time.monotonic() + self._cfg.ray.start_timeout_s
-        self._await_room(until_s)
-        answer: SimpleQueue[list[HostProcess] | BaseException] = SimpleQueue()
-        given_up = threading.Event()
-        count = num_processes(self._cfg)
+    def _end_processes(self, fault: Fault, hosts: Sequence[int], *, node: bool) -> None:
+        ending = OpenFault(self._seen(fault.kind, ()), [], set(hosts), held_s=fault.lasts_s or 0.0)
+        self._book.begin(ending)
+        if not hosts:
+            ending.words.append("no process was there")
+            self._book.end(ending, self._clock_s)
+        for host in hosts[:1] if node else hosts:
+            actor = self._running[host].actor
+            (actor.end_node if node else actor.end_process).remote()
 
-        def start() -> None:
-            try:
-                self._nodes = Nodes(self._cfg.fault.nodes if self._connection.private else 1)
-                self._processes = HostProcesses(
-                    self._cfg, self._objective, self._times, self._connection, self._nodes, self.device
-                )
-                self._processes.put(shards)
-                started = []
-                for host in range(count):
-                    if given_up.is_set():
-                        return
-                    started.append(self._processes.start(host, self._hosts.carried(host)))
-                waiting = [process.ready for process in started]
-                while waiting and not given_up.is_set():
-                    ready, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_S)
-                    ray.get(ready)  # raises the error of a host that died
-                    self._num_ready += len(ready)
-                for process in started:
-                    process.pid, process.node_id = ray.get(process.ready)
-                answer.put(started)
-            except BaseException as error:  # the other thread raises it
-                answer.put(error)
+    def _disturb(self, fault: Fault, hosts: Sequence[int]) -> None:
+        """Stop, slow or cut off hosts for some time."""
+        carried = [w for w in self._ledger.workers if self._hosts.carrier[w] in hosts]
+        what = {"pause": "stood still", "slow": "computed slower", "cut": "was cut off"}[fault.kind]
+        text = f"{', '.join(f'host {host}' for host in hosts)} {what}"
+        passing = self._book.begin(OpenFault(self._seen(fault.kind, carried), [text], passing=hosts))
+        lasts_s = fault.size if fault.kind == "pause" else fault.lasts_s
+        factor = _factor(fault, hosts, self._clock_s)
+        if fault.kind == "slow":
+            self._slow.append(factor)
+        if fault.kind == "cut":
+            self._cut.update(hosts)
+        if fault.kind == "pause":
+            for host in hosts:
+                if host in self._running:
+                    self._running[host].actor.stand_still.remote(fault.size)
 
-        threading.Thread(target=start, daemon=True).start()
-        try:
-            found = answer.get(timeout=max(0.0, until_s - time.monotonic()))
-        except Empty:
-            raise ClusterError(self._lacking(f"{count - self._num_ready} of {count} workers")) from None
-        finally:
-            given_up.set()
-        if isinstance(found, RayActorError):
-            raise ClusterError(
-                f"a worker died while it started: {last_line(found)}; look for the reason in its "
-                "log, or lower --num-workers if memory ran out"
-            ) from found
-        if isinstance(found, BaseException):
-            raise found
-        self._running = dict(enumerate(found))
-        self._pids = {process.host: process.pid for process in found}
+        def passes() -> None:
+            if fault.kind == "slow":
+                self._slow.remove(factor)
+            self._book.end(passing, self._clock_s)
+            self._cut = {
+                host for other in self._book.open if other.seen.kind == "cut" for host in other.passing
+            }
+            self._send_unsent()
 
-    def _await_room(self, until_s: float) -> None:
-        """Wait until the cluster that the environment names, which may still grow, has enough memory."""
-        if self._connection.private:  # this machine's was looked at before anything started
+        if lasts_s is not None and fault.from_size is None:
+            self._after(lasts_s, passes)
+
+    def _leave(self, worker: int) -> None:
+        """Have a member leave in good order."""
+        ledger = self._ledger
+        if worker not in ledger.workers:
+            text = "does not come back" if worker in self._hosts.dropped else "was not a member"
+            self._hosts.dropped.discard(worker)
+        else:
+            text = "leaves when its task has come in" if worker in ledger.flights else "leaves"
+            ledger.retire(worker)
+        self._note("leave", (worker,), f"worker {worker} {text}", asked=True)
+
+    def _join(self, worker: int) -> None:
+        ledger, hosts = self._ledger, self._hosts
+        if worker in ledger.leaving:
+            ledger.stay(worker)
+            self._members_changed = True
+            text = "stays"
+        elif worker in ledger.workers or worker in hosts.dropped:
+            text = "was a member already"
+        elif not hosts.alive[hosts.carrier[worker]]:
+            hosts.dropped.add(worker)
             return
-        while True:
-            has = resources()
-            # Ray counts apart what it keeps for objects, which is taken only as objects come.
-            memory = has.get("memory", 0.0) + has.get("object_store_memory", 0.0)
-            lacking = shortage(self._cfg, memory, "the cluster has")
-            if lacking is None:
-                return
-            if time.monotonic() > until_s:
-                raise ClusterError(lacking)
-            time.sleep(0.1)
+        else:
+            ledger.join(worker)
+            self._members_changed = True
+            text = "joins"
+        self._note("join", (worker,), f"worker {worker} {text}", asked=True)
 
-    def _choose_device(self) -> str:
-        wanted, share, count = self._cfg.ray.device, self._cfg.ray.gpus_per_worker, num_processes(self._cfg)
-        room = room_for(share)
-        if wanted == "auto":
-            return "cuda" if room >= count else "cpu"
-        if wanted == "cuda" and room < count and self._connection.private:  # no GPU will come
-            raise ValueError(
-                f"--device cuda: {count} workers x {share:g} GPU are asked for and this machine has "
-                f"{resources().get('GPU', 0.0):g}; use --device cpu or a smaller --gpus-per-worker"
-            )
-        return wanted
+    def _require_nodes(self) -> None:
+        """Raise ValueError if --faults ends a node that is not there, or that the run needs."""
+        assert self._processes
+        letters = [f.node for f in self._cfg.fault.fault_list if isinstance(f, Fault) and f.kind == "node"]
+        self._node_ids = self._processes.nodes.named() if letters else {}
+        for letter in letters:
+            if letter not in self._node_ids:
+                names = ", ".join(self._node_ids)
+                raise ValueError(f"--faults node:{letter}: the nodes are {names}; name one of those")
+            if self._node_ids[letter] == self._here:
+                raise ValueError(f"--faults node:{letter}: that is the driver's own node; name another")
 
-    def _lacking(self, who: str) -> str:
-        gpus = self._cfg.ray.gpus_per_worker if self.device == "cuda" else 0
-        have = ", ".join(
-            f"{name} {amount:g}" for name, amount in sorted(resources().items()) if name in ("CPU", "GPU")
-        )
-        return (
-            f"{who} could not be started within --start-timeout-s {self._cfg.ray.start_timeout_s:g}: asked "
-            f"for {gpus:g} GPU and 0 CPU each, the cluster has {have or 'nothing'} in all; free some, "
-            f"lower --num-workers{' or --gpus-per-worker' * bool(gpus)}, or wait longer"
-        )
+
+def _factor(fault: Fault, hosts: Sequence[int], began_s: float) -> Callable[[int, float], float]:
+    """Return by what factor a host is slower at an engine second because of a fault; it may grow."""
+
+    def factor(host: int, now_s: float) -> float:
+        if host not in hosts:
+            return 1.0
+        if fault.from_size is None:
+            return fault.size
+        share = min(1.0, (now_s - began_s) / fault.lasts_s) if fault.lasts_s else 1.0
+        return fault.from_size + (fault.size - fault.from_size) * share
+
+    return factor

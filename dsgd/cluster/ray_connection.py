@@ -9,6 +9,8 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 # Read when ray is imported. Under `uv run` it would rebuild the environment in every worker, which
@@ -38,12 +40,20 @@ class Connection(NamedTuple):
                 ray.shutdown()
 
 
+# In milliseconds, how the head looks whether a node still answers; by default it takes long to give one up.
+_WATCHFUL = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+}
 _started: set[str] = set()  # addresses of the private clusters of this process
 
 
-def connect(timeout_s: float = 60.0) -> Connection:
+def connect(timeout_s: float = 60.0, nodes: int = 1) -> Connection:
     """Connect to the cluster that the environment names, or start a private one.
 
+    nodes: how many a private one will have; with several it is noticed sooner that one is lost.
     Raises ClusterError if nothing answers at RAY_ADDRESS within `timeout_s` seconds.
     """
     if ray.is_initialized():  # maybe by a call before: the runs of an experiment share one cluster
@@ -61,7 +71,8 @@ def connect(timeout_s: float = 60.0) -> Connection:
         return Connection(made_here=True, private=address == "local")
     # A bare ray.init() would attach to any cluster alive on this machine.
     try:
-        _init(address="local", include_dashboard=False)
+        with _environment(_WATCHFUL if nodes > 1 else {}):
+            _init(address="local", include_dashboard=False)
     except (OSError, RuntimeError) as error:
         raise ClusterError(
             f"Ray could not be started on this machine ({last_line(error)}); "
@@ -90,6 +101,18 @@ def _init(**options: Any) -> None:
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     finally:
         ray_utils.set_sigterm_handler = set_handler
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have these variables in the environment, where they are not set, for the block."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _knock(address: str, timeout_s: float) -> None:

@@ -38,12 +38,16 @@ REQUEST = struct.Struct("qqqqd")
 REPLY = struct.Struct("dd")
 """Loss, seconds of computing."""
 
-# Wakes a stopped process. It ends with it, too: its standard input is closed then.
+# Wakes a stopped process, again and again until it is heard: the stop may come late. It ends with the
+# process, too: its standard input is closed then.
 _WAKER = (
     "import os, select, signal, sys\n"
     "os.write(1, b'.')\n"
-    "if not select.select([0], [], [], float(sys.argv[2]))[0]:\n"
+    "wait_s = float(sys.argv[2])\n"
+    "while not select.select([0], [], [], wait_s)[0]:\n"
+    "    os.write(1, b'.')\n"
     "    os.kill(int(sys.argv[1]), signal.SIGCONT)\n"
+    "    wait_s = 0.05\n"
 )
 
 
@@ -148,6 +152,9 @@ class Host:
             assert child.stdout
             child.stdout.read(1)  # it has begun to wait
             os.kill(os.getpid(), signal.SIGSTOP)
+            child.stdout.read(
+                1
+            )  # it has waited: this thread may run for a moment before the stop takes effect
 
     @ray.method(concurrency_group="notice")
     def notice(self) -> None:

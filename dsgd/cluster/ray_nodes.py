@@ -22,20 +22,17 @@ _STORE_BYTES = 150 * 2**20  # of shared memory for the objects of a node, as in 
 
 
 class Nodes:
-    """`count` nodes of this machine; with one, or on a cluster that was not started here, none of its own.
-
-    Raises ClusterError if one cannot be started.
-    """
+    """`count` nodes of this machine; with one there is nothing to start, and Ray chooses where hosts are."""
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._nodes: dict[int, Any] = {}
-        for number in range(1, count):
-            self._start(number)
+        self._starting: dict[int, Future[None]] = {}
 
-    def letter(self, host: int) -> str:
-        """Return the name of the node on which a host is."""
-        return ascii_lowercase[host % self._count]
+    def start(self) -> None:
+        """Start all nodes but the driver's."""
+        for number in range(1, self._count):
+            self._start(number)
 
     def of(self, host: int) -> str | None:
         """Return the id of the node on which a host is to be started; None: Ray chooses."""
@@ -45,18 +42,33 @@ class Nodes:
         node_id = self._nodes[number].node_id if number else ray.get_runtime_context().get_node_id()
         return str(node_id)
 
+    def named(self) -> dict[str, str]:
+        """Return the ids of the living nodes by letter: a is the head, or on this machine the driver's."""
+        if self._count > 1:
+            ids = [str(self.of(number)) for number in range(self._count)]
+        else:
+            nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+            head = "node:__internal_head__"
+            ids = [
+                n["NodeID"] for n in sorted(nodes, key=lambda n: (head not in n["Resources"], n["NodeID"]))
+            ]
+        return dict(zip(ascii_lowercase, ids, strict=False))
+
     def lives(self, host: int) -> bool:
         """Whether the node of a host is there."""
         number = host % self._count
-        return number == 0 or not self._nodes[number].dead_processes()
+        return self._count == 1 or number == 0 or not self._nodes[number].dead_processes()
 
     def start_again(self, host: int) -> Future[None]:
-        """Start the node of a host again, in the background."""
-        started: Future[None] = Future()
+        """Start the node of a host again, in the background; once, whatever number of its hosts ask."""
+        number = host % self._count
+        if number in self._starting and not self._starting[number].done():
+            return self._starting[number]
+        started = self._starting[number] = Future()
 
         def start() -> None:
             try:
-                self._start(host % self._count)
+                self._start(number)
                 started.set_result(None)
             except BaseException as error:  # whoever waits for it raises it
                 started.set_exception(error)
@@ -85,7 +97,9 @@ class Nodes:
             max_worker_port=0,
             node_manager_port=0,
         )
-        wanted.update(dashboard_agent_listen_port=None, include_log_monitor=False)
+        wanted.update(  # type: ignore[no-untyped-call]
+            dashboard_agent_listen_port=None, include_log_monitor=False
+        )
         node = Node(wanted, head=False, shutdown_at_exit=False, spawn_reaper=False)
         self._nodes[number] = node
         wait_for_node(node.gcs_address, node.plasma_store_socket_name, 30)

@@ -42,10 +42,7 @@ class HostProcess:
 
 
 class HostProcesses:
-    """Starts the processes, and says in `heard` which have ended or been asked to end.
-
-    gpus: share of a GPU that each has.
-    """
+    """Starts the processes, and says in `heard` which have ended or been asked to end."""
 
     def __init__(
         self,
@@ -53,10 +50,10 @@ class HostProcesses:
         objective: Objective,
         times: ComputeTimes,
         connection: Connection,
-        nodes: Nodes,
         device: str,
     ) -> None:
-        self._private, self._nodes = connection.private, nodes
+        self._private = connection.private
+        self.nodes = Nodes(cfg.fault.nodes if connection.private else 1)
         self._arguments = objective, times, device, cfg.timing.padding_bytes
         self._gpus = cfg.ray.gpus_per_worker if device == "cuda" else 0
         self._shards: list[Any] = []
@@ -64,15 +61,16 @@ class HostProcesses:
         self.heard: SimpleQueue[tuple[HostProcess, bool]] = SimpleQueue()
         """Each process that has ended, or, True, has had notice that it will be."""
 
-    def put(self, shards: Sequence[Shard]) -> None:
-        """Put the workers' shards where every node can get them."""
+    def prepare(self, shards: Sequence[Shard]) -> None:
+        """Start the nodes, and put the workers' shards where each of them can get them."""
+        self.nodes.start()
         self._shards = [ray.put(shard.alone()) for shard in shards]
 
     def start(self, host: int, workers: Sequence[int]) -> HostProcess:
         """Start a process for a host, with the shards of the workers that it will carry."""
         # No whole CPUs are asked for: more workers than cores is normal here, and asking would wait forever.
         # On a cluster of several machines, hosts are spread over those that offer CPUs: the head need not.
-        if node_id := self._nodes.of(host):
+        if node_id := self.nodes.of(host):
             strategy: Any = NodeAffinitySchedulingStrategy(node_id, soft=False)
         else:
             strategy = "DEFAULT" if self._private else "SPREAD"
@@ -109,9 +107,10 @@ class HostProcesses:
                 ray.kill(process.actor)
 
     def close(self) -> None:
-        """End all processes."""
+        """End all processes, and the nodes that were started for them."""
         for process in list(self._started):
             self.end(process)
+        self.nodes.close()
 
 
 def room_for(share: float) -> int:

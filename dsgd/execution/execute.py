@@ -13,7 +13,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +25,8 @@ import numpy as np
 from dsgd.checkpoints.checkpointer import Checkpointer
 from dsgd.checkpoints.codec import Vocabulary, vocabulary
 from dsgd.checkpoints.run_state import RunState
+from dsgd.checkpoints.store import Store
+from dsgd.checkpoints.store_faults import FaultyStore
 from dsgd.cluster import ClusterError, DriverLost, Engine, TimeUp, Update
 from dsgd.cluster.open import open_cluster, require_room
 from dsgd.cluster.replay import ReplayCluster, rolled_forward
@@ -33,7 +35,8 @@ from dsgd.cluster.state import with_new_processes
 from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
 from dsgd.execution.evaluation import Evaluated, Evaluator
-from dsgd.execution.resuming import ResumePoint, options_digest, resume_point, tiers_of
+from dsgd.execution.first_weights import first_weights
+from dsgd.execution.resuming import ResumePoint, options_digest, resume_point, stores_of, tiers_of
 from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import Tally, finite
 from dsgd.records.files import WriteError
@@ -41,7 +44,7 @@ from dsgd.records.outcomes import StoppedBy, one_line
 from dsgd.strategies import Strategy, strategy_of
 from dsgd.terminal.interruptions import Interruptions
 from dsgd.theory.predictions import compare
-from dsgd.work.weights import Weights
+from dsgd.work.weights import Vector, Weights
 
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord
@@ -105,6 +108,8 @@ class Ended:
     """Wall seconds from the start of the program, or of `execute`, to the first task."""
     written: Any = None
     """The summary as the record has it."""
+    notes: Sequence[str] = ()
+    """What went wrong with checkpoints, in a line each; the run went on."""
 
     @cached_property
     def summary(self) -> Any:
@@ -151,17 +156,20 @@ def execute(
     workload = make_workload(cfg)
     own = strategy if cfg.strategy_file else None
     known = vocabulary(strategy)
-    point = resume_point(cfg, record.path, known, resume) if resume and record else None
+    first = first_weights(cfg, workload)
     with open_cluster(cfg, workload, interruptions, unknown_to_workers=own) as cluster:
+        places = stores_of(cfg, record) if record else {}
         following = _Following(
-            cfg, strategy, workload, cluster, record, tuple(watchers), known, evaluate=evaluate
+            cfg, strategy, workload, first, cluster, record, tuple(watchers), known, places, evaluate=evaluate
         )
         interruptions.hold()  # a record that is begun will be completed
         try:
-            if record and point:
-                following.go_on(point, started)
+            if record and resume:
+                following.go_on(resume_point(cfg, record.path, places, known, resume), started)
             elif record:
-                record.open(started=started, cluster=cluster)
+                record.open(
+                    started=started, cluster=cluster, weights=first if cfg.checkpoint.init_from else None
+                )
             with _few_collections() if cfg.engine == "sim" else nullcontext():
                 return following.to_the_end(interruptions, started)
         finally:
@@ -190,15 +198,16 @@ class _Following:
         cfg: TrainConfig,
         strategy: Strategy,
         workload: Workload,
+        first: Vector,
         cluster: Engine,
         record: RunRecord | None,
         watchers: Sequence[Watcher],
         known: Vocabulary,
+        places: Mapping[str, Store],
         *,
         evaluate: bool,
     ) -> None:
-        self.weights = Weights(workload.objective.initial_weights(cfg.seed))
-        self.weights.vector.setflags(write=False)
+        self.weights = Weights(first)
         self._stopped_by: StoppedBy = "budget"
         self._error: str | None = None
         self._exception: Exception | None = None
@@ -218,16 +227,25 @@ class _Following:
         self._rollbacks = 0
         self._start: RunState | None = None
         self._over_already: StoppedBy | None = None
+        self._skipped: Sequence[str] = ()
         self._workload = workload
         self._digest = options_digest(cfg)
         self._checkpoints = Checkpointer(
-            tiers_of(cfg, record.path) if record else [], known, record.sync if record else lambda: None
+            tiers_of(cfg, places),
+            known,
+            record.sync if record else lambda: None,
+            says_missed=cfg.engine == "ray",
         )
+        self._places, self._store_faults_taken = places, 0
+        if cfg.fault.faults or cfg.checkpoint.on_divergence == "rollback":
+            nothing = {"updates.jsonl": 0, "evals.jsonl": 0} if record else {}
+            self._start = replace(self._state(), lengths=nothing)
 
     def go_on(self, point: ResumePoint, started: float) -> None:
         """Go on with the run of the record; on Ray, after what it had recorded beyond its checkpoint."""
         assert self._record
         state, later = point.state, point.later
+        self._skipped = [f"checkpoint {name} was skipped: {why}" for name, why in point.skipped]
         self._record.reopen(
             point.lengths,
             version=later[-1].version if later else state.weights.version if state else 0,
@@ -340,12 +358,9 @@ class _Following:
             watcher.started(running)
         if self._over_already:  # killed after its last update
             return self._over_already
-        if self._evaluated_version < 0:
-            self._evaluate()
-        rolls_back = self._cfg.checkpoint.on_divergence == "rollback"
-        if self._start is None and (rolls_back or self._cfg.fault.faults):
-            self._start = self._state()
         while True:
+            if self._evaluated_version < 0:
+                self._evaluate()
             updates = self._strategy.train(self._cluster, self.weights, self._now_with)
             try:
                 stopped_by = self._take(interruptions.between(updates))
@@ -398,7 +413,7 @@ class _Following:
         if self._cfg.engine == "ray":
             self._note_faults(text="the driver was killed; --resume goes on")
             if self._record:
-                self._record.flush()
+                self._record.flush(self._cluster.now_s)
             os.kill(os.getpid(), signal.SIGKILL)
         state = self._checkpoints.latest or self._start
         assert state
@@ -462,7 +477,7 @@ class _Following:
 
     def _checkpoint(self) -> None:
         if self._record:
-            self._record.flush()
+            self._record.flush(self._cluster.now_s)
         stands_s = self._cfg.checkpoint.checkpoint_cost_s
         if stands_s and self._checkpoints.is_due(self._cluster.now_s):
             assert isinstance(self._cluster, SimCluster)
@@ -472,15 +487,23 @@ class _Following:
     def _checkpoint_the_last(self) -> None:
         """Take a checkpoint of the end, from which more steps can go on, and finish what is being written."""
         if self._stopped_by in ("budget", "target-loss") and self._record:
-            self._record.flush()
+            self._record.flush(self._cluster.now_s)
             self._checkpoints.take_last(self._state)
         self._checkpoints.close()
+        for store in self._places.values():
+            if isinstance(store, FaultyStore):
+                store.end()
 
     def _note_faults(self, **of_driver: Any) -> None:
         """Note what the engine has seen; of_driver: what is known of the driver's own loss."""
         for fault in self._cluster.faults_seen[self._faults_taken :]:
             self._faults_taken += 1
             self._note(fault._replace(**of_driver) if fault.kind == "driver" else fault)
+        for store in self._places.values():
+            if isinstance(store, FaultyStore):
+                for fault in store.seen[self._store_faults_taken :]:
+                    self._store_faults_taken += 1
+                    self._note(fault)
 
     def _note(self, fault: FaultSeen) -> None:
         self._noted.append(fault)
@@ -571,6 +594,7 @@ class _Following:
             wall_s=wall_s,
             startup_s=startup_s,
             written=written,
+            notes=(*self._skipped, *self._checkpoints.notes()),
         )
 
 

@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from dsgd.config import (
     option_fields,
 )
 from dsgd.data import make_workload
-from dsgd.execution.execute import Running, Watcher, execute
+from dsgd.execution.execute import Ended, Running, Watcher, execute
 from dsgd.metrics import Tally
 from dsgd.strategies import load
 from dsgd.work.weights import Vector
@@ -109,15 +110,27 @@ def config(mode: str, **options: Any) -> TrainConfig:
 def run(mode: str, on_update: Callable[[Engine, Update], None] | None = None, **options: Any) -> QuickRun:
     """Run a strategy until its budget is spent; in the simulator unless `engine="ray"`.
 
-    Raises the error that ended the run. Nothing is evaluated.
+    Raises the error that ended the run. Nothing is evaluated, and nothing is left on the disk.
     """
-    keep = Keep(on_update)
-    ended = execute(config(mode, **options), [keep], evaluate=False)
+    keep, cfg = Keep(on_update), config(mode, **options)
+    if cfg.checkpoint.checkpoint_every:
+        ended = _with_checkpoints(cfg, keep)
+    else:
+        ended = execute(cfg, [keep], evaluate=False)
     if ended.exception:
         raise ended.exception
     if ended.stopped_by == "interrupted":
         raise KeyboardInterrupt
     return QuickRun(ended.cfg, keep.updates, ended.tally, ended.cluster)
+
+
+def _with_checkpoints(cfg: TrainConfig, keep: Keep) -> Ended:
+    """Run with a record, for checkpoints are part of one; it is removed."""
+    from dsgd.records.writer import RunRecord
+
+    with TemporaryDirectory() as folder:
+        cfg = replace(cfg, output=replace(cfg.output, out=folder, record="none", trace_last=0))
+        return execute(cfg, [keep], record=RunRecord(cfg), evaluate=False)
 
 
 def same_bytes(a: QuickRun, b: QuickRun) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import platform
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -80,7 +81,7 @@ def recorded_run(path: Path) -> RecordedRun:
     )
 
 
-def _lost_order(cfg: TrainConfig, kinds: Set[str]) -> str | None:
+def _lost_order(cfg: TrainConfig, kinds: AbstractSet[str]) -> str | None:
     """Return why a record, with faults of these kinds, does not say all that a replay must know."""
     if cfg.checkpoint.init_from:
         return f"starts from the weights of {cfg.checkpoint.init_from}, which a replay does not load"

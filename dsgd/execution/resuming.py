@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
@@ -16,16 +17,21 @@ from dsgd.checkpoints.checkpointer import Tier
 from dsgd.checkpoints.codec import Vocabulary
 from dsgd.checkpoints.disk_store import DiskStore
 from dsgd.checkpoints.run_state import RunState, from_bytes
-from dsgd.checkpoints.store import forget_after, newest_whole
+from dsgd.checkpoints.store import Store, forget_after, newest_whole
+from dsgd.checkpoints.store_faults import FaultyStore
 from dsgd.cluster.state import ClusterState
 from dsgd.config import TrainConfig, options
 from dsgd.execution.evaluation import Evaluated
-from dsgd.faults.fault import Fault
+from dsgd.faults.fault import STORE, Fault
 from dsgd.faults.seen import FaultSeen
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import read_ending, read_evaluations, read_faults, read_updates, whole_length
+from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordedEvaluation, RecordedUpdate, RecordError
 from dsgd.work.model import Evaluation
+
+if TYPE_CHECKING:
+    from dsgd.records.writer import RunRecord
 
 MAY_CHANGE = (
     "steps", "max_seconds", "target_loss",
@@ -37,7 +43,7 @@ MAY_CHANGE = (
 """The options that a run may have otherwise when it goes on."""
 
 _WHERE = ("out", "run_name")
-FOLDER = "checkpoints"
+_KEPT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +121,13 @@ def unfinished(path: Path, was: Mapping[str, Any], cfg: TrainConfig) -> str:
     return ending
 
 
-def resume_point(cfg: TrainConfig, path: Path, known: Vocabulary, why: str) -> ResumePoint:
+def resume_point(
+    cfg: TrainConfig, path: Path, places: Mapping[str, Store], known: Vocabulary, why: str
+) -> ResumePoint:
     """Return from where the run of a record goes on: its newest whole checkpoint, or its beginning.
 
-    known: what its tasks may be. why: how it ended. Newer checkpoints are removed: the run makes others.
+    places: where its checkpoints lie. known: what its tasks may be. why: how it ended.
+    Newer checkpoints are removed: the run makes others.
     """
     digest = options_digest(cfg)
 
@@ -131,9 +140,11 @@ def resume_point(cfg: TrainConfig, path: Path, known: Vocabulary, why: str) -> R
                 raise ValueError(f"{name} of the record is shorter than it was then")
         return state
 
-    store = DiskStore(path / FOLDER)
-    found = newest_whole(store, usable)
-    forget_after(store, found.name)
+    candidates = [newest_whole(store, usable) for store in places.values()]
+    skipped = [skipped for found in candidates for skipped in found.skipped]
+    found = max(candidates, key=lambda found: found.name or "")
+    for store in places.values():
+        forget_after(store, found.name)
     state = usable(found.content) if found.name else None
     collected, noted, version = (
         (state.collected, state.faults_noted, state.weights.version) if state else (0, 0, 0)
@@ -152,7 +163,7 @@ def resume_point(cfg: TrainConfig, path: Path, known: Vocabulary, why: str) -> R
     return ResumePoint(
         state=state,
         why=why,
-        skipped=found.skipped,
+        skipped=skipped,
         evaluations=evaluations,
         lengths=lengths,
         later=later,
@@ -166,19 +177,45 @@ def _evaluated(line: RecordedEvaluation) -> Evaluated:
     return Evaluated(line.version, line.t_s, line.gradients, line.bytes, found)
 
 
-def tiers_of(cfg: TrainConfig, path: Path) -> list[Tier]:
-    """Return the places for the checkpoints of a run whose record is in `path`."""
-    asked, kept = cfg.checkpoint.checkpoint_tiers, cfg.checkpoint.kept_by_tier
-    simulated = cfg.checkpoint.checkpoint_cost_s if cfg.engine == "sim" else None
-    stores = {"memory": None, "disk": DiskStore(path / FOLDER)}
+def stores_of(cfg: TrainConfig, record: RunRecord) -> dict[str, Store]:
+    """Return the places for the checkpoints of a run, the disk always among them, where resumes look first.
+
+    The process is connected to Ray's cluster, if that carries the workers. Raises ValueError, naming the
+    option, for a place that cannot be had.
+    """
+    asked = cfg.checkpoint.checkpoint_tiers
+    places: dict[str, Store] = {"disk": DiskStore(record.path / CHECKPOINTS)}
+    if any(isinstance(fault, Fault) and fault.kind in STORE for fault in cfg.fault.fault_list):
+        sleep = (lambda seconds: None) if cfg.engine == "sim" else time.sleep
+        places["disk"] = FaultyStore(
+            places["disk"],
+            cfg.fault.fault_list,
+            seed=cfg.seed,
+            now_s=lambda: record.flushed_at_s,
+            sleep=sleep,
+        )
+    if "peer" in asked:
+        from dsgd.checkpoints.peer_store import PeerStore
+
+        places["peer"] = PeerStore(record.path.name)
+    if "s3" in asked:
+        assert record.bucket, "an --out that is no bucket is refused"
+        places["s3"] = record.bucket
+    return places
+
+
+def tiers_of(cfg: TrainConfig, places: Mapping[str, Store]) -> list[Tier]:
+    """Return when each place gets a checkpoint, and how many it keeps."""
+    kept = cfg.checkpoint.kept_by_tier
     return [
         Tier(
             name,
-            stores[name],
+            places.get(name),
             every_s=every_s,
-            keep=kept.get(name, 3),
+            keep=kept.get(name, _KEPT),
             mtbf_s=cfg.checkpoint.mtbf,
-            cost_s=simulated,
+            cost_s=cfg.checkpoint.checkpoint_cost_s if cfg.engine == "sim" else None,
         )
-        for name, every_s in asked.items()
+        for name, every_s in cfg.checkpoint.checkpoint_tiers.items()
+        if places
     ]

@@ -86,7 +86,8 @@ class Spot:
 class Crash:
     """A driver that is lost at random and comes back: a Poisson process. In the simulator only.
 
-    mtbf_s: mean seconds from the driver's return to its next loss. back_s: seconds until it is back.
+    mtbf_s: mean seconds from one loss to the next. back_s: seconds until it is back; a loss meanwhile has it
+    begin again.
     """
 
     mtbf_s: float

@@ -137,7 +137,10 @@ def _process(text: str, name: str) -> tuple[float, float]:
     mtbf_s = _number(text, given["mtbf"], "mtbf")
     if mtbf_s <= 0:
         raise ValueError(f"'{text}': mtbf must be above 0")
-    return mtbf_s, _number(text, given.get("back", "0"), "back")
+    back_s = _number(text, given.get("back", "0"), "back")
+    if name == "crash" and back_s > 10 * mtbf_s:
+        raise ValueError(f"'{text}': it would hardly ever be back; choose back at most 10 times mtbf")
+    return mtbf_s, back_s
 
 
 def _number(text: str, value: str, what: str) -> float:

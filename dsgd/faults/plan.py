@@ -10,6 +10,10 @@ from typing import Any
 from dsgd.faults.fault import Crash, Fault, Faults, Spot, Trigger
 from dsgd.work.rng import Purpose, at
 
+_Timed = tuple[float, int, int | None, int, int, int]
+"""When (s), serial number, index of the fault that was asked for or None, process that draws it, host, and
+how many losses of it were before."""
+
 
 class Plan:
     """The faults of a run, in the order in which they come due; each is given out once.
@@ -22,8 +26,7 @@ class Plan:
         self._asked = [fault for fault in faults if isinstance(fault, Fault)]
         self._drawn = [fault for fault in faults if isinstance(fault, Spot | Crash)]
         self._given: set[int] = set()
-        # (when, serial, index of the fault asked for or None, spot, host, how many losses before)
-        self._timed: list[tuple[float, int, int | None, int, int, int]] = []
+        self._timed: list[_Timed] = []
         self._by_update: dict[int, list[int]] = {}
         self._by_step: dict[int, list[tuple[int, int]]] = {}
         for index, fault in enumerate(self._asked):
@@ -52,14 +55,38 @@ class Plan:
 
     def pop_timed(self) -> tuple[float, Fault]:
         """Return the next timed fault, and when (engine s) it is due."""
-        at_s, _, index, which, host, count = heapq.heappop(self._timed)
+        return self._give(heapq.heappop(self._timed))
+
+    def pop_driver(self, until_s: float) -> tuple[float, Fault] | None:
+        """Return the next timed loss of the driver if it is due by then, though others may be due before."""
+        due = [entry for entry in self._timed if entry[0] <= until_s and self._is_driver(entry)]
+        if not due:
+            return None
+        self._timed.remove(min(due))
+        heapq.heapify(self._timed)
+        return self._give(min(due))
+
+    def _is_driver(self, entry: _Timed) -> bool:
+        _, _, index, which, _, _ = entry
+        return isinstance(self._drawn[which], Crash) if index is None else self._asked[index].kind == "driver"
+
+    def _give(self, entry: _Timed) -> tuple[float, Fault]:
+        at_s, _, index, which, host, count = entry
         if index is not None:
             self._given.add(index)
             return at_s, self._asked[index]
         process, trigger = self._drawn[which], Trigger("t", at_s)
-        heapq.heappush(self._timed, self._next_loss(which, host, at_s + process.back_s, count + 1))
         if isinstance(process, Crash):
-            return at_s, Fault(kind="driver", trigger=trigger, lasts_s=process.back_s)
+            begins_s, following = at_s, self._next_loss(which, host, at_s, count + 1)
+            while following[0] < begins_s + process.back_s:  # lost again: it begins to come back again
+                begins_s, following = (
+                    following[0],
+                    self._next_loss(which, host, following[0], following[5] + 1),
+                )
+            heapq.heappush(self._timed, following)
+            lasts_s = begins_s - at_s + process.back_s
+            return at_s, Fault(kind="driver", trigger=trigger, lasts_s=lasts_s)
+        heapq.heappush(self._timed, self._next_loss(which, host, at_s + process.back_s, count + 1))
         return at_s, Fault(kind="kill", workers=(host,), trigger=trigger, lasts_s=process.back_s)
 
     def at_update(self, version: int) -> Sequence[Fault]:
@@ -82,9 +109,7 @@ class Plan:
                 found.append(self._asked[index])
         return found
 
-    def _next_loss(
-        self, which: int, host: int, since_s: float, count: int
-    ) -> tuple[float, int, int | None, int, int, int]:
+    def _next_loss(self, which: int, host: int, since_s: float, count: int) -> _Timed:
         gap_s = at(self._seed, Purpose.FAULT, host, which << 32 | count).exponential(
             self._drawn[which].mtbf_s
         )

@@ -6,13 +6,14 @@ Each function takes a run that has ended, and returns both; theory is None where
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dsgd.cluster.laws import Constant
 from dsgd.data import make_workload
 from dsgd.execution.quick import QuickRun
 from dsgd.theory.assumptions import known
-from dsgd.theory.predictions import closed_forms, predict
+from dsgd.theory.predictions import closed_forms, predict_seen
 
 
 class Value(NamedTuple):
@@ -37,15 +38,20 @@ def shown(value: Value) -> str:
     return f"measured {value.measured:.4g}{said}"
 
 
+def _said(run: QuickRun) -> Mapping[str, float]:
+    """Return what theory says of a run, its members as they came and went."""
+    return predict_seen(run.cfg, run.cluster.faults_seen, run.tally.updates)
+
+
 def seconds_an_update(run: QuickRun) -> Value:
     """Return the virtual seconds from one update to the next, on average."""
-    return Value(run.s_per_update, predict(run.cfg).get("s_per_update"))
+    return Value(run.s_per_update, _said(run).get("s_per_update"))
 
 
 def gradients_per_s(run: QuickRun) -> Value:
     """Return the mini-batches that are applied in a virtual second."""
     gradients = run.tally.gradients / run.tally.updates
-    s_per_update = predict(run.cfg).get("s_per_update")
+    s_per_update = _said(run).get("s_per_update")
     return Value(
         run.tally.gradients / run.tally.last_update_s, gradients / s_per_update if s_per_update else None
     )
@@ -71,19 +77,19 @@ def busy_share(run: QuickRun, *, worker: int) -> Value:
     """Return the share of its time that a worker computes, 0 to 1; for SSGD, its time over the slowest's."""
     entry = run.tally.summary(run.cluster)["workers"][str(worker)]
     mean_s = run.cfg.timing.compute_law.mean_s * run.cfg.timing.slowdowns.get(worker, 1)
-    s_per_update = predict(run.cfg).get("s_per_update") if run.cfg.mode == "ssgd" else None
+    s_per_update = _said(run).get("s_per_update") if run.cfg.mode == "ssgd" else None
     return Value(entry["busy_s"] / run.tally.last_update_s, mean_s / s_per_update if s_per_update else None)
 
 
 def mean_staleness(run: QuickRun) -> Value:
     """Return the updates between reading and applying, on average over all gradients."""
-    return Value(run.tally.staleness_mean, predict(run.cfg).get("staleness_mean"))
+    return Value(run.tally.staleness_mean, _said(run).get("staleness_mean"))
 
 
 def share_fresh(run: QuickRun) -> Value:
     """Return the share of gradients with staleness 0, 0 to 1."""
     counts = run.tally.staleness_counts
-    return Value(counts.get(0, 0) / sum(counts.values()), predict(run.cfg).get("staleness_p0"))
+    return Value(counts.get(0, 0) / sum(counts.values()), _said(run).get("staleness_p0"))
 
 
 def mean_staleness_of(run: QuickRun, *, worker: int) -> Value:
@@ -95,12 +101,12 @@ def mean_staleness_of(run: QuickRun, *, worker: int) -> Value:
 
 def largest_staleness(run: QuickRun) -> Value:
     """Return the largest staleness of a gradient; in theory, what none exceeds."""
-    return Value(float(max(run.tally.staleness_counts)), predict(run.cfg).get("staleness_max"))
+    return Value(float(max(run.tally.staleness_counts)), _said(run).get("staleness_max"))
 
 
 def largest_clock_gap(run: QuickRun) -> Value:
     """Return fastest minus slowest clock, at most; in theory, what it never exceeds."""
-    return Value(float(run.tally.clock_gap_max), predict(run.cfg).get("clock_gap_max"))
+    return Value(float(run.tally.clock_gap_max), _said(run).get("clock_gap_max"))
 
 
 def seconds(run: QuickRun) -> Value:

@@ -221,7 +221,7 @@ def read_evaluations(path: Path) -> Iterator[RecordedEvaluation]:
 
 
 def read_updates(path: Path) -> Iterator[RecordedUpdate]:
-    """Yield a record's updates, a line at a time, also of a run that was killed; raises RecordError."""
+    """Yield a record's updates, a line at a time; raises RecordError."""
     return _lines(path / "updates.jsonl", update_type())
 
 

@@ -267,7 +267,8 @@ class Compared(Struct, frozen=True, kw_only=True):
         field(
             "",
             "what a formula says of this run: `s_per_update` (engine s), `staleness_mean`, `staleness_max` "
-            "(updates), `staleness_p0` (share of tasks), `clock_gap_max` (mini-batches); only those known",
+            "(updates), `staleness_p0` (share of tasks), `clock_gap_max` (mini-batches), `run_s` (engine s "
+            "of the whole run); only those known",
         ),
     ]
     measured: Annotated[
@@ -444,6 +445,9 @@ class Meta(Struct, frozen=True, kw_only=True):
     cpus: Annotated[int | None, field("", "its logical CPUs")]
     device: Annotated[str, field("", "where gradients are computed: `cpu` or `cuda`")]
     worker_pids: Annotated[list[int], field("", "processes at the start, worker 0 first; empty in the sim")]
+    init_sha256: Annotated[
+        str | None, field("", "of the weights that `init_from` gave, as `weights_sha256`; null without")
+    ] = None
     attempts: Annotated[
         tuple[LaterAttempt, ...],
         field("", "the later ones of a resumed run, each with the fields below"),

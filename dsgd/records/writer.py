@@ -23,6 +23,7 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dsgd.checkpoints.store import Store
 from dsgd.cluster import Done, Engine, Update
 from dsgd.config import OutputConfig, TrainConfig, options
 from dsgd.execution.evaluation import Evaluated
@@ -52,15 +53,19 @@ _FLUSH_S = 1.0  # a killed simulation loses at most the updates of this many sec
 class RunRecord:
     """The folder that a run leaves; see docs/record.md for its files."""
 
-    def __init__(self, cfg: TrainConfig, *, resume: bool = False) -> None:
+    def __init__(self, cfg: TrainConfig, *, resume: bool = False, bucket: Store | None = None) -> None:
         """Find the record's folder, without making it.
 
         resume: the folder is there, and its run goes on; from now on no other process can.
+        bucket: for checkpoints in S3.
         Raises ValueError, naming the option, when the name is taken or nothing can be written there, or when
         another process has the run that is to go on.
         """
         self._cfg = cfg
         self._lock: FolderLock | None = None
+        self.bucket = bucket
+        self.flushed_at_s = 0.0
+        """Engine seconds of the last `flush`."""
         if resume:
             self.path = cfg.output.folder / str(cfg.output.run_name)
             self._take_lock()
@@ -76,13 +81,17 @@ class RunRecord:
         self._tensorboard: TensorBoard | None = None
         self._flushed_s = time.monotonic()
 
-    def open(self, *, started: float, cluster: Engine) -> None:
+    def open(self, *, started: float, cluster: Engine, weights: Vector | None = None) -> None:
         """Make the folder and write what is known before the first update.
+
+        weights: the first ones, where they are another run's.
 
         Raises ValueError where the folder cannot be made, WriteError where nothing can be written in it; then
         there is no folder.
         """
         meta = _meta(started, cluster)
+        if weights is not None:
+            meta = replace(meta, init_sha256=hashlib.sha256(weights.tobytes()).hexdigest())
         self._make_folder()
         self._take_lock()
         try:
@@ -150,8 +159,9 @@ class RunRecord:
         for name, length in lengths.items():
             self._streams[name].cut(length)
 
-    def flush(self) -> None:
+    def flush(self, now_s: float) -> None:
         """Hand what is buffered to the system: from then on it outlives this process."""
+        self.flushed_at_s = now_s
         for stream in self._streams.values():
             stream.flush()
 

@@ -30,6 +30,7 @@ _THEORY = {
     "staleness_p0": "share of fresh gradients",
     "staleness_max": "largest staleness (bound)",
     "clock_gap_max": "largest clock gap (bound)",
+    "run_s": "seconds of the run",
 }
 
 

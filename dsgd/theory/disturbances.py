@@ -7,11 +7,13 @@ changes times: only the formulas that count it stay.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from dsgd.config import TrainConfig
 from dsgd.faults.fault import MEMBERSHIP, PROCESS, Crash, Fault, Spot
 from dsgd.faults.possible import first_of, takes_processes
 from dsgd.theory.assumptions import NoClosedForm
+from dsgd.theory.checkpointing import checkpoint_interval
 from dsgd.theory.failures import suspected_share, time_away
 
 
@@ -52,10 +54,16 @@ def _suspects(cfg: TrainConfig) -> bool:
         return True
 
 
+def members_stay(cfg: TrainConfig) -> bool:
+    """Whether nobody is asked to leave or join, and no lost process takes its workers with it."""
+    faults = cfg.fault.fault_list
+    lost = cfg.fault.on_loss == "drop" and takes_processes(faults)
+    return not lost and first_of(faults, MEMBERSHIP) is None
+
+
 def same_members(cfg: TrainConfig) -> TrainConfig:
     """Return `cfg`; raise NoClosedForm if members may come or go: a bound on staleness counts all clocks."""
-    faults = cfg.fault.fault_list
-    if first_of(faults, MEMBERSHIP) or (cfg.fault.on_loss == "drop" and takes_processes(faults)):
+    if not members_stay(cfg):
         raise NoClosedForm("the bound is for members that stay")
     return cfg
 
@@ -89,6 +97,38 @@ def shared_hosts(cfg: TrainConfig) -> int:
     if fault.fault_list or fault.suspect_after is not None or cfg.checkpoint.checkpoint_cost_s:
         raise NoClosedForm("the formula is for hosts that are never lost")
     return fault.hosts
+
+
+class Completion(NamedTuple):
+    """What Daly's model needs of a run, in seconds."""
+
+    work_s: float
+    interval_s: float
+    cost_s: float
+    mtbf_s: float
+    restart_s: float
+
+
+def completion(cfg: TrainConfig, work_s: float, s_per_update: float) -> Completion:
+    """Return the arguments of `dsgd.theory.checkpointing` for a run whose driver is lost now and then.
+
+    work_s, s_per_update: without failures and checkpoints, where an update takes always the same time: a
+    checkpoint is taken at the first update that is due. Raises NoClosedForm for any other disturbance.
+    """
+    fault, checkpoint = cfg.fault, cfg.checkpoint
+    crashes = [one for one in fault.fault_list if isinstance(one, Crash)]
+    tiers = dict(checkpoint.checkpoint_tiers) if checkpoint.checkpoint_every else {}
+    if len(crashes) != 1 or len(fault.fault_list) != 1 or tiers.keys() != {"disk"}:
+        raise NoClosedForm("the formula is for one crash process, and checkpoints in one place")
+    if cfg.timing.compute_law.variance_s2 or cfg.fault.hosts not in (None, cfg.num_workers):
+        raise NoClosedForm("the formula is for updates that take always the same time")
+    (crash,), cost_s = crashes, checkpoint.checkpoint_cost_s
+    every_s = tiers["disk"]
+    if every_s is None:
+        assert checkpoint.mtbf is not None, "auto needs the mtbf"
+        every_s = checkpoint_interval(cost_s, checkpoint.mtbf)
+    updates = max(1, math.ceil(every_s / s_per_update * (1 - 1e-12)))
+    return Completion(work_s, updates * s_per_update, cost_s, crash.mtbf_s, crash.back_s)
 
 
 def spot_skewness(

@@ -30,6 +30,7 @@ from dsgd.theory.bounded_staleness import (
     ssp_staleness_bound,
     ssp_steps_per_s,
 )
+from dsgd.theory.checkpointing import completion_time
 from dsgd.theory.failures import (
     asgd_time_on_hosts,
     asgd_time_with_losses,
@@ -495,8 +496,36 @@ def failure_rows() -> Iterator[Row]:
             text=text,
         )
 
+    for mtbf_s, intervals_s in ((600.0, (10.0, 49.0, 200.0)), (60.0, (5.0, 16.0, 50.0))):
+        for interval_s in intervals_s:
+            cost_s, restart_s = 2.0, 10.0
+            yield row(
+                f"driver lost each {mtbf_s:g} s, back in 10, 2 s a checkpoint each {interval_s:g}: time/work",
+                "M e^(R/M) (e^((T + C)/M) - 1)/T",
+                completion_time(1.0, interval_s, cost_s, mtbf_s, restart_s),
+                partial(_time_against_work, interval_s, cost_s, mtbf_s, restart_s),
+                # The run ends without its last checkpoint.
+                tolerance=cost_s / (_INTERVALS * interval_s),
+            )
+
 
 _AWAY_S = 200.0
+_INTERVALS = 100
+
+
+def _time_against_work(interval_s: float, cost_s: float, mtbf_s: float, restart_s: float, seed: int) -> float:
+    """Return the seconds of a run with failures and checkpoints for each second that it computes."""
+    outcome = schedule(
+        "ssgd",
+        1,
+        10 * _INTERVALS,
+        seed,
+        f"constant:{interval_s / 10:g}",
+        faults=f"crash:mtbf={mtbf_s:g},back={restart_s:g}",
+        checkpoint_every=f"{0.999 * interval_s:g}",  # rounding must not put it off by an update
+        checkpoint_cost_s=cost_s,
+    )
+    return outcome.tally.last_update_s / (_INTERVALS * interval_s)
 
 
 def _often_lost(mtbf_s: float, back_s: float) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from itertools import pairwise
 from typing import Any
 
 from dsgd.config import TrainConfig
+from dsgd.faults.fault import Crash
 from dsgd.faults.possible import takes_processes
 from dsgd.faults.seen import FaultSeen
 from dsgd.strategies import strategy_of
 from dsgd.theory.assumptions import known
+from dsgd.theory.checkpointing import completion_deviation, completion_time
 from dsgd.theory.closed_forms import ClosedForms, delivery_cycle
-from dsgd.theory.disturbances import drops_members, undisturbed
+from dsgd.theory.disturbances import completion, drops_members, members_stay, undisturbed
 from dsgd.theory.laws_of_times import memory_steps
 from dsgd.theory.members import Stretch, mean_over, stretches, with_members
 from dsgd.theory.order_statistics import order_statistic_skewness
@@ -31,24 +33,34 @@ _SUMS: Mapping[str, Callable[[Totals], tuple[float, float]]] = {
 }
 """What each average is a ratio of."""
 
+_FEWEST_LOSSES = 20
+
 _BROKEN_OFF: Mapping[str, Verdict] = {"diverged": "diverged", "failed": "failed"}
 
 
 def closed_forms(cfg: TrainConfig) -> ClosedForms:
-    """Return the closed forms that a run's strategy declares, as far as its faults leave them."""
+    """Return the closed forms that a run's strategy declares, as far as its faults leave them.
+
+    Where members come and go, only bounds and the 0 of synchronous modes are known beforehand.
+    """
     theory: Callable[[Any], ClosedForms] = getattr(strategy_of(cfg), "theory", lambda cfg: ClosedForms())
-    forms = theory(cfg)
-    if undisturbed(cfg):
+    forms, none = theory(cfg), ClosedForms()
+    stay = members_stay(cfg)
+    if stay and undisturbed(cfg):
         return forms
-    stays = known(forms.s_per_update_disturbed) is not None or known(forms.staleness_mean) == 0
-    none = ClosedForms()
+    foreseen = stay and known(forms.s_per_update_disturbed) is not None
+
+    def run_s() -> float:
+        return completion_time(*completion(cfg, forms.run_s(), forms.s_per_update()))
+
+    synchronous = known(forms.staleness_mean) == 0
     return replace(
         forms,
-        s_per_update=forms.s_per_update_disturbed,
-        staleness_mean=forms.staleness_mean if stays else none.staleness_mean,
+        s_per_update=forms.s_per_update_disturbed if foreseen else none.s_per_update,
+        staleness_mean=forms.staleness_mean if foreseen or synchronous else none.staleness_mean,
         staleness_pmf=none.staleness_pmf,
         staleness_by_worker=none.staleness_by_worker,
-        run_s=none.run_s,
+        run_s=run_s,
     )
 
 
@@ -56,8 +68,8 @@ def predict(cfg: TrainConfig) -> dict[str, float]:
     """Return what the literature's closed forms give for this mode, law and scenario.
 
     Keys: s_per_update (seconds on the engine's clock), staleness_mean and staleness_max (updates),
-    staleness_p0 (the share of fresh gradients), clock_gap_max (mini-batches). What has no formula is left
-    out.
+    staleness_p0 (the share of fresh gradients), clock_gap_max (mini-batches), run_s (seconds of the whole
+    run, where its driver is lost at random). What has no formula is left out.
     """
     forms = closed_forms(cfg)
     values = {
@@ -67,6 +79,8 @@ def predict(cfg: TrainConfig) -> dict[str, float]:
         "clock_gap_max": known(forms.clock_gap_max),
         "s_per_update": known(forms.s_per_update),
     }
+    if any(isinstance(one, Crash) for one in cfg.fault.fault_list):
+        values["run_s"] = known(forms.run_s)
     # An infinite bound says nothing, an infinite time is never measured.
     return {name: float(x) for name, x in values.items() if x is not None and math.isfinite(x)}
 
@@ -127,6 +141,7 @@ def compare(
     whole = {
         "staleness_max": staleness["max"],
         "clock_gap_max": counted["clock_gap_max"],
+        "run_s": rows[-1].clock_s,
         **{name: y / x for name, sums in _SUMS.items() for y, x in [sums(rows[-1])]},
     }
     lost_by_itself = restarts and (
@@ -142,7 +157,12 @@ def compare(
         estimate: Estimate | None = None
         needs: int | None = None
         never = None if fixed else broken_off
-        if not fixed and not never:
+        if name == "run_s" and not never:
+            if stopped_by != "budget":
+                continue
+            estimate, needs = _of_whole_run(cfg, rows[-1])
+            never = "too short to compare" if estimate is None else None
+        elif not fixed and not never:
             least = course.needed(name)
             estimate = course.steady_mean(name, rows) if updates >= least else None
             if least < math.inf:
@@ -162,12 +182,27 @@ def compare(
     return entries
 
 
+def _of_whole_run(cfg: TrainConfig, end: Totals) -> tuple[Estimate | None, int]:
+    """Return a run's whole time, its standard error from theory, and how many updates it needs.
+
+    One run is one draw: its standard error is the deviation of Daly's model, for so many losses that their
+    sum is as good as normal.
+    """
+    forms = strategy_of(cfg).theory(cfg)
+    model = completion(cfg, forms.run_s(), forms.s_per_update())
+    losses, intervals = completion_time(*model) / model.mtbf_s, round(model.work_s / model.interval_s)
+    needs = math.ceil(end.updates * _FEWEST_LOSSES / losses)
+    if losses < _FEWEST_LOSSES:
+        return None, needs
+    return Estimate(end.clock_s, completion_deviation(*model), intervals), needs
+
+
 def _options_of(cfg: TrainConfig, seen: Sequence[Stretch]) -> list[TrainConfig]:
     """Return the options of each stretch; none where no formula is known for one of them."""
     lost = drops_members(cfg) and takes_processes(cfg.fault.fault_list)
     if lost and min(one.members for one in seen) <= cfg.fault.min_workers:
         return []  # some may have waited instead of leaving
-    if [one.members for one in seen] == [cfg.num_workers]:
+    if members_stay(cfg) and len(seen) == 1:
         return [cfg]
     if not undisturbed(cfg):
         return []
@@ -181,6 +216,11 @@ def _fixed_alone(cfg: TrainConfig) -> dict[str, list[tuple[int, float]]]:
         for name, value in predict(cfg).items()
         if name in BOUNDS or (name, value) == ("staleness_mean", 0.0)
     }
+
+
+def predict_seen(cfg: TrainConfig, faults: Sequence[FaultSeen], updates: int) -> Mapping[str, float]:
+    """Return what `predict` does, of a run whose members came and went as it saw."""
+    return _Course(cfg, faults, updates).predicted
 
 
 class _Course:

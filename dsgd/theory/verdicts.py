@@ -150,4 +150,5 @@ _NAMES = {
     "staleness_p0": "of gradients are fresh",
     "staleness_max": "staleness at most",
     "clock_gap_max": "clock gap at most",
+    "run_s": "s in all",
 }

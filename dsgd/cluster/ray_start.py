@@ -1,0 +1,121 @@
+"""The start barrier: all hosts hold their shards, or the run does not begin."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from queue import Empty, SimpleQueue
+
+from dsgd.cluster.ray_connection import Connection, last_line, resources
+
+# isort: split
+import ray
+from ray.exceptions import RayActorError
+
+from dsgd.cluster import ClusterError
+from dsgd.cluster.capacity import num_processes, shortage
+from dsgd.cluster.hosts import Hosts
+from dsgd.cluster.ray_processes import HostProcess, HostProcesses, room_for
+from dsgd.config import TrainConfig
+from dsgd.work.shard import Shard
+
+_POLL_S = 1.0
+
+
+def choose_device(cfg: TrainConfig, connection: Connection) -> str:
+    """Return where gradients are computed, cpu or cuda; raises ValueError if no such GPU will come."""
+    wanted, share, count = cfg.ray.device, cfg.ray.gpus_per_worker, num_processes(cfg)
+    room = room_for(share)
+    if wanted == "auto":
+        return "cuda" if room >= count else "cpu"
+    if wanted == "cuda" and room < count and connection.private:
+        raise ValueError(
+            f"--device cuda: {count} workers x {share:g} GPU are asked for and this machine has "
+            f"{resources().get('GPU', 0.0):g}; use --device cpu or a smaller --gpus-per-worker"
+        )
+    return wanted
+
+
+def start_hosts(
+    cfg: TrainConfig,
+    connection: Connection,
+    device: str,
+    processes: HostProcesses,
+    shards: Sequence[Shard],
+    hosts: Hosts,
+) -> list[HostProcess]:
+    """Start all hosts, wait until every one is ready, and return them.
+
+    A thread does it, because no call of Ray may prolong the wait: on an overloaded machine each of them
+    may take far longer than its own time-out.
+    """
+    until_s = time.monotonic() + cfg.ray.start_timeout_s
+    if not connection.private:  # this machine's memory was looked at before anything started
+        _await_room(cfg, until_s)
+    answer: SimpleQueue[list[HostProcess] | BaseException] = SimpleQueue()
+    given_up = threading.Event()
+    count, num_ready = len(hosts.alive), 0
+
+    def start() -> None:
+        nonlocal num_ready
+        try:
+            processes.prepare(shards)
+            started = []
+            for host in range(count):
+                if given_up.is_set():
+                    return
+                started.append(processes.start(host, hosts.carried(host)))
+            waiting = [process.ready for process in started]
+            while waiting and not given_up.is_set():
+                ready, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_S)
+                ray.get(ready)  # raises the error of a host that died
+                num_ready += len(ready)
+            for process in started:
+                process.pid, process.node_id = ray.get(process.ready)
+            answer.put(started)
+        except BaseException as error:  # the other thread raises it
+            answer.put(error)
+
+    threading.Thread(target=start, daemon=True).start()
+    try:
+        found = answer.get(timeout=max(0.0, until_s - time.monotonic()))
+    except Empty:
+        raise ClusterError(lacking(cfg, device, f"{count - num_ready} of {count} workers")) from None
+    finally:
+        given_up.set()
+    if isinstance(found, RayActorError):
+        raise ClusterError(
+            f"a worker died while it started: {last_line(found)}; look for the reason in its "
+            "log, or lower --num-workers if memory ran out"
+        ) from found
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def lacking(cfg: TrainConfig, device: str, who: str) -> str:
+    """Return in one line that processes could not be started in time, and the remedy."""
+    gpus = cfg.ray.gpus_per_worker if device == "cuda" else 0
+    have = ", ".join(
+        f"{name} {amount:g}" for name, amount in sorted(resources().items()) if name in ("CPU", "GPU")
+    )
+    return (
+        f"{who} could not be started within --start-timeout-s {cfg.ray.start_timeout_s:g}: asked "
+        f"for {gpus:g} GPU and 0 CPU each, the cluster has {have or 'nothing'} in all; free some, "
+        f"lower --num-workers{' or --gpus-per-worker' * bool(gpus)}, or wait longer"
+    )
+
+
+def _await_room(cfg: TrainConfig, until_s: float) -> None:
+    """Wait until the cluster that the environment names, which may still grow, has enough memory."""
+    while True:
+        has = resources()
+        # Ray counts apart what it keeps for objects, which is taken only as objects come.
+        memory = has.get("memory", 0.0) + has.get("object_store_memory", 0.0)
+        too_little = shortage(cfg, memory, "the cluster has")
+        if too_little is None:
+            return
+        if time.monotonic() > until_s:
+            raise ClusterError(too_little)
+        time.sleep(0.1)

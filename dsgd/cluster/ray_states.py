@@ -1,0 +1,67 @@
+"""What workers hand on from task to task, where it may be lost with a machine.
+
+A state stays on the machine on which it was computed, in Ray's store, and outlives its process. Where that is
+not the driver's machine, a copy is fetched in the background. Should the machine be lost before it is here,
+the task that made the state is computed again, from the state before, of which there is a copy: the same
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import ray
+
+from dsgd.cluster.ray_tasks import RayFlight
+
+
+class _State(NamedTuple):
+    """A state, in Ray's store."""
+
+    ref: Any
+    copy: Future[Any] | None
+    """Of one on another machine."""
+
+    def here(self) -> Any:
+        """Return a reference to it on this machine; None if it has not come yet."""
+        if self.copy is None:
+            return self.ref
+        return ray.put(self.copy.result()) if self.copy.done() and not self.copy.exception() else None
+
+
+class StateCopies:
+    """The last two states of each worker: copies of those that are on other machines.
+
+    states: references to those that workers begin with, on this machine.
+    """
+
+    def __init__(self, states: Mapping[int, Any] = {}) -> None:
+        # By worker: its state, the task that made it, and the state before.
+        self._last: dict[int, tuple[_State, RayFlight | None, _State | None]] = {
+            worker: (_State(ref, None), None, None) for worker, ref in states.items()
+        }
+
+    def keep(self, worker: int, ref: Any, flight: RayFlight, *, elsewhere: bool) -> None:
+        """Note the state that a task has left; from elsewhere it is copied in the background."""
+        before = self._last[worker][0] if worker in self._last else None
+        self._last[worker] = _State(ref, ref.future() if elsewhere else None), flight, before
+
+    def newest(self, worker: int) -> Any:
+        """Return a reference to a worker's newest state on this machine; None if it is not here."""
+        return self._last[worker][0].here() if worker in self._last else None
+
+    def to_redo(self, worker: int) -> tuple[RayFlight, Any] | None:
+        """Return the task that made the newest state, and the state from which it did, None in a worker's
+        first; or None, if that is not here either.
+        """
+        if worker not in self._last:
+            return None
+        _, flight, before = self._last[worker]
+        if flight is None:
+            return None
+        if before is None:
+            return flight, None
+        state = before.here()
+        return None if state is None else (flight, state)

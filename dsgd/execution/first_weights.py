@@ -1,0 +1,56 @@
+"""The weights that a run starts from: the seed's, or those of another run (`--init-from`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from dsgd.checkpoints.disk_store import DiskStore
+from dsgd.checkpoints.run_state import weights_in
+from dsgd.checkpoints.store import require_whole, version_of
+from dsgd.config import TrainConfig, require
+from dsgd.data import Workload
+from dsgd.records.s3 import CHECKPOINTS
+from dsgd.work.weights import Vector
+
+
+def first_weights(cfg: TrainConfig, workload: Workload) -> Vector:
+    """Return the weights (D,) of version 0, read-only.
+
+    Raises ValueError, naming the option, for a record or checkpoint that is not there, is damaged or has
+    another number of weights.
+    """
+    source = cfg.checkpoint.init_from
+    if source is None:
+        vector = workload.objective.initial_weights(cfg.seed)
+    else:
+        try:
+            vector = _of_run(source)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            require(False, "init-from", source, f"{reason}; give a run's folder, or RUN@VERSION")
+        needed = workload.objective.num_weights
+        rule = f"has {vector.size:,} weights and this run {needed:,}; choose the same model and data"
+        require(vector.shape == (needed,), "init-from", source, rule)
+    vector.setflags(write=False)
+    return vector
+
+
+def _of_run(source: str) -> Vector:
+    run, at, version = source.rpartition("@")
+    if not (at and version.isdigit()):
+        path = Path(source) / "weights.npy"
+        if not path.is_file():
+            raise ValueError("has no weights.npy: it is no record, or its run has not ended")
+        vector: Vector = np.load(path, allow_pickle=False)
+        return vector.astype(np.float32, copy=False)
+    store = DiskStore(Path(run) / CHECKPOINTS)
+    names = store.names()
+    found = next((name for name in names if version_of(name) == int(version)), None)
+    if found is None:
+        there = ", ".join(str(version_of(name)) for name in names) or "none"
+        raise ValueError(f"has no checkpoint of that version; it has {there}")
+    content = store.read(found)
+    require_whole(found, content)
+    return weights_in(content).vector
