@@ -40,7 +40,8 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
         "--out",
         metavar="DIR",
         default="runs",
-        help="where the experiment's folder goes (default: runs); s3://BUCKET/PREFIX uploads it too",
+        help="where the experiment's folder goes (default: runs); s3://BUCKET/PREFIX uploads it too, and "
+        "goes on with what is there",
     )
     parser.add_argument(
         "--processes", metavar="N", type=int, help="simulations at the same time (default: one per core)"
