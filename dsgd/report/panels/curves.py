@@ -108,13 +108,15 @@ def _loss_caption(scene: Scene, shown: Mapping[str, Sequence[str]]) -> str:
 
 
 def _marks(scene: Scene, shown: Mapping[str, Sequence[str]]) -> dict[str, dict[str, list[float]]]:
-    """Return when faults began, by scenario and variant; under no name where they are the same for all."""
+    """Return when faults began, by scenario and variant; under no name where a shorter run met the same."""
     found = {}
     for scenario, variants in shown.items():
         times = {v: [fault.t_s for fault in scene.representative(v).faults] for v in variants}
-        times = {v: spread(own, _MOST_MARKS) for v, own in times.items() if own}
-        same = len(times) == len(variants) and all(own == times[variants[0]] for own in times.values())
-        found[scenario] = {"": times[variants[0]]} if same else times
+        times = {v: own for v, own in times.items() if own}
+        longest = max(times.values(), key=len, default=[])
+        if len(times) != 1 and all(own == longest[: len(own)] for own in times.values()):
+            times = {"": longest} if longest else {}
+        found[scenario] = {v: spread(own, _MOST_MARKS) for v, own in times.items()}
     return found
 
 
