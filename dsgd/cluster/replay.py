@@ -122,6 +122,7 @@ class ReplayCluster:
         engines = tuple(f for f in cfg.fault.fault_list if not isinstance(f, Fault) or f.kind not in STORE)
         self._plan = Plan(engines, seed=cfg.seed, hosts=cfg.fault.hosts or cfg.num_workers)
         self._moves = cfg.engine == "sim"  # whether its clock moves as the members change
+        self._changed = False  # whether members have changed between two updates
         self._hosts: Mapping[str, Any] | None = None
         self._serial = 0
         # Tasks in flight that will come in: (when, for which version, serial number, worker).
@@ -167,7 +168,15 @@ class ReplayCluster:
         return self._ledger.came_in_s[worker]
 
     def reached(self, version: int) -> None:
-        self._plan.at_update(version)  # what came of it is in the record
+        # What followed is in the record: in the simulator at once, on Ray when the next result is due.
+        if not self._plan.at_update(version) or not self._moves:
+            return
+        while (
+            self._changes
+            and self._changes[0].came_in <= self._ledger.came_in
+            and self._changes[0].t_s <= self.now_s
+        ):
+            self._changed |= self._change()
 
     def ended(self) -> None:
         pass
@@ -197,7 +206,8 @@ class ReplayCluster:
         Raises RecordUsedUp when none of the tasks in flight is in the record.
         """
         ledger = self._ledger
-        if ledger.leaving and ledger.depart():
+        if self._changed or (ledger.leaving and ledger.depart()):
+            self._changed = False
             return None
         while self._changes and self._changes[0].came_in <= ledger.came_in:
             if self._change():
@@ -310,6 +320,7 @@ def rolled_forward(
     if cluster.last_version > w.version:
         for update in train(cluster, w, cfg):
             yield update
+            cluster.reached(update.weights.version)
             if update.weights.version >= cluster.last_version:
                 return
 
