@@ -435,7 +435,7 @@ CRASHES = {"faults": "crash:mtbf=60,back=5", "compute_time": "constant:2", "chec
 
 
 def test_the_time_of_a_run_whose_driver_is_lost_is_compared_with_daly_s() -> None:
-    """The summary has Daly's time, and his model's deviation as standard error; a short run is not compared."""
+    """The summary has Daly's time, and its deviation as standard error; a short one is not compared."""
     found = {}
     for steps in (60, 2000):
         options = {**CRASHES, "num_workers": 2, "steps": steps, "checkpoint_every": "9.5"}

@@ -30,7 +30,7 @@ from main import main
 
 LABS = ROOT / "docs" / "labs"
 SAMPLES = Path(__file__).parent / "labs"
-NUMBERS = ("01", "02", "03", "04", "05", "06")
+NUMBERS = ("01", "02", "03", "04", "05", "06", "07")
 each_lab = pytest.mark.parametrize("number", NUMBERS)
 
 
@@ -250,6 +250,8 @@ WRONG_OPTIONS = [
     ("05", {"k": 11}, "of the gradients a second that the best k"),
     ("06", {"local_steps": 5}, "at least 217.6"),
     ("06", {"local_steps": 7}, "One local step fewer"),
+    ("07", {"checkpoint_every": 60}, "at most 247,000"),
+    ("07", {"checkpoint_every": 300}, "at most 247,000"),
 ]
 
 

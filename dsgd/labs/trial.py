@@ -47,9 +47,14 @@ class Trial:
 
 
 def floats(options: Mapping[str, Any], config_type: type) -> dict[str, Any]:
-    """Return options with whole numbers as floats where the option is one, as the command line reads them."""
+    """Return options with their numbers as the command line reads them: as floats, whole numbers or text."""
     fields = option_fields(config_type)
-    return {
-        name: float(value) if name in fields and fields[name].kind == "float" else value
-        for name, value in options.items()
-    }
+
+    def read(name: str, value: Any) -> Any:
+        kind = fields[name].kind if name in fields else ""
+        if kind == "float":
+            return float(value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return str(value) if kind == "str" and number else value
+
+    return {name: read(name, value) for name, value in options.items()}

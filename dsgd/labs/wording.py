@@ -20,6 +20,8 @@ from dsgd.cluster.laws import (
     Uniform,
     parse_law,
 )
+from dsgd.faults.fault import Crash, Fault, Spot
+from dsgd.faults.faults_text import parse_faults
 from dsgd.labs.finding import did_you_mean
 from dsgd.options.texts import slowdowns
 
@@ -55,6 +57,8 @@ def words(option: str, value: Any) -> str:
     ('worker 0 is always 4 times slower', '100 MB/s', '98 %')
     >>> words("optima", "0,0,1"), words("compute_time", "pareto:1.5,0.333333")
     ('0, 0 and 1', 'Pareto times of alpha 1.5 and mean 1 s')
+    >>> words("faults", "leave:2@update=200; join:2@update=800")
+    'worker 2 leaves at update 200 and worker 2 joins at update 800'
     """
     if isinstance(value, Mapping):
         return listed([f"{name.replace('_', ' ')} {words(name, entry)}" for name, entry in value.items()])
@@ -105,6 +109,34 @@ def _slower(text: str) -> str:
     return listed([f"worker {i} is always {factor:g} times slower" for i, factor in slowdowns(text).items()])
 
 
+def _faults(text: str) -> str:
+    return listed([_fault(fault) for fault in parse_faults(text)])
+
+
+def _fault(fault: Fault | Spot | Crash) -> str:
+    match fault:
+        case Spot(mtbf_s, back_s):
+            return f"each process is lost every {mtbf_s:,g} s on average, and is back {back_s:g} s later"
+        case Crash(mtbf_s, back_s):
+            return f"the driver is lost every {mtbf_s:,g} s on average, and is back {back_s:g} s later"
+    names = listed([str(worker) for worker in fault.workers])
+    number = f"{fault.trigger.at:,g}"
+    when = f"after {number} s" if fault.trigger.of == "t" else f"at {fault.trigger.of} {number}"
+    if fault.trigger.at == 0:
+        when = "at the start"
+    match fault.kind:
+        case "leave" | "join":
+            return f"worker {names} {fault.kind}s {when}"
+        case "kill":
+            lasts_s = fault.lasts_s or 0.0
+            away = f" for {lasts_s:,g} s" if lasts_s < _FOR_GOOD_S else " for good"
+            return f"the process of worker {names} is lost {when}{away if lasts_s else ''}"
+    return str(fault)
+
+
+_FOR_GOOD_S = 1e6
+
+
 def _values(text: str) -> str:
     return listed([part.strip() for part in text.split(",")])
 
@@ -122,6 +154,8 @@ _SPECIAL: Mapping[str, Callable[[str], str]] = {
     "slowdown": _slower,
     "curvatures": _values,
     "optima": _values,
+    "faults": _faults,
+    "checkpoint_every": lambda text: f"{text} s",
 }
 _UNITS: Mapping[str, Callable[[float], str]] = {
     "bytes_per_s": _rate,
