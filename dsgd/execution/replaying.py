@@ -30,7 +30,7 @@ class Differs(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedRun:
+class ReplayableRun:
     """The record of a run that can be computed again, also of one that was killed."""
 
     path: Path
@@ -53,7 +53,7 @@ class RecordedRun:
             yield update
 
 
-def recorded_run(path: Path) -> RecordedRun:
+def recorded_run(path: Path) -> ReplayableRun:
     """Read a record; raises RecordError, in one line, for one that cannot be replayed."""
     if not path.is_dir():
         raise RecordError(f"{path}: there is no such folder; give the folder of a run")
@@ -76,7 +76,7 @@ def recorded_run(path: Path) -> RecordedRun:
     faults = tuple(read_faults(path))
     if reason := _lost_order(cfg, {fault.kind for fault in faults}):
         raise RecordError(f"{path}: {reason}")
-    return RecordedRun(
+    return ReplayableRun(
         path=path, cfg=cfg, meta=meta, summary=read_summary(path) if ended else None, faults=faults
     )
 
@@ -95,7 +95,7 @@ def _lost_order(cfg: TrainConfig, kinds: AbstractSet[str]) -> str | None:
     return None
 
 
-def replayed(run: RecordedRun, until: int | None = None) -> Iterator[tuple[Update, RecordedUpdate]]:
+def replayed(run: ReplayableRun, until: int | None = None) -> Iterator[tuple[Update, RecordedUpdate]]:
     """Return an iterator over a run's updates up to version `until`: each computed again, and as recorded.
 
     Raises RecordError for a record without updates; the iterator raises Differs where the recorded tasks do
@@ -161,10 +161,10 @@ def _named(tasks: Sequence[Done | RecordedTask]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class ReplayComparison:
     """How a replay compares with its record."""
 
-    run: RecordedRun
+    run: ReplayableRun
     updates: int
     """Computed again, as far as the replay came."""
     tasks: int
@@ -178,7 +178,7 @@ class Compared:
     """Whether the last weights are those of the record, by their digest; None where it has none of them."""
 
 
-def compared(run: RecordedRun, until: int | None = None) -> Compared:
+def compared(run: ReplayableRun, until: int | None = None) -> ReplayComparison:
     """Compute a recorded run again, up to version `until`, and compare it with its record.
 
     Raises RecordError for a record that cannot be replayed. After a difference it goes on as far as it can.
@@ -199,7 +199,7 @@ def compared(run: RecordedRun, until: int | None = None) -> Compared:
     same = None
     if run.summary and run.summary.updates == w.version:
         same = hashlib.sha256(w.vector.tobytes()).hexdigest() == run.summary.weights_sha256
-    return Compared(
+    return ReplayComparison(
         run=run,
         updates=w.version,
         tasks=tasks,

@@ -18,7 +18,7 @@ from dsgd.terminal.usage import Parser, usage_errors
 
 with ended_by_signals():
     from dsgd.data import make_workload
-    from dsgd.execution.replaying import Compared, compared, recorded_run, unlike
+    from dsgd.execution.replaying import ReplayComparison, compared, recorded_run, unlike
 
 
 def replay(arguments: Sequence[str], _: Interruptions) -> int:
@@ -55,7 +55,7 @@ def replay(arguments: Sequence[str], _: Interruptions) -> int:
     return EXIT_FAILED if found.differs or found.same_weights is False else 0
 
 
-def _said(found: Compared, until: int | None, saved: Path | None) -> Iterator[str]:
+def _said(found: ReplayComparison, until: int | None, saved: Path | None) -> Iterator[str]:
     run, unit = found.run, "virtual s" if found.run.cfg.engine == "sim" else "s"
     yield f"run       {run.cfg.mode} on {run.cfg.engine}, {run.cfg.num_workers} workers: {run.path}"
     yield (
@@ -83,7 +83,7 @@ def _said(found: Compared, until: int | None, saved: Path | None) -> Iterator[st
         yield f"why       {_why(found)}"
 
 
-def _why(found: Compared) -> str:
+def _why(found: ReplayComparison) -> str:
     """Return what may have made the difference."""
     if found.same_weights:
         return "the weights are those of the run, so the record's line was changed after it was written"
