@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from dsgd.cluster.laws import Trace, parse_law
 from dsgd.faults import possible
+from dsgd.faults.fault import STORE, Fault, Faults
 from dsgd.faults.faults_text import parse_faults
 from dsgd.options import texts
 from dsgd.options.constraints import (
@@ -250,10 +251,15 @@ class FaultConfig(Checked):
     restart_s: Annotated[float, FINITE, Ge(0), SIMULATED] = 0.0
     """Seconds that a new process takes to start (sim only)."""
 
+    @property
+    def of_engine(self) -> Faults:
+        """The faults that an engine carries out: all except those of the checkpoints' store."""
+        return tuple(f for f in self.fault_list if not isinstance(f, Fault) or f.kind not in STORE)
+
     def hosts_matter(self, num_workers: int) -> bool:
         """Whether a simulation without hosts and faults would be another one."""
         shared = self.hosts is not None and self.hosts < num_workers
-        return bool(self.fault_list) or shared or self.suspect_after is not None
+        return bool(self.of_engine) or shared or self.suspect_after is not None
 
     def require_possible(self, engine: str, num_workers: int, budget: int, *, checkpoints: bool) -> None:
         """Raise ValueError for faults that cannot happen in this run, and for options without an effect."""

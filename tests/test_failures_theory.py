@@ -438,7 +438,7 @@ def test_the_time_of_a_run_whose_driver_is_lost_is_compared_with_daly_s() -> Non
     """The summary has Daly's time, and its deviation as standard error; a short one is not compared."""
     found = {}
     for steps in (60, 2000):
-        options = {**CRASHES, "num_workers": 2, "steps": steps, "checkpoint_every": "9.5"}
+        options: dict[str, Any] = {**CRASHES, "num_workers": 2, "steps": steps, "checkpoint_every": "9.5"}
         found[steps] = run("ssgd", dataset="none", **options)
     entry = compared(found[2000])["run_s"]
     work = (4000.0, 10.0, 1.0, 60.0, 5.0)  # a checkpoint at the first update that is due

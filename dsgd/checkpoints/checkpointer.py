@@ -74,8 +74,8 @@ class Checkpointer:
     """The checkpoints of one run.
 
     known: what its tasks may be. before: called, in the background, before a checkpoint is written, for what
-    must be on the disk by then. says_missed: whether notes name missed checkpoints; in virtual time, which is
-    faster than any disk, they are no surprise.
+    must be on the disk by then. waits: for each checkpoint to be written, so that none is missed. says_missed:
+    whether notes name missed checkpoints; in virtual time, which is faster than any disk, they are no surprise.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Checkpointer:
         known: Vocabulary,
         before: Callable[[], None] = lambda: None,
         *,
+        waits: bool = False,
         says_missed: bool = True,
     ) -> None:
         self.tiers = tiers
@@ -91,7 +92,7 @@ class Checkpointer:
         """Those of the tier in memory, oldest first."""
         self.latest: RunState | None = None
         """The newest that was taken for any place outside this process."""
-        self._known, self._before, self._says_missed = known, before, says_missed
+        self._known, self._before, self._waits, self._says_missed = known, before, waits, says_missed
         self._writers = {tier.name: ThreadPoolExecutor(1) for tier in tiers if tier.store}
         self._writing: dict[str, Future[None]] = {}
 
@@ -135,6 +136,8 @@ class Checkpointer:
             if before:
                 before.result()  # raises what is no failure of the place
             self._writing[tier.name] = self._writers[tier.name].submit(self._write, tier, state)
+        if self._waits:
+            self.wait()
 
     def _write(self, tier: Tier, state: RunState) -> None:
         self._before()

@@ -65,6 +65,8 @@ class FaultyStore:
         self.seen: list[FaultSeen] = []
         self.names, self.read, self.remove = store.names, store.read, store.remove
         self._store, self._seed = store, seed
+        self.slept_s = 0.0
+        """Engine seconds that a slow disk has taken longer, in all."""
         self._now_s, self._came_in, self._sleep = now_s, came_in, sleep
         asked = [fault for fault in faults if isinstance(fault, Fault) and fault.kind in STORE]
         self._waiting = dict(enumerate(asked))
@@ -84,6 +86,7 @@ class FaultyStore:
         for going_on in self._going_on:
             going_on.hit += 1
             if going_on.fault.kind == "slow-disk":
+                self.slept_s += going_on.fault.size
                 self._sleep(going_on.fault.size)
         if any(going_on.fault.kind == "full" for going_on in self._going_on):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{self._store}/{name}")

@@ -24,7 +24,7 @@ from dsgd.cluster.state import ClusterState
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.config import FaultConfig
 from dsgd.data import Workload
-from dsgd.faults.fault import STORE, Fault
+from dsgd.faults.fault import Fault
 from dsgd.faults.faults_text import parse_faults
 from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
@@ -80,8 +80,7 @@ class HostedCluster(SimCluster):
             window_s=fault.restart_window_s,
             seed=seed,
         )
-        asked = tuple(f for f in fault.fault_list if not isinstance(f, Fault) or f.kind not in STORE)
-        self._plan = Plan(asked, seed=seed, hosts=num_hosts)
+        self._plan = Plan(fault.of_engine, seed=seed, hosts=num_hosts)
         self._sims = [SimHost() for _ in self._hosts.alive]
         self._copies: dict[int, list[Copy]] = {}  # by worker in flight: where its task is; empty if nowhere
         self._messages: dict[int, int] = {}  # by worker in flight: how often its task was sent

@@ -36,7 +36,7 @@ from dsgd.cluster.state import ClusterState
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
-from dsgd.faults.fault import STORE, Fault
+from dsgd.faults.fault import Fault
 from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
@@ -72,8 +72,7 @@ class RayCluster:
             window_s=fault.restart_window_s,
             seed=cfg.seed,
         )
-        asked = tuple(f for f in fault.fault_list if not isinstance(f, Fault) or f.kind not in STORE)
-        self._plan = Plan(asked, seed=cfg.seed, hosts=self._hosts.num_hosts)
+        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=self._hosts.num_hosts)
         for worker in outside_at_first(fault.fault_list):
             self._ledger.leave(worker)
         self._book = FaultBook()

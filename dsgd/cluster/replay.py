@@ -32,7 +32,7 @@ from dsgd.cluster.state import ClusterState
 from dsgd.cluster.values import LazyValues, LoneValues
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
-from dsgd.faults.fault import MEMBERSHIP, STORE, Fault
+from dsgd.faults.fault import MEMBERSHIP
 from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
@@ -119,8 +119,7 @@ class ReplayCluster:
         self._ledger = Ledger[_Flight](cfg.num_workers)
         for worker in outside_at_first(cfg.fault.fault_list):
             self._ledger.leave(worker)
-        engines = tuple(f for f in cfg.fault.fault_list if not isinstance(f, Fault) or f.kind not in STORE)
-        self._plan = Plan(engines, seed=cfg.seed, hosts=cfg.fault.hosts or cfg.num_workers)
+        self._plan = Plan(cfg.fault.of_engine, seed=cfg.seed, hosts=cfg.fault.hosts or cfg.num_workers)
         self._moves = cfg.engine == "sim"  # whether its clock moves as the members change
         self._changed = False  # whether members have changed between two updates
         self._hosts: Mapping[str, Any] | None = None

@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -36,7 +36,14 @@ from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
 from dsgd.execution.evaluation import Evaluated, Evaluator
 from dsgd.execution.first_weights import first_weights
-from dsgd.execution.resuming import ResumePoint, options_digest, resume_point, stores_of, tiers_of
+from dsgd.execution.resuming import (
+    ResumePoint,
+    newest_state,
+    options_digest,
+    resume_point,
+    stores_of,
+    tiers_of,
+)
 from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import Tally, finite
 from dsgd.records.files import WriteError
@@ -47,6 +54,7 @@ from dsgd.theory.predictions import compare
 from dsgd.work.weights import Vector, Weights
 
 if TYPE_CHECKING:
+    from dsgd.checkpoints.peer_store import PeerStore
     from dsgd.records.writer import RunRecord
 
 MOST_ROLLBACKS = 10
@@ -229,6 +237,7 @@ class _Following:
         self._rollbacks = 0
         self._start: RunState | None = None
         self._over_already: StoppedBy | None = None
+        self._begun = False
         self._skipped: Sequence[str] = ()
         self._workload = workload
         self._digest = options_digest(cfg)
@@ -236,9 +245,10 @@ class _Following:
             tiers_of(cfg, places),
             known,
             record.sync if record else lambda: None,
+            waits=cfg.engine == "sim" and bool(cfg.fault.faults),  # when one is there is then no race
             says_missed=cfg.engine == "ray",
         )
-        self._places, self._store_faults_taken = places, 0
+        self._places, self._known, self._store_faults_taken = places, known, 0
         if cfg.fault.faults or cfg.checkpoint.on_divergence == "rollback":
             nothing = {"updates.jsonl": 0, "evals.jsonl": 0} if record else {}
             self._start = replace(self._state(), lengths=nothing)
@@ -270,6 +280,7 @@ class _Following:
     def _roll_forward(self, point: ResumePoint) -> None:
         """Compute the recorded updates after the checkpoint again, and hand the real cluster their state."""
         assert self._record
+        self._start_watchers()
         real, workload = self._cluster, self._workload
         replayed = ReplayCluster(self._cfg, workload, point.later, point.all_faults, device=real.device)
         if point.state:
@@ -354,10 +365,16 @@ class _Following:
             return self._ended(wall_s, startup_s)
         return self._ended(wall_s, startup_s, written)
 
+    def _start_watchers(self) -> None:
+        """Have the watchers see that the run begins, once: before the first update, also a recorded one."""
+        if not self._begun:
+            self._begun = True
+            running = Running(cfg=self._cfg, cluster=self._cluster, tally=self._tally, path=self._path)
+            for watcher in self._watchers:
+                watcher.started(running)
+
     def _follow(self, interruptions: Interruptions) -> StoppedBy:
-        running = Running(cfg=self._cfg, cluster=self._cluster, tally=self._tally, path=self._path)
-        for watcher in self._watchers:
-            watcher.started(running)
+        self._start_watchers()
         if self._over_already:  # killed after its last update
             return self._over_already
         while True:
@@ -417,10 +434,16 @@ class _Following:
             if self._record:
                 self._record.flush(self._cluster.now_s)
             os.kill(os.getpid(), signal.SIGKILL)
-        state = self._checkpoints.latest or self._start
+        state: RunState | None = self._checkpoints.latest
+        skipped: Sequence[tuple[str, str]] = ()
+        if self._record:
+            state, skipped = newest_state(self._cfg, self._record.path, self._places, self._known)
+        state = state or self._start
         assert state
+        words = [f"the driver went on from version {state.weights.version}"]
+        words += [f"checkpoint {name} was skipped: {why}" for name, why in skipped]
         self._note_faults(
-            text=f"the driver went on from version {state.weights.version}",
+            text="; ".join(words),
             recovered_s=lost.lasts_s,
             repeated=self._tally.gradients - state.tally["gradients"],
         )
@@ -484,7 +507,14 @@ class _Following:
         if stands_s and self._checkpoints.is_due(self._cluster.now_s):
             assert isinstance(self._cluster, SimCluster)
             self._cluster.stand_still(stands_s)
+        slept_s = self._slept_s
         self._checkpoints.take(self._cluster.now_s, self._state)
+        if self._slept_s > slept_s and isinstance(self._cluster, SimCluster):
+            self._cluster.stand_still(self._slept_s - slept_s)
+
+    @property
+    def _slept_s(self) -> float:
+        return sum(store.slept_s for store in self._places.values() if isinstance(store, FaultyStore))
 
     def _checkpoint_the_last(self) -> None:
         """Take a checkpoint of the end, from which more steps can go on, and finish what is being written."""
@@ -492,6 +522,8 @@ class _Following:
             self._record.flush(self._cluster.now_s)
             self._checkpoints.take_last(self._state)
         self._checkpoints.close()
+        if self._stopped_by in ("budget", "target-loss") and (keeper := self._places.get("peer")):
+            cast("PeerStore", keeper).close()  # nobody will go on from there
         for store in self._places.values():
             if isinstance(store, FaultyStore):
                 store.end()

@@ -80,7 +80,7 @@ class ResumePoint:
             return None
         drivers = [fault.t_s for fault in self.all_faults if fault.kind == "driver"]
         until_s = max([state.now_s, *drivers])
-        asked = [fault for fault in cfg.fault.fault_list if isinstance(fault, Fault)]
+        asked = [fault for fault in cfg.fault.of_engine if isinstance(fault, Fault)]
         timed = {n for n, f in enumerate(asked) if f.trigger.of == "t" and f.trigger.at <= until_s}
         return {**state.faults, "given": sorted({*state.faults["given"], *timed})}
 
@@ -121,13 +121,12 @@ def unfinished(path: Path, was: Mapping[str, Any], cfg: TrainConfig) -> str:
     return ending
 
 
-def resume_point(
-    cfg: TrainConfig, path: Path, places: Mapping[str, Store], known: Vocabulary, why: str
-) -> ResumePoint:
-    """Return from where the run of a record goes on: its newest whole checkpoint, or its beginning.
+def newest_state(
+    cfg: TrainConfig, path: Path, places: Mapping[str, Store], known: Vocabulary
+) -> tuple[RunState | None, Sequence[tuple[str, str]]]:
+    """Return the newest whole checkpoint of a run, None without any; and which were skipped, and why.
 
-    places: where its checkpoints lie. known: what its tasks may be. why: how it ended.
-    Newer checkpoints are removed: the run makes others.
+    Newer checkpoints are removed: the run makes others. places, known: as of `resume_point`.
     """
     digest = options_digest(cfg)
 
@@ -145,7 +144,18 @@ def resume_point(
     found = max(candidates, key=lambda found: found.name or "")
     for store in places.values():
         forget_after(store, found.name)
-    state = usable(found.content) if found.name else None
+    return usable(found.content) if found.name else None, skipped
+
+
+def resume_point(
+    cfg: TrainConfig, path: Path, places: Mapping[str, Store], known: Vocabulary, why: str
+) -> ResumePoint:
+    """Return from where the run of a record goes on: its newest whole checkpoint, or its beginning.
+
+    places: where its checkpoints lie. known: what its tasks may be. why: how it ended.
+    Newer checkpoints are removed: the run makes others.
+    """
+    state, skipped = newest_state(cfg, path, places, known)
     collected, noted, version = (
         (state.collected, state.faults_noted, state.weights.version) if state else (0, 0, 0)
     )
@@ -186,6 +196,7 @@ def stores_of(cfg: TrainConfig, record: RunRecord) -> dict[str, Store]:
     asked = cfg.checkpoint.checkpoint_tiers
     places: dict[str, Store] = {"disk": DiskStore(record.path / CHECKPOINTS)}
     if any(isinstance(fault, Fault) and fault.kind in STORE for fault in cfg.fault.fault_list):
+        # In the simulator the server stands still meanwhile.
         sleep = (lambda seconds: None) if cfg.engine == "sim" else time.sleep
         places["disk"] = FaultyStore(
             places["disk"],
@@ -197,7 +208,7 @@ def stores_of(cfg: TrainConfig, record: RunRecord) -> dict[str, Store]:
     if "peer" in asked:
         from dsgd.checkpoints.peer_store import PeerStore
 
-        places["peer"] = PeerStore(record.path.name)
+        places["peer"] = PeerStore(f"{cfg.output.out}/{record.path.name}")
     if "s3" in asked:
         assert record.bucket, "an --out that is no bucket is refused"
         places["s3"] = record.bucket

@@ -126,7 +126,8 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
         field(
             "",
             "`kill`, `pause`, `slow`, `cut`, `node`, `leave`, `join`, `driver`, `torn`, `rot`, `full` or "
-            "`slow-disk`, as in `--faults`; a process that died by itself is a `kill`",
+            "`slow-disk`, as in `--faults`; a process that died by itself is a `kill`. Also `suspect`, "
+            "a silent task that a second host got too, and `divergence`, after which the run went back",
         ),
     ]
     workers: Annotated[tuple[int, ...], field("", "whom it hit, from 0")]

@@ -38,13 +38,18 @@ _FEWEST_LOSSES = 20
 _BROKEN_OFF: Mapping[str, Verdict] = {"diverged": "diverged", "failed": "failed"}
 
 
+def _declared(cfg: TrainConfig) -> ClosedForms:
+    """Return the closed forms that a run's strategy declares, for a run without faults."""
+    theory: Callable[[Any], ClosedForms] = getattr(strategy_of(cfg), "theory", lambda cfg: ClosedForms())
+    return theory(cfg)
+
+
 def closed_forms(cfg: TrainConfig) -> ClosedForms:
     """Return the closed forms that a run's strategy declares, as far as its faults leave them.
 
     Where members come and go, only bounds and the 0 of synchronous modes are known beforehand.
     """
-    theory: Callable[[Any], ClosedForms] = getattr(strategy_of(cfg), "theory", lambda cfg: ClosedForms())
-    forms, none = theory(cfg), ClosedForms()
+    forms, none = _declared(cfg), ClosedForms()
     stay = members_stay(cfg)
     if stay and undisturbed(cfg):
         return forms
@@ -188,7 +193,7 @@ def _of_whole_run(cfg: TrainConfig, end: Totals) -> tuple[Estimate | None, int]:
     One run is one draw: its standard error is the deviation of Daly's model, for so many losses that their
     sum is as good as normal.
     """
-    forms = strategy_of(cfg).theory(cfg)
+    forms = _declared(cfg)
     model = completion(cfg, forms.run_s(), forms.s_per_update())
     losses, intervals = completion_time(*model) / model.mtbf_s, round(model.work_s / model.interval_s)
     needs = math.ceil(end.updates * _FEWEST_LOSSES / losses)
