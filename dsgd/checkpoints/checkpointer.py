@@ -74,8 +74,9 @@ class Checkpointer:
     """The checkpoints of one run.
 
     known: what its tasks may be. before: called, in the background, before a checkpoint is written, for what
-    must be on the disk by then. waits: for each checkpoint to be written, so that none is missed. says_missed:
-    whether notes name missed checkpoints; in virtual time, which is faster than any disk, they are no surprise.
+    must be on the disk by then. waits: whether each checkpoint is waited for, so that none is missed.
+    says_missed: whether notes name missed checkpoints; in virtual time, which is faster than any disk, they
+    are no surprise.
     """
 
     def __init__(
