@@ -74,15 +74,18 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
     k = cfg.k or cfg.num_workers - cfg.backup
     rule = server_rule(cfg, gradients=k)
     while True:
+        start_all(cluster, gradient, w)
         dones: list[Done] = []
         late: list[Done] = []
-        while len(dones) < k:
-            waiting = {done.worker for done in dones} if cfg.count == "workers" else ()
-            start_all(cluster, gradient, w, besides=waiting)
-            if dones and not cluster.in_flight:  # fewer members are present
-                break
-            if done := cluster.next_done():
-                (dones if done.read == w.version else late).append(done)
+        while len(dones) < k and (cluster.in_flight or not dones):  # fewer if fewer members are present
+            done = cluster.next_done()
+            if not done:  # new members take part at once; those that have delivered wait
+                start_all(cluster, gradient, w, besides={done.worker for done in dones})
+                continue
+            fresh = done.read == w.version
+            (dones if fresh else late).append(done)
+            if (not fresh or cfg.count == "gradients") and len(dones) < k and done.worker in cluster.idle:
+                cluster.start(done.worker, gradient, w)
         if cfg.rest == "cancel":
             for worker in list(cluster.in_flight):
                 cluster.cancel(worker)
