@@ -2,25 +2,29 @@
 
     python benchmarks/ray_recovery.py
 
-SSGD with 2 workers. A process is killed after each of some updates; measured is the time from there until
-its task has been sent to another one. Then a process is stopped, until its task is suspected.
+SSGD with 2 workers. A process is killed every four seconds, by when the one before has been replaced;
+measured is the time from the kill until its task has been sent to another process. Then a process is stopped,
+until its task is suspected.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from dsgd.authoring.kills import killed, options, spread
 from dsgd.cluster.ray_connection import connect
 from dsgd.execution.quick import run
 
-KILLS, SUSPECT_AFTER = 12, 0.5
+KILLS, SUSPECT_AFTER = 8, 0.5
+EVERY: dict[str, Any] = {"every": 40, "compute_time": "constant:.1"}
 
 if __name__ == "__main__":
     connection = connect()
-    spare = killed("ssgd", KILLS, spares=4)
+    spare = killed("ssgd", KILLS, spares=1, **EVERY)
     print(f"a spare takes over: {spread(spare.moved_s)} (aim: 50 ms)")
-    rehost = killed("ssgd", KILLS, on_loss="rehost")
+    rehost = killed("ssgd", KILLS, on_loss="rehost", **EVERY)
     print(f"another host carries it: {spread(rehost.moved_s)} (aim: 50 ms)")
-    replace = killed("ssgd", KILLS)
+    replace = killed("ssgd", KILLS, **EVERY)
     print(f"a new process: {spread(replace.waited_s)} (aim: 4,000 ms)")
     stopped = run(
         "ssgd", **options("ssgd", 30), suspect_after=SUSPECT_AFTER, faults="pause:1=2@update=5"

@@ -37,15 +37,15 @@ class Killed(NamedTuple):
 
 
 class Killer:
-    """Kills, after each of the next `count` updates, the process of a worker drawn at random."""
+    """Kills, `count` times, after every so many updates, the process of a worker drawn at random."""
 
-    def __init__(self, count: int, seed: int) -> None:
+    def __init__(self, count: int, seed: int, every: int = 1) -> None:
         self.at_s: list[float] = []
         """When, in engine seconds: those of the updates, so a little too early."""
-        self._count, self._draws = count, generator(seed, Purpose.FAULT)
+        self._count, self._every, self._draws = count, every, generator(seed, Purpose.FAULT)
 
     def __call__(self, cluster: Engine, update: Update) -> None:
-        if len(self.at_s) < self._count:
+        if len(self.at_s) < self._count and update.weights.version % self._every == 0:
             self.at_s.append(update.finished_s)
             os.kill(cluster.pids[int(self._draws.integers(_WORKERS))], signal.SIGKILL)
 
@@ -57,10 +57,10 @@ def options(mode: str, updates: int) -> dict[str, Any]:
     return {"engine": "ray", "num_workers": _WORKERS, "steps": steps, **per_update}
 
 
-def killed(mode: str, kills: int, seed: int = 0, **more: Any) -> Killed:
-    """Run a mode for a few updates more than there are kills; a loss does not count towards the next."""
-    killer = Killer(kills, seed)
-    ran = run(mode, killer, **options(mode, kills + 2), restart_window_s=1e-3, **more)
+def killed(mode: str, kills: int, seed: int = 0, *, every: int = 1, **more: Any) -> Killed:
+    """Run a mode with a kill after every so many updates; a loss does not count towards the next."""
+    killer = Killer(kills, seed, every)
+    ran = run(mode, killer, **options(mode, kills * every + 2), restart_window_s=1e-3, **more)
     losses = sorted(seen for seen in ran.cluster.faults_seen if seen.kind == "kill")
     moved_s: list[float] = []
     waited_s: list[float] = []
