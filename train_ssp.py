@@ -37,8 +37,7 @@ from dsgd.theory.bounded_staleness import (
     ssp_staleness_bound,
     ssp_steps_per_s,
 )
-from dsgd.theory.closed_forms import ClosedForms, equal_workers, timed, workers
-from dsgd.theory.disturbances import same_members
+from dsgd.theory.closed_forms import ClosedForms, equal_workers, same_members, timed, workers
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 from dsgd.work.weights import Weights

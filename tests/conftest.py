@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -188,7 +189,7 @@ class CommandLine:
 
         self._count += 1
         name = f"run{self._count}"
-        arguments = [*text.split(), *more]
+        arguments = [*shlex.split(text), *more]
         if "--out" not in arguments:
             arguments += ["--out", str(self.out)]
         if "--run-name" not in arguments:

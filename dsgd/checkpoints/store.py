@@ -57,7 +57,7 @@ def name_of(version: int, parts: Sequence[Part]) -> str:
     """Return the name of a checkpoint of a version of the weights.
 
     >>> name_of(1200, [b"weights"])
-    '00001200-9c7a7fe3af8f1fcb.safetensors'
+    '00001200-9a129038d9a00aed.safetensors'
     """
     return f"{version:08d}-{_digest(parts)}.safetensors"
 

@@ -29,8 +29,7 @@ from dsgd.cluster import Cluster, Update, start_idle
 from dsgd.config import AsynchronousConfig, Ge, require
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.theory.bounded_staleness import ssp_clock_gap_bound, ssp_staleness_bound
-from dsgd.theory.closed_forms import ClosedForms
-from dsgd.theory.disturbances import same_members
+from dsgd.theory.closed_forms import ClosedForms, same_members
 from dsgd.work.optimizers import server_rule
 from dsgd.work.tasks import gradient
 from dsgd.work.weights import Weights

@@ -7,7 +7,8 @@
         )
 
 Each form is evaluated only when it is asked for, and raises ValueError where it does not apply: `timed`,
-`only_computing` and `equal_workers` check what most formulas assume. What a strategy leaves out is unknown.
+`only_computing`, `equal_workers` and `same_members` check what most formulas assume. What a strategy leaves
+out is unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import NoReturn, TypeVar
 from dsgd.cluster.laws import Floats, Law
 from dsgd.config import ExchangeConfig, LocalConfig, TrainConfig
 from dsgd.theory.assumptions import NoClosedForm, factors_of, known
-from dsgd.theory.disturbances import shared_hosts, spot_losses, spot_skewness
+from dsgd.theory.disturbances import members_stay, shared_hosts, spot_losses, spot_skewness
 from dsgd.theory.failures import asgd_time_on_hosts, asgd_time_with_losses
 from dsgd.theory.laws_of_times import memory_steps
 from dsgd.theory.order_statistics import order_statistic_skewness
@@ -101,6 +102,13 @@ def known_times(cfg: _Config) -> _Config:
 def timed(cfg: _Config) -> _Config:
     """Return `cfg`; raise NoClosedForm unless nothing but computing takes time, and its law is known."""
     return known_times(only_computing(cfg))
+
+
+def same_members(cfg: _Config) -> _Config:
+    """Return `cfg`; raise NoClosedForm if members may come or go: a bound on staleness counts all clocks."""
+    if not members_stay(cfg):
+        raise NoClosedForm("the bound is for members that stay")
+    return cfg
 
 
 def delivery_cycle(cfg: TrainConfig) -> float:

@@ -61,13 +61,6 @@ def members_stay(cfg: TrainConfig) -> bool:
     return not lost and first_of(faults, MEMBERSHIP) is None
 
 
-def same_members(cfg: TrainConfig) -> TrainConfig:
-    """Return `cfg`; raise NoClosedForm if members may come or go: a bound on staleness counts all clocks."""
-    if not members_stay(cfg):
-        raise NoClosedForm("the bound is for members that stay")
-    return cfg
-
-
 def spot_losses(cfg: TrainConfig) -> tuple[float, float]:
     """Return M and D, seconds, where hosts are lost to `spot` alone and every worker waits for its own.
 

@@ -60,10 +60,13 @@ def mean_over(values: Sequence[tuple[int, float]], first: int, last: int) -> flo
 
     >>> mean_over([(0, 4.0), (10, 3.0)], 5, 15)
     3.5
+    >>> mean_over([(0, 11.049700490368215)], 0, 25)
+    11.049700490368215
     """
     ends = [after for after, _ in values[1:]] + [last]
-    total = sum(
-        value * max(0, min(end, last) - max(after, first))
-        for (after, value), end in zip(values, ends, strict=True)
-    )
-    return total / (last - first)
+    shares = [
+        max(0, min(end, last) - max(after, first)) / (last - first)
+        for (after, _), end in zip(values, ends, strict=True)
+    ]
+    # Shares first: a value that never changes is its own mean, to the last bit.
+    return sum(share * value for share, (_, value) in zip(shares, values, strict=True))

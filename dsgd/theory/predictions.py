@@ -234,14 +234,18 @@ class _Course:
     def __init__(self, cfg: TrainConfig, faults: Sequence[FaultSeen], updates: int) -> None:
         seen = [one for one in stretches(cfg, faults) if one.after < updates]
         self._cfgs = _options_of(cfg, seen)
-        self._values = _fixed_alone(cfg)
-        if self._cfgs:
-            each = [predict(one) for one in self._cfgs]
-            self._values |= {
-                name: [(one.after, values[name]) for one, values in zip(seen, each, strict=True)]
-                for name in each[0]
-                if name not in BOUNDS and all(name in values for values in each)
-            }
+        fixed, each = _fixed_alone(cfg), [predict(one) for one in self._cfgs]
+        by_stretch = {
+            name: [(one.after, values[name]) for one, values in zip(seen, each, strict=True)]
+            for name in (each[0] if each else ())
+            if all(name in values for values in each)
+        }
+        # A union keeps the order of its left side, that of `predict`, and the values of its right side.
+        self._values = {
+            name: values
+            for name, values in (by_stretch | fixed).items()
+            if name in fixed or name not in BOUNDS
+        }
         self.predicted = {name: mean_over(values, 0, updates) for name, values in self._values.items()}
         self.memory = max(map(memory, self._cfgs), default=math.inf)
 
