@@ -268,9 +268,13 @@ def aws(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def stored(client: Any) -> dict[str, bytes]:
-    """Return all that is in the bucket."""
-    found = client.list_objects_v2(Bucket="lab").get("Contents", [])
-    return {e["Key"]: client.get_object(Bucket="lab", Key=e["Key"])["Body"].read() for e in found}
+    """Return all that is in the bucket; nobody may write there meanwhile."""
+    return {key: client.get_object(Bucket="lab", Key=key)["Body"].read() for key in keys(client)}
+
+
+def keys(client: Any) -> list[str]:
+    """Return the keys in the bucket, also while a process adds and removes some."""
+    return [entry["Key"] for entry in client.list_objects_v2(Bucket="lab").get("Contents", [])]
 
 
 def python(*arguments: str, **options: Any) -> subprocess.Popen[str]:

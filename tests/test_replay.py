@@ -44,7 +44,7 @@ VARIANTS = [
 
 
 class Cuts(Watcher):
-    """Keeps the cluster and the weights as they were after each update."""
+    """Keeps the cluster and the weights as they were after each update, where checkpoints are taken."""
 
     def __init__(self) -> None:
         self.kept: list[tuple[ClusterState, Weights]] = []
@@ -53,6 +53,7 @@ class Cuts(Watcher):
         self._cluster = running.cluster
 
     def updated(self, update: Update) -> None:
+        self._cluster.reached(update.weights.version)  # the faults that come with the update belong to it
         self.kept.append((self._cluster.state(), update.weights))
 
 

@@ -32,9 +32,11 @@ WALL = ("wall_s", "startup_s")
 
 
 class Kill(Watcher):
-    """Kills this process after an update, or as soon after it as there is a checkpoint."""
+    """Kills this process after an update, or as soon after it as there is a checkpoint; at None: once the
+    checkpoint of the run's end is written, and its summary is not.
+    """
 
-    def __init__(self, at: int, *, wait: bool = False) -> None:
+    def __init__(self, at: int | None, *, wait: bool = False) -> None:
         self._at, self._wait = at, wait
 
     def started(self, running: Running) -> None:
@@ -46,12 +48,16 @@ class Kill(Watcher):
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def ended(self) -> None:
+        if self._at is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
 
 def run(cfg: TrainConfig, *watchers: Watcher, resume: str | None = None) -> Ended:
     return execute(cfg, watchers, record=RunRecord(cfg, resume=bool(resume)), resume=resume)
 
 
-def killed(cfg: TrainConfig, at: int, *, wait: bool = False) -> None:
+def killed(cfg: TrainConfig, at: int | None, *, wait: bool = False) -> None:
     """Run in another process, which is killed after update `at`. A fork needs no second for imports."""
     child = os.fork()
     if not child:
@@ -98,6 +104,25 @@ def test_a_killed_simulation_goes_on_bit_for_bit(
         assert not ended.error
         assert ended.path
         assert contents(ended.path) == contents(whole.path), f"killed at update {at}"
+
+
+@pytest.mark.parametrize("goal", [{}, {"target_loss": 0.69}], ids=["budget", "target-loss"])
+@pytest.mark.parametrize("mode", ["asgd", "diloco"])
+def test_a_run_that_is_killed_after_its_last_checkpoint_makes_no_further_update(
+    mode: str, goal: Mapping[str, Any], tmp_path: Path
+) -> None:
+    """Its record is completed, and is that of the run never killed."""
+
+    def cfg(run_name: str) -> TrainConfig:
+        return configured({**OPTIONS, "mode": mode, **goal, "out": str(tmp_path), "run_name": run_name})
+
+    whole = run(cfg("whole"))
+    assert whole.path
+    assert whole.stopped_by == ("target-loss" if goal else "budget")
+    killed(cfg("cut"), None)
+    ended = run(cfg("cut"), resume="killed")
+    assert ended.path
+    assert contents(ended.path) == contents(whole.path)
 
 
 def test_a_run_may_be_killed_again_and_again(tmp_path: Path) -> None:
@@ -265,6 +290,28 @@ def test_a_lost_driver_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     faults = lines(lost.path, "faults.jsonl")
     seen = [(f["kind"], f["t_s"], f["repeated"], f["recovered_s"]) for f in faults]
     assert seen == [("driver", 6.5, 8, 3), ("driver", 25.5, 16, 0)]
+
+
+@pytest.mark.parametrize("damage", ["torn", "rot"])
+def test_a_lost_driver_skips_a_damaged_checkpoint(damage: str, tmp_path: Path) -> None:
+    """It goes on from the one before, and faults.jsonl says which was skipped."""
+
+    def cfg(run_name: str, faults: str = "") -> TrainConfig:
+        some = {**OPTIONS, **EVEN, "checkpoint_every": "4", "faults": faults}
+        return configured({**some, "out": str(tmp_path), "run_name": run_name})
+
+    whole, lost = run(cfg("whole")), run(cfg("lost", f"{damage}@t=7; driver@t=10.5+3"))
+    assert lost.path
+    assert lost.weights.vector.tobytes() == whole.weights.vector.tobytes()
+    # Its checkpoints are of 4 s and of 8 s.
+    assert lost.tally.last_update_s == 24 + (10.5 - 4 + 3)
+    assert versions(lost.path) == list(range(1, 25))
+    seen = {fault["kind"]: fault for fault in lines(lost.path, "faults.jsonl")}
+    assert set(seen) == {damage, "driver"}
+    skipped = seen[damage]["text"].partition(":")[0]
+    assert skipped.startswith("checkpoint 00000008-")
+    assert f"the driver went on from version 4; {skipped} was skipped: " in seen["driver"]["text"]
+    assert seen["driver"]["repeated"] == 24
 
 
 def test_a_killed_run_with_faults_of_its_driver_goes_on_bit_for_bit(tmp_path: Path) -> None:

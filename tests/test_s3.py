@@ -17,7 +17,7 @@ from typing import Any
 
 import boto3
 import pytest
-from conftest import ROOT, stored
+from conftest import ROOT, keys, stored
 
 from dsgd.checkpoints.disk_store import DiskStore
 from dsgd.checkpoints.store import name_of, newest_whole
@@ -618,7 +618,7 @@ def test_another_machine_runs_only_what_is_missing(
     (tmp_path / "slack.yaml").write_text(text)
     command = ["--experiment", str(tmp_path / "slack.yaml"), "--out", URL, "--processes", "1"]
     one = start(tmp_path / "one", *command)
-    wait_for(lambda: sum("summary.json" in key for key in stored(aws)) >= 2)
+    wait_for(lambda: sum("summary.json" in key for key in keys(aws)) >= 2)
     os.killpg(one.pid, signal.SIGKILL)
     one.communicate()
     before = stored(aws)
@@ -645,7 +645,7 @@ def test_another_machine_goes_on_with_a_run_that_was_cut_off(
     (tmp_path / "slack.yaml").write_text(text)
     command = ["--experiment", str(tmp_path / "slack.yaml"), "--processes", "1", "--out"]
     one = start(tmp_path / "one", *command, URL)
-    wait_for(lambda: any("/checkpoints/" in key for key in stored(aws)))
+    wait_for(lambda: any("/checkpoints/" in key for key in keys(aws)))
     os.killpg(one.pid, signal.SIGKILL)
     one.communicate()
     assert not any(key.endswith("summary.json") for key in stored(aws))

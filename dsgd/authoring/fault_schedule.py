@@ -163,6 +163,8 @@ def _faults(rng: random.Random, options: Mapping[str, Any], masked: bool) -> lis
         return [f"spot:mtbf={rng.choice((40, 100))},back={rng.choice((0, 3, 10))}"]
     if rng.random() < 0.1:
         return _rolling_restart(rng, options["num_workers"], options["steps"])
+    if not masked and rng.random() < 0.1:
+        return _all_away(rng, options["num_workers"], options["steps"])
     return [fault for _ in range(rng.randint(0, 7)) for fault in _fault(rng, rng.choice(kinds), options)]
 
 
@@ -170,6 +172,13 @@ def _rolling_restart(rng: random.Random, num_workers: int, steps: int) -> list[s
     """Return losses of all processes, one after the other, the next about when the one before is back."""
     at_s, down_s, gap_s = _time(rng, steps), _seconds(rng), rng.choice((0, 0.1, 1, 3))
     return [f"kill:{w}@t={round(at_s + w * (down_s + gap_s), 2)}+{down_s}" for w in range(num_workers)]
+
+
+def _all_away(rng: random.Random, num_workers: int, steps: int) -> list[str]:
+    """Return that all workers leave at once, and that one or all of them join again."""
+    at_s, back = _time(rng, steps), rng.choice((1, num_workers))
+    everyone, some = (",".join(map(str, range(count))) for count in (num_workers, back))
+    return [f"leave:{everyone}@t={at_s}", f"join:{some}@t={round(at_s + _seconds(rng) + 1, 2)}"]
 
 
 def _fault(rng: random.Random, kind: str, options: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, zip_longest
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from dsgd.authoring.fault_schedule import FaultSchedule, keeps_members, keeps_we
 from dsgd.authoring.subject import Broken
 from dsgd.checkpoints.codec import vocabulary
 from dsgd.checkpoints.run_state import RunState, from_bytes, to_parts
-from dsgd.cluster import ClusterError, DriverLost, Update
+from dsgd.cluster import Cluster, ClusterError, DriverLost, Update
 from dsgd.cluster.open import open_cluster
 from dsgd.cluster.state import ClusterState
 from dsgd.config import FaultConfig, TrainConfig
@@ -80,6 +81,8 @@ class _Going:
         self.w = Weights(workload.objective.initial_weights(cfg.seed))
         self.state = cluster.state()
         self.audit: Audit | None = None
+        self.refused = False
+        """Whether the cluster would not go on: nobody was left, or a process was lost too often."""
 
     def go_to(self, state: ClusterState, w: Weights) -> None:
         """Go on from a state of another run."""
@@ -101,12 +104,12 @@ class _Going:
             except DriverLost:
                 cluster.restore(self.state)
             except ClusterError:
-                if not self.may_end():
+                if not self._may_refuse():
                     raise
+                self.refused = True
                 return
 
-    def may_end(self) -> bool:
-        """Whether the cluster may refuse to go on: nobody is left, or a process was lost too often."""
+    def _may_refuse(self) -> bool:
         nobody = not self.cluster.workers and _asks_for_members(self.cfg)
         return nobody or max(self.cluster.restarts) > self.cfg.fault.max_restarts
 
@@ -122,6 +125,8 @@ class _Audited:
         self.updates: list[Update] = []
         self.states = [going.state]
         """The cluster before the first update, and after each."""
+        self.views = [_view(cluster)]
+        """What a strategy saw of it then."""
         self.seen = [0]
         """How many faults were over then."""
         bounds, spent = _Bounds(cfg), 0
@@ -131,14 +136,15 @@ class _Audited:
             self._look_at_members(going.state)
             self.updates.append(update)
             self.states.append(going.state)
+            self.views.append(_view(cluster))
             self.seen.append(len(cluster.faults_seen))
             spent += _batches(update)
             if spent >= cfg.budget:
                 break
         cluster.ended()
         self.faults_seen = list(cluster.faults_seen)
-        self.ended_early = spent < cfg.budget and going.may_end()
-        """Whether nobody was left, or a process was lost too often."""
+        self.ended_early = going.refused
+        """Whether nobody was left, or a process was lost too often; a strategy never ends by itself."""
         if not self.ended_early:
             _spends_the_budget(self.updates, spent, cfg, schedule.subject.laws.exact_budget and self._masked)
             _takes_each_mini_batch_once(self.updates, going.state)
@@ -243,6 +249,10 @@ def _goes_on_from(cut: int, run: _Audited, schedule: FaultSchedule, cfg: TrainCo
     checkpoint = b"".join(to_parts(RunState(weights=w, cluster=run.states[cut]), known_classes))
     kept = from_bytes(checkpoint, known_classes)
     going.go_to(kept.cluster, kept.weights)
+    before = run.views[cut]
+    for name, value in _view(going.cluster).items():
+        if value != before[name]:
+            raise Broken(f"started again after update {cut}: {name} is {value}, needed {before[name]}")
     try:
         again = list(islice(going.updates(), len(needed) + run.ended_early))
     except Exception as error:
@@ -254,6 +264,16 @@ def _goes_on_from(cut: int, run: _Audited, schedule: FaultSchedule, cfg: TrainCo
         found = _of_faults(going.cluster.faults_seen, run.faults_seen[run.seen[cut] :])
     if found:
         raise Broken(f"started again after update {cut}: {found}")
+
+
+def _view(cluster: Cluster) -> dict[str, Any]:
+    """Return what a strategy sees of a cluster between two updates, in the order in which it sees it."""
+    return {
+        "workers": list(cluster.workers),
+        "idle": list(cluster.idle),
+        "in_flight": [(worker, cluster.reading(worker).version) for worker in cluster.in_flight],
+        "given": cluster.given,
+    }
 
 
 def _of_faults(ours: Sequence[FaultSeen], needed: Sequence[FaultSeen]) -> str:

@@ -271,6 +271,7 @@ class _Following:
             self._checkpoints.restore(state)
             self._rollbacks = state.rollbacks
             self._evaluations = point.evaluations
+            self._over_already = self._spent()
         self._noted_before = point.faults_noted
         for fault in point.later_faults:
             self._tally.fault(fault)
@@ -296,6 +297,13 @@ class _Following:
         real.restore(replace(state, faults=point.faults_given(self._cfg, state)))
         self._cluster = real
         self._tally.restore(self._tally.state(), real.clocks)
+
+    def _spent(self) -> StoppedBy | None:
+        """Return why a run whose checkpoint is of its end needs no update; None: it goes on."""
+        target = self._cfg.stop.target_loss
+        if target is not None and any(e.found.loss <= target for e in self._evaluations):
+            return "target-loss"
+        return "budget" if self._tally.gradients >= self._cfg.budget else None
 
     def _state(self) -> RunState:
         return RunState(
