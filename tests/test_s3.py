@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import psutil
 import pytest
 from conftest import ROOT, keys, stored
 
@@ -645,8 +646,14 @@ def test_another_machine_goes_on_with_a_run_that_was_cut_off(
     (tmp_path / "slack.yaml").write_text(text)
     command = ["--experiment", str(tmp_path / "slack.yaml"), "--processes", "1", "--out"]
     one = start(tmp_path / "one", *command, URL)
+    wait_for(lambda: bool(list((tmp_path / "one").rglob("checkpoints/*.safetensors"))))
+    simulating = psutil.Process(one.pid).children(recursive=True)
+    for process in simulating:
+        process.suspend()  # else the run may end before its first checkpoint is in the bucket
     wait_for(lambda: any("/checkpoints/" in key for key in keys(aws)))
     os.killpg(one.pid, signal.SIGKILL)
+    for process in simulating:
+        process.kill()
     one.communicate()
     assert not any(key.endswith("summary.json") for key in stored(aws))
     assert main([*command, URL]) == 0
