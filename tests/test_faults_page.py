@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import re
+import shlex
+import subprocess
+import sys
 from typing import Any, get_args, get_type_hints
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, CommandLine
 
 from dsgd.execution.quick import run, same_bytes
 from dsgd.faults.fault import Crash, Fault, Kind, Spot, Trigger
 from dsgd.faults.faults_text import parse_faults
 
 PAGE = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+
+COMMANDS = re.findall(r"^    uv run python (.*)$", PAGE, re.MULTILINE)
+RUNS = [command.removeprefix("main.py ") for command in COMMANDS if command.startswith("main.py ")]
 
 
 def rows(heading: str) -> list[list[str]]:
@@ -50,3 +58,27 @@ def test_barriers_hide_every_fault_of_a_process(mode: str) -> None:
         {"faults": "node:b@t=5+9", "nodes": 2},
     ):
         assert same_bytes(without, run(mode, **options, **faults)), faults
+
+
+@pytest.mark.parametrize("command", RUNS, ids=lambda command: re.sub(r".*--faults \"(\w+).*", r"\1", command))
+def test_a_run_of_the_page_sees_its_faults(command: str, cli: CommandLine) -> None:
+    """A run that the page shows spends its budget and sees the faults it asks for; SSGD keeps its bytes."""
+    ran = cli(f"{command} --trace-last 0")
+    assert ran.code == 0, ran.err
+    assert ran.summary["stopped_by"] == "budget"
+    words = shlex.split(command)
+    at = words.index("--faults")
+    asked = {one.kind if isinstance(one, Fault) else "kill" for one in parse_faults(words[at + 1])}
+    assert {line["kind"] for line in ran.lines("faults.jsonl")} == asked
+    if "ssgd" in words:
+        without = cli("--trace-last 0", *words[:at])  # what follows says what is done about the faults
+        assert ran.summary["weights_sha256"] == without.summary["weights_sha256"]
+
+
+def test_the_page_shows_runs_and_the_best_interval() -> None:
+    """The page has three runs, and computes one interval: Young's, less a little (Daly 2006)."""
+    assert len(RUNS) == 3
+    (other,) = (command for command in COMMANDS if not command.startswith("main.py "))
+    printed = subprocess.run([sys.executable, *shlex.split(other)], cwd=ROOT, capture_output=True, text=True)
+    assert printed.returncode == 0, printed.stderr
+    assert 0.9 * math.sqrt(2 * 2 * 600) < float(printed.stdout) < math.sqrt(2 * 2 * 600)
