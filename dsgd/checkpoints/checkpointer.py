@@ -178,10 +178,10 @@ class Checkpointer:
         found = []
         for tier in self.tiers:
             if tier.error:
-                found.append(f"{tier.failed} checkpoints could not be written; the first: {tier.error}")
+                found.append(f"{_checkpoints(tier.failed)} could not be written; the first: {tier.error}")
             if tier.missed and self._says_missed:
                 before = "the one before was still being written"
-                found.append(f"{tier.missed} checkpoints were left out ({tier.name}): {before}")
+                found.append(f"left out ({tier.name}): {_checkpoints(tier.missed)}, as {before}")
         return found
 
     def wait(self) -> None:
@@ -194,3 +194,7 @@ class Checkpointer:
         for writer in self._writers.values():
             writer.shutdown()
         self.wait()
+
+
+def _checkpoints(count: int) -> str:
+    return f"{count} checkpoint{'s' * (count != 1)}"
