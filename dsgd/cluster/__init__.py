@@ -193,7 +193,7 @@ class Engine(Cluster, Telemetry, Protocol):
 
 
 class DriverLost(Exception):
-    """A fault has ended the driver: the run goes on from its last checkpoint."""
+    """A fault has ended the simulated driver: the run goes on from its last checkpoint."""
 
     def __init__(self, lasts_s: float) -> None:
         super().__init__("the driver was ended by --faults")

@@ -214,7 +214,8 @@ class RayCluster:
         self._due += self._plan.at_update(version)
         if any(fault.kind == "driver" for fault in self._due) and not self._ending:
             self._ending = True  # when the strategy next waits: until then it is recorded
-            self._note("driver", (), "the run goes on from its last checkpoint", asked=True)
+            seen = self._seen("driver", ())._replace(detected_s=0.0)
+            self._book.end(self._book.begin(OpenFault(seen, ["the driver was killed; --resume goes on"])), None)
 
     def ended(self) -> None:
         self._book.end_all()

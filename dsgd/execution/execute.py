@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import gc
 import math
-import os
-import signal
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -436,12 +434,7 @@ class _Following:
         )
 
     def _come_back(self, lost: DriverLost) -> None:
-        """Go on from the last checkpoint, once the driver is back; on Ray it really ends here."""
-        if self._cfg.engine == "ray":
-            self._note_faults(text="the driver was killed; --resume goes on")
-            if self._record:
-                self._record.flush(self._cluster.now_s)
-            os.kill(os.getpid(), signal.SIGKILL)
+        """Go on from the last checkpoint, once the simulated driver is back; a real one is killed."""
         state: RunState | None = self._checkpoints.latest
         skipped: Sequence[tuple[str, str]] = ()
         if self._record:

@@ -14,6 +14,7 @@ from rich.table import Table
 from dsgd.cluster import Update
 from dsgd.config import TrainConfig
 from dsgd.execution.execute import Ended, Running, Watcher
+from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import taken_of_updates
 from dsgd.records.fault_words import all_of_them
 from dsgd.records.schema import Difference, EngineComparison
@@ -68,6 +69,13 @@ class ProgressLine(Watcher):
         if now_s >= self._next_s:
             self._next_s = now_s + self._every_s
             self._refresh()
+
+    def fault(self, fault: FaultSeen) -> None:
+        if fault.kind == "driver" and self._running.cfg.engine == "ray":  # after this line it is killed
+            self._progress.stop()
+            resume = f"; go on with --resume {self._running.path}" if self._running.path else ""
+            with suppress(BrokenPipeError):
+                print(f"--faults: the driver is killed now{resume}", flush=True)
 
     def _refresh(self) -> None:
         tally, in_flight = self._running.tally, self._running.cluster.in_flight
