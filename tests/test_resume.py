@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -467,3 +469,27 @@ def test_a_killed_driver_on_ray_loses_no_update(
     if mode == "ssgd":
         whole = run(configured({**options, "run_name": "whole"}))
         assert ended.weights.vector.tobytes() == whole.weights.vector.tobytes()
+
+
+@pytest.mark.ray
+def test_a_driver_that_a_fault_kills_is_not_killed_again(
+    ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`driver@update=` ends a real run with SIGKILL and says how to go on; a resumed run passes that update."""
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
+    command = [sys.executable, "-m", "dsgd"]
+    options = (
+        "--engine ray --mode localsgd --num-workers 2 --steps 24 --local-steps 2 --faults driver@update=5"
+    )
+    given = [*options.split(), "--out", str(tmp_path), "--run-name", "r"]
+    killed = subprocess.run([*command, *given], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert f"go on with --resume {tmp_path / 'r'}" in killed.stdout
+    assert versions(tmp_path / "r") == [1, 2, 3, 4, 5]
+    resumed = subprocess.run([*command, "--resume", str(tmp_path / "r")], capture_output=True, text=True)
+    assert (resumed.returncode, resumed.stderr) == (0, "")
+    assert versions(tmp_path / "r") == list(range(1, 13))
+    (fault,) = lines(tmp_path / "r", "faults.jsonl")
+    assert (fault["kind"], fault["update"], fault["recovered_s"]) == ("driver", 5, None)
+    again = subprocess.run([*command, "--replay", str(tmp_path / "r")], capture_output=True, text=True)
+    assert "the same bytes" in again.stdout, again.stdout + again.stderr
