@@ -475,7 +475,7 @@ def test_a_killed_driver_on_ray_loses_no_update(
 def test_a_driver_that_a_fault_kills_is_not_killed_again(
     ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`driver@update=` ends a real run with SIGKILL and says how to go on; a resumed run passes that update."""
+    """`driver@update=` ends a real run with SIGKILL and says how to go on; a resumed run passes it."""
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
     command = [sys.executable, "-m", "dsgd"]
     options = (

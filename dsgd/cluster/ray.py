@@ -215,7 +215,8 @@ class RayCluster:
         if any(fault.kind == "driver" for fault in self._due) and not self._ending:
             self._ending = True  # when the strategy next waits: until then it is recorded
             seen = self._seen("driver", ())._replace(detected_s=0.0)
-            self._book.end(self._book.begin(OpenFault(seen, ["the driver was killed; --resume goes on"])), None)
+            fault = OpenFault(seen, ["the driver was killed; --resume goes on"])
+            self._book.end(self._book.begin(fault), None)
 
     def ended(self) -> None:
         self._book.end_all()
