@@ -162,7 +162,8 @@ class SimCluster:
             raise TimeUp
         if finished_s < self.now_s:  # the server stood still
             finished_s = self.now_s
-        self.now_s = finished_s
+        else:
+            self.now_s = finished_s
         step = ledger.steps[worker]
         _, task, w, started_s, _, compute_s = ledger.finish(worker, finished_s)
         loss, value = self._values.take(worker) if self._values else (None, w.vector)
