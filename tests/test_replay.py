@@ -358,7 +358,7 @@ def test_a_killed_run_replays_as_far_as_it_was_written(asgd: Ran, replay: Callab
     said = replay(copy)
     assert said.code == 0
     assert "59 updates of 59 tasks" in said.out
-    assert "no weights of its own" in said.out
+    assert "the record has no weights.npy" in said.out
 
 
 def test_what_cannot_be_replayed_is_refused_in_one_line(

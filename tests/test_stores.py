@@ -664,7 +664,7 @@ if sys.argv[1] == "close":
 
 
 def drive(address: str | None, what: str, patience_s: float = 600) -> subprocess.CompletedProcess[str]:
-    """Be the driver of a run, in a process of its own."""
+    """Be the driver of a run, in a separate process."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return subprocess.run(
         [sys.executable, "-c", DRIVER, what, str(patience_s)],

@@ -1,4 +1,4 @@
-"""A cluster that keeps books of its own on all that passes through it, and finds where the engine's differ.
+"""A cluster that keeps separate books on all that passes through it, and finds where the engine's differ.
 
 The books are short and slow on purpose: they are what the ledger of every engine is compared with.
 """

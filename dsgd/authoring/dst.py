@@ -121,7 +121,7 @@ def _show_progress(counted: Counted, schedules: int, elapsed_s: float) -> None:
 
 def table(counted: Counted) -> Iterator[str]:
     """Yield the lines that say what was run, by mode and by kind of fault."""
-    schedules, cpu_s = counted.schedules.total(), counted.cpu_s.total()
+    schedules, cpu_s = counted.schedules.total(), sum(counted.cpu_s.values())
     yield f"{'mode':<12}{'schedules':>10}{'updates':>10}{'CPU s':>8}{'ms each':>9}"
     for mode, number in sorted(counted.schedules.items()):
         each = 1e3 * counted.cpu_s[mode] / number

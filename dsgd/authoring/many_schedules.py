@@ -20,7 +20,7 @@ class Counted:
     """By mode."""
     updates: Counter[str] = field(default_factory=Counter)
     """By mode."""
-    cpu_s: Counter[str] = field(default_factory=Counter)
+    cpu_s: dict[str, float] = field(default_factory=dict)
     """By mode."""
     faults: Counter[str] = field(default_factory=Counter)
     """By kind."""
@@ -33,7 +33,8 @@ class Counted:
         """Count what happened in other schedules too."""
         self.schedules += other.schedules
         self.updates += other.updates
-        self.cpu_s += other.cpu_s
+        for mode, cpu_s in other.cpu_s.items():
+            self.cpu_s[mode] = self.cpu_s.get(mode, 0.0) + cpu_s
         self.faults += other.faults
         self.restarted += other.restarted
         self.compared += other.compared
@@ -57,5 +58,5 @@ def many(seeds: range, subjects: Sequence[Subject]) -> Counted:
             counted.restarted += survived.restarted
             counted.compared += survived.compared
         counted.schedules[mode] += 1
-        counted.cpu_s[mode] += time.process_time() - began_s  # type: ignore[assignment]
+        counted.cpu_s[mode] = counted.cpu_s.get(mode, 0.0) + time.process_time() - began_s
     return counted

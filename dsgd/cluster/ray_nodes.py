@@ -91,7 +91,7 @@ class Nodes:
         if number in self._nodes:
             _end(self._nodes[number])
         address = ray.get_runtime_context().gcs_address
-        # What ray.cluster_utils.Cluster, which needs a head of its own, gives a further node.
+        # What ray.cluster_utils.Cluster, which would start another head, gives a further node.
         wanted = RayParams(
             gcs_address=address,
             redis_address=address,

@@ -76,7 +76,7 @@ def _said(found: ReplayComparison, until: int | None, saved: Path | None) -> Ite
         if evaluation := make_workload(run.cfg).evaluate(found.weights.vector):
             yield f"          loss {evaluation.loss:.6g} on held-out samples"
         if until is None:
-            yield "          the record has no weights of its own to compare them with"
+            yield "          the record has no weights.npy to compare them with"
     if saved:
         yield f"saved     {saved}"
     if found.differs or found.same_weights is False:
