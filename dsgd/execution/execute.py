@@ -474,18 +474,16 @@ class _Following:
         budget, evaluate_each = cfg.budget, self._evaluate_each
         checkpoint_s = checkpoints.next_s
         snapshots = cfg.checkpoint.on_divergence == "rollback" and "memory" not in checkpoints.due_s
-        asked = bool(cfg.fault.faults)
-        may_fail = asked or cfg.engine == "ray" or cfg.fault.suspect_after is not None
+        asked, faults_seen = bool(cfg.fault.faults), self._cluster.faults_seen
         for update in updates:
             self.weights = update.weights
             tally.add(update)
             for see in seen:
                 see(update)
-            if may_fail:
-                if asked:
-                    self._cluster.reached(update.weights.version)
-                if len(self._cluster.faults_seen) > self._faults_taken:
-                    self._note_faults()
+            if asked:
+                self._cluster.reached(update.weights.version)
+            if faults_seen and len(faults_seen) > self._faults_taken:
+                self._note_faults()
             if tally.last_loss is not None and not math.isfinite(tally.last_loss):
                 return self._diverged(update)
             if tally.gradients >= self._evaluate_at:
