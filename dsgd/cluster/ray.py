@@ -70,7 +70,7 @@ class RayCluster(LedgerViews[RayFlight]):
             window_s=fault.restart_window_s,
             seed=cfg.seed,
         )
-        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=self._hosts.num_hosts)
+        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=len(self._hosts.alive))
         for worker in outside_at_first(fault.fault_list):
             self._ledger.leave(worker)
         self._book = FaultBook()
@@ -573,7 +573,8 @@ class RayCluster(LedgerViews[RayFlight]):
                 for worker in fault.workers:
                     self._join(worker)
             case "kill":
-                self._end_processes(fault, [h for h in homes if h in self._running], node=False)
+                there = [h for h in fault.hosts or homes if h in self._running]
+                self._end_processes(fault, there, node=False)
             case "node":
                 node_id = self._node_ids[fault.node]
                 there = [h for h, process in self._running.items() if process.node_id == node_id]
