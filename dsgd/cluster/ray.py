@@ -502,12 +502,17 @@ class RayCluster(LedgerViews[RayFlight]):
         process = self._running[host] = self._processes.start(host, self._hosts.carried(host))
         self._readying[process.ready] = process
 
-        def require() -> None:
-            if process.ready in self._readying:
-                workers = ", ".join(map(str, self._hosts.carried(host)))
-                raise ClusterError(lacking(self._cfg, self.device, f"worker {workers}, which died,"))
+        timeout_s = self._cfg.ray.start_timeout_s
 
-        self._after(self._cfg.ray.start_timeout_s, require)
+        def require() -> None:
+            waiting = [worker for worker in self._hosts.carried(host) if worker in self._ledger.workers]
+            if process.ready in self._readying and waiting:
+                workers = ", ".join(map(str, waiting))
+                raise ClusterError(lacking(self._cfg, self.device, f"worker {workers}, which died,"))
+            if process.ready in self._readying:  # its workers are elsewhere, and the run goes on
+                self._after(timeout_s, require)
+
+        self._after(timeout_s, require)
 
     def _take_ready(self, ref: Any) -> None:
         process = self._readying.pop(ref)
