@@ -41,7 +41,7 @@ from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
 from dsgd.work.tasks import Task
-from dsgd.work.weights import Vector, Weights
+from dsgd.work.weights import Weights
 
 _POLL_S = 1.0  # how often waiting looks for what Ray does not report by an answer
 _LOOK_S = 0.02  # the same while no answer can come, and while a node starts
@@ -183,11 +183,10 @@ class RayCluster(LedgerViews[RayFlight]):
         self._book.end_all()
 
     def state(self) -> ClusterState:
-        """Return the cluster between two updates; the workers' states are fetched from their machines."""
-        states: dict[int, Vector] = {w: ray.get(ref) for w, ref in self._ledger.states.items()}
+        """Return the cluster between two updates; the workers' states are fetched when they are read."""
         return replace(
             self._ledger.state(self.now_s),
-            states=states,
+            states=self._states.fetched(self._ledger.states),
             restarts=list(self.restarts),
             hosts=self._hosts.state(),
             faults=self._plan.position(),
