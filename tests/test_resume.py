@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -418,78 +416,3 @@ def test_an_unwritable_folder_of_checkpoints_is_refused(cli: CommandLine, begun:
         assert "cannot be written to; correct its permissions" in line
     else:
         assert code == 0
-
-
-# --- On Ray -------------------------------------------------------------------------------------------------
-
-KILLED_ON_RAY = """
-import json, sys
-sys.path.insert(0, "tests")
-from test_resume import Kill, configured, run
-
-run(configured(json.loads(sys.argv[1])), Kill(int(sys.argv[2])), resume=sys.argv[3] or None)
-"""
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(900)  # eleven processes are started, each with its workers
-@pytest.mark.parametrize("mode", ["ssgd", "asgd"])
-def test_a_killed_driver_on_ray_loses_no_update(
-    mode: str, ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Five SIGKILLs of one run: what was recorded stays as it was, and a synchronous run keeps its bytes."""
-    monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
-    options = {"mode": mode, "engine": "ray", "num_workers": 2, "steps": 40, "lr": 0.05, "dataset": "digits"}
-    options |= {"checkpoint_every": "0.03", "out": str(tmp_path), "trace_last": 0}
-    updates = 40 if mode == "ssgd" else 80
-    recorded = b""
-    draws = np.random.default_rng(len(mode)).choice(np.arange(2, updates), 5, replace=False)
-    for n, at in enumerate(sorted(draws.tolist())):
-        arguments = [json.dumps({**options, "run_name": "cut"}), str(at), "killed" if n else ""]
-        process = python("-c", KILLED_ON_RAY, *arguments)
-        said = process.communicate()
-        assert process.returncode == -signal.SIGKILL, said
-        before, recorded = recorded, (tmp_path / "cut/updates.jsonl").read_bytes()
-        assert recorded.startswith(before)
-        assert recorded.count(b"\n") == at
-    ended = run(configured({**options, "run_name": "cut"}), resume="killed")
-    assert (ended.error, ended.tally.updates, ended.tally.gradients) == (None, updates, 80)
-    assert (tmp_path / "cut/updates.jsonl").read_bytes().startswith(recorded)
-    assert versions(tmp_path / "cut") == list(range(1, updates + 1))
-    steps = {
-        (task["worker"], task["step"])
-        for u in lines(tmp_path / "cut", "updates.jsonl")
-        for task in u["gradients"]
-    }
-    assert len(steps) == 80
-    assert [
-        attempt["from_version"]
-        for attempt in json.loads((tmp_path / "cut/meta.json").read_text())["attempts"]
-    ] == sorted(draws)
-    if mode == "ssgd":
-        whole = run(configured({**options, "run_name": "whole"}))
-        assert ended.weights.vector.tobytes() == whole.weights.vector.tobytes()
-
-
-@pytest.mark.ray
-def test_a_driver_that_a_fault_kills_is_not_killed_again(
-    ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`driver@update=` ends a real run with SIGKILL and says how to go on; a resumed run passes it."""
-    monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
-    command = [sys.executable, "-m", "dsgd"]
-    options = (
-        "--engine ray --mode localsgd --num-workers 2 --steps 24 --local-steps 2 --faults driver@update=5"
-    )
-    given = [*options.split(), "--out", str(tmp_path), "--run-name", "r"]
-    killed = subprocess.run([*command, *given], capture_output=True, text=True)
-    assert killed.returncode == -signal.SIGKILL
-    assert f"go on with --resume {tmp_path / 'r'}" in killed.stdout
-    assert versions(tmp_path / "r") == [1, 2, 3, 4, 5]
-    resumed = subprocess.run([*command, "--resume", str(tmp_path / "r")], capture_output=True, text=True)
-    assert (resumed.returncode, resumed.stderr) == (0, "")
-    assert versions(tmp_path / "r") == list(range(1, 13))
-    (fault,) = lines(tmp_path / "r", "faults.jsonl")
-    assert (fault["kind"], fault["update"], fault["recovered_s"]) == ("driver", 5, None)
-    again = subprocess.run([*command, "--replay", str(tmp_path / "r")], capture_output=True, text=True)
-    assert "the same bytes" in again.stdout, again.stdout + again.stderr

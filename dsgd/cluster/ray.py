@@ -41,7 +41,7 @@ from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
 from dsgd.work.tasks import Task
-from dsgd.work.weights import Vector, Weights
+from dsgd.work.weights import Weights
 
 _POLL_S = 1.0  # how often waiting looks for what Ray does not report by an answer
 _LOOK_S = 0.02  # the same while no answer can come, and while a node starts
@@ -183,11 +183,10 @@ class RayCluster(LedgerViews[RayFlight]):
         self._book.end_all()
 
     def state(self) -> ClusterState:
-        """Return the cluster between two updates; the workers' states are fetched from their machines."""
-        states: dict[int, Vector] = {w: ray.get(ref) for w, ref in self._ledger.states.items()}
+        """Return the cluster between two updates; the workers' states are fetched when they are read."""
         return replace(
             self._ledger.state(self.now_s),
-            states=states,
+            states=self._states.fetched(self._ledger.states),
             restarts=list(self.restarts),
             hosts=self._hosts.state(),
             faults=self._plan.position(),
@@ -502,12 +501,17 @@ class RayCluster(LedgerViews[RayFlight]):
         process = self._running[host] = self._processes.start(host, self._hosts.carried(host))
         self._readying[process.ready] = process
 
-        def require() -> None:
-            if process.ready in self._readying:
-                workers = ", ".join(map(str, self._hosts.carried(host)))
-                raise ClusterError(lacking(self._cfg, self.device, f"worker {workers}, which died,"))
+        timeout_s = self._cfg.ray.start_timeout_s
 
-        self._after(self._cfg.ray.start_timeout_s, require)
+        def require() -> None:
+            waiting = [worker for worker in self._hosts.carried(host) if worker in self._ledger.workers]
+            if process.ready in self._readying and waiting:
+                workers = ", ".join(map(str, waiting))
+                raise ClusterError(lacking(self._cfg, self.device, f"worker {workers}, which died,"))
+            if process.ready in self._readying:  # its workers are elsewhere, and the run goes on
+                self._after(timeout_s, require)
+
+        self._after(timeout_s, require)
 
     def _take_ready(self, ref: Any) -> None:
         process = self._readying.pop(ref)
