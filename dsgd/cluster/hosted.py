@@ -360,7 +360,7 @@ class HostedCluster(SimCluster):
     def _somebody_may_come(self) -> bool:
         """Whether, without any task in flight, the members may still change."""
         due = any(name == "fault" and arguments[0].startswith("join") for *_, name, arguments in self._future)
-        returning = any(self._back_of[self._hosts.carrier[worker]] for worker in self._hosts.dropped)
+        returning = bool(self._hosts.dropped) and any(self._back_of)  # whose host is given up too
         return due or returning or self._plan.will_join
 
     def _nobody(self) -> Exception:
