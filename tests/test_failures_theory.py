@@ -32,6 +32,7 @@ from dsgd.execution.execute import execute
 from dsgd.execution.quick import QuickRun, config, run
 from dsgd.faults.faults_text import parse_faults
 from dsgd.faults.plan import Plan
+from dsgd.strategies import modes
 from dsgd.theory.assumptions import NoClosedForm
 from dsgd.theory.bounded_staleness import ssp_mean_staleness, ssp_steps_per_s
 from dsgd.theory.checkpointing import (
@@ -334,7 +335,8 @@ def assert_near(draws: np.ndarray[tuple[int], np.dtype[np.float64]], theory: flo
 
 def said(mode: str, **options: Any) -> Mapping[str, Any]:
     """Return what the summary of a simulated run compares with theory."""
-    cfg = config(mode, dataset="none", num_workers=4, compute_time="exponential:1", **options)
+    options = {"dataset": "none", "num_workers": 4, "compute_time": "exponential:1", **options}
+    cfg = config(mode, **options)
     found: Mapping[str, Any] = execute(cfg, evaluate=False).summary["theory"]
     return found
 
@@ -364,6 +366,15 @@ def test_a_member_that_is_away_is_not_overlooked() -> None:
     entry = said("asgd", steps=2000, faults=AWAY)["staleness_mean"]
     assert entry["theory"] == pytest.approx((3 * 6000 + 2 * 2000) / 8000)
     assert abs(entry["measured"] - 3) > 10 * entry["standard_error"]  # four members throughout: refuted
+
+
+@pytest.mark.parametrize("mode", modes())
+def test_the_last_member_left_is_held_to_theory_too(mode: str) -> None:
+    """Two workers, of which one leaves: what has a formula for one member is in the summary, and agrees."""
+    for faults in ("leave:1@update=5", "leave:1@update=5; join:1@t=60", "join:1@update=5"):
+        dataset = "xor" if mode == "adacomm" else "none"  # its steps follow the loss
+        entries = said(mode, num_workers=2, steps=200, faults=faults, dataset=dataset)
+        assert all(entry["verdict"] not in ("differs", "broken") for entry in entries.values()), entries
 
 
 def test_a_lost_process_leaves_only_what_does_not_depend_on_times() -> None:

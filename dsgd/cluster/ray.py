@@ -13,7 +13,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,10 +24,10 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from dsgd.cluster import ClusterError, Done, TimeUp
-from dsgd.cluster.clocks import Clocks
 from dsgd.cluster.fault_book import FaultBook, OpenFault
 from dsgd.cluster.hosts import Hosts
-from dsgd.cluster.ledger import Idle, Ledger
+from dsgd.cluster.ledger import Ledger
+from dsgd.cluster.ledger_views import LedgerViews
 from dsgd.cluster.ray_processes import HostProcess, HostProcesses
 from dsgd.cluster.ray_start import choose_device, lacking, start_hosts
 from dsgd.cluster.ray_states import StateCopies
@@ -40,8 +40,6 @@ from dsgd.faults.fault import Fault
 from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
-from dsgd.work import rules
-from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Weights
 
@@ -49,7 +47,7 @@ _POLL_S = 1.0  # how often waiting looks for what Ray does not report by an answ
 _LOOK_S = 0.02  # the same while no answer can come, and while a node starts
 
 
-class RayCluster:
+class RayCluster(LedgerViews[RayFlight]):
     """Runs the workers on as many actors as there are hosts and spares; use it as a context manager.
 
     A start barrier: it returns once every host has imported what it needs and holds its shards. The clock
@@ -61,7 +59,7 @@ class RayCluster:
     def __init__(self, cfg: TrainConfig, workload: Workload, connection: Connection | None = None) -> None:
         num_workers, fault = len(workload.shards), cfg.fault
         self._cfg, self._objective = cfg, workload.objective
-        self._ledger = Ledger[RayFlight](num_workers)
+        self._keep(Ledger[RayFlight](num_workers))
         self._hosts = Hosts(
             num_workers,
             fault.hosts or num_workers,
@@ -120,34 +118,6 @@ class RayCluster:
         self.close()
 
     @property
-    def workers(self) -> Sequence[int]:
-        return self._ledger.workers
-
-    @property
-    def idle(self) -> Idle:
-        return self._ledger.idle
-
-    @property
-    def in_flight(self) -> Mapping[int, float]:
-        return self._ledger.in_flight
-
-    @property
-    def clocks(self) -> Clocks:
-        return self._ledger.clocks
-
-    @property
-    def given(self) -> int:
-        return self._ledger.given
-
-    @property
-    def cancelled(self) -> Sequence[int]:
-        return self._ledger.cancelled
-
-    @property
-    def cancelled_s(self) -> Sequence[float]:
-        return self._ledger.cancelled_s
-
-    @property
     def faults_seen(self) -> Sequence[FaultSeen]:
         return self._book.seen
 
@@ -163,15 +133,6 @@ class RayCluster:
     @property
     def pids(self) -> Sequence[int]:
         return [self._pids[host] for host in self._hosts.carrier]
-
-    def reading(self, worker: int) -> Weights:
-        return self._ledger.flights[worker].w
-
-    def came_in_s(self, worker: int) -> tuple[float, float]:
-        return self._ledger.came_in_s[worker]
-
-    def combine(self, rule: Rule, w: Weights, dones: Sequence[Done]) -> Weights:
-        return rules.combine(rule, w, dones)
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         if self._began_s is None:
@@ -245,7 +206,7 @@ class RayCluster:
             f.worker: self._tasks.flight(f.task, f.origin, f.started_s, state.steps[f.worker])
             for f in state.flights
         }
-        self._ledger = Ledger.restored(replace(state, states=refs), flights)
+        self._keep(Ledger.restored(replace(state, states=refs), flights))
         self._states = StateCopies(refs)
         if state.faults is not None:
             self._plan.go_to(state.faults)
@@ -540,12 +501,17 @@ class RayCluster:
         process = self._running[host] = self._processes.start(host, self._hosts.carried(host))
         self._readying[process.ready] = process
 
-        def require() -> None:
-            if process.ready in self._readying:
-                workers = ", ".join(map(str, self._hosts.carried(host)))
-                raise ClusterError(lacking(self._cfg, self.device, f"worker {workers}, which died,"))
+        timeout_s = self._cfg.ray.start_timeout_s
 
-        self._after(self._cfg.ray.start_timeout_s, require)
+        def require() -> None:
+            waiting = [worker for worker in self._hosts.carried(host) if worker in self._ledger.workers]
+            if process.ready in self._readying and waiting:
+                workers = ", ".join(map(str, waiting))
+                raise ClusterError(lacking(self._cfg, self.device, f"worker {workers}, which died,"))
+            if process.ready in self._readying:  # its workers are elsewhere, and the run goes on
+                self._after(timeout_s, require)
+
+        self._after(timeout_s, require)
 
     def _take_ready(self, ref: Any) -> None:
         process = self._readying.pop(ref)

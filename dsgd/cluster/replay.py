@@ -26,8 +26,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dsgd.cluster import ClusterError, Done, Update
-from dsgd.cluster.clocks import Clocks
-from dsgd.cluster.ledger import Idle, Ledger
+from dsgd.cluster.ledger import Ledger
+from dsgd.cluster.ledger_views import LedgerViews
 from dsgd.cluster.state import ClusterState
 from dsgd.cluster.values import LazyValues, LoneValues
 from dsgd.config import TrainConfig
@@ -36,7 +36,6 @@ from dsgd.faults.fault import MEMBERSHIP
 from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
-from dsgd.work import rules
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Weights
 
@@ -84,7 +83,7 @@ class _Flight(NamedTuple):
     entry: _Entry | None
 
 
-class ReplayCluster:
+class ReplayCluster(LedgerViews[_Flight]):
     """Gives the tasks of a recorded run in the order in which they came in; see the module's text.
 
     cfg: the run's. updates: those recorded, from the first or, before `restore`, from a later one on.
@@ -92,7 +91,6 @@ class ReplayCluster:
     """
 
     pids: Sequence[int] = ()
-    combine = staticmethod(rules.combine)
 
     def __init__(
         self,
@@ -116,7 +114,7 @@ class ReplayCluster:
                 self._log[task.worker, task.step] = _Entry(task, update.version)
         changes = [fault for fault in faults if fault.kind in MEMBERSHIP]
         self._changes = deque(sorted(changes, key=lambda fault: fault.came_in))
-        self._ledger = Ledger[_Flight](cfg.num_workers)
+        self._keep(Ledger[_Flight](cfg.num_workers))
         for worker in outside_at_first(cfg.fault.fault_list):
             self._ledger.leave(worker)
         self._plan = Plan(cfg.fault.of_engine, seed=cfg.seed, hosts=cfg.fault.hosts or cfg.num_workers)
@@ -131,40 +129,6 @@ class ReplayCluster:
         if workload.objective.num_weights:
             alone = cfg.engine == "ray"  # each value by the kernel that made the recorded one
             self._values = LoneValues(workload, device) if alone else LazyValues(workload, device, None)
-
-    @property
-    def workers(self) -> Sequence[int]:
-        return self._ledger.workers
-
-    @property
-    def idle(self) -> Idle:
-        return self._ledger.idle
-
-    @property
-    def in_flight(self) -> Mapping[int, float]:
-        return self._ledger.in_flight
-
-    @property
-    def clocks(self) -> Clocks:
-        return self._ledger.clocks
-
-    @property
-    def given(self) -> int:
-        return self._ledger.given
-
-    @property
-    def cancelled(self) -> Sequence[int]:
-        return self._ledger.cancelled
-
-    @property
-    def cancelled_s(self) -> Sequence[float]:
-        return self._ledger.cancelled_s
-
-    def reading(self, worker: int) -> Weights:
-        return self._ledger.flights[worker].w
-
-    def came_in_s(self, worker: int) -> tuple[float, float]:
-        return self._ledger.came_in_s[worker]
 
     def reached(self, version: int) -> None:
         # What followed is in the record: in the simulator at once, on Ray when the next result is due.
@@ -304,7 +268,7 @@ class ReplayCluster:
             f.worker: self._sent(f.worker, f.task, f.origin, state.steps[f.worker], f.started_s)
             for f in state.flights
         }
-        self._ledger = Ledger.restored(state, flights)
+        self._keep(Ledger.restored(state, flights))
 
 
 def rolled_forward(
