@@ -318,13 +318,21 @@ def test_a_killed_run_with_faults_of_its_driver_goes_on_bit_for_bit(tmp_path: Pa
     """What was lost in virtual time and what is really killed do not mix."""
 
     def cfg(run_name: str) -> TrainConfig:
-        faults = {"faults": "driver@t=7.3+3; driver@update=25; kill:1@t=3", "checkpoint_cost_s": 0.25}
+        of_store = "torn@t=4; slow-disk=.5@t=9+6; full@update=30+2; rot@update=50"
+        faults = {"faults": f"driver@t=7.3+3; driver@update=25; kill:1@t=3; {of_store}"}
+        faults |= {"checkpoint_cost_s": 0.25}
         return configured({**OPTIONS, "mode": "asgd", **faults, "out": str(tmp_path), "run_name": run_name})
 
     whole = run(cfg("whole"))
     assert whole.path
     assert not whole.error
-    for at in (5, 20, 24, 26, 40, 90):
+    faults = lines(whole.path, "faults.jsonl")
+    kinds = [fault["kind"] for fault in faults]
+    assert sorted(kinds) == ["driver", "driver", "full", "kill", "rot", "slow-disk", "torn"]
+    over_s = [fault["t_s"] + (fault["recovered_s"] or 0) for fault in faults]
+    assert over_s == sorted(over_s)
+    assert all(fault["came_in"] >= fault["update"] > 0 for fault in faults)
+    for at in (5, 20, 24, 26, 40, 60, 90):
         killed(cfg(f"cut{at}"), at)
         ended = run(cfg(f"cut{at}"), resume="killed")
         assert ended.path

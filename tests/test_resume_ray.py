@@ -267,6 +267,7 @@ def test_a_state_on_another_machine_is_fetched_when_it_is_read(ray_cluster: str)
     lost it is a failure of the checkpoint, not of the run.
     """
     import ray
+    from ray._private.internal_api import free
 
     from dsgd.cluster.ray_states import FetchedStates
 
@@ -279,6 +280,6 @@ def test_a_state_on_another_machine_is_fetched_when_it_is_read(ray_cluster: str)
         assert not written.done()
         coming.set_exception(ray.exceptions.ObjectLostError("", None, ""))
         assert written.result().tolist() == [1, 1, 1]
-    ray.internal.free([lost])
+    free([lost])
     with pytest.raises(OSError, match="worker 1: its state was lost with its machine"):
         states[1]
