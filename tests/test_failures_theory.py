@@ -469,6 +469,15 @@ def test_the_time_of_a_run_whose_driver_is_lost_is_compared_with_daly_s() -> Non
     assert compared(found[60])["run_s"]["verdict"] == "too short to compare"
 
 
+def test_a_driver_that_is_always_lost_before_its_next_checkpoint_ends_the_run() -> None:
+    """Such a run would go on for ever: it fails, in one line with the remedy."""
+    crashes = {**CRASHES, "num_workers": 2, "steps": 200, "faults": "crash:mtbf=10"}
+    ended = execute(config("ssgd", dataset="none", **crashes, checkpoint_every="200"), evaluate=False)
+    assert ended.stopped_by == "failed"
+    assert "a shorter --checkpoint-every" in str(ended.error)
+    assert not ended.traceback
+
+
 def compared(outcome: QuickRun) -> Mapping[str, Any]:
     """Return what the summary of such a run has under `theory`."""
     tally, cluster = outcome.tally, outcome.cluster

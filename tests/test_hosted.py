@@ -228,6 +228,17 @@ def test_a_new_process_does_not_stand_still() -> None:
     assert lines["pause", 5].workers == ()
 
 
+@pytest.mark.parametrize(("on_loss", "left"), [("rehost", 3), ("drop", 2)])
+def test_a_process_that_is_given_up_is_in_the_faults(on_loss: str, left: int) -> None:
+    """The run goes on without it, and says so once."""
+    faults = "kill:1@t=1.5; kill:1@t=3.5; kill:1@t=5.5"
+    outcome = run("ssgd", **TEN_SECONDS, faults=faults, on_loss=on_loss, max_restarts=1)
+    given_up = [seen for seen in outcome.cluster.faults_seen if seen.kind == "given-up"]
+    assert [(seen.t_s, seen.asked, seen.recovered_s) for seen in given_up] == [(3.5, False, None)]
+    assert given_up[0].text.startswith("host 1 was lost more than --max-restarts 1 times within 600 s")
+    assert len(outcome.cluster.workers) == left
+
+
 def test_a_spare_takes_over_at_once() -> None:
     """With a spare a kill costs the computed part alone, and the lost process is the next spare."""
     faults = "kill:1@t=2.5; kill:2@t=8.75"

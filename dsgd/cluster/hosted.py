@@ -397,6 +397,8 @@ class HostedCluster(SimCluster):
                 self._back_of[host] = 0
                 if loss.waiting:
                     raise self._given_up(loss.waiting[0])
+                given_up = self._seen("given-up", carried, hosts.gave_up(host), asked=False)
+                self.faults_seen.append(given_up._replace(detected_s=0.0))
             said += [f"worker {w} moved to host {h}" for w, h in loss.moved.items() if w in carried]
             said += [f"worker {w} waits for a new process" for w in loss.waiting]
             said += [f"worker {w} left" for w in loss.leaving]

@@ -114,6 +114,11 @@ class Hosts:
         self.dropped.difference_update(joining)
         return carried, joining
 
+    def gave_up(self, host: int) -> str:
+        """Return, in words, why a host is not started again."""
+        often = f"more than --max-restarts {self._max_restarts} times within {self._window_s:g} s"
+        return f"host {host} was lost {often}, and is not started again"
+
     def second(self, worker: int, busy: Mapping[int, int], besides: int | None = None) -> int | None:
         """Return another living host for a second copy of the task of `worker`: a free spare, else the one
         with the fewest tasks.

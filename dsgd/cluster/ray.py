@@ -462,6 +462,11 @@ class RayCluster(LedgerViews[RayFlight]):
                 f"{limit.max_restarts} times within {limit.restart_window_s:g} s; look for the reason in "
                 "its log, or allow more"
             )
+        else:
+            words = [self._hosts.gave_up(host)]
+            given_up = self._book.begin(OpenFault(self._seen("given-up", carried, asked=False), words))
+            given_up.detect(now_s)
+            self._book.end(given_up, None)
         fault.words += [f"worker {w} moved to host {h}" for w, h in loss.moved.items() if w in carried]
         fault.words += [f"worker {worker} waits for a new process" for worker in loss.waiting]
         fault.words += [f"worker {worker} left" for worker in loss.leaving]

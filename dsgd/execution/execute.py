@@ -58,6 +58,9 @@ if TYPE_CHECKING:
 MOST_ROLLBACKS = 10
 """How often a run that diverges goes back, each time with half the step size, before it ends."""
 
+MOST_LOSSES_IN_VAIN = 1000
+"""How often in a row a simulated driver is lost without a newer checkpoint, before the run ends."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
@@ -233,6 +236,8 @@ class _Following:
         """By this process."""
         self._noted_before = 0
         self._rollbacks = 0
+        self._gone_on_from, self._losses_in_vain = 0, 0
+        """The version that the driver last went on from, and how often it did since it was a newer one."""
         self._start: RunState | None = None
         self._over_already: StoppedBy | None = None
         self._begun = False
@@ -455,6 +460,14 @@ class _Following:
             recovered_s=lost.lasts_s,
             repeated=self._tally.gradients - state.tally["gradients"],
         )
+        newer = state.weights.version > self._gone_on_from
+        self._gone_on_from = state.weights.version
+        self._losses_in_vain = 0 if newer else self._losses_in_vain + 1
+        if self._losses_in_vain == MOST_LOSSES_IN_VAIN:
+            raise ClusterError(
+                f"the driver was lost {MOST_LOSSES_IN_VAIN} times in a row before there was a checkpoint "
+                f"after version {self._gone_on_from}; choose a shorter --checkpoint-every, or a longer mtbf"
+            )
         self._go_back(state, self._cluster.now_s + lost.lasts_s)
 
     def _go_back(self, state: RunState, now_s: float) -> None:
@@ -569,12 +582,14 @@ class _Following:
             self._error = f"the record is not complete: {self._error}"
 
     def _diverged(self, update: Update) -> StoppedBy:
+        lr = f"it is {self._cfg.lr:g}"
+        if self._rollbacks:
+            lr += f", {self._now_with.lr:g} after going back {self._rollbacks} times"
         worker, loss = next(
             (d.worker, d.loss) for d in update.dones if d.loss is not None and not math.isfinite(d.loss)
         )
         self._error = (
-            f"the loss of worker {worker} at update {update.weights.version} is {loss}; "
-            f"lower --lr (it is {self._cfg.lr:g})"
+            f"the loss of worker {worker} at update {update.weights.version} is {loss}; lower --lr ({lr})"
         )
         return "diverged"
 

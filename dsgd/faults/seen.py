@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from dsgd.faults.fault import MEMBERSHIP
 
+FOLLOWING = ("leave", "join", "suspect", "given-up")
+"""Kinds that are no damage: members that change, asked or not, and what an engine decides itself."""
+
 
 class FaultSeen(NamedTuple):
     """A fault that is over, or that the run ended in; a line of faults.jsonl."""
@@ -13,7 +16,9 @@ class FaultSeen(NamedTuple):
     t_s: float
     """When it began, on the engine's clock."""
     kind: str
-    """As in dsgd/faults/fault.py; a process that died by itself is a `kill`."""
+    """As in dsgd/faults/fault.py; a process that died by itself is a `kill`. Also `suspect`, a silent task
+    that a second host got too; `given-up`, a host that is not started again; and `divergence`.
+    """
     workers: tuple[int, ...]
     """Whom it hit."""
     asked: bool
