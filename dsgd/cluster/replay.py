@@ -65,6 +65,9 @@ class SeenFault(Protocol):
     @property
     def came_in(self) -> int: ...
 
+    @property
+    def back_to(self) -> int | None: ...
+
 
 class _Entry(NamedTuple):
     """A recorded task, and the version that its update made."""
@@ -273,21 +276,50 @@ class ReplayCluster(LedgerViews[_Flight]):
         self._keep(Ledger.restored(state, flights))
 
 
+def after_rollbacks(cfg: TrainConfig, rollbacks: int) -> TrainConfig:
+    """Return the options of a run that has gone back so often after it had diverged: each halves the step."""
+    return replace(cfg, lr=cfg.lr * 0.5**rollbacks) if rollbacks else cfg
+
+
+def rollbacks_at(faults: Iterable[SeenFault]) -> Sequence[tuple[int, int]]:
+    """Return at which versions a run went on after it had gone back, and with how many rollbacks by then.
+
+    faults: in the order in which they were recorded. What a later one took back is left out: versions ascend.
+    """
+    found: list[tuple[int, int]] = []
+    rollbacks = 0
+    for fault in faults:
+        rollbacks += fault.kind == "divergence"
+        if fault.back_to is not None:
+            found = [(version, count) for version, count in found if version < fault.back_to]
+            found.append((fault.back_to, rollbacks))
+    return found
+
+
 def rolled_forward(
-    cluster: ReplayCluster, train: Callable[..., Iterator[Update]], w: Weights, cfg: TrainConfig
+    cluster: ReplayCluster,
+    train: Callable[..., Iterator[Update]],
+    w: Weights,
+    cfg: TrainConfig,
+    rollbacks: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Update]:
     """Compute the recorded updates after the weights `w` again, and end after the last one.
 
     train: the strategy's. cluster: stands where the run stood at `w`, and in the end where it stood at the
-    last update; its state() is then that of the run. Raises RecordUsedUp if the strategy does not make
-    the recorded updates of the recorded tasks.
+    last update; its state() is then that of the run. cfg: with the step size that the run began with.
+    rollbacks: as of `rollbacks_at`. Raises RecordUsedUp if the strategy does not make the recorded updates
+    of the recorded tasks.
     """
-    if cluster.last_version > w.version:
-        for update in train(cluster, w, cfg):
+    ends = [*(version for version, _ in rollbacks), cluster.last_version]
+    for count, end in zip((0, *(count for _, count in rollbacks)), ends, strict=True):
+        if min(end, cluster.last_version) <= w.version:
+            continue
+        for update in train(cluster, w, after_rollbacks(cfg, count)):
+            w = update.weights
             yield update
-            cluster.reached(update.weights.version)
-            if update.weights.version >= cluster.last_version:
-                return
+            cluster.reached(w.version)
+            if w.version >= min(end, cluster.last_version):
+                break
 
 
 def _event(fault: SeenFault) -> tuple[int, float, str, bool]:
