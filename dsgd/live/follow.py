@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -254,7 +253,7 @@ class FollowedRun:
             "took_s": round(max(0.0, self._grew_s - self._began_s), 1),
             "read": self._share_read(),
             "t_s": _rounded(clock_s),
-            "silent_s": round(max(0.0, time.time() - self._grew_s)),
+            "wrote_s": round(self._grew_s, 1),
             "train_loss": _rounded(self._last_loss),
             "eval_loss": _rounded(evaluated.loss),
             "accuracy": _rounded(evaluated.accuracy),
@@ -400,8 +399,8 @@ class FollowedFolder:
         self._followed: dict[tuple[str, int], FollowedRun] = {}
         self.title, self.planned = folder.absolute().name, 0
         """The name of an experiment, and how many runs it has; 0 if that is not known."""
-        self.found = 0
-        """How many records there are; the newest are followed."""
+        self.older = 0
+        """How many records are left out because there are `most_runs` newer ones."""
         self.variants: dict[str, str] = {}
         """The modes of an experiment's variants, by the beginning of their records' names."""
         self._unreadable: set[tuple[str, int]] = set()
@@ -422,7 +421,7 @@ class FollowedFolder:
                 continue
             name = path.name if path == self._folder else path.relative_to(self._folder).as_posix()
             found.append((status.st_mtime, name, status.st_ino, path))
-        self.found = len(found)
+        self.older = max(0, len(found) - self._most_runs)
         newest = {(name, inode): path for _, name, inode, path in sorted(found)[-self._most_runs :]}
         self._followed = {
             key: self._followed.get(key) or FollowedRun(path, key[0]) for key, path in newest.items()
@@ -444,6 +443,11 @@ class FollowedFolder:
             for key, run in self._followed.items()
             if run.revision and key not in self._unreadable and key not in self._failed
         }
+
+    @property
+    def unreadable(self) -> int:
+        """How many of the newest records cannot be read."""
+        return sum(key in self._unreadable or key in self._failed for key in self._followed)
 
     def _records(self) -> list[Path]:
         """Return the folder, if it is a record, or those in it and in its folders: its experiments."""
