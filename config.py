@@ -9,6 +9,7 @@ option, the rule and, where the rule does not imply it, the remedy.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
@@ -202,7 +203,7 @@ class RayConfig(Checked):
     """Share of a GPU that a worker on cuda takes, like 0.25 for four workers on one GPU."""
 
     start_timeout_s: Annotated[float, FINITE, Gt(0), ON_RAY] = 60.0
-    """Seconds to wait until the cluster has the resources for the workers."""
+    """Seconds to wait for Ray to start, and then for the workers to be ready."""
 
     def on(self, engine: str) -> RayConfig:
         """Return these options as far as they have an effect on that engine."""
@@ -327,6 +328,11 @@ class CheckpointConfig(Checked):
         require(is_auto or self.mtbf is None, "mtbf", self.mtbf, rule)
 
 
+def is_name(text: str) -> bool:
+    """Whether a record's folder can have this name, with room for what is added while it is written."""
+    return bool(re.fullmatch(r"\w[\w.+=-]*", text)) and len(text.encode()) <= 200
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig(Checked):
     """What is kept of a run."""
@@ -338,9 +344,9 @@ class OutputConfig(Checked):
 
     run_name: Annotated[
         str | None,
-        matches(
-            r"[\w][\w.+=-]{0,199}",
-            "must name a folder: letters (a-z), digits and . _ + = -, 200 at most, a letter or digit first",
+        Must(
+            "must name a folder: letters, digits and . _ + = -, at most 200 bytes, no . + = - first",
+            is_name,
         ),
     ] = None
     """Name of the record's folder; must be new. None: time, mode, workers and seed."""
