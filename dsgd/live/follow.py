@@ -36,7 +36,7 @@ MOST_POINTS = 256
 
 _MOST_TASKS = 64  # the last ones of each worker
 _MOST_FAULTS = 256  # the last ones of a run
-_MOST_TOLD = 8  # of them, in words
+_MOST_IN_WORDS = 8  # of them, in words
 _OWN_FOLDERS = ("figures", "tuning")  # of an experiment: not its runs
 _NOT_SHOWN = (
     "out", "run_name", "note", "quiet", "tensorboard", "trace_last", "metrics_port", "metrics_host",
@@ -358,9 +358,9 @@ class FollowedRun:
                 {"kind": f.kind, "workers": f.workers, "t_s": f.t_s, "over_s": f.over_s, "who": hit(f)}
                 for f in faults
             ],
-            "told": [
+            "in_words": [
                 {"t_s": f.t_s, "kind": f.kind, "who": hit(f), "text": f.text, "cost": cost(f)}
-                for f in faults[: -_MOST_TOLD - 1 : -1]
+                for f in faults[: -_MOST_IN_WORDS - 1 : -1]
             ],
         }
 
