@@ -26,7 +26,7 @@ from dsgd.work.weights import Weights
 
 
 class Differs(ValueError):
-    """A replay is not what the record says; the message names the first update, and task, that differ."""
+    """A replay differs from its record; the message names the first update, and task, that do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def recorded_run(path: Path) -> ReplayableRun:
 
 
 def _lost_order(cfg: TrainConfig, kinds: AbstractSet[str]) -> str | None:
-    """Return why a record, with faults of these kinds, does not say all that a replay must know."""
+    """Return what a record with faults of these kinds does not tell a replay; None if it has all."""
     if cfg.checkpoint.init_from:
         return f"starts from the weights of {cfg.checkpoint.init_from}, which a replay does not load"
     if "divergence" in kinds:
@@ -212,7 +212,7 @@ def compared(run: ReplayableRun, until: int | None = None) -> ReplayComparison:
 
 
 def unlike(meta: Meta) -> list[str]:
-    """Return in what this machine differs from the one that made a record, of what bits may depend on."""
+    """Return how this machine differs from the one that made a record, as far as bits may depend on it."""
     now = {name: version(name) for name in ("torch", "numpy")} | {"python": platform.python_version()}
     found = [
         f"{name} {meta.versions.get(name, 'unknown')} there, {here} here"
