@@ -295,6 +295,7 @@ class _Following:
         real.restore(replace(state, faults=point.faults_given(self._cfg, state)))
         self._cluster = real
         self._tally.restore(self._tally.state(), real.clocks)
+        self._checkpoints.snapshots = []  # with them the record would be cut after the last of these updates
 
     def _spent(self) -> StoppedBy | None:
         """Return why a run with a checkpoint of its end needs no further update; None if it needs some."""

@@ -155,7 +155,8 @@ class RunRecord:
         return {name: stream.length for name, stream in self._streams.items()}
 
     def cut(self, lengths: Mapping[str, int]) -> None:
-        """Take back what was written to these files beyond so many bytes."""
+        """Take back what was written to these files beyond so many bytes; it will be written anew."""
+        self.recorded_to = 0
         for name, length in lengths.items():
             self._streams[name].cut(length)
 
