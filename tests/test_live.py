@@ -444,6 +444,33 @@ def test_a_run_that_cannot_be_read_hides_no_other(asgd: Path, tmp_path: Path) ->
     assert (len(narrow.runs) + narrow.unreadable, narrow.older) == (2, 3)
 
 
+@pytest.mark.parametrize("longer", [False, True])
+def test_a_run_that_goes_back_is_followed_again(asgd: Path, tmp_path: Path, longer: bool) -> None:
+    """A rollback cuts the files, which may be longer by the next look: the page then shows what is there."""
+    run = tmp_path / "asgd"
+    copy_in_pieces(asgd, run, [], lambda: None)
+    (run / "summary.json").rename(tmp_path / "summary.json")
+    folder = FollowedFolder(run)
+    while any(folder.read()):
+        pass
+    (before,) = folder.runs.values()
+    revision = before.revision
+    for name in ("updates.jsonl", "evals.jsonl"):
+        first, *rest = (run / name).read_text().splitlines(keepends=True)
+        half = rest[: len(rest) // 2]
+        (run / name).write_text("".join([first, *half]))
+        if longer:
+            anew = [line.replace('"loss":0', '"loss":10') for line in rest[len(half) :]]
+            (run / name).write_text("".join([first, *half, *anew]))
+    while any(folder.read()):
+        pass
+    (after,) = folder.runs.values()
+    assert after.revision > revision
+    seen, fresh = after.view(), read_all(FollowedRun(run)).view()
+    assert seen == fresh
+    assert seen["train"] != before.view()["train"]
+
+
 # ---- the page's process
 
 

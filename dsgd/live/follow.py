@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dsgd.config import option_fields
-from dsgd.live.lines import Lines, UpdateLines
+from dsgd.live.lines import Lines, TakenBack, UpdateLines
 from dsgd.live.prometheus import STALENESS_BUCKETS
 from dsgd.records.fault_words import cost, hit
 from dsgd.records.reader import read_brief_summary, read_note, read_yaml
@@ -104,9 +104,9 @@ class _Worker:
 class FollowedRun:
     """One record, as far as it has been read."""
 
-    def __init__(self, path: Path, name: str = "") -> None:
+    def __init__(self, path: Path, name: str = "", revision: int = 0) -> None:
         self.path, self.name = path, name or path.name
-        self.revision = 0
+        self.revision = revision
         """Rises with every reading that found something."""
         self._options: dict[str, Any] = {}
         self._outcome: BriefSummary | None = None
@@ -141,7 +141,8 @@ class FollowedRun:
     def read(self) -> bool:
         """Read on; return whether there is more to be read at once.
 
-        The first reading takes what is short: the options, how the run ended, and evaluations.
+        The first reading takes what is short: the options, how the run ended, and evaluations. Raises
+        TakenBack where the run has gone back: then it must be followed from its beginning again.
         """
         before = self._seen()
         beginning = not self._options
@@ -428,12 +429,19 @@ class FollowedFolder:
         }
         for key, run in reversed(self._followed.items()):  # the newest first: those that run
             try:
-                yield key not in self._unreadable and run.read()
+                yield key not in self._unreadable and self._read(key, run)
                 self._failed.discard(key)
             except _NOT_A_RECORD:
                 self._unreadable.add(key)
             except OSError:  # removed meanwhile, or not readable now
                 self._failed.add(key)
+
+    def _read(self, key: tuple[str, int], run: FollowedRun) -> bool:
+        try:
+            return run.read()
+        except TakenBack:
+            again = self._followed[key] = FollowedRun(run.path, run.name, run.revision)
+            return again.read()
 
     @property
     def runs(self) -> dict[tuple[str, int], FollowedRun]:
