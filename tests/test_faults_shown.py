@@ -109,7 +109,7 @@ def test_the_page_shows_the_faults_of_the_record(struck: Path) -> None:
     assert marks == [(fault.t_s, fault.kind, fault.workers) for fault in in_order]
     assert [mark["over_s"] for mark in shown["marks"][:3]] == [9.0, 4.5, 9.0]
     assert shown["marks"][-1]["over_s"] is None
-    assert [told["t_s"] for told in shown["told"]] == [f.t_s for f in in_order[:-9:-1]]
+    assert [fault["t_s"] for fault in shown["in_words"]] == [f.t_s for f in in_order[:-9:-1]]
     assert shown["told"][0] == {
         "t_s": 30.0, "kind": "cut", "who": "worker 0", "text": "nothing passes",
         "cost": "not over when the run ended",

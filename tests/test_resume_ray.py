@@ -28,12 +28,20 @@ from main import main
 
 pytestmark = pytest.mark.ray
 
+# Forks a driver for each line that it reads, and says how it ended: the imports take seconds each time.
 KILLED_ON_RAY = """
-import json, sys
+import json, os, sys
 sys.path.insert(0, "tests")
+import torch
+import dsgd.cluster.ray
 from test_resume import Kill, configured, run
 
-run(configured(json.loads(sys.argv[1])), Kill(int(sys.argv[2])), resume=sys.argv[3] or None)
+for line in sys.stdin:
+    options, at, resume = json.loads(line)
+    if not (driver := os.fork()):
+        run(configured(options), Kill(at), resume=resume)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(driver, 0)[1]), flush=True)
 """
 
 
@@ -49,14 +57,19 @@ def test_a_killed_driver_on_ray_loses_no_update(
     updates = 40 if mode == "ssgd" else 80
     recorded = b""
     draws = np.random.default_rng(len(mode)).choice(np.arange(2, updates), 5, replace=False)
-    for n, at in enumerate(sorted(draws.tolist())):
-        arguments = [json.dumps({**options, "run_name": "cut"}), str(at), "killed" if n else ""]
-        process = python("-c", KILLED_ON_RAY, *arguments)
-        said = process.communicate()
-        assert process.returncode == -signal.SIGKILL, said
-        before, recorded = recorded, (tmp_path / "cut/updates.jsonl").read_bytes()
-        assert recorded.startswith(before)
-        assert recorded.count(b"\n") == at
+    with python("-c", KILLED_ON_RAY, stdin=subprocess.PIPE) as drivers:
+        assert drivers.stdin
+        assert drivers.stdout
+        for n, at in enumerate(sorted(draws.tolist())):
+            print(
+                json.dumps([{**options, "run_name": "cut"}, at, "killed" if n else None]), file=drivers.stdin
+            )
+            drivers.stdin.flush()
+            assert drivers.stdout.readline() == f"{-signal.SIGKILL}\n"
+            before, recorded = recorded, (tmp_path / "cut/updates.jsonl").read_bytes()
+            assert recorded.startswith(before)
+            assert recorded.count(b"\n") == at
+        drivers.stdin.close()
     ended = run(configured({**options, "run_name": "cut"}), resume="killed")
     assert (ended.error, ended.tally.updates, ended.tally.gradients) == (None, updates, 80)
     assert (tmp_path / "cut/updates.jsonl").read_bytes().startswith(recorded)

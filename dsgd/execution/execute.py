@@ -85,7 +85,7 @@ class Watcher:
         """See an evaluation: on Ray, perhaps some updates after the version that it is of."""
 
     def fault(self, fault: FaultSeen) -> None:
-        """See a fault that is over, or in which the run ends."""
+        """See a fault that is over, or that the run ended in."""
 
     def ended(self) -> None:
         """See that no update and no evaluation will follow, however the run ended."""
@@ -309,7 +309,7 @@ class _Following:
         self._tally.restore(self._tally.state(), real.clocks)
 
     def _spent(self) -> StoppedBy | None:
-        """Return why a run whose checkpoint is of its end needs no update; None: it goes on."""
+        """Return why a run with a checkpoint of its end needs no further update; None if it needs some."""
         target = self._cfg.stop.target_loss
         if target is not None and any(e.found.loss <= target for e in self._evaluations):
             return "target-loss"
@@ -385,7 +385,7 @@ class _Following:
         return self._ended(wall_s, startup_s, written)
 
     def _start_watchers(self) -> None:
-        """Have the watchers see that the run begins, once: before the first update, also a recorded one."""
+        """Show the watchers, once, that the run begins: before the first update, recorded or new."""
         if not self._begun:
             self._begun = True
             running = Running(cfg=self._cfg, cluster=self._cluster, tally=self._tally, path=self._path)

@@ -27,7 +27,7 @@ from dsgd.work.weights import Vector, Weights
 
 
 class Differs(ValueError):
-    """A replay is not what the record says; the message names the first update, and task, that differ."""
+    """A replay differs from its record; the message names the first update, and task, that do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +221,7 @@ def compared(run: ReplayableRun, until: int | None = None) -> ReplayComparison:
 
 
 def unlike(meta: Meta) -> list[str]:
-    """Return in what this machine differs from the one that made a record, of what bits may depend on."""
+    """Return how this machine differs from the one that made a record, as far as bits may depend on it."""
     now = {name: version(name) for name in ("torch", "numpy")} | {"python": platform.python_version()}
     found = [
         f"{name} {meta.versions.get(name, 'unknown')} there, {here} here"

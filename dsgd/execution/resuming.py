@@ -1,4 +1,4 @@
-"""From where a run can go on, and with which options."""
+"""Where a run can go on from, and with which options."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MAY_CHANGE = (
     "metrics_port", "metrics_host", "metrics_linger_s", "pushgateway", "dashboard",
     "note", "trace_last", "quiet",
 )  # fmt: skip
-"""The options that a run may have otherwise when it goes on."""
+"""The options that may change when a run goes on."""
 
 _WHERE = ("out", "run_name")
 _KEPT = 3
@@ -94,13 +94,13 @@ class ResumePoint:
 
 
 def options_digest(cfg: TrainConfig) -> str:
-    """Return the SHA-256 of the options that a run that goes on must have too."""
+    """Return the SHA-256 of the options that may not change when a run goes on."""
     fixed = {name: value for name, value in options(cfg).items() if name not in (*MAY_CHANGE, *_WHERE)}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
 def changed(was: Mapping[str, Any], cfg: TrainConfig) -> str | None:
-    """Return the first option in which a run that goes on must not differ from what it was, and does."""
+    """Return the first option that differs from what the run had, and may not."""
     now = options(cfg)
     differing = [name for name, value in now.items() if was.get(name, value) != value]
     return next((name for name in differing if name not in (*MAY_CHANGE, *_WHERE)), None)
@@ -158,7 +158,7 @@ def newest_state(
 def resume_point(
     cfg: TrainConfig, path: Path, places: Mapping[str, Store], known: Vocabulary, why: str
 ) -> ResumePoint:
-    """Return from where the run of a record goes on: its newest whole checkpoint, or its beginning.
+    """Return where the run of a record goes on from: its newest whole checkpoint, or its beginning.
 
     places: where its checkpoints lie. known: what its tasks may be. why: how it ended.
     Newer checkpoints are removed: the run makes others.

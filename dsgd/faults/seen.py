@@ -37,5 +37,5 @@ class FaultSeen(NamedTuple):
 
     @property
     def to_recover_s(self) -> float | None:
-        """`recovered_s` of what has to be recovered from, which a member's leaving or joining has not."""
+        """`recovered_s`; None for a leave or a join, after which nothing has to recover."""
         return None if self.kind in MEMBERSHIP else self.recovered_s

@@ -138,7 +138,8 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
     ]
     text: Annotated[str, field("", "what was done about it, in words")]
     detected_s: Annotated[
-        float | None, field("engine s", "from its beginning until the driver knew; null: never, or no matter")
+        float | None,
+        field("engine s", "from its beginning until the driver knew; null: never, or not applicable"),
     ] = None
     recovered_s: Annotated[
         float | None,
@@ -158,7 +159,7 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def over_s(self) -> float | None:
-        """When (engine s) it was over, for most at once; None: it was not when the run ended."""
+        """When (engine s) it was over; None: it was not when the run ended."""
         if self.recovered_s is None:
             return None if self.kind in LASTING else self.t_s
         return self.t_s + self.recovered_s

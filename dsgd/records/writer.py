@@ -117,7 +117,7 @@ class RunRecord:
             pid=os.getpid(),
             worker_pids=list(cluster.pids),
         )
-        # First what marks the run as ended: were this killed next, the record would say that it goes on.
+        # First remove what marks the run as ended: if this is killed next, the record says that it goes on.
         for name in ("summary.json", "weights.npy", "trace.json"):
             with Writing(self.path / name):
                 (self.path / name).unlink(missing_ok=True)

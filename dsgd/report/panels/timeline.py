@@ -74,7 +74,7 @@ def timeline(scene: Scene) -> Section:
 
 
 def _span(records: Sequence[Record]) -> tuple[float, float]:
-    """Return from when until when runs are shown: from their start, or around a later first fault."""
+    """Return the window that is shown: from the start of the runs, or around a later first fault."""
     length_s = _end_s(records)
     first_s = min((fault.t_s for record in records for fault in record.faults), default=0.0)
     from_s = first_s - _BEFORE * length_s if first_s > (1 - _BEFORE) * length_s else 0.0
@@ -135,13 +135,13 @@ def _panel(scene: Scene, variant: str, record: Record, span_s: tuple[float, floa
         axes, [(from_s, found.end_s, row - 0.4, row + 0.4) for row in range(rows)], facecolor=INK, alpha=0.07
     )
     computing, sending, lost = _spans(found, found.tasks)
-    for_nothing, sending_it, lost_too = _spans(found, found.ignored)
+    discarded, sending_it, lost_too = _spans(found, found.ignored)
     sending += sending_it
-    for_nothing += lost + lost_too
+    discarded += lost + lost_too
     boxes(axes, sending, facecolor=colour, alpha=0.35)
     boxes(axes, computing, facecolor=colour, alpha=0.95)
-    if for_nothing:
-        boxes(axes, for_nothing, facecolor=INK, alpha=0.45)
+    if discarded:
+        boxes(axes, discarded, facecolor=INK, alpha=0.45)
     ticks = found.updates_s[:: max(1, len(found.updates_s) // _MOST_UPDATES)]
     axes.vlines(ticks, -1.5, -0.75, color=INK, linewidth=0.7)
     _mark_faults(axes, found, rows)
