@@ -73,15 +73,25 @@ def rolled(
     faults: Sequence[RecordedFault] = (),
 ) -> tuple[ReplayCluster, list[Update]]:
     """Roll a recorded run forward from its beginning, or from what it was `after` some update."""
+    cluster, w = beginning(cfg, path, after, faults)
+    return cluster, list(rolled_forward(cluster, strategy_of(cfg).train, w, cfg))
+
+
+def beginning(
+    cfg: TrainConfig,
+    path: Path,
+    after: tuple[ClusterState, Weights] | None,
+    faults: Sequence[RecordedFault],
+) -> tuple[ReplayCluster, Weights]:
+    """Return a replay of a record, and its weights, at the run's beginning or `after` some update."""
     workload = make_workload(cfg)
     first = after[1].version if after else 0
     updates = (update for update in read_updates(path) if update.version > first)
     cluster = ReplayCluster(cfg, workload, updates, faults)
-    w = Weights(workload.objective.initial_weights(cfg.seed))
     if after:
         cluster.restore(after[0])
-        w = after[1]
-    return cluster, list(rolled_forward(cluster, strategy_of(cfg).train, w, cfg))
+        return cluster, after[1]
+    return cluster, Weights(workload.objective.initial_weights(cfg.seed))
 
 
 def of_all_engines(state: ClusterState) -> dict[str, Any]:
@@ -92,6 +102,13 @@ def of_all_engines(state: ClusterState) -> dict[str, Any]:
     states = {worker: vector.tobytes() for worker, vector in state.states.items()}
     idle = {state.latest, *state.waiting} - {None}
     return {**whole, "workers": tuple(state.workers), "flights": flights, "states": states, "idle": idle}
+
+
+def dropped(state: ClusterState) -> Sequence[int]:
+    """Return the workers that have left with their process, and join again with a new one."""
+    assert state.hosts is not None
+    found: Sequence[int] = state.hosts["dropped"]
+    return found
 
 
 # What decides by the clock, cancels, discards or keeps state; test_ray.py replays every mode by default.
@@ -119,6 +136,44 @@ def test_a_run_of_real_workers_replays(mode: str, variant: dict[str, Any], tmp_p
     assert (found.differs, found.same_weights) == (None, True)
     cluster, _ = rolled(run.cfg, path, cuts.kept[len(cuts.kept) // 2])
     assert of_all_engines(cluster.state()) == of_all_engines(cuts.kept[-1][0])
+
+
+# Of the changes that come with one update or step, a strategy sees several at once.
+TOGETHER = (
+    "leave:1@update=3; join:3@update=3; leave:0@step=7; join:1@update=7; join:0@update=7; leave:3@update=7"
+)
+CLOSE = "leave:0@t=.1; join:0@t=.1003; leave:1@t=.1006; join:1@t=.1009; leave:2@t=.101; join:2@t=.12"
+KILLED = "kill:1@update=3; leave:2@update=3; join:1@update=4"
+ELASTIC: list[tuple[str, dict[str, Any]]] = [
+    ("diloco", {"faults": TOGETHER, "hosts": 1, "num_workers": 4, "local_steps": 1}),
+    ("asgd", {"faults": TOGETHER, "hosts": 1, "num_workers": 4, "dataset": "none"}),
+    ("localsgd", {"faults": CLOSE, "hosts": 1, "local_steps": 1, "dataset": "none"}),
+    ("ssp", {"faults": KILLED, "on_loss": "drop", "dataset": "none", "steps": 60}),
+]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize(("mode", "options"), ELASTIC)
+def test_real_members_come_and_go_in_a_replay_as_they_did(
+    mode: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Several changes at one moment, close together, or with a killed process: at every update the replay has
+    given the strategy as many answers, and has the same members, tasks, states and bytes.
+    """
+    path, cuts = recorded(tmp_path, mode, **{**REAL, "compute_time": "exponential:.01", **options})
+    run = recorded_run(path)
+    assert compared(run).differs is None
+    assert {fault.kind for fault in run.faults} >= {"leave", "join"}
+    middle = cuts.kept[len(cuts.kept) // 2]
+    for after in (None, middle):
+        cluster, w = beginning(run.cfg, path, after, run.faults)
+        updates = rolled_forward(cluster, strategy_of(run.cfg).train, w, run.cfg)
+        for update, (state, was) in zip(updates, cuts.kept[w.version :], strict=True):
+            assert update.weights.vector.tobytes() == was.vector.tobytes()
+            assert of_all_engines(cluster.state()) == of_all_engines(state)
+            assert cluster.state().engine == state.engine
+            assert dropped(cluster.state()) == dropped(state)
 
 
 @pytest.mark.ray

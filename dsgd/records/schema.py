@@ -156,6 +156,17 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
     back_to: Annotated[
         int | None, field("updates", "the version that the run went back to; null if it did not")
     ] = None
+    answers: Annotated[
+        int | None,
+        field(
+            "",
+            "how often the strategy's waiting had ended when it began, with a task or a change of members: "
+            "two changes with the same number were seen at once; null in the simulator",
+        ),
+    ] = None
+    notice: Annotated[
+        bool, field("", "whether the process was asked to end (SIGTERM): its tasks came in all the same")
+    ] = False
 
     @property
     def over_s(self) -> float | None:
