@@ -76,7 +76,7 @@ def agrees(draws: list[float], theory: float) -> bool:
 def with_failures(
     rng: np.random.Generator, needed_s: float, mtbf_s: float, away: Callable[[], float]
 ) -> float:
-    """Follow a piece of work that a failure makes begin again; return its seconds."""
+    """Return the seconds of a piece of work that begins again after each failure."""
     elapsed_s = 0.0
     while (failure_s := float(rng.exponential(mtbf_s))) < needed_s:
         elapsed_s += failure_s + away()

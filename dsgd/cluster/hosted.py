@@ -347,11 +347,11 @@ class HostedCluster(SimCluster):
             ledger.stay(worker)
             self._note("join", (worker,), f"worker {worker} stays", asked=True)
             return True
-        if worker in ledger.workers or worker in hosts.dropped:
+        if worker in ledger.workers:
             self._note("join", (worker,), f"worker {worker} was a member already", asked=True)
             return False
-        if not hosts.alive[hosts.carrier[worker]]:
-            hosts.dropped.add(worker)
+        if worker in hosts.dropped or not hosts.alive[hosts.carrier[worker]]:
+            hosts.dropped.add(worker)  # it joins, and that is recorded, with its new process
             return False
         ledger.join(worker)
         self._note("join", (worker,), f"worker {worker} joins", asked=True)
