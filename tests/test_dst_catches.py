@@ -177,7 +177,7 @@ MISTAKES: list[tuple[str, Plant, Sequence[str]]] = [
     ),
     (
         "a dropped worker never joins again",
-        in_place(Hosts, "back", lambda hosts, host, back=Hosts.back: (back(hosts, host)[0], [])),
+        in_place(Hosts, "back", lambda hosts, *at, back=Hosts.back: (back(hosts, *at)[0], [])),
         modes(),
     ),
     (
