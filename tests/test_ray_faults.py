@@ -12,6 +12,7 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,8 @@ from typing import Any
 import pytest
 from conftest import python
 
-from dsgd.cluster import Engine, Update
+from dsgd.cluster import ClusterError, Engine, Update
+from dsgd.cluster.ray import RayCluster
 from dsgd.execution.quick import QuickRun, run, same_bytes
 from dsgd.faults.seen import FaultSeen
 from dsgd.work.rng import Purpose, generator
@@ -102,6 +104,21 @@ def test_thirty_kills_repeat_no_mini_batch_and_skip_none() -> None:
     ran = run("ssgd", kills, **SCHEDULE, steps=40, on_loss="rehost", spares=2, restart_window_s=1e-3)
     assert kills.left == 0
     assert in_step(ran)
+
+
+def waits_less(cluster: Engine) -> None:
+    """Have a cluster that has started give new processes less time than any takes."""
+    assert isinstance(cluster, RayCluster)
+    cfg = cluster._cfg
+    cluster._cfg = replace(cfg, ray=replace(cfg.ray, start_timeout_s=0.01))
+
+
+def test_a_process_that_nobody_waits_for_may_take_long_to_start() -> None:
+    """The time limit of a start ends a run only if a worker cannot go on without the process."""
+    options = {**SCHEDULE, "steps": 20, "faults": "kill:1@update=5"}
+    assert in_step(run("ssgd", at_update(1, waits_less), **options, on_loss="rehost"))
+    with pytest.raises(ClusterError, match="worker 1, which died, could not be started within"):
+        run("ssgd", at_update(1, waits_less), **options, on_loss="replace")
 
 
 @pytest.mark.parametrize("policy", [{"on_loss": "replace", "spares": 1}, {"on_loss": "rehost"}])

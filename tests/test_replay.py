@@ -223,8 +223,43 @@ def test_random_schedules_of_faults_replay(tmp_path: Path) -> None:
         replays += 1
     assert replays > 40
     for reason, faults in refused:
-        assert "lost its driver while members came and went" in reason
+        assert "lost its driver and went back while members came and went" in reason
         assert "driver" in faults
+
+
+@pytest.mark.parametrize("mode", ["ssgd", "asgd", "diloco", "dssp"])
+@pytest.mark.parametrize("faults", ["", "driver@t=4+2; driver@update=9", "driver@update=12; kill:1@t=3"])
+def test_a_run_that_rolls_back_replays(mode: str, faults: str, tmp_path: Path) -> None:
+    """Each part with the step size that it was computed with, whatever a lost driver took back too."""
+    options: dict[str, Any] = {
+        "dataset": "quadratic",
+        "lr": 30.0,
+        "steps": 60,
+        "eval_every": 2,
+        "faults": faults,
+    }
+    options |= {"compute_time": "exponential:1", "on_divergence": "rollback", "checkpoint_every": "3"}
+    if mode == "diloco":
+        options |= {"inner": "sgd", "local_steps": 2}
+    path, _ = recorded(tmp_path, mode, **options)
+    run = recorded_run(path)
+    assert [fault.kind for fault in run.faults].count("divergence") > 1
+    found = compared(run)
+    assert (found.differs, found.same_weights) == (None, True)
+
+
+def test_a_run_from_another_runs_weights_replays(tmp_path: Path) -> None:
+    """From the same weights; if those have changed meanwhile, it is refused."""
+    first, _ = recorded(tmp_path, "asgd", run_name="first")
+    second, _ = recorded(tmp_path, "ssgd", run_name="second", init_from=str(first))
+    found = compared(recorded_run(second))
+    assert (found.differs, found.same_weights) == (None, True)
+    np.save(first / "weights.npy", np.load(first / "weights.npy") + 1)
+    with pytest.raises(RecordError, match="are not the weights that the run began with"):
+        compared(recorded_run(second))
+    (first / "weights.npy").unlink()
+    with pytest.raises(RecordError, match=r"has no weights\.npy"):
+        compared(recorded_run(second))
 
 
 # --- The command --------------------------------------------------------------------------------------------
@@ -395,7 +430,7 @@ def test_what_cannot_be_replayed_is_refused_in_one_line(
         (thinned, "--record every:2"),
         (none, "--record none"),
         (gap, "update 12 follows update 10"),
-        (faulty, "lost its driver"),
+        (faulty, "lost its driver and went back while members came and went"),
         (empty, "has no update"),
         (mine, "train_mine.py"),
     ):

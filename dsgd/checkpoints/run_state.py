@@ -15,7 +15,8 @@ from dsgd.work.weights import Weights
 
 _AS_THEY_ARE = ("now_s", "slowest", "fastest", "latest", "given", "lost", "came_in")
 _OF_THE_RUN = (
-    "collected", "evaluate_at", "evaluated_version", "lengths", "due_s", "faults_noted", "rollbacks", "digest"
+    "collected", "evaluate_at", "evaluated_version", "lengths", "due_s", "faults_noted", "rollbacks",
+    "store_faults", "digest",
 )  # fmt: skip
 _WHOLE = ("workers", "waiting", "steps", "cancelled", "leaving", "restarts")
 
@@ -52,6 +53,8 @@ class RunState:
     """Lines of faults.jsonl."""
     rollbacks: int = 0
     """How often the run went back after it had diverged, and so halved its step size."""
+    store_faults: Mapping[str, Any] = field(default_factory=dict)
+    """Of FaultyStore.position, where faults of the disk were asked for."""
     digest: str = ""
     """Of the options that a run that goes on must have too."""
 
@@ -75,7 +78,7 @@ def to_parts(state: RunState, known: Vocabulary) -> list[Part]:
             "flying_origins": encoder.column(encoder.weights(f.origin) for f in flights),
             "flying_since_s": encoder.column((f.started_s for f in flights), np.float64),
             "stateful": encoder.column(cluster.states),
-            "states": [encoder.array(one) for one in cluster.states.values()],
+            "states": encoder.rows(list(cluster.states.values())),
             "hosts": cluster.hosts,
             "faults": cluster.faults,
             "engine": cluster.engine,
@@ -125,7 +128,7 @@ def from_bytes(content: Any, known: Vocabulary) -> RunState:
                 states=dict(
                     zip(
                         decoder.column(cluster["stateful"]),
-                        map(decoder.array, cluster["states"]),
+                        decoder.rows(cluster["states"]),
                         strict=True,
                     )
                 ),

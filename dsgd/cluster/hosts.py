@@ -95,15 +95,20 @@ class Hosts:
         """Enter that a host has a new process; return the workers that it carries again, moved back or
         waiting, and those that join.
 
-        A task in flight stays where it is: only a worker's next task goes to its new host.
+        Its home workers move back, except from a living host that carries no others. If it then carries
+        nobody, it takes the workers of one home: from a lost host, else from one that carries others too. A
+        task in flight stays where it is: only a worker's next task goes to its new host.
         """
         self.alive[host] = True
-        for worker in range(len(self.carrier)):
-            carrier = self.carrier[worker]
-            if (self.home(worker) == host and carrier != host and not self._is_spare(carrier)) or (
-                not self.alive[carrier] and (self._is_spare(host) or self._on_loss == "rehost")
-            ):
-                self.carrier[worker] = host
+        waiting = [worker for worker, carrier in enumerate(self.carrier) if not self.alive[carrier]]
+        if self._on_loss == "rehost" and waiting:  # no other host lived
+            self._take(waiting, host)
+        at_home = [worker for worker in range(len(self.carrier)) if self.home(worker) == host]
+        there = {self.carrier[worker] for worker in at_home} - {host}
+        if any(not self.alive[carrier] or len(self._homes(carrier)) > 1 for carrier in there):
+            self._take(at_home, host)
+        if not self.carried(host):
+            self._take(self._waiting_or_crowded(waiting), host)
         carried = self.carried(host)
         joining = [worker for worker in carried if worker in self.dropped]
         self.dropped.difference_update(joining)
@@ -119,6 +124,26 @@ class Hosts:
         first = self.carrier[worker] if besides is None else besides
         others = [h for h, alive in enumerate(self.alive) if alive and h != first]
         return min(others, key=lambda h: (busy.get(h, 0), -h if self._is_spare(h) else h), default=None)
+
+    def _take(self, workers: Sequence[int], host: int) -> None:
+        for worker in workers:
+            self.carrier[worker] = host
+
+    def _homes(self, host: int) -> set[int]:
+        """Return whose workers a host carries, by their home."""
+        return {self.home(worker) for worker in self.carried(host)}
+
+    def _waiting_or_crowded(self, waiting: Sequence[int]) -> Sequence[int]:
+        """Return the workers for a host that carries nobody, all of one home; none if each has its own."""
+        if waiting:
+            return self._of_one_home(self.carrier[waiting[0]])
+        most = max(range(len(self.alive)), key=lambda host: len(self._homes(host)))
+        return self._of_one_home(most) if len(self._homes(most)) > 1 else ()
+
+    def _of_one_home(self, host: int) -> list[int]:
+        """Return those workers a host carries that have the last home among them."""
+        last = max(self._homes(host))
+        return [worker for worker in self.carried(host) if self.home(worker) == last]
 
     def _is_spare(self, host: int) -> bool:
         return host >= self.num_hosts

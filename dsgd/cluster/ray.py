@@ -13,7 +13,7 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,10 +24,10 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from dsgd.cluster import ClusterError, Done, TimeUp
-from dsgd.cluster.clocks import Clocks
 from dsgd.cluster.fault_book import FaultBook, OpenFault
 from dsgd.cluster.hosts import Hosts
-from dsgd.cluster.ledger import Idle, Ledger
+from dsgd.cluster.ledger import Ledger
+from dsgd.cluster.ledger_views import LedgerViews
 from dsgd.cluster.ray_processes import HostProcess, HostProcesses
 from dsgd.cluster.ray_start import choose_device, lacking, start_hosts
 from dsgd.cluster.ray_states import StateCopies
@@ -40,16 +40,14 @@ from dsgd.faults.fault import Fault
 from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
-from dsgd.work import rules
-from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
-from dsgd.work.weights import Vector, Weights
+from dsgd.work.weights import Weights
 
 _POLL_S = 1.0  # how often waiting looks for what Ray does not report by an answer
 _LOOK_S = 0.02  # the same while no answer can come, and while a node starts
 
 
-class RayCluster:
+class RayCluster(LedgerViews[RayFlight]):
     """Runs the workers on as many actors as there are hosts and spares; use it as a context manager.
 
     A start barrier: it returns once every host has imported what it needs and holds its shards. The clock
@@ -61,7 +59,7 @@ class RayCluster:
     def __init__(self, cfg: TrainConfig, workload: Workload, connection: Connection | None = None) -> None:
         num_workers, fault = len(workload.shards), cfg.fault
         self._cfg, self._objective = cfg, workload.objective
-        self._ledger = Ledger[RayFlight](num_workers)
+        self._keep(Ledger[RayFlight](num_workers))
         self._hosts = Hosts(
             num_workers,
             fault.hosts or num_workers,
@@ -72,7 +70,7 @@ class RayCluster:
             window_s=fault.restart_window_s,
             seed=cfg.seed,
         )
-        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=self._hosts.num_hosts)
+        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=len(self._hosts.alive))
         for worker in outside_at_first(fault.fault_list):
             self._ledger.leave(worker)
         self._book = FaultBook()
@@ -120,34 +118,6 @@ class RayCluster:
         self.close()
 
     @property
-    def workers(self) -> Sequence[int]:
-        return self._ledger.workers
-
-    @property
-    def idle(self) -> Idle:
-        return self._ledger.idle
-
-    @property
-    def in_flight(self) -> Mapping[int, float]:
-        return self._ledger.in_flight
-
-    @property
-    def clocks(self) -> Clocks:
-        return self._ledger.clocks
-
-    @property
-    def given(self) -> int:
-        return self._ledger.given
-
-    @property
-    def cancelled(self) -> Sequence[int]:
-        return self._ledger.cancelled
-
-    @property
-    def cancelled_s(self) -> Sequence[float]:
-        return self._ledger.cancelled_s
-
-    @property
     def faults_seen(self) -> Sequence[FaultSeen]:
         return self._book.seen
 
@@ -163,15 +133,6 @@ class RayCluster:
     @property
     def pids(self) -> Sequence[int]:
         return [self._pids[host] for host in self._hosts.carrier]
-
-    def reading(self, worker: int) -> Weights:
-        return self._ledger.flights[worker].w
-
-    def came_in_s(self, worker: int) -> tuple[float, float]:
-        return self._ledger.came_in_s[worker]
-
-    def combine(self, rule: Rule, w: Weights, dones: Sequence[Done]) -> Weights:
-        return rules.combine(rule, w, dones)
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         if self._began_s is None:
@@ -222,11 +183,10 @@ class RayCluster:
         self._book.end_all()
 
     def state(self) -> ClusterState:
-        """Return the cluster between two updates; the workers' states are fetched from their machines."""
-        states: dict[int, Vector] = {w: ray.get(ref) for w, ref in self._ledger.states.items()}
+        """Return the cluster between two updates; the workers' states are fetched when they are read."""
         return replace(
             self._ledger.state(self.now_s),
-            states=states,
+            states=self._states.fetched(self._ledger.states),
             restarts=list(self.restarts),
             hosts=self._hosts.state(),
             faults=self._plan.position(),
@@ -246,7 +206,7 @@ class RayCluster:
             f.worker: self._tasks.flight(f.task, f.origin, f.started_s, state.steps[f.worker])
             for f in state.flights
         }
-        self._ledger = Ledger.restored(replace(state, states=refs), flights)
+        self._keep(Ledger.restored(replace(state, states=refs), flights))
         self._states = StateCopies(refs)
         if state.faults is not None:
             self._plan.go_to(state.faults)
@@ -541,12 +501,17 @@ class RayCluster:
         process = self._running[host] = self._processes.start(host, self._hosts.carried(host))
         self._readying[process.ready] = process
 
-        def require() -> None:
-            if process.ready in self._readying:
-                workers = ", ".join(map(str, self._hosts.carried(host)))
-                raise ClusterError(lacking(self._cfg, self.device, f"worker {workers}, which died,"))
+        timeout_s = self._cfg.ray.start_timeout_s
 
-        self._after(self._cfg.ray.start_timeout_s, require)
+        def require() -> None:
+            waiting = [worker for worker in self._hosts.carried(host) if worker in self._ledger.workers]
+            if process.ready in self._readying and waiting:
+                workers = ", ".join(map(str, waiting))
+                raise ClusterError(lacking(self._cfg, self.device, f"worker {workers}, which died,"))
+            if process.ready in self._readying:  # its workers are elsewhere, and the run goes on
+                self._after(timeout_s, require)
+
+        self._after(timeout_s, require)
 
     def _take_ready(self, ref: Any) -> None:
         process = self._readying.pop(ref)
@@ -612,7 +577,8 @@ class RayCluster:
                 for worker in fault.workers:
                     self._join(worker)
             case "kill":
-                self._end_processes(fault, [h for h in homes if h in self._running], node=False)
+                there = [h for h in fault.hosts or homes if h in self._running]
+                self._end_processes(fault, there, node=False)
             case "node":
                 node_id = self._node_ids[fault.node]
                 there = [h for h, process in self._running.items() if process.node_id == node_id]

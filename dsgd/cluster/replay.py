@@ -26,8 +26,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dsgd.cluster import ClusterError, Done, Update
-from dsgd.cluster.clocks import Clocks
-from dsgd.cluster.ledger import Idle, Ledger
+from dsgd.cluster.ledger import Ledger
+from dsgd.cluster.ledger_views import LedgerViews
 from dsgd.cluster.state import ClusterState
 from dsgd.cluster.values import LazyValues, LoneValues
 from dsgd.config import TrainConfig
@@ -36,7 +36,6 @@ from dsgd.faults.fault import MEMBERSHIP
 from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
-from dsgd.work import rules
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Weights
 
@@ -66,6 +65,9 @@ class SeenFault(Protocol):
     @property
     def came_in(self) -> int: ...
 
+    @property
+    def back_to(self) -> int | None: ...
+
 
 class _Entry(NamedTuple):
     """A recorded task, and the version that its update made."""
@@ -84,7 +86,7 @@ class _Flight(NamedTuple):
     entry: _Entry | None
 
 
-class ReplayCluster:
+class ReplayCluster(LedgerViews[_Flight]):
     """Gives the tasks of a recorded run in the order in which they came in; see the module's text.
 
     cfg: the run's. updates: those recorded, from the first or, before `restore`, from a later one on.
@@ -92,7 +94,6 @@ class ReplayCluster:
     """
 
     pids: Sequence[int] = ()
-    combine = staticmethod(rules.combine)
 
     def __init__(
         self,
@@ -116,10 +117,12 @@ class ReplayCluster:
                 self._log[task.worker, task.step] = _Entry(task, update.version)
         changes = [fault for fault in faults if fault.kind in MEMBERSHIP]
         self._changes = deque(sorted(changes, key=lambda fault: fault.came_in))
-        self._ledger = Ledger[_Flight](cfg.num_workers)
+        self._keep(Ledger[_Flight](cfg.num_workers))
         for worker in outside_at_first(cfg.fault.fault_list):
             self._ledger.leave(worker)
-        self._plan = Plan(cfg.fault.of_engine, seed=cfg.seed, hosts=cfg.fault.hosts or cfg.num_workers)
+        fault = cfg.fault
+        hosts = (fault.hosts or cfg.num_workers) + fault.spares
+        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=hosts)
         self._moves = cfg.engine == "sim"  # whether its clock moves as the members change
         self._changed = False  # whether members have changed between two updates
         self._hosts: Mapping[str, Any] | None = None
@@ -131,40 +134,6 @@ class ReplayCluster:
         if workload.objective.num_weights:
             alone = cfg.engine == "ray"  # each value by the kernel that made the recorded one
             self._values = LoneValues(workload, device) if alone else LazyValues(workload, device, None)
-
-    @property
-    def workers(self) -> Sequence[int]:
-        return self._ledger.workers
-
-    @property
-    def idle(self) -> Idle:
-        return self._ledger.idle
-
-    @property
-    def in_flight(self) -> Mapping[int, float]:
-        return self._ledger.in_flight
-
-    @property
-    def clocks(self) -> Clocks:
-        return self._ledger.clocks
-
-    @property
-    def given(self) -> int:
-        return self._ledger.given
-
-    @property
-    def cancelled(self) -> Sequence[int]:
-        return self._ledger.cancelled
-
-    @property
-    def cancelled_s(self) -> Sequence[float]:
-        return self._ledger.cancelled_s
-
-    def reading(self, worker: int) -> Weights:
-        return self._ledger.flights[worker].w
-
-    def came_in_s(self, worker: int) -> tuple[float, float]:
-        return self._ledger.came_in_s[worker]
 
     def reached(self, version: int) -> None:
         # What followed is in the record: in the simulator at once, on Ray when the next result is due.
@@ -304,24 +273,53 @@ class ReplayCluster:
             f.worker: self._sent(f.worker, f.task, f.origin, state.steps[f.worker], f.started_s)
             for f in state.flights
         }
-        self._ledger = Ledger.restored(state, flights)
+        self._keep(Ledger.restored(state, flights))
+
+
+def after_rollbacks(cfg: TrainConfig, rollbacks: int) -> TrainConfig:
+    """Return the options of a run that has gone back so often after it had diverged: each halves the step."""
+    return replace(cfg, lr=cfg.lr * 0.5**rollbacks) if rollbacks else cfg
+
+
+def rollbacks_at(faults: Iterable[SeenFault]) -> Sequence[tuple[int, int]]:
+    """Return at which versions a run went on after it had gone back, and with how many rollbacks by then.
+
+    faults: in the order in which they were recorded. What a later one took back is left out: versions ascend.
+    """
+    found: list[tuple[int, int]] = []
+    rollbacks = 0
+    for fault in faults:
+        rollbacks += fault.kind == "divergence"
+        if fault.back_to is not None:
+            found = [(version, count) for version, count in found if version < fault.back_to]
+            found.append((fault.back_to, rollbacks))
+    return found
 
 
 def rolled_forward(
-    cluster: ReplayCluster, train: Callable[..., Iterator[Update]], w: Weights, cfg: TrainConfig
+    cluster: ReplayCluster,
+    train: Callable[..., Iterator[Update]],
+    w: Weights,
+    cfg: TrainConfig,
+    rollbacks: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Update]:
     """Compute the recorded updates after the weights `w` again, and end after the last one.
 
     train: the strategy's. cluster: stands where the run stood at `w`, and in the end where it stood at the
-    last update; its state() is then that of the run. Raises RecordUsedUp if the strategy does not make
-    the recorded updates of the recorded tasks.
+    last update; its state() is then that of the run. cfg: with the step size that the run began with.
+    rollbacks: as of `rollbacks_at`. Raises RecordUsedUp if the strategy does not make the recorded updates
+    of the recorded tasks.
     """
-    if cluster.last_version > w.version:
-        for update in train(cluster, w, cfg):
+    ends = [*(version for version, _ in rollbacks), cluster.last_version]
+    for count, end in zip((0, *(count for _, count in rollbacks)), ends, strict=True):
+        if min(end, cluster.last_version) <= w.version:
+            continue
+        for update in train(cluster, w, after_rollbacks(cfg, count)):
+            w = update.weights
             yield update
-            cluster.reached(update.weights.version)
-            if update.weights.version >= cluster.last_version:
-                return
+            cluster.reached(w.version)
+            if w.version >= min(end, cluster.last_version):
+                break
 
 
 def _event(fault: SeenFault) -> tuple[int, float, str, bool]:

@@ -21,13 +21,13 @@ from typing import NamedTuple
 
 from dsgd.cluster import ClusterError, Done, TimeUp
 from dsgd.cluster.ledger import Ledger
+from dsgd.cluster.ledger_views import LedgerViews
 from dsgd.cluster.star import Network, Star
 from dsgd.cluster.state import ClusterState
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.cluster.values import LazyValues
 from dsgd.data import Workload
 from dsgd.faults.seen import FaultSeen
-from dsgd.work import rules
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Weights
 
@@ -53,7 +53,7 @@ class SimFlight(NamedTuple):
     compute_s: float
 
 
-class SimCluster:
+class SimCluster(LedgerViews[SimFlight]):
     """Simulates `len(workload.shards)` workers; see the module's text for the model.
 
     times: compute times. deadline_s: virtual seconds after which `next_done` raises TimeUp.
@@ -78,9 +78,7 @@ class SimCluster:
         self.pids: Sequence[int] = ()
         self.restarts = [0] * len(workload.shards)
         self.faults_seen: list[FaultSeen] = []
-        self._ledger = ledger = Ledger[SimFlight](len(workload.shards))
-        # The same objects as long as the cluster lives; plain attributes, because every task reads them.
-        self.idle, self.clocks, self.in_flight = ledger.idle, ledger.clocks, ledger.in_flight
+        self._keep(Ledger[SimFlight](len(workload.shards)))
         self._times, self._deadline_s = times, deadline_s
         self._star = Star(network, 4 * workload.objective.num_weights + network.padding_bytes)
         self._instant, self._message_bytes = self._star.instant, self._star.message_bytes
@@ -91,33 +89,9 @@ class SimCluster:
         self._values = LazyValues(workload, device, threads) if workload.objective.num_weights else None
 
     @property
-    def workers(self) -> Sequence[int]:
-        return self._ledger.workers
-
-    @property
-    def given(self) -> int:
-        return self._ledger.given
-
-    @property
-    def cancelled(self) -> Sequence[int]:
-        return self._ledger.cancelled
-
-    @property
-    def cancelled_s(self) -> Sequence[float]:
-        return self._ledger.cancelled_s
-
-    @property
     def lost(self) -> int:
         """Mini-batches handed out to members that left before they finished."""
         return self._ledger.lost
-
-    def reading(self, worker: int) -> Weights:
-        return self._ledger.flights[worker].w
-
-    def came_in_s(self, worker: int) -> tuple[float, float]:
-        return self._ledger.came_in_s[worker]
-
-    combine = staticmethod(rules.combine)
 
     def reached(self, version: int) -> None:
         pass
@@ -203,13 +177,12 @@ class SimCluster:
             f.worker: SimFlight(serial, f.task, f.origin, f.started_s, arrived_s, compute_s)
             for f, (serial, arrived_s, compute_s) in zip(state.flights, state.engine["flights"], strict=True)
         }
-        self._ledger = ledger = Ledger.restored(state, flights)
-        self.idle, self.clocks, self.in_flight = ledger.idle, ledger.clocks, ledger.in_flight
+        self._keep(Ledger.restored(state, flights))
         self.now_s, self.restarts = state.now_s, list(state.restarts)
         self._serial = state.engine["serial"]
         self._star.restore(state.engine["star"])
         if self._values:
             self._values.restart(state.states)
             for worker, flight in flights.items():
-                self._values.add(worker, flight.task, ledger.steps[worker], flight.w.vector)
+                self._values.add(worker, flight.task, self._ledger.steps[worker], flight.w.vector)
         return flights

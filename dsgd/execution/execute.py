@@ -27,7 +27,7 @@ from dsgd.checkpoints.store import Store
 from dsgd.checkpoints.store_faults import FaultyStore
 from dsgd.cluster import ClusterError, DriverLost, Engine, TimeUp, Update
 from dsgd.cluster.open import open_cluster, require_room
-from dsgd.cluster.replay import ReplayCluster, rolled_forward
+from dsgd.cluster.replay import ReplayCluster, after_rollbacks, rollbacks_at, rolled_forward
 from dsgd.cluster.sim import SimCluster
 from dsgd.cluster.state import with_new_processes
 from dsgd.config import TrainConfig
@@ -38,6 +38,7 @@ from dsgd.execution.resuming import (
     ResumePoint,
     newest_state,
     options_digest,
+    require_same_start,
     resume_point,
     stores_of,
     tiers_of,
@@ -173,7 +174,10 @@ def execute(
         interruptions.hold()  # a record that is begun will be completed
         try:
             if record and resume:
-                following.go_on(resume_point(cfg, record.path, places, known, resume), started)
+                point = resume_point(cfg, record.path, places, known, resume)
+                if point.state is None:
+                    require_same_start(cfg, record.path, first)
+                following.go_on(point, started)
             elif record:
                 record.open(
                     started=started, cluster=cluster, weights=first if cfg.checkpoint.init_from else None
@@ -246,7 +250,9 @@ class _Following:
             waits=cfg.engine == "sim" and bool(cfg.fault.faults),  # when one is there is then no race
             says_missed=cfg.engine == "ray",
         )
-        self._places, self._known, self._store_faults_taken = places, known, 0
+        self._places, self._known = places, known
+        self._faulty = [store for store in places.values() if isinstance(store, FaultyStore)]
+        self._store_faults_taken = 0
         if cfg.fault.faults or cfg.checkpoint.on_divergence == "rollback":
             nothing = {"updates.jsonl": 0, "evals.jsonl": 0} if record else {}
             self._start = replace(self._state(), lengths=nothing)
@@ -270,6 +276,11 @@ class _Following:
             self._rollbacks = state.rollbacks
             self._evaluations = point.evaluations
             self._over_already = self._spent()
+            for store in self._faulty:
+                store.go_to(state.store_faults)
+        for store in self._faulty:
+            store.leave_out(point.later_faults)
+        self._rollbacks = max(self._rollbacks, sum(fault.kind == "divergence" for fault in point.all_faults))
         self._noted_before = point.faults_noted
         for fault in point.later_faults:
             self._tally.fault(fault)
@@ -289,13 +300,13 @@ class _Following:
         self._record.recorded_to = replayed.last_version
         if self._evaluated_version < 0:
             self._evaluate()
-        updates = rolled_forward(replayed, self._strategy.train, self.weights, self._now_with)
+        rollbacks = rollbacks_at(point.all_faults)
+        updates = rolled_forward(replayed, self._strategy.train, self.weights, self._cfg, rollbacks)
         self._over_already = self._take(updates)
         state = replayed.state()
         real.restore(replace(state, faults=point.faults_given(self._cfg, state)))
         self._cluster = real
         self._tally.restore(self._tally.state(), real.clocks)
-        self._checkpoints.snapshots = []  # with them the record would be cut after the last of these updates
 
     def _spent(self) -> StoppedBy | None:
         """Return why a run with a checkpoint of its end needs no further update; None if it needs some."""
@@ -317,6 +328,7 @@ class _Following:
             due_s=self._checkpoints.due_s,
             faults_noted=self._noted_before + len(self._noted),
             rollbacks=self._rollbacks,
+            store_faults=next((store.position() for store in self._faulty), {}),
             digest=self._digest,
         )
 
@@ -382,8 +394,9 @@ class _Following:
 
     def _follow(self, interruptions: Interruptions) -> StoppedBy:
         self._start_watchers()
-        if self._over_already:  # killed after its last update
-            return self._over_already
+        over = self._over_already  # it was killed after its last update
+        if over and (over != "diverged" or not self._roll_back()):
+            return over
         while True:
             if self._evaluated_version < 0:
                 self._evaluate()
@@ -398,8 +411,8 @@ class _Following:
 
     @property
     def _now_with(self) -> TrainConfig:
-        """The options, with the step size after the rollbacks so far."""
-        return replace(self._cfg, lr=self._cfg.lr * 0.5**self._rollbacks) if self._rollbacks else self._cfg
+        """The options, with the step size that is left after so many rollbacks."""
+        return after_rollbacks(self._cfg, self._rollbacks)
 
     def _roll_back(self) -> bool:
         """Go back to before the run diverged, and on with half the step size; return whether it did."""
@@ -412,8 +425,9 @@ class _Following:
         checkpoints.snapshots = finite  # if it diverges again, it goes back further
         self._rollbacks += 1
         back = f"back to version {state.weights.version}, and on with step size {self._now_with.lr:g}"
-        self._note(self._own_fault("divergence", back, state))
+        fault = self._own_fault("divergence", back, state)
         self._go_back(state, self._cluster.now_s)
+        self._note(fault)  # last: were this killed before, it would only diverge again
         checkpoints.forget_after(state.weights.version)
         checkpoints.take_last(self._state)
         self._error = None
@@ -432,6 +446,7 @@ class _Following:
             detected_s=0.0,
             recovered_s=0.0,
             repeated=self._tally.gradients - back_to.tally["gradients"],
+            back_to=back_to.weights.version,
         )
 
     def _come_back(self, lost: DriverLost) -> None:
@@ -448,6 +463,7 @@ class _Following:
             text="; ".join(words),
             recovered_s=lost.lasts_s,
             repeated=self._tally.gradients - state.tally["gradients"],
+            back_to=state.weights.version,
         )
         self._go_back(state, self._cluster.now_s + lost.lasts_s)
 
@@ -465,7 +481,7 @@ class _Following:
         for fault in self._noted[max(0, state.faults_noted - self._noted_before) :]:
             self._tally.fault(fault)
         if self._record:
-            self._record.cut({n: length for n, length in state.lengths.items() if n != "faults.jsonl"})
+            self._record.cut(state.weights.version, state.lengths["evals.jsonl"])
 
     def _take(self, updates: Iterator[Update]) -> StoppedBy | None:
         """Take updates until the run is over, or the updates are; then None."""
@@ -475,7 +491,7 @@ class _Following:
         budget, evaluate_each = cfg.budget, self._evaluate_each
         checkpoint_s = checkpoints.next_s
         snapshots = cfg.checkpoint.on_divergence == "rollback" and "memory" not in checkpoints.due_s
-        asked, faults_seen = bool(cfg.fault.faults), self._cluster.faults_seen
+        asked, faulty, faults_seen = bool(cfg.fault.faults), self._faulty, self._cluster.faults_seen
         for update in updates:
             self.weights = update.weights
             tally.add(update)
@@ -483,6 +499,10 @@ class _Following:
                 see(update)
             if asked:
                 self._cluster.reached(update.weights.version)
+                for store in faulty:
+                    store.reached(self._cluster.now_s, update.weights.version, self._came_in)
+                if faulty:
+                    self._note_faults()
             if faults_seen and len(faults_seen) > self._faults_taken:
                 self._note_faults()
             if tally.last_loss is not None and not math.isfinite(tally.last_loss):
@@ -505,7 +525,7 @@ class _Following:
 
     def _checkpoint(self) -> None:
         if self._record:
-            self._record.flush(self._cluster.now_s)
+            self._record.flush()
         stands_s = self._cfg.checkpoint.checkpoint_cost_s
         if stands_s and self._checkpoints.is_due(self._cluster.now_s):
             assert isinstance(self._cluster, SimCluster)
@@ -517,30 +537,30 @@ class _Following:
 
     @property
     def _slept_s(self) -> float:
-        return sum(store.slept_s for store in self._places.values() if isinstance(store, FaultyStore))
+        return sum(store.slept_s for store in self._faulty)
 
     def _checkpoint_the_last(self) -> None:
         """Take a checkpoint of the end, from which more steps can go on, and finish what is being written."""
         if self._stopped_by in ("budget", "target-loss") and self._record:
-            self._record.flush(self._cluster.now_s)
+            self._record.flush()
             self._checkpoints.take_last(self._state)
         self._checkpoints.close()
         if self._stopped_by in ("budget", "target-loss") and (keeper := self._places.get("peer")):
             cast("PeerStore", keeper).close()  # nobody will go on from there
-        for store in self._places.values():
-            if isinstance(store, FaultyStore):
-                store.end()
+        for store in self._faulty:
+            store.end()
 
     def _note_faults(self, **of_driver: Any) -> None:
-        """Note what the engine has seen; of_driver: what is known of the driver's own loss."""
-        for fault in self._cluster.faults_seen[self._faults_taken :]:
-            self._faults_taken += 1
+        """Note what the engine and the stores have seen; of_driver: what is known of the driver's loss."""
+        found = list(self._cluster.faults_seen[self._faults_taken :])
+        self._faults_taken += len(found)
+        of_stores = [fault for store in self._faulty for fault in store.seen][self._store_faults_taken :]
+        self._store_faults_taken += len(of_stores)
+        for fault in sorted((*of_stores, *found), key=_over_s) if of_stores else found:
             self._note(fault._replace(**of_driver) if fault.kind == "driver" else fault)
-        for store in self._places.values():
-            if isinstance(store, FaultyStore):
-                for fault in store.seen[self._store_faults_taken :]:
-                    self._store_faults_taken += 1
-                    self._note(fault)
+
+    def _came_in(self) -> int:
+        return self._cluster.state().came_in
 
     def _note(self, fault: FaultSeen) -> None:
         self._noted.append(fault)
@@ -634,6 +654,13 @@ class _Following:
             checkpoints_written=sum(tier.written for tier in self._checkpoints.tiers),
             notes=(*self._skipped, *self._checkpoints.notes()),
         )
+
+
+def _over_s(fault: FaultSeen) -> float:
+    """Return when a fault was over, by which faults.jsonl is ordered: those that recover at once, or never,
+    when they began.
+    """
+    return fault.t_s + (fault.recovered_s or 0.0)
 
 
 def _summary(ended: Ended) -> dict[str, Any]:

@@ -25,10 +25,18 @@ from dsgd.execution.evaluation import Evaluated
 from dsgd.faults.fault import STORE, Fault
 from dsgd.faults.seen import FaultSeen
 from dsgd.records.outcomes import is_result
-from dsgd.records.reader import read_ending, read_evaluations, read_faults, read_updates, whole_length
+from dsgd.records.reader import (
+    read_ending,
+    read_evaluations,
+    read_faults,
+    read_meta,
+    read_updates,
+    whole_length,
+)
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordedEvaluation, RecordedUpdate, RecordError
 from dsgd.work.model import Evaluation
+from dsgd.work.weights import Vector
 
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord
@@ -182,6 +190,16 @@ def resume_point(
     )
 
 
+def require_same_start(cfg: TrainConfig, path: Path, first: Vector) -> None:
+    """Raise ValueError if a run that begins again would begin with other weights than it did."""
+    expected = read_meta(path).init_sha256
+    if expected is not None and hashlib.sha256(first.tobytes()).hexdigest() != expected:
+        raise ValueError(
+            f"--init-from {cfg.checkpoint.init_from}: are no longer the weights that {path} began with, and "
+            "it has no whole checkpoint; start another run"
+        )
+
+
 def _evaluated(line: RecordedEvaluation) -> Evaluated:
     found = Evaluation(math.nan if line.loss is None else line.loss, line.accuracy)
     return Evaluated(line.version, line.t_s, line.gradients, line.bytes, found)
@@ -202,7 +220,6 @@ def stores_of(cfg: TrainConfig, record: RunRecord) -> dict[str, Store]:
             places["disk"],
             cfg.fault.fault_list,
             seed=cfg.seed,
-            now_s=lambda: record.flushed_at_s,
             sleep=sleep,
         )
     if "peer" in asked:

@@ -32,6 +32,8 @@ class FaultSeen(NamedTuple):
     """Mini-batches that were computed again, or partly."""
     wasted: int = 0
     """Mini-batches whose result was not used: a second copy came first, or the member left."""
+    back_to: int | None = None
+    """The version of the weights that the run went back to; None if it did not."""
 
     @property
     def to_recover_s(self) -> float | None:

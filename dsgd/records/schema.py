@@ -153,6 +153,9 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
         int,
         field("mini-batches", "whose result was not used: a second copy came first, or the member left"),
     ] = 0
+    back_to: Annotated[
+        int | None, field("updates", "the version that the run went back to; null if it did not")
+    ] = None
 
     @property
     def over_s(self) -> float | None:

@@ -30,7 +30,7 @@ from dsgd.execution.evaluation import Evaluated
 from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import finite, taken_of_updates
 from dsgd.records.files import FolderLock, GrowingFile, WriteError, Writing, whole_file
-from dsgd.records.reader import read_meta
+from dsgd.records.reader import length_to, read_meta
 from dsgd.records.schema import (
     LaterAttempt,
     Meta,
@@ -64,8 +64,6 @@ class RunRecord:
         self._cfg = cfg
         self._lock: FolderLock | None = None
         self.bucket = bucket
-        self.flushed_at_s = 0.0
-        """Engine seconds of the last `flush`."""
         if resume:
             self.path = cfg.output.folder / str(cfg.output.run_name)
             self._take_lock()
@@ -154,15 +152,15 @@ class RunRecord:
         """Bytes of the growing files so far."""
         return {name: stream.length for name, stream in self._streams.items()}
 
-    def cut(self, lengths: Mapping[str, int]) -> None:
-        """Take back what was written to these files beyond so many bytes; it will be written anew."""
-        self.recorded_to = 0
-        for name, length in lengths.items():
-            self._streams[name].cut(length)
+    def cut(self, version: int, evals_length: int) -> None:
+        """Take back the updates after a version, and the evaluations beyond so many bytes of their file."""
+        self._streams["updates.jsonl"].flush()
+        self._streams["updates.jsonl"].cut(length_to(self.path / "updates.jsonl", version))
+        self._streams["evals.jsonl"].cut(evals_length)
+        self.recorded_to = min(self.recorded_to, version)
 
-    def flush(self, now_s: float) -> None:
+    def flush(self) -> None:
         """Hand what is buffered to the system: from then on it outlives this process."""
-        self.flushed_at_s = now_s
         for stream in self._streams.values():
             stream.flush()
 

@@ -1,0 +1,49 @@
+"""What strategies and records see of the ledger: the same for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+from dsgd.cluster.ledger import Flight, Ledger
+from dsgd.work import rules
+from dsgd.work.weights import Weights
+
+F = TypeVar("F", bound=Flight)
+
+
+class LedgerViews(Generic[F]):
+    """An engine's base class: the part of `Engine` that only reads the ledger.
+
+    An engine calls `_keep` when it is made, and again when it goes on from another state.
+    """
+
+    combine = staticmethod(rules.combine)
+
+    def _keep(self, ledger: Ledger[F]) -> None:
+        """Show this ledger from now on."""
+        self._ledger = ledger
+        # Attributes, not properties: every task reads them.
+        self.idle, self.clocks, self.in_flight = ledger.idle, ledger.clocks, ledger.in_flight
+
+    @property
+    def workers(self) -> Sequence[int]:
+        return self._ledger.workers
+
+    @property
+    def given(self) -> int:
+        return self._ledger.given
+
+    @property
+    def cancelled(self) -> Sequence[int]:
+        return self._ledger.cancelled
+
+    @property
+    def cancelled_s(self) -> Sequence[float]:
+        return self._ledger.cancelled_s
+
+    def reading(self, worker: int) -> Weights:
+        return self._ledger.flights[worker].w
+
+    def came_in_s(self, worker: int) -> tuple[float, float]:
+        return self._ledger.came_in_s[worker]
