@@ -101,7 +101,7 @@ def await_nodes(count: int) -> None:
     import ray
 
     until_s = time.monotonic() + START_S
-    while sum(node["Alive"] for node in ray.nodes()) != count:
+    while sum(node["Alive"] for node in ray.nodes()) != count:  # type: ignore[no-untyped-call]
         assert time.monotonic() < until_s, f"the cluster has not {count} nodes after {START_S:g} s"
         time.sleep(0.05)
 
