@@ -216,6 +216,16 @@ def test_a_damaged_record_is_refused(cli: CommandLine, begun: Path) -> None:
     assert "the record is damaged" in line
 
 
+def _a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _a_loop(file: Path) -> None:
+    file.unlink()
+    file.symlink_to(file.name)
+
+
 DAMAGES: Mapping[str, Callable[[Path], object]] = {
     "removed": lambda file: file.unlink(),
     "empty": lambda file: file.write_bytes(b""),
@@ -224,8 +234,8 @@ DAMAGES: Mapping[str, Callable[[Path], object]] = {
     "a line less": lambda file: file.write_bytes(file.read_bytes().partition(b"\n")[2]),
     "junk at its end": lambda file: file.write_bytes(file.read_bytes() + b"junk\n"),
     "no field": lambda file: file.write_text("{}"),
-    "a folder": lambda file: (file.unlink(), file.mkdir()),
-    "a loop": lambda file: (file.unlink(), file.symlink_to(file.name)),
+    "a folder": _a_folder,
+    "a loop": _a_loop,
 }
 
 
