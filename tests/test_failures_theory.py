@@ -57,6 +57,7 @@ from dsgd.theory.failures import (
     suspected_share,
     task_time,
     time_away,
+    tries_of_a_slow_host,
     up_share,
     wasted_by_suspicion,
 )
@@ -332,6 +333,27 @@ def test_suspicion_costs_what_drawn_times_say(law: Law) -> None:
         for factor in (1.5, 8.0):
             first = np.minimum(factor * x, suspect_after_s + x)
             assert_near(first, first_of_two_answers(law, suspect_after_s, factor))
+
+
+@given(task=st.integers(1, 4), after=st.integers(2, 9), tasks=st.integers(30, 400))
+@settings(max_examples=20, deadline=None)
+def test_a_slow_host_is_tried_as_often_as_the_formula_says(task: int, after: int, tasks: int) -> None:
+    """Exactly where S is a multiple of X; and the run is that many times S longer."""
+    outcome = run(
+        "asgd",
+        dataset="none",
+        num_workers=1,
+        steps=tasks,
+        compute_time=f"constant:{task}",
+        suspect_after=float(after * task),
+        spares=1,
+        faults="slow:0=50@t=0",
+    )
+    tries = sum(seen.kind == "suspect" for seen in outcome.cluster.faults_seen)
+    lasted_s = outcome.tally.last_update_s
+    assert lasted_s == tasks * task + tries * after * task
+    if lasted_s >= (2 * after + 3) * task:
+        assert tries == tries_of_a_slow_host(lasted_s, task, after * task)
 
 
 def assert_near(draws: np.ndarray[tuple[int], np.dtype[np.float64]], theory: float) -> None:
