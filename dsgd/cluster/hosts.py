@@ -184,7 +184,8 @@ class Hosts:
         if self._doubt(home, now_s) == _TRUSTED:
             return home
         free = [spare for spare, stands_in_for in homes.items() if stands_in_for <= {home}]
-        if self._doubt(carrier, now_s) == _TRUSTED and (carrier in free or not free):
+        better = carrier not in free and any(self._doubt(spare, now_s) == _TRUSTED for spare in free)
+        if self._doubt(carrier, now_s) == _TRUSTED and not better:
             return carrier
         lost = not self.alive[home] and not self.alive[carrier]
         among = free if lost and self._on_loss != "rehost" else range(len(self.alive))
@@ -211,9 +212,10 @@ class Hosts:
         for worker in sorted(range(len(self.carrier)), key=lambda worker: self.home(worker) != host):
             there = self._best(worker, now_s, homes)
             if there != self.carrier[worker]:
+                stands_in = there in homes or self.carrier[worker] in homes
                 self.carrier[worker] = there
                 moved.add(worker)
-                homes = self._homes_by_spare()
+                homes = self._homes_by_spare() if stands_in else homes
         return moved
 
     def _restart_s(self, host: int, now_s: float) -> float | None:
