@@ -1,10 +1,10 @@
-"""How long a worker's task stays undone when its process is lost, or says nothing.
+"""How long a worker's task waits when its process is lost, or silent.
 
     python benchmarks/ray_recovery.py
 
-SSGD with 2 workers. A process is killed every four seconds, by when the one before has been replaced;
-measured is the time from the kill until its task has been sent to another process. Then a process is stopped,
-until its task is suspected.
+SSGD with 2 workers. A process is killed every four seconds, which is enough to replace the one before.
+The time from the kill until its task has been sent to another process is measured; then the time from
+stopping a process until its task is suspected.
 """
 
 from __future__ import annotations

@@ -189,8 +189,9 @@ def test_an_old_state_trusts_all() -> None:
 def test_every_worker_is_carried_or_waits_or_has_left(
     num_workers: int, num_hosts: int, spares: int, on_loss: OnLoss, actions: list[tuple[str, int]]
 ) -> None:
-    """Whatever is lost and comes back: a member without a living host waits, and with all hosts back
-    everybody is a member and carried; the state can be kept at any moment.
+    """Whatever is lost and comes back: a member without a living host waits, but never beside a free host
+    that is trusted, nor do workers of two homes share one then; with all hosts back and heard everybody is a
+    member and carried; the state can be kept at any moment.
     """
     num_hosts = min(num_hosts, num_workers)
 
@@ -221,12 +222,20 @@ def test_every_worker_is_carried_or_waits_or_has_left(
         assert hosts.dropped == set(range(num_workers)) - members
         if on_loss == "rehost" and any(hosts.alive):
             assert all(hosts.alive[carrier] for carrier in hosts.carrier)
+        suspected = any(action == "suspect" for action, _ in actions)
+        free = any(alive and not hosts.carried(host) for host, alive in enumerate(hosts.alive))
+        if free and not suspected:
+            assert all(hosts.alive[carrier] for carrier in hosts.carrier)
+            by_home = dict(zip(map(hosts.home, range(num_workers)), hosts.carrier, strict=True))
+            assert len({*by_home.values()}) == len(by_home)
         kept = json.loads(json.dumps(hosts.state()))
         hosts = new()
         hosts.restore(kept)
     for host in range(num_hosts + spares):
         members |= {*hosts.back(host, 99.0)[1]}
+        hosts.answered(host, 99.0, late=False)
     assert members == set(range(num_workers))
+    assert len({*hosts.carrier}) == num_hosts
     assert all(hosts.alive[carrier] for carrier in hosts.carrier)
 
 

@@ -239,7 +239,7 @@ def test_a_slow_host_takes_as_many_times_longer() -> None:
 
 
 def test_members_leave_and_join_as_asked() -> None:
-    """Who leaves finishes its task; who joins takes part from the next round."""
+    """A worker that leaves finishes its task; one that joins takes part from the next round."""
     ran = run("ssgd", **SCHEDULE, steps=12, faults="leave:1@update=3; join:1@update=8")
     present = [len(update.dones) for update in ran.updates]
     assert present[:4] == [2] * 4

@@ -319,7 +319,7 @@ def test_a_killed_run_with_faults_of_its_driver_goes_on_bit_for_bit(tmp_path: Pa
 
     def cfg(run_name: str) -> TrainConfig:
         of_store = "torn@t=4; slow-disk=.5@t=9+6; full@update=30+2; rot@update=50"
-        faults = {"faults": f"driver@t=7.3+3; driver@update=25; kill:1@t=3; {of_store}"}
+        faults: dict[str, Any] = {"faults": f"driver@t=7.3+3; driver@update=25; kill:1@t=3; {of_store}"}
         faults |= {"checkpoint_cost_s": 0.25}
         return configured({**OPTIONS, "mode": "asgd", **faults, "out": str(tmp_path), "run_name": run_name})
 

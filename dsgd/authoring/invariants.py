@@ -162,7 +162,7 @@ class _Audited:
 
 
 class _Bounds:
-    """The bounds that theory gives: a worker that joins counts as one more, for it may run ahead anew."""
+    """The bounds that theory gives: a worker that joins counts as one more, as it may run ahead again."""
 
     def __init__(self, cfg: TrainConfig) -> None:
         self._cfg = cfg
@@ -279,7 +279,7 @@ def _cuts(schedule: FaultSchedule, updates: int, cuts: int) -> list[int]:
 
 
 def _goes_on_from(cut: int, run: _Audited, schedule: FaultSchedule, cfg: TrainConfig) -> None:
-    """Start it again after an update, in a new cluster, from a checkpoint of this one: it is the same."""
+    """Check that the run, started again after an update from a checkpoint in a new cluster, is the same."""
     going, needed = _Going(schedule, cfg), run.updates[cut:]
     known_classes = vocabulary(schedule.subject.strategy)
     w = run.updates[cut - 1].weights if cut else run.first

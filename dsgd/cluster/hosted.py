@@ -359,11 +359,11 @@ class HostedCluster(SimCluster):
             ledger.stay(worker)
             self._note("join", (worker,), f"worker {worker} stays", asked=True)
             return True
-        if worker in ledger.workers or worker in hosts.dropped:
+        if worker in ledger.workers:
             self._note("join", (worker,), f"worker {worker} was a member already", asked=True)
             return False
-        if not hosts.alive[hosts.carrier[worker]]:
-            hosts.dropped.add(worker)
+        if worker in hosts.dropped or not hosts.alive[hosts.carrier[worker]]:
+            hosts.dropped.add(worker)  # it joins, and that is recorded, with its new process
             return False
         ledger.join(worker)
         self._note("join", (worker,), f"worker {worker} joins", asked=True)
@@ -372,9 +372,7 @@ class HostedCluster(SimCluster):
     def _somebody_may_come(self) -> bool:
         """Whether, without any task in flight, the members may still change."""
         due = any(name == "fault" and arguments[0].startswith("join") for *_, name, arguments in self._future)
-        homes = {self._hosts.home(worker) for worker in self._hosts.dropped}
-        spares = range(self._hosts.num_hosts, len(self._back_of))
-        returning = homes and any(self._back_of[host] for host in (*homes, *spares))
+        returning = bool(self._hosts.dropped) and any(self._back_of)  # whose host is given up too
         return due or returning or self._plan.will_join
 
     def _nobody(self) -> Exception:

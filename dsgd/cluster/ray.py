@@ -93,6 +93,7 @@ class RayCluster(LedgerViews[RayFlight]):
         self._due: list[Fault] = []  # members change, and processes end, only while the strategy waits
         self._ending = False  # this process, by a fault
         self._members_changed = False
+        self._answers = 0  # how often `next_done` has returned
         self._began_s: float | None = None
         self._now_s = 0.0
         self._connection = connection or connect(cfg.ray.start_timeout_s)
@@ -155,6 +156,7 @@ class RayCluster(LedgerViews[RayFlight]):
             self._look()
             if self._members_changed:
                 self._members_changed = False
+                self._answers += 1
                 return None
             refs = [*self._tasks.answers(self._cut), *self._readying]
             if refs and self._asked:
@@ -171,6 +173,7 @@ class RayCluster(LedgerViews[RayFlight]):
             if ready:
                 done = self._take(ready[0])
                 if done:
+                    self._answers += 1
                     return done
 
     def reached(self, version: int) -> None:
@@ -193,6 +196,7 @@ class RayCluster(LedgerViews[RayFlight]):
             restarts=list(self.restarts),
             hosts=self._hosts.state(),
             faults=self._plan.position(),
+            engine={"answers": self._answers},
         )
 
     def restore(self, state: ClusterState) -> None:
@@ -210,6 +214,7 @@ class RayCluster(LedgerViews[RayFlight]):
             for f in state.flights
         }
         self._keep(Ledger.restored(replace(state, states=refs), flights))
+        self._answers = state.engine.get("answers", state.came_in)
         self._states = StateCopies(refs)
         if state.faults is not None:
             self._plan.go_to(state.faults)
@@ -477,12 +482,14 @@ class RayCluster(LedgerViews[RayFlight]):
             del self._running[process.host]
             self._readying.pop(process.ready, None)
             words = [f"host {process.host} was asked to end"]
-            fault = self._book.begin(OpenFault(self._seen("kill", (), asked=False), words))
+            seen = self._seen("kill", (), asked=False)._replace(notice=True)
+            fault = self._book.begin(OpenFault(seen, words))
             fault.detect(self._clock_s)
             self._draining.add(process)
             for worker in self._decide(fault, process.host):
                 self._ledger.retire(worker)
-                self._note("leave", (worker,), f"worker {worker} leaves with its process", asked=False)
+                text = f"worker {worker} leaves with its process"
+                self._note("leave", (worker,), text, asked=False, notice=True)
             self._end_drained()
             self._send_unsent()
             self._close_losses()
@@ -608,11 +615,15 @@ class RayCluster(LedgerViews[RayFlight]):
             update=self._version,
             came_in=self._ledger.came_in,
             text="",
+            answers=self._answers,
         )
 
-    def _note(self, kind: str, workers: Sequence[int], text: str, *, asked: bool) -> None:
+    def _note(
+        self, kind: str, workers: Sequence[int], text: str, *, asked: bool, notice: bool = False
+    ) -> None:
         """Record what is over at once."""
-        fault = self._book.begin(OpenFault(self._seen(kind, workers, asked=asked), [text]))
+        seen = self._seen(kind, workers, asked=asked)._replace(notice=notice)
+        fault = self._book.begin(OpenFault(seen, [text]))
         fault.detect(fault.seen.t_s)
         self._book.end(fault, fault.seen.t_s)
 
@@ -692,10 +703,10 @@ class RayCluster(LedgerViews[RayFlight]):
             ledger.stay(worker)
             self._members_changed = True
             text = "stays"
-        elif worker in ledger.workers or worker in hosts.dropped:
+        elif worker in ledger.workers:
             text = "was a member already"
-        elif not hosts.alive[hosts.carrier[worker]]:
-            hosts.dropped.add(worker)
+        elif worker in hosts.dropped or not hosts.alive[hosts.carrier[worker]]:
+            hosts.dropped.add(worker)  # it joins, and that is recorded, with its new process
             return
         else:
             ledger.join(worker)

@@ -1,4 +1,4 @@
-"""From where a run can go on, and with which options."""
+"""Where a run can go on from, and with which options."""
 
 from __future__ import annotations
 
@@ -25,10 +25,18 @@ from dsgd.execution.evaluation import Evaluated
 from dsgd.faults.fault import STORE, Fault
 from dsgd.faults.seen import FaultSeen
 from dsgd.records.outcomes import is_result
-from dsgd.records.reader import read_ending, read_evaluations, read_faults, read_updates, whole_length
+from dsgd.records.reader import (
+    read_ending,
+    read_evaluations,
+    read_faults,
+    read_meta,
+    read_updates,
+    whole_length,
+)
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordedEvaluation, RecordedUpdate, RecordError
 from dsgd.work.model import Evaluation
+from dsgd.work.weights import Vector
 
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord
@@ -40,7 +48,7 @@ MAY_CHANGE = (
     "metrics_port", "metrics_host", "metrics_linger_s", "pushgateway", "dashboard",
     "note", "trace_last", "quiet",
 )  # fmt: skip
-"""The options that a run may have otherwise when it goes on."""
+"""The options that may change when a run goes on."""
 
 _WHERE = ("out", "run_name")
 _KEPT = 3
@@ -86,13 +94,13 @@ class ResumePoint:
 
 
 def options_digest(cfg: TrainConfig) -> str:
-    """Return the SHA-256 of the options that a run that goes on must have too."""
+    """Return the SHA-256 of the options that may not change when a run goes on."""
     fixed = {name: value for name, value in options(cfg).items() if name not in (*MAY_CHANGE, *_WHERE)}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
 def changed(was: Mapping[str, Any], cfg: TrainConfig) -> str | None:
-    """Return the first option in which a run that goes on must not differ from what it was, and does."""
+    """Return the first option that differs from what the run had, and may not."""
     now = options(cfg)
     differing = [name for name, value in now.items() if was.get(name, value) != value]
     return next((name for name in differing if name not in (*MAY_CHANGE, *_WHERE)), None)
@@ -150,7 +158,7 @@ def newest_state(
 def resume_point(
     cfg: TrainConfig, path: Path, places: Mapping[str, Store], known: Vocabulary, why: str
 ) -> ResumePoint:
-    """Return from where the run of a record goes on: its newest whole checkpoint, or its beginning.
+    """Return where the run of a record goes on from: its newest whole checkpoint, or its beginning.
 
     places: where its checkpoints lie. known: what its tasks may be. why: how it ended.
     Newer checkpoints are removed: the run makes others.
@@ -180,6 +188,16 @@ def resume_point(
         later_faults=later_faults,
         all_faults=all_faults,
     )
+
+
+def require_same_start(cfg: TrainConfig, path: Path, first: Vector) -> None:
+    """Raise ValueError if a run that begins again would begin with other weights than it did."""
+    expected = read_meta(path).init_sha256
+    if expected is not None and hashlib.sha256(first.tobytes()).hexdigest() != expected:
+        raise ValueError(
+            f"--init-from {cfg.checkpoint.init_from}: are no longer the weights that {path} began with, and "
+            "it has no whole checkpoint; start another run"
+        )
 
 
 def _evaluated(line: RecordedEvaluation) -> Evaluated:

@@ -32,8 +32,16 @@ class FaultSeen(NamedTuple):
     """Mini-batches that were computed again, or partly."""
     wasted: int = 0
     """Mini-batches whose result was not used: a second copy came first, or the member left."""
+    back_to: int | None = None
+    """The version of the weights that the run went back to; None if it did not."""
+    answers: int | None = None
+    """How often the strategy's waiting had ended when it began, with a task or a change of the members: two
+    changes with the same number were seen at once. None in the simulator.
+    """
+    notice: bool = False
+    """Whether the process was asked to end (SIGTERM): the tasks that it had came in all the same."""
 
     @property
     def to_recover_s(self) -> float | None:
-        """`recovered_s` of what has to be recovered from, which a member's leaving or joining has not."""
+        """`recovered_s`; None for a leave or a join, after which nothing has to recover."""
         return None if self.kind in MEMBERSHIP else self.recovered_s

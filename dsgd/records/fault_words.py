@@ -22,7 +22,7 @@ def hit(fault: RecordedFault) -> str:
 
 
 def cost(fault: RecordedFault) -> str:
-    """Return how long a fault lasted and what was lost by it; empty for what cost nothing.
+    """Return how long a fault lasted and what it cost; empty if it cost nothing.
 
     >>> from dsgd.records.schema import built
     >>> line = dict(t_s=1.0, kind="kill", workers=[1], asked=True, update=4, came_in=4, text="")

@@ -138,7 +138,8 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
     ]
     text: Annotated[str, field("", "what was done about it, in words")]
     detected_s: Annotated[
-        float | None, field("engine s", "from its beginning until the driver knew; null: never, or no matter")
+        float | None,
+        field("engine s", "from its beginning until the driver knew; null: never, or not applicable"),
     ] = None
     recovered_s: Annotated[
         float | None,
@@ -152,10 +153,24 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
         int,
         field("mini-batches", "whose result was not used: a second copy came first, or the member left"),
     ] = 0
+    back_to: Annotated[
+        int | None, field("updates", "the version that the run went back to; null if it did not")
+    ] = None
+    answers: Annotated[
+        int | None,
+        field(
+            "",
+            "how often the strategy's waiting had ended when it began, with a task or a change of members: "
+            "two changes with the same number were seen at once; null in the simulator",
+        ),
+    ] = None
+    notice: Annotated[
+        bool, field("", "whether the process was asked to end (SIGTERM): its tasks came in all the same")
+    ] = False
 
     @property
     def over_s(self) -> float | None:
-        """When (engine s) it was over, for most at once; None: it was not when the run ended."""
+        """When (engine s) it was over; None: it was not when the run ended."""
         if self.recovered_s is None:
             return None if self.kind in LASTING else self.t_s
         return self.t_s + self.recovered_s

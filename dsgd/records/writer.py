@@ -30,7 +30,7 @@ from dsgd.execution.evaluation import Evaluated
 from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import finite, taken_of_updates
 from dsgd.records.files import FolderLock, GrowingFile, WriteError, Writing, whole_file
-from dsgd.records.reader import read_meta
+from dsgd.records.reader import length_to, read_meta
 from dsgd.records.schema import (
     LaterAttempt,
     Meta,
@@ -117,7 +117,7 @@ class RunRecord:
             pid=os.getpid(),
             worker_pids=list(cluster.pids),
         )
-        # First what marks the run as ended: were this killed next, the record would say that it goes on.
+        # First remove what marks the run as ended: if this is killed next, the record says that it goes on.
         for name in ("summary.json", "weights.npy", "trace.json"):
             with Writing(self.path / name):
                 (self.path / name).unlink(missing_ok=True)
@@ -152,10 +152,12 @@ class RunRecord:
         """Bytes of the growing files so far."""
         return {name: stream.length for name, stream in self._streams.items()}
 
-    def cut(self, lengths: Mapping[str, int]) -> None:
-        """Take back what was written to these files beyond so many bytes."""
-        for name, length in lengths.items():
-            self._streams[name].cut(length)
+    def cut(self, version: int, evals_length: int) -> None:
+        """Take back the updates after a version, and the evaluations beyond so many bytes of their file."""
+        self._streams["updates.jsonl"].flush()
+        self._streams["updates.jsonl"].cut(length_to(self.path / "updates.jsonl", version))
+        self._streams["evals.jsonl"].cut(evals_length)
+        self.recorded_to = min(self.recorded_to, version)
 
     def flush(self) -> None:
         """Hand what is buffered to the system: from then on it outlives this process."""

@@ -1,4 +1,4 @@
-"""`--resume RUN`: the options of a run that goes on are those it had, with the few that may change."""
+"""`--resume RUN`: a run goes on with the options that it had, except for the few that may change."""
 
 from __future__ import annotations
 

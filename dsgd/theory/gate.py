@@ -434,7 +434,7 @@ def failure_rows() -> Iterator[Row]:
     )
     for text in ("constant:1", "exponential:1"):
         yield row(
-            f"ASGD, {text}, P=4, hosts lost each 50 s, back in 20, started in 5: s an update",
+            f"ASGD, {text}, P=4, hosts lost every 50 s, back in 20, started in 5: s an update",
             "(M + b) e^(r/M) E[e^(X/M) - 1]/P",
             asgd_time_with_losses(parse_law(text), 4, 50, time_away(50, 20, 5)),
             lambda seed, text: s_per_update(
@@ -443,7 +443,7 @@ def failure_rows() -> Iterator[Row]:
             text=text,
         )
     yield row(
-        "ASGD, constant, 8 workers on 4 hosts lost each 200 s, back in 100, rehost: hosts at work",
+        "ASGD, constant, 8 workers on 4 hosts lost every 200 s, back in 100, rehost: hosts at work",
         "H M/(M + D)",
         hosts_at_work(4, up_share(200, 100)),
         # Each loss repeats a task, and leaves a host idle until its first worker is done elsewhere.
@@ -526,7 +526,8 @@ def failure_rows() -> Iterator[Row]:
         for interval_s in intervals_s:
             cost_s, restart_s = 2.0, 10.0
             yield row(
-                f"driver lost each {mtbf_s:g} s, back in 10, 2 s a checkpoint each {interval_s:g}: time/work",
+                f"driver lost every {mtbf_s:g} s, back in 10, a checkpoint of 2 s every {interval_s:g}: "
+                "time/work",
                 "M e^(R/M) (e^((T + C)/M) - 1)/T",
                 completion_time(1.0, interval_s, cost_s, mtbf_s, restart_s),
                 partial(_time_against_work, interval_s, cost_s, mtbf_s, restart_s),
