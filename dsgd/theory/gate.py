@@ -457,7 +457,7 @@ def failure_rows() -> Iterator[Row]:
     )
     for policy in ("replace", "rehost"):
         yield row(
-            f"ASGD, constant, 4 hosts and a spare lost each 200 s, back in 100, {policy}: hosts at work",
+            f"ASGD, constant, 4 hosts and a spare lost every 200 s, back in 100, {policy}: hosts at work",
             "E[min(H, N)], N binomial (H + s, a)",
             hosts_at_work(4, up_share(200, 100), spares=1),
             lambda seed, policy: (
