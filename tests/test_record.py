@@ -386,7 +386,7 @@ def test_what_is_taken_back_is_written_again(tmp_path: Path) -> None:
     assert recorded() == whole
     record.recorded_to = 6
     assert recorded() == whole
-    record.cut(0, 0)
+    record.cut(version=0, evals_length=0)
     assert recorded() == whole
     record.close_streams()
     record.release()
