@@ -378,7 +378,7 @@ def test_what_is_taken_back_is_written_again(tmp_path: Path) -> None:
     def recorded() -> list[int]:
         for update in ran.updates:
             record.update(update)
-        record.flush(0.0)
+        record.flush()
         lines = (tmp_path / "r/updates.jsonl").read_text().splitlines()
         return [json.loads(line)["version"] for line in lines]
 
@@ -386,7 +386,7 @@ def test_what_is_taken_back_is_written_again(tmp_path: Path) -> None:
     assert recorded() == whole
     record.recorded_to = 6
     assert recorded() == whole
-    record.cut({"updates.jsonl": 0})
+    record.cut(version=0, evals_length=0)
     assert recorded() == whole
     record.close_streams()
     record.release()

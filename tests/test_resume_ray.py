@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,22 @@ for line in sys.stdin:
 """
 
 
+@contextmanager
+def drivers() -> Iterator[Callable[[dict[str, Any], int, str | None], None]]:
+    """Yield what runs a driver that is killed after an update."""
+    with python("-c", KILLED_ON_RAY, stdin=subprocess.PIPE) as process:
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin
+        assert stdout
+
+        def killed(options: dict[str, Any], at: int, resume: str | None = None) -> None:
+            print(json.dumps([options, at, resume]), file=stdin, flush=True)
+            assert stdout.readline() == f"{-signal.SIGKILL}\n"
+
+        yield killed
+        stdin.close()
+
+
 @pytest.mark.timeout(900)  # eleven processes are started, each with its workers
 @pytest.mark.parametrize("mode", ["ssgd", "asgd"])
 def test_a_killed_driver_on_ray_loses_no_update(
@@ -54,23 +71,18 @@ def test_a_killed_driver_on_ray_loses_no_update(
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
     options = {"mode": mode, "engine": "ray", "num_workers": 2, "steps": 40, "lr": 0.05, "dataset": "digits"}
     options |= {"checkpoint_every": "0.03", "out": str(tmp_path), "trace_last": 0}
+    hosts = {"hosts": 1} if mode == "ssgd" else {}  # its bytes do not depend on them, and each takes seconds
+    cut = {**options, **hosts, "run_name": "cut"}
     updates = 40 if mode == "ssgd" else 80
     recorded = b""
     draws = np.random.default_rng(len(mode)).choice(np.arange(2, updates), 5, replace=False)
-    with python("-c", KILLED_ON_RAY, stdin=subprocess.PIPE) as drivers:
-        assert drivers.stdin
-        assert drivers.stdout
+    with drivers() as killed:
         for n, at in enumerate(sorted(draws.tolist())):
-            print(
-                json.dumps([{**options, "run_name": "cut"}, at, "killed" if n else None]), file=drivers.stdin
-            )
-            drivers.stdin.flush()
-            assert drivers.stdout.readline() == f"{-signal.SIGKILL}\n"
+            killed(cut, at, "killed" if n else None)
             before, recorded = recorded, (tmp_path / "cut/updates.jsonl").read_bytes()
             assert recorded.startswith(before)
             assert recorded.count(b"\n") == at
-        drivers.stdin.close()
-    ended = run(configured({**options, "run_name": "cut"}), resume="killed")
+    ended = run(configured(cut), resume="killed")
     assert (ended.error, ended.tally.updates, ended.tally.gradients) == (None, updates, 80)
     assert (tmp_path / "cut/updates.jsonl").read_bytes().startswith(recorded)
     assert versions(tmp_path / "cut") == list(range(1, updates + 1))
@@ -271,9 +283,8 @@ def test_a_run_on_ray_that_diverges_rolls_back(
         "lr": 30.0,
     }
     options |= {"steps": 60, "on_divergence": "rollback", "out": str(tmp_path), "run_name": "it"}
-    process = python("-c", KILLED_ON_RAY, json.dumps(options), "40", "")
-    assert process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    with drivers() as killed:
+        killed(options, 40)
     before = lines(tmp_path / "it", "faults.jsonl")
     assert before
     ended = run(configured(options), resume="killed")

@@ -79,6 +79,7 @@ class RayCluster(LedgerViews[RayFlight]):
         self._tasks = SentTasks(workload.objective.num_weights, cfg.timing.padding_bytes)
         self._messages = [0] * num_workers  # by worker in flight: how often its task was sent
         self._suspected: dict[int, OpenFault] = {}  # by worker in flight: a second host has its task
+        self._asked: dict[Any, HostProcess] = {}  # by the answer to come: silent ones
         self._states = StateCopies()
         self._version = 0
         self._running: dict[int, HostProcess] = {}  # by host
@@ -158,6 +159,8 @@ class RayCluster(LedgerViews[RayFlight]):
                 self._answers += 1
                 return None
             refs = [*self._tasks.answers(self._cut), *self._readying]
+            if refs and self._asked:
+                refs += [ref for ref, process in self._asked.items() if process.host not in self._cut]
             left_s = self._next_s() - self._clock_s
             ready: list[Any] = []
             if refs:
@@ -222,6 +225,8 @@ class RayCluster(LedgerViews[RayFlight]):
             if lives and not self._hosts.alive[host]:
                 self._back(host)
             self._hosts.alive[host] = lives
+            if lives and self._hosts.is_silent(host):
+                self._ask(host)
         self._messages = [0] * len(self._messages)
         self._send_unsent()
 
@@ -235,9 +240,12 @@ class RayCluster(LedgerViews[RayFlight]):
 
     def _send(self, worker: int) -> None:
         """Send the task of a worker to the host that carries it, if that can be reached; else it waits."""
-        host = self._hosts.carrier[worker]
-        if self._hosts.alive[host] and host not in self._cut:
-            self._send_to(host, worker)
+        host = self._hosts.place(worker, self._clock_s)
+        if self._hosts.alive[host]:
+            if host in self._cut:
+                self._expect(host, worker)
+            else:
+                self._send_to(host, worker)
 
     def _send_to(self, host: int, worker: int) -> None:
         process, flight = self._running[host], self._ledger.flights[worker]
@@ -249,8 +257,13 @@ class RayCluster(LedgerViews[RayFlight]):
             slower *= factor(host, self._clock_s)
         self._tasks.send(process, worker, flight, self._ledger.states.get(worker), slower)
         self._messages[worker] += 1
-        if self._cfg.fault.suspect_after is not None:
-            self._after(self._cfg.fault.suspect_after, lambda: self._suspect(worker, flight.ticket))
+        self._expect(host, worker)
+
+    def _expect(self, host: int, worker: int) -> None:
+        """Look later whether a host was silent for too long since it got, or should have got, a task."""
+        after_s, ticket = self._cfg.fault.suspect_after, self._ledger.flights[worker].ticket
+        if after_s is not None:
+            self._after(after_s, lambda: self._suspect(host, worker, ticket))
 
     def _send_unsent(self) -> None:
         """Send every task in flight that no process has."""
@@ -273,6 +286,9 @@ class RayCluster(LedgerViews[RayFlight]):
         if ref in self._readying:
             self._take_ready(ref)
             return None
+        if ref in self._asked:
+            self._take_answer(ref)
+            return None
         worker, process, state = self._tasks[ref]
         try:
             result = ray.get(ref)
@@ -291,6 +307,8 @@ class RayCluster(LedgerViews[RayFlight]):
             ) from error
         self._tasks.pop(ref)
         loss, compute_s, value = self._tasks.read(result)
+        if self._running.get(process.host) is process:
+            self._hosts.answered(process.host, self._clock_s, late=False)
         if worker in self._suspected:
             self._suspected[worker].words.append(f"host {process.host} was first")
             self._stop(worker)
@@ -317,23 +335,54 @@ class RayCluster(LedgerViews[RayFlight]):
             flight.w,
         )
 
-    def _suspect(self, worker: int, ticket: int) -> None:
-        """Send a task that has been silent for too long to a second host too, once."""
-        flight, having = self._ledger.flights.get(worker), self._tasks.copies(worker)
-        if flight is None or flight.ticket != ticket or worker in self._suspected or not having:
+    def _suspect(self, host: int, worker: int, ticket: int) -> None:
+        """Suspect a host that has been silent for too long since it got a task, which a second host gets too,
+        once.
+        """
+        flight, process = self._ledger.flights.get(worker), self._running.get(host)
+        if flight is None or flight.ticket != ticket or process is None or process.ready in self._readying:
             return
-        at = having[0].host
-        second = self._hosts.second(worker, self._tasks.busy(), besides=at)
-        if second is None:
+        having = self._tasks.copies(worker)
+        if process not in having and (having or host not in self._cut):
+            return
+        after_s = self._cfg.fault.suspect_after
+        assert after_s is not None
+        left_s = self._hosts.heard_s(host) + after_s - self._clock_s
+        if host not in self._cut and self._tasks.has_answered(process):
+            left_s = max(after_s, _LOOK_S)  # it was this process that did not look
+        if left_s > 0:
+            self._after(left_s, lambda: self._suspect(host, worker, ticket))
+            return
+        moving = self._hosts.carried(host)
+        if self._hosts.suspect(host, self._clock_s):
+            self._ask(host)
+            for other in moving:
+                self._bring_state_here(other)
+        second = self._hosts.second(worker, host)
+        if second is None or worker in self._suspected:
             return
         for fault in self._book.open:
-            if at in fault.passing and fault.seen.detected_s is None:
+            if host in fault.passing and fault.seen.detected_s is None:
                 fault.detect(self._clock_s)
-        text = f"worker {worker} was silent on host {at}: host {second} got its task too"
+        text = f"worker {worker} was silent on host {host}: host {second} got its task too"
         suspicion = self._book.begin(OpenFault(self._seen("suspect", (worker,), asked=False), [text]))
         suspicion.detect(self._clock_s)
         self._suspected[worker] = suspicion
         self._send_to(second, worker)
+
+    def _ask(self, host: int) -> None:
+        """Ask a host for an answer, which comes when its tasks are done or stopped."""
+        self._asked[self._running[host].actor.ready.remote()] = self._running[host]
+
+    def _take_answer(self, ref: Any) -> None:
+        process = self._asked.pop(ref)
+        try:
+            ray.get(ref)
+        except RayError:
+            self._lose(process)
+        else:
+            if self._running.get(process.host) is process:
+                self._hosts.answered(process.host, self._clock_s, late=True)
 
     def _lost_with_its_machine(self, ref: Any) -> None:
         """Send a task again whose answer, or the state that it needs, was lost with a machine."""
@@ -408,6 +457,7 @@ class RayCluster(LedgerViews[RayFlight]):
         assert self._processes
         self._processes.end(process)  # it may only be out of reach
         self._readying.pop(process.ready, None)
+        self._asked = {ref: asked for ref, asked in self._asked.items() if asked is not process}
         self._draining.discard(process)
         stranded, host = self._tasks.strand(process), process.host
         if self._running.get(host) is process:
@@ -532,7 +582,7 @@ class RayCluster(LedgerViews[RayFlight]):
 
     def _back(self, host: int) -> None:
         """Enter that a host can compute; its workers' tasks are sent, and those that had left join."""
-        carried, joining = self._hosts.back(host)
+        carried, joining = self._hosts.back(host, self._clock_s)
         for worker in carried:
             self._bring_state_here(worker)
         for worker in joining:

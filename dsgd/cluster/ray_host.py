@@ -52,8 +52,8 @@ _WAKER = (
 
 
 class Host:
-    """The actor. Tasks are computed in the order in which they come; `stop`, faults and notices have threads
-    of their own.
+    """The actor. Tasks are computed in the order in which they come, in one thread; `stop`, faults and
+    notices have others.
     """
 
     def __init__(self, objective: Objective, times: ComputeTimes, device: str, padding_bytes: int) -> None:
