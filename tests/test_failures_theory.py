@@ -276,7 +276,7 @@ def test_spares_fill_places_as_hosts_followed_by_hand_do(spares: int) -> None:
 
 def test_a_spare_of_a_spot_fleet_is_lost_like_any_other_process() -> None:
     """ASGD's throughput on a fleet with a spare is that of the places filled, of five alike processes."""
-    spot = {"faults": "spot:mtbf=20,back=20", "restart_window_s": 1e-9, "spares": 1}
+    spot: dict[str, Any] = {"faults": "spot:mtbf=20,back=20", "restart_window_s": 1e-9, "spares": 1}
 
     def filled(seed: int) -> float:
         options = {"steps": 4000, "compute_time": "constant:.25", "seed": seed, **spot}
