@@ -24,8 +24,7 @@ EVERY: dict[str, Any] = {"every": 40, "compute_time": "constant:.1"}
 
 def to_end_s() -> float:
     """Return how long the kernel takes to end a Python that has imported torch."""
-    code = "import torch; print('ready', flush=True); input()"
-    command = [sys.executable, "-c", code]
+    command = [sys.executable, "-c", "import torch; print('ready', flush=True); input()"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout
         process.stdout.readline()
