@@ -221,7 +221,7 @@ from dsgd.terminal.cli import parse
 class Kill(Watcher):
     def updated(self, update):
         if update.weights.version == 8:
-            while not PeerStore(f"runs/{cfg.mode}").names():
+            while not PeerStore(f"{os.getcwd()}/runs/{cfg.mode}").names():
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -241,6 +241,7 @@ print(code, PeerStore(sys.argv[1]).names())
 """
 
 
+@pytest.mark.timeout(600)  # a cluster of three nodes, and six starts of workers
 def test_a_run_on_ray_goes_on_from_another_nodes_memory(
     ray_cluster: str, nodes: Nodes, tmp_path: Path
 ) -> None:
@@ -261,7 +262,7 @@ def test_a_run_on_ray_goes_on_from_another_nodes_memory(
         cut = ran(KILLED_WITH_A_PEER, *arguments_of(TWO | options | to_peer))
         assert cut.returncode == -signal.SIGKILL, cut.stderr
         assert not (record / "checkpoints").exists()
-        resumed = ran(RESUMED_FROM_A_PEER, f"runs/{record.name}")
+        resumed = ran(RESUMED_FROM_A_PEER, str(record))
         assert resumed.stdout.splitlines()[-1:] == ["0 []"], resumed.stderr
         assert ended_with(record) == (digest(**TWO | options), 8)
 

@@ -254,7 +254,9 @@ def stores_of(cfg: TrainConfig, record: RunRecord) -> dict[str, Store]:
     if "peer" in asked:
         from dsgd.checkpoints.peer_store import PeerStore
 
-        places["peer"] = PeerStore(f"{cfg.output.out}/{record.path.name}")
+        # By its place, so that a resume from another folder finds it.
+        name = f"{cfg.output.out}/{record.path.name}" if record.bucket else str(record.path.resolve())
+        places["peer"] = PeerStore(name)
     if "s3" in asked:
         assert record.bucket, "an --out that is no bucket is refused"
         places["s3"] = record.bucket
