@@ -82,13 +82,15 @@ class Hosts:
     def place(self, worker: int, now_s: float) -> int:
         """Decide which host carries a worker from now on, and so gets its next task; return it.
 
-        Its home if that is trusted, else the one that carries it, else a spare that stands in for its home or
-        for nobody, else the one that carries the fewest. One that is not alive is waited for.
+        Its home if that is trusted, else the one that carries it, unless a spare is free and that one the
+        home of others; else a spare that stands in for its home or for nobody, else the one that carries the
+        fewest. One that is not alive is waited for.
         """
-        host = next(
-            (h for h in (self.home(worker), self.carrier[worker]) if self._doubt(h, now_s) == _TRUSTED), None
-        )
-        self.carrier[worker] = self._least_doubted(worker, now_s) if host is None else host
+        home, carrier = self.home(worker), self.carrier[worker]
+        free = [h for h in range(self.num_hosts, len(self.alive)) if self._stands_in(h, home)]
+        there = free if carrier < self.num_hosts else []
+        trusted = [h for h in (home, *there, carrier) if self._doubt(h, now_s) == _TRUSTED]
+        self.carrier[worker] = trusted[0] if trusted else self._least_doubted(worker, now_s)
         return self.carrier[worker]
 
     def lose(self, host: int, now_s: float, members: Sequence[int]) -> Loss:
