@@ -239,8 +239,8 @@ class FaultConfig(Checked):
     """With this many members left, workers of a lost process wait instead of leaving."""
 
     suspect_after: Annotated[float | None, FINITE, Gt(0)] = None
-    """Seconds after which a silent task is given to a second process too; the first answer counts. None:
-    never."""
+    """Seconds without an answer after which a process's task is given to a second one too; the first answer
+    counts. The silent process gets no other task until it answers. None: never."""
 
     max_restarts: Annotated[int, Ge(0)] = 3
     """How many times a process is started again within --restart-window-s before it is given up, and with it

@@ -110,7 +110,7 @@ def test_the_page_shows_the_faults_of_the_record(struck: Path) -> None:
     assert [mark["over_s"] for mark in shown["marks"][:3]] == [9.0, 4.5, 9.0]
     assert shown["marks"][-1]["over_s"] is None
     assert [fault["t_s"] for fault in shown["in_words"]] == [f.t_s for f in in_order[:-9:-1]]
-    assert shown["told"][0] == {
+    assert shown["in_words"][0] == {
         "t_s": 30.0, "kind": "cut", "who": "worker 0", "text": "nothing passes",
         "cost": "not over when the run ended",
     }  # fmt: skip
@@ -120,7 +120,7 @@ def test_the_page_shows_no_faults_where_none_are_recorded(quiet: Path, struck: P
     """A quiet run, and a record from before there was faults.jsonl, have no marks."""
     (struck / "faults.jsonl").unlink()
     for record in (quiet, struck):
-        assert read_all(FollowedRun(record)).view()["faults"] == {"counts": {}, "marks": [], "told": []}
+        assert read_all(FollowedRun(record)).view()["faults"] == {"counts": {}, "marks": [], "in_words": []}
 
 
 def test_a_fault_is_shown_once_its_line_is_whole(quiet: Path, tmp_path: Path) -> None:

@@ -9,24 +9,34 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from conftest import python
 
 from dsgd.cluster import Engine, Update
 from dsgd.execution.quick import run, same_bytes
+from dsgd.execution.replaying import compared, recorded_run
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
+pytestmark = pytest.mark.ray
 
 LEARNING: dict[str, Any] = {"engine": "ray", "num_workers": 2, "steps": 24, "local_steps": 2}
-HERE, THERE = "10.213.77.1", "10.213.77.2"
+_PID = os.getpid()
+# Others may run these tests on this machine now.
+HERE, THERE, PORT = f"10.213.{_PID % 256}.1", f"10.213.{_PID % 256}.2", 20_000 + _PID % 10_000
 START_S = 40.0
+NODE = [
+    *(str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"),
+    *("--num-cpus=1", "--object-store-memory=157286400"),
+]
 
 
 class Link(NamedTuple):
@@ -60,7 +70,7 @@ def link() -> Iterator[Link]:
         pytest.skip("a link can only be taken down by root")
     if not shutil.which("ip"):
         pytest.skip("the command ip is not there; Debian's package is iproute2")
-    link, far = Link(f"dsgd-{os.getpid()}", f"dsgd-n{os.getpid()}"), f"dsgd-f{os.getpid()}"
+    link, far = Link(f"dsgd-{_PID}", f"dsgd-n{_PID}"), f"dsgd-f{_PID}"
     with contextlib.ExitStack() as made:
         try:
             ip("netns", "add", link.namespace)
@@ -78,15 +88,12 @@ def link() -> Iterator[Link]:
         yield link
 
 
-@pytest.fixture(scope="module", autouse=True)
-def far_node(ray_cluster: str, link: Link) -> Iterator[None]:
-    """Start a raylet in the namespace, as a second node of the cluster."""
-    ray = str(Path(sys.executable).with_name("ray"))
-    start = [ray, "start", f"--address={ray_cluster}", f"--node-ip-address={THERE}", "--num-cpus=1"]
-    start += ["--object-store-memory=157286400", "--disable-usage-stats", "--block"]
-    node = subprocess.Popen(["ip", "netns", "exec", link.namespace, *start], stdout=subprocess.DEVNULL)
+@contextlib.contextmanager
+def far_node(link: Link, address: str, env: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Start a raylet in the namespace, as a further node of a cluster."""
+    command = ["ip", "netns", "exec", link.namespace, *NODE, f"--address={address}"]
+    node = subprocess.Popen([*command, f"--node-ip-address={THERE}"], stdout=subprocess.DEVNULL, env=env)
     try:
-        await_nodes(2)
         yield
     finally:
         link.up()
@@ -94,15 +101,27 @@ def far_node(ray_cluster: str, link: Link) -> Iterator[None]:
         node.wait(START_S)
         for pid in ip("netns", "pids", link.namespace).split():
             os.kill(int(pid), signal.SIGKILL)
-        await_nodes(1)  # no later test may be given the lost one
 
 
-def await_nodes(count: int) -> None:
+@pytest.fixture
+def two_nodes(ray_cluster: str, link: Link) -> Iterator[None]:
+    """Have a far node in the tests' own cluster."""
     import ray
 
+    def nodes() -> int:
+        found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        return sum(node["Alive"] for node in found)
+
+    with far_node(link, ray_cluster):
+        wait_until(lambda: nodes() == 2)
+        yield
+    wait_until(lambda: nodes() == 1)  # no later test may be given the lost one
+
+
+def wait_until(true: Callable[[], bool]) -> None:
     until_s = time.monotonic() + START_S
-    while sum(node["Alive"] for node in ray.nodes()) != count:  # type: ignore[no-untyped-call]
-        assert time.monotonic() < until_s, f"the cluster has not {count} nodes after {START_S:g} s"
+    while not true():
+        assert time.monotonic() < until_s, f"not within {START_S:g} s"
         time.sleep(0.05)
 
 
@@ -120,6 +139,7 @@ class Down:
                 self.timer.start()
 
 
+@pytest.mark.usefixtures("two_nodes")
 def test_a_link_that_is_down_for_a_while_changes_no_bit(link: Link) -> None:
     """Nothing that was sent is lost: the far worker's answer comes when the link is up again. And where it
     stays down, a silent task is given to the other host.
@@ -134,3 +154,52 @@ def test_a_link_that_is_down_for_a_while_changes_no_bit(link: Link) -> None:
     suspected = run("diloco", Down(link, None), **LEARNING, suspect_after=0.3)
     assert same_bytes(before, suspected)
     assert {seen.kind for seen in suspected.cluster.faults_seen} == {"suspect"}
+
+
+LONG = "--mode diloco --num-workers 2 --steps 80 --local-steps 2 --compute-time constant:.1 --on-loss rehost"
+
+
+@pytest.mark.slow
+def test_a_node_that_is_out_of_reach_for_good_is_given_up(link: Link, tmp_path: Path) -> None:
+    """Ray reports its process lost once it has missed health checks; its worker goes on elsewhere and
+    computes what a replay computes.
+    """
+    health = {"initial_delay_ms": 1000, "period_ms": 1000, "timeout_ms": 1000, "failure_threshold": 3}
+    often = {f"RAY_health_check_{name}": str(value) for name, value in health.items()}
+    env = os.environ | often | {"RAY_AUTH_MODE": "disabled"}
+    head = [*NODE, "--head", f"--node-ip-address={HERE}", f"--port={PORT}", "--include-dashboard=false"]
+    command = f"main.py {LONG} --out {tmp_path} --run-name r --quiet"
+    updates = tmp_path / "r" / "updates.jsonl"
+    with contextlib.ExitStack() as begun:
+        folder = begun.enter_context(tempfile.TemporaryDirectory(prefix="dsgd-ray-", dir="/tmp"))
+        node = subprocess.Popen([*head, f"--temp-dir={folder}"], stdout=subprocess.DEVNULL, env=env)
+        begun.callback(node.wait, START_S)
+        begun.callback(node.terminate)
+        wait_until(_answers)
+        begun.enter_context(far_node(link, f"{HERE}:{PORT}", env))
+        wait_until(lambda: "raylet" in names_of(link))
+        process = python(*command.split(), env=env | {"RAY_ADDRESS": f"{HERE}:{PORT}"})
+        begun.callback(process.kill)
+        wait_until(lambda: updates.exists() and updates.stat().st_size > 0)
+        assert "ray::Host" in names_of(link)
+        link.down()
+        _, err = process.communicate(timeout=150)
+    assert process.returncode == 0, err
+    ran = recorded_run(tmp_path / "r")
+    (lost,) = ran.faults
+    assert (lost.kind, lost.asked, len(lost.workers)) == ("kill", False, 1)
+    found = compared(ran)
+    assert (found.differs, found.same_weights) == (None, True)
+
+
+def names_of(link: Link) -> str:
+    """Return the command lines of the processes at the far end."""
+    lines = [Path(f"/proc/{pid}/cmdline") for pid in ip("netns", "pids", link.namespace).split()]
+    return " ".join(line.read_text() for line in lines if line.exists())
+
+
+def _answers() -> bool:
+    with contextlib.suppress(OSError):
+        socket.create_connection((HERE, PORT), 1).close()
+        return True
+    return False

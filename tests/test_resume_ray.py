@@ -284,7 +284,7 @@ def test_a_run_on_ray_that_diverges_rolls_back(
     }
     options |= {"steps": 60, "on_divergence": "rollback", "out": str(tmp_path), "run_name": "it"}
     with drivers() as killed:
-        killed(options, 40)
+        killed(options, 40, None)
     before = lines(tmp_path / "it", "faults.jsonl")
     assert before
     ended = run(configured(options), resume="killed")

@@ -82,15 +82,14 @@ class Hosts:
     def place(self, worker: int, now_s: float) -> int:
         """Decide which host carries a worker from now on, and so gets its next task; return it.
 
-        Its home if that is trusted, else the one that carries it, unless a spare is free and that one the
-        home of others; else a spare that stands in for its home or for nobody, else the one that carries the
-        fewest. One that is not alive is waited for.
+        Its home if that is trusted, else the one that carries it, else a spare that stands in for its home or
+        for nobody, else the one that carries the fewest. One that is not alive is waited for.
         """
         home, carrier = self.home(worker), self.carrier[worker]
-        free = [h for h in range(self.num_hosts, len(self.alive)) if self._stands_in(h, home)]
-        there = free if carrier < self.num_hosts else []
-        trusted = [h for h in (home, *there, carrier) if self._doubt(h, now_s) == _TRUSTED]
-        self.carrier[worker] = trusted[0] if trusted else self._least_doubted(worker, now_s)
+        if self._doubt(home, now_s) == _TRUSTED:
+            self.carrier[worker] = home
+        elif self._doubt(carrier, now_s) != _TRUSTED:
+            self.carrier[worker] = self._best(worker, now_s, self._homes_by_spare())
         return self.carrier[worker]
 
     def lose(self, host: int, now_s: float, members: Sequence[int]) -> Loss:
@@ -113,8 +112,8 @@ class Hosts:
         """Enter that a host has a new process; return the workers that have moved, or have waited and do so
         no longer, and those that join.
 
-        Its own come home, and a spare that stood in for it stands in for another that is lost. A task in
-        flight stays where it is: only a worker's next task goes to its new host.
+        Its own come home, and a spare that stood in for it now stands in for another. A task in flight stays
+        where it is: only a worker's next task goes to its new host.
         """
         waited = {worker for worker, carrier in enumerate(self.carrier) if not self.alive[carrier]}
         self.alive[host], self._heard_s[host] = True, now_s
@@ -184,28 +183,45 @@ class Hosts:
         trusted_s = self._trusted_s[host]
         return _TRUSTED if trusted_s <= now_s else _LATE if trusted_s < math.inf else _SILENT
 
-    def _least_doubted(self, worker: int, now_s: float) -> int:
-        """Return the host to carry a worker, neither of whose hosts, at home and now, is trusted."""
-        home, carrier, load = self.home(worker), self.carrier[worker], Counter(self.carrier)
-        free = [h for h in range(self.num_hosts, len(self.alive)) if self._stands_in(h, home)]
+    def _best(self, worker: int, now_s: float, homes: Mapping[int, set[int]]) -> int:
+        """Return the host that is best to carry a worker; homes: of `_homes_by_spare`."""
+        home, carrier = self.home(worker), self.carrier[worker]
+        if self._doubt(home, now_s) == _TRUSTED:
+            return home
+        free = [spare for spare, stands_in_for in homes.items() if stands_in_for <= {home}]
+        better = carrier not in free and any(self._doubt(spare, now_s) == _TRUSTED for spare in free)
+        if self._doubt(carrier, now_s) == _TRUSTED and not better:
+            return carrier
         lost = not self.alive[home] and not self.alive[carrier]
         among = free if lost and self._on_loss != "rehost" else range(len(self.alive))
         doubts = {h: self._doubt(h, now_s) for h in among if self.alive[h]}
-        least = min(doubts.values(), default=_LOST)
+        if not doubts:
+            return carrier
+        least, load = min(doubts.values()), Counter(self.carrier)
+        best = [h for h, doubt in doubts.items() if doubt == least]
         # Of the spares, one that stands in for this home already: it leaves the others free.
-        loads = {h: -1 - load[h] if h in free else load[h] for h, doubt in doubts.items() if doubt == least}
-        return min(loads, key=lambda h: (h != home, h != carrier, loads[h], h), default=carrier)
+        loads = {h: -1 - load[h] if h in free else load[h] for h in best}
+        return min(best, key=lambda h: (h != home, h not in free, h != carrier, loads[h], h))
 
-    def _stands_in(self, spare: int, home: int) -> bool:
-        """Whether a spare carries nobody, or only workers of this home."""
-        return all(self.home(worker) == home for worker in self.carried(spare))
+    def _homes_by_spare(self) -> Mapping[int, set[int]]:
+        """Return by spare for which homes it stands in."""
+        homes: dict[int, set[int]] = {spare: set() for spare in range(self.num_hosts, len(self.alive))}
+        for worker, carrier in enumerate(self.carrier if homes else ()):
+            if carrier in homes:
+                homes[carrier].add(self.home(worker))
+        return homes
 
     def _place_all(self, host: int, now_s: float) -> set[int]:
         """Place all workers anew, first those of `host`, which has become less doubtful; return who moved."""
-        before = list(self.carrier)
-        for worker in sorted(range(len(before)), key=lambda worker: self.home(worker) != host):
-            self.place(worker, now_s)
-        return {worker for worker, carrier in enumerate(before) if carrier != self.carrier[worker]}
+        moved, homes = set[int](), self._homes_by_spare()
+        for worker in sorted(range(len(self.carrier)), key=lambda worker: self.home(worker) != host):
+            there = self._best(worker, now_s, homes)
+            if there != self.carrier[worker]:
+                stands_in = there in homes or self.carrier[worker] in homes
+                self.carrier[worker] = there
+                moved.add(worker)
+                homes = self._homes_by_spare() if stands_in else homes
+        return moved
 
     def _restart_s(self, host: int, now_s: float) -> float | None:
         """Return how long to wait before starting a host again: exponential backoff with jitter."""

@@ -23,7 +23,7 @@ import numpy as np
 from dsgd.checkpoints.checkpointer import Checkpointer
 from dsgd.checkpoints.codec import Vocabulary, vocabulary
 from dsgd.checkpoints.run_state import RunState
-from dsgd.checkpoints.store import Store
+from dsgd.checkpoints.store import Store, forget_after
 from dsgd.checkpoints.store_faults import FaultyStore
 from dsgd.cluster import ClusterError, DriverLost, Engine, TimeUp, Update
 from dsgd.cluster.open import open_cluster, require_room
@@ -274,6 +274,8 @@ class _Following:
             started=started,
             cluster=self._cluster,
         )
+        for store in self._places.values():  # only now: a run that is refused loses nothing
+            forget_after(store, point.checkpoint)
         if state:
             self._cluster.restore(state.cluster)
             self._restore(state)
@@ -459,7 +461,9 @@ class _Following:
         state: RunState | None = self._checkpoints.latest
         skipped: Sequence[tuple[str, str]] = ()
         if self._record:
-            state, skipped = newest_state(self._cfg, self._record.path, self._places, self._known)
+            state, name, skipped = newest_state(self._cfg, self._record.path, self._places, self._known)
+            for store in self._places.values():
+                forget_after(store, name)
         state = state or self._start
         assert state
         words = [f"the driver went on from version {state.weights.version}"]

@@ -65,7 +65,9 @@ def recorded_run(path: Path) -> ReplayableRun:
         raise RecordError(f"{path}: has not every update (--record {recorded}), so it cannot be replayed")
     try:
         cfg = configured(options)
-    except (KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
+        raise RecordError(f"{path / 'config.yaml'}: has no {error.args[0]}; the record is damaged") from None
+    except (TypeError, ValueError) as error:
         raise RecordError(f"{path / 'config.yaml'}: {error}") from None
     ended = (path / "summary.json").is_file()
     meta = read_meta(path)

@@ -127,14 +127,14 @@ class RunRecord:
         self._open_streams(lengths)
 
     def _open_streams(self, lengths: Mapping[str, int]) -> None:
-        def opened(name: str, buffering: int = -1) -> GrowingFile:
-            return GrowingFile(self.path / name, buffering, length=lengths.get(name, 0))
-
-        self._streams = {
-            "updates.jsonl": opened("updates.jsonl", 1 << 16),
-            "evals.jsonl": opened("evals.jsonl"),
-            "faults.jsonl": opened("faults.jsonl"),
-        }
+        try:
+            for name, buffering in (("updates.jsonl", 1 << 16), ("evals.jsonl", -1), ("faults.jsonl", -1)):
+                length = lengths.get(name, 0)
+                self._streams[name] = GrowingFile(self.path / name, buffering, length=length)
+        except WriteError:
+            for stream in self._streams.values():
+                stream.close()
+            raise
         if self._cfg.output.tensorboard:
             with Writing(self.path / "tensorboard"):
                 self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget)

@@ -91,6 +91,8 @@ def _going_on(path: Path, source: str, arguments: Sequence[str], given: Mapping[
         was = read_yaml(path / "config.yaml")
     except RecordError as error:
         raise UsageError(f"{source}: {error}; the record is damaged") from None
+    if not isinstance(was.get("steps"), int):
+        raise UsageError(f"{source}: {path / 'config.yaml'}: has no number of steps; the record is damaged")
     here = path.resolve()
     file_options: dict[str, Any] = {**was, "run_name": here.name}
     if OutputConfig(out=str(was.get("out"))).folder.resolve() != here.parent:
@@ -108,6 +110,8 @@ def _going_on(path: Path, source: str, arguments: Sequence[str], given: Mapping[
     if cfg.steps < was["steps"]:
         raise UsageError(f"{source}: --steps {cfg.steps}: the run has {was['steps']}; steps may only grow")
     for folder in (path, path / CHECKPOINTS):
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"{source}: {folder} is not a folder; move it away")
         if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
             raise UsageError(f"{source}: {folder} cannot be written to; correct its permissions")
     try:
