@@ -176,7 +176,7 @@ def test_an_old_state_trusts_all() -> None:
     assert hosts.state() == Hosts(2, 2).state()
 
 
-@settings(max_examples=200)
+@settings(max_examples=400)
 @given(
     st.integers(1, 6),
     st.integers(1, 6),
