@@ -279,7 +279,7 @@ def test_a_spare_of_a_spot_fleet_is_lost_like_any_other_process() -> None:
     spot: dict[str, Any] = {"faults": "spot:mtbf=20,back=20", "restart_window_s": 1e-9, "spares": 1}
 
     def filled(seed: int) -> float:
-        options = {"steps": 4000, "compute_time": "constant:.25", "seed": seed, **spot}
+        options: dict[str, Any] = {"steps": 4000, "compute_time": "constant:.25", "seed": seed, **spot}
         tally = run("asgd", dataset="none", num_workers=4, **options).tally
         return tally.gradients * 0.25 / tally.last_update_s
 
