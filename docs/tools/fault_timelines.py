@@ -72,12 +72,12 @@ def draw(path: Path) -> None:
 
 def in_flight_since(mode: str) -> float:
     """Return when the struck worker got the task that it has when the fault begins: the same in all rows."""
-    (task,) = (
-        d
+    (started_s,) = (
+        float(d.started_s)
         for d in outcome(mode, POLICIES[0]).finished
         if d.worker == STRUCK and d.started_s < BEGINS_S < d.finished_s
     )
-    return task.started_s
+    return started_s
 
 
 def _timeline(axes: Axes, outcome: QuickRun, colour: str, sent_s: float) -> None:
