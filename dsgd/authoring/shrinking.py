@@ -47,13 +47,16 @@ def _smaller(schedule: FaultSchedule) -> Iterator[FaultSchedule]:
 
 
 def _simpler(fault: str) -> Iterator[str]:
-    """Yield a fault that hits one worker less, does not last, or has rounder numbers."""
+    """Yield a fault that hits one worker less, does not last, comes earlier or has rounder numbers."""
     kind, _, rest = fault.partition(":")
     who = rest.partition("=")[0].partition("@")[0]
     if "," in who:
         yield from (f"{kind}:{one}{rest.removeprefix(who)}" for one in who.split(","))
     if kind in ("kill", "node", "slow") and "+" in fault:
         yield fault.rpartition("+")[0]
+    due = re.search(r"@(?:t|update|step)=(\d+)", fault)
+    if due and int(due[1]) > 1:
+        yield fault[: due.start(1)] + str(int(due[1]) // 2) + fault[due.end(1) :]
     for found in re.finditer(r"(?<=[=+~])\d+\.\d+", fault):
         for rounded in (round(float(found[0])), round(float(found[0]), 1)):
             if rounded and str(rounded) != found[0]:
