@@ -26,8 +26,8 @@ from tyro.constructors import (
 from dsgd.config import TrainConfig
 from dsgd.options import unique_keys
 from dsgd.options.constraints import Checked, Option, members, option_fields
+from dsgd.options.user_code import located
 from dsgd.strategies import load, mode_of, modes
-from dsgd.strategies.user_file import located
 from dsgd.terminal.help import run_help
 from dsgd.terminal.messages import print_page
 
