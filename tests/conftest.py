@@ -82,6 +82,7 @@ AROUND_RUNS = {
     "test_cluster_tooling",
     "test_experiments",
     "test_faults_shown",
+    "test_disk_store",
     "test_full_disk",
     "test_gate_catches",
     "test_interrupt",
@@ -92,12 +93,14 @@ AROUND_RUNS = {
     "test_manifests",
     "test_notebook",
     "test_observability",
+    "test_peer_store",
     "test_questions",
     "test_references",
     "test_report",
     "test_report_browser",
     "test_s3",
-    "test_stores",
+    "test_s3_store",
+    "test_store_faults",
     "test_tensorboard",
     "test_theory",
     "test_trace",
@@ -226,6 +229,54 @@ def ray_cluster() -> Iterator[str]:
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+HEAD_AND_TWO_NODES = """
+import sys
+import dsgd.cluster.ray_connection
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+nodes = {node.node_id: node for node in (cluster.add_node(num_cpus=1) for _ in range(2))}
+print(cluster.address, flush=True)
+for line in sys.stdin:
+    cluster.remove_node(nodes[line.strip()])
+    print("removed", flush=True)
+cluster.shutdown()
+"""
+
+
+class Nodes:
+    """A Ray cluster of three nodes, in a separate process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.address = self._asked(None)
+
+    def remove(self, node_id: str) -> None:
+        """End a node that is not the head."""
+        assert self._asked(node_id) == "removed"
+
+    def _asked(self, line: str | None) -> str:
+        assert self._process.stdin
+        assert self._process.stdout
+        if line:
+            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+
+@pytest.fixture
+def nodes() -> Iterator[Nodes]:
+    """Start a cluster of a head and two nodes that can be removed."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HEAD_AND_TWO_NODES],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as cluster:  # fmt: skip
+        yield Nodes(cluster)
+        assert cluster.stdin
+        cluster.stdin.close()
+        assert cluster.wait(60) == 0
 
 
 @pytest.fixture(scope="module")

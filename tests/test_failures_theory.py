@@ -32,6 +32,7 @@ from dsgd.execution.execute import execute
 from dsgd.execution.quick import QuickRun, config, run
 from dsgd.faults.faults_text import parse_faults
 from dsgd.faults.plan import Plan
+from dsgd.strategies import modes
 from dsgd.theory.assumptions import NoClosedForm
 from dsgd.theory.bounded_staleness import ssp_mean_staleness, ssp_steps_per_s
 from dsgd.theory.checkpointing import (
@@ -253,12 +254,13 @@ def test_spares_fill_places_as_hosts_followed_by_hand_do(spares: int) -> None:
     rng, hosts, mtbf_s, away_s, end_s = np.random.default_rng(4 + spares), 4, 5.0, 3.0, 400.0
 
     def filled_share() -> float:
-        events = [(float(rng.exponential(mtbf_s)), host, False) for host in range(hosts)]
+        there = range(hosts + spares)
+        events = [(float(rng.exponential(mtbf_s)), host, False) for host in there]
         heapq.heapify(events)
-        up, now_s, filled_s = hosts, 0.0, 0.0
+        up, now_s, filled_s = len(there), 0.0, 0.0
         while now_s < end_s:
             at_s, host, comes_back = heapq.heappop(events)
-            filled_s += (min(at_s, end_s) - now_s) * min(hosts, up + spares)
+            filled_s += (min(at_s, end_s) - now_s) * min(hosts, up)
             up, now_s = up + (1 if comes_back else -1), at_s
             next_s = float(rng.exponential(mtbf_s)) if comes_back else away_s
             heapq.heappush(events, (at_s + next_s, host, not comes_back))
@@ -269,6 +271,15 @@ def test_spares_fill_places_as_hosts_followed_by_hand_do(spares: int) -> None:
     theory = hosts_at_work(hosts, up_share(mtbf_s, away_s), spares)
     error = float(np.std(runs, ddof=1)) / 10
     assert abs(float(np.mean(runs)) - theory) <= standard_errors_allowed(100) * error + hosts * 3 / end_s
+
+
+def test_a_spare_of_a_spot_fleet_is_lost_like_any_other_process() -> None:
+    """ASGD's throughput on a fleet with a spare is that of the places filled, of five alike processes."""
+    spot = {"faults": "spot:mtbf=20,back=20", "restart_window_s": 1e-9, "spares": 1}
+    cfg = config("asgd", dataset="none", num_workers=4, steps=4000, compute_time="constant:.25", **spot)
+    ended = execute(cfg, evaluate=False)
+    filled = ended.tally.gradients * 0.25 / ended.tally.last_update_s
+    assert filled == pytest.approx(hosts_at_work(4, up_share(20, 20), 1), rel=0.05)
 
 
 # --- Members ------------------------------------------------------------------------------------------------
@@ -334,7 +345,8 @@ def assert_near(draws: np.ndarray[tuple[int], np.dtype[np.float64]], theory: flo
 
 def said(mode: str, **options: Any) -> Mapping[str, Any]:
     """Return what the summary of a simulated run compares with theory."""
-    cfg = config(mode, dataset="none", num_workers=4, compute_time="exponential:1", **options)
+    options = {"dataset": "none", "num_workers": 4, "compute_time": "exponential:1", **options}
+    cfg = config(mode, **options)
     found: Mapping[str, Any] = execute(cfg, evaluate=False).summary["theory"]
     return found
 
@@ -364,6 +376,15 @@ def test_a_member_that_is_away_is_not_overlooked() -> None:
     entry = said("asgd", steps=2000, faults=AWAY)["staleness_mean"]
     assert entry["theory"] == pytest.approx((3 * 6000 + 2 * 2000) / 8000)
     assert abs(entry["measured"] - 3) > 10 * entry["standard_error"]  # four members throughout: refuted
+
+
+@pytest.mark.parametrize("mode", modes())
+def test_the_last_member_left_is_held_to_theory_too(mode: str) -> None:
+    """Two workers, of which one leaves: what has a formula for one member is in the summary, and agrees."""
+    for faults in ("leave:1@update=5", "leave:1@update=5; join:1@t=60", "join:1@update=5"):
+        dataset = "xor" if mode == "adacomm" else "none"  # its steps follow the loss
+        entries = said(mode, num_workers=2, steps=200, faults=faults, dataset=dataset)
+        assert all(entry["verdict"] not in ("differs", "broken") for entry in entries.values()), entries
 
 
 def test_a_lost_process_leaves_only_what_does_not_depend_on_times() -> None:

@@ -198,6 +198,6 @@ def test_spot_is_a_poisson_process(seed: int, mtbf_s: float) -> None:
     lost = everything_due(plan, until_s=400 * (mtbf_s + 5))
     assert lost == everything_due(Plan((Spot(mtbf_s, 5.0),), seed=seed, hosts=2), 400 * (mtbf_s + 5))
     for host in (0, 1):
-        times = [at_s for at_s, fault in lost if fault.workers == (host,)]
+        times = [at_s for at_s, fault in lost if fault.hosts == (host,)]
         assert min(b - a for a, b in pairwise(times)) >= 5
         assert 280 < len(times) < 560  # 400 expected, with a standard deviation of at most 20

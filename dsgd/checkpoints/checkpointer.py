@@ -58,8 +58,8 @@ class Tier:
         """Write a checkpoint, and remove those that are no longer kept."""
         assert self.store is not None
         began_s = time.perf_counter()
-        parts = to_parts(state, known)
         try:
+            parts = to_parts(state, known)
             self.store.write(name_of(state.weights.version, parts), parts)
             keep_newest(self.store, self.keep)
         except OSError as error:

@@ -15,7 +15,8 @@ from dsgd.work.weights import Weights
 
 _AS_THEY_ARE = ("now_s", "slowest", "fastest", "latest", "given", "lost", "came_in")
 _OF_THE_RUN = (
-    "collected", "evaluate_at", "evaluated_version", "lengths", "due_s", "faults_noted", "rollbacks", "digest"
+    "collected", "evaluate_at", "evaluated_version", "lengths", "due_s", "faults_noted", "rollbacks",
+    "store_faults", "digest",
 )  # fmt: skip
 _WHOLE = ("workers", "waiting", "steps", "cancelled", "leaving", "restarts")
 
@@ -52,6 +53,8 @@ class RunState:
     """Lines of faults.jsonl."""
     rollbacks: int = 0
     """How often the run went back after it had diverged, and so halved its step size."""
+    store_faults: Mapping[str, Any] = field(default_factory=dict)
+    """Of FaultyStore.position, where faults of the disk were asked for."""
     digest: str = ""
     """Of the options that a run that goes on must have too."""
 

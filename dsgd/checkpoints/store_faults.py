@@ -5,7 +5,7 @@
     full@t=60+20           for 20 s every checkpoint finds the disk full
     slow-disk=3@t=60+20    for 20 s every checkpoint takes 3 s longer
 
-They begin with the first checkpoint that is due: at engine second t or later, of version `update` or later.
+They begin with the first update that is due: at engine second t or later, or of version `update` or later.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import errno
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from dsgd.checkpoints.store import Part, Store, version_of
+from dsgd.checkpoints.store import Part, Store
 from dsgd.faults.fault import STORE, Fault, Faults
 from dsgd.faults.seen import FaultSeen
 from dsgd.work.rng import Purpose, generator
@@ -26,93 +27,133 @@ _DRAWS = (1 << 32) - 1  # the stream's worker: no worker has this number
 
 
 @dataclass
-class _GoingOn:
-    """A fault that lasts, and how many checkpoints it hit."""
+class _Begun:
+    """A fault that has begun and is not over."""
 
+    index: int
     fault: Fault
     seen: FaultSeen
     hit: int = 0
+    """Checkpoints that found the disk full."""
 
-    def over(self, now_s: float) -> FaultSeen | None:
-        """Return its line if it is over."""
-        assert self.fault.lasts_s is not None
-        if now_s < self.seen.t_s + self.fault.lasts_s:
-            return None
-        what = "found the disk full" if self.fault.kind == "full" else f"took {self.fault.size:g} s longer"
-        recovered_s = None if now_s == math.inf else self.fault.lasts_s
-        return self.seen._replace(text=f"checkpoints that {what}: {self.hit}", recovered_s=recovered_s)
+    @property
+    def until_s(self) -> float:
+        return self.seen.t_s + (math.inf if self.fault.lasts_s is None else self.fault.lasts_s)
+
+    @property
+    def lasts(self) -> bool:
+        """Whether it lasts for a time; the others hit the next checkpoint."""
+        return self.fault.kind in ("full", "slow-disk")
+
+    def over(self, now_s: float) -> FaultSeen:
+        """Return its line; with inf the run has ended in it."""
+        if not self.lasts:
+            return self.seen._replace(text="there was no further checkpoint")
+        what = f"the disk was full for {self.hit} checkpoint{'s' * (self.hit != 1)}"
+        if self.fault.kind == "slow-disk":
+            what = f"each checkpoint took {self.fault.size:g} s longer"
+        return self.seen._replace(text=what, recovered_s=None if now_s == math.inf else self.fault.lasts_s)
 
 
 class FaultyStore:
     """A store that fails as asked, and otherwise does what the store that it is around does.
 
-    now_s: the engine second at which the checkpoint that is being written was taken. seed: draws where a
-    checkpoint is cut or altered. came_in: counts the tasks that came in, as in a FaultSeen. sleep: has the
-    engine seconds of a slow disk go by. seen: the faults that are over, in the order in which they ended; it
-    only grows.
+    seed: draws where a checkpoint is cut or altered. sleep: has the engine seconds of a slow disk go by.
+    seen: the faults that are over, in the order in which they ended; it only grows.
     """
 
     def __init__(
-        self,
-        store: Store,
-        faults: Faults,
-        *,
-        seed: int,
-        now_s: Callable[[], float],
-        came_in: Callable[[], int] = lambda: 0,
-        sleep: Callable[[float], None] = time.sleep,
+        self, store: Store, faults: Faults, *, seed: int, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self.seen: list[FaultSeen] = []
         self.names, self.read, self.remove = store.names, store.read, store.remove
-        self._store, self._seed = store, seed
+        self._store, self._seed, self._sleep = store, seed, sleep
         self.slept_s = 0.0
         """Engine seconds that a slow disk has taken longer, in all."""
-        self._now_s, self._came_in, self._sleep = now_s, came_in, sleep
         asked = [fault for fault in faults if isinstance(fault, Fault) and fault.kind in STORE]
+        self._asked = asked
         self._waiting = dict(enumerate(asked))
-        self._going_on: list[_GoingOn] = []
+        self._begun: list[_Begun] = []  # replaced, never changed: a thread may be writing
 
     def __str__(self) -> str:
         return str(self._store)
 
-    def write(self, name: str, parts: Sequence[Part]) -> None:
-        now_s, version = self._now_s(), version_of(name) or 0
-        self.end(now_s)
+    def reached(self, now_s: float, version: int, came_in: Callable[[], int]) -> None:
+        """Begin and end what is due at an engine second and a version of the weights.
+
+        came_in: counts the tasks that have come in, as in a FaultSeen; called when a fault begins.
+        """
         for index, fault in list(self._waiting.items()):
-            if (now_s if fault.trigger.of == "t" else version) >= fault.trigger.at:
+            by_time = fault.trigger.of == "t"
+            if (now_s if by_time else version) >= fault.trigger.at:
                 del self._waiting[index]
-                parts = self._begin(index, fault, name, parts, now_s)
-        self.end(now_s)  # some were over before this checkpoint
-        for going_on in self._going_on:
-            going_on.hit += 1
-            if going_on.fault.kind == "slow-disk":
-                self.slept_s += going_on.fault.size
-                self._sleep(going_on.fault.size)
-        if any(going_on.fault.kind == "full" for going_on in self._going_on):
+                began_s = fault.trigger.at if by_time else now_s
+                seen = FaultSeen(began_s, fault.kind, (), True, version, came_in(), "")
+                self._begun = [*self._begun, _Begun(index, fault, seen)]
+        self._end([begun for begun in self._begun if begun.lasts and begun.until_s <= now_s], now_s)
+
+    def end(self) -> None:
+        """Add what is not over to `seen`: the run has ended in it."""
+        self._end(self._begun, math.inf)
+
+    def _end(self, over: Sequence[_Begun], now_s: float) -> None:
+        if over:
+            self._begun = [begun for begun in self._begun if begun not in over]
+            self.seen += [begun.over(now_s) for begun in sorted(over, key=lambda begun: begun.until_s)]
+
+    def write(self, name: str, parts: Sequence[Part]) -> None:
+        begun = self._begun
+        for slow in begun:
+            if slow.fault.kind == "slow-disk":
+                self.slept_s += slow.fault.size
+                self._sleep(slow.fault.size)
+        full = [other for other in begun if other.fault.kind == "full"]
+        for one in full:
+            one.hit += 1
+        if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{self._store}/{name}")
+        for damage in begun:
+            if not damage.lasts:
+                parts = self._damaged(damage, name, parts)
         self._store.write(name, parts)
 
-    def end(self, now_s: float = math.inf) -> None:
-        """Add the faults that are over to `seen`; with inf all: the run has ended in them."""
-        for going_on in list(self._going_on):
-            if seen := going_on.over(now_s):
-                self._going_on.remove(going_on)
-                self.seen.append(seen)
-
-    def _begin(
-        self, index: int, fault: Fault, name: str, parts: Sequence[Part], now_s: float
-    ) -> Sequence[Part]:
-        """Begin a fault; return the parts of the checkpoint that is due as it leaves them."""
-        began_s = fault.trigger.at if fault.trigger.of == "t" else now_s
-        seen = FaultSeen(began_s, fault.kind, (), True, version_of(name) or 0, self._came_in(), "")
-        if fault.kind in ("full", "slow-disk"):
-            self._going_on.append(_GoingOn(fault, seen))
-            return parts
-        draw = generator(self._seed, Purpose.FAULT, _DRAWS, index).random()
+    def _damaged(self, damage: _Begun, name: str, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return a checkpoint as a fault, which is then over, leaves it."""
+        draw = generator(self._seed, Purpose.FAULT, _DRAWS, damage.index).random()
         content = b"".join(parts)
-        changed, text = _cut(content, draw) if fault.kind == "torn" else _altered(content, draw)
-        self.seen.append(seen._replace(text=f"checkpoint {name}: {text}"))
+        changed, text = _cut(content, draw) if damage.fault.kind == "torn" else _altered(content, draw)
+        self._begun = [begun for begun in self._begun if begun is not damage]
+        self.seen.append(damage.seen._replace(text=f"checkpoint {name}: {text}"))
         return [changed]
+
+    def position(self) -> Mapping[str, Any]:
+        """Return which faults wait and which have begun, as JSON values."""
+        begun = [[b.index, b.seen.t_s, b.seen.update, b.seen.came_in, b.hit] for b in self._begun]
+        return {"waiting": list(self._waiting), "begun": begun}
+
+    def go_to(self, position: Mapping[str, Any]) -> None:
+        """Go to a position."""
+        self._waiting = {index: self._asked[index] for index in position["waiting"]}
+        self._begun = [
+            _Begun(index, fault, FaultSeen(t_s, fault.kind, (), True, update, came_in, ""), hit)
+            for index, t_s, update, came_in, hit in position["begun"]
+            for fault in [self._asked[index]]
+        ]
+
+    def leave_out(self, happened: Iterable[FaultSeen]) -> None:
+        """Have faults that are recorded as over not happen again."""
+        for seen in happened:
+            self._begun = [b for b in self._begun if b.seen[:2] != seen[:2]]
+            same = [index for index, fault in self._waiting.items() if _is(fault, seen)]
+            for index in same[:1]:
+                del self._waiting[index]
+
+
+def _is(fault: Fault, seen: FaultSeen) -> bool:
+    """Whether a fault that was asked for may be the one that was seen."""
+    of_time = fault.trigger.of == "t"
+    due = fault.trigger.at == seen.t_s if of_time else fault.trigger.at <= seen.update
+    return fault.kind == seen.kind and due
 
 
 def _cut(content: bytes, draw: float) -> tuple[bytes, str]:

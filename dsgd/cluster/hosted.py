@@ -80,7 +80,7 @@ class HostedCluster(SimCluster):
             window_s=fault.restart_window_s,
             seed=seed,
         )
-        self._plan = Plan(fault.of_engine, seed=seed, hosts=num_hosts)
+        self._plan = Plan(fault.of_engine, seed=seed, hosts=num_hosts + fault.spares)
         self._sims = [SimHost() for _ in self._hosts.alive]
         self._copies: dict[int, list[Copy]] = {}  # by worker in flight: where its task is; empty if nowhere
         self._messages: dict[int, int] = {}  # by worker in flight: how often its task was sent
@@ -292,12 +292,15 @@ class HostedCluster(SimCluster):
                 self._note("driver", (), "the run goes on from its last checkpoint", asked=True)
                 raise DriverLost(fault.lasts_s or 0.0)
             case "kill":
-                return self._lose(fault, sorted({self._hosts.home(worker) for worker in fault.workers}))
+                return self._lose(fault, fault.hosts or self._homes(fault))
             case "node":
                 nodes, number = self._fault.nodes, ord(fault.node) - ord("a")
                 return self._lose(fault, [h for h in range(len(self._sims)) if h % nodes == number])
-        self._disturb(fault, sorted({self._hosts.home(worker) for worker in fault.workers}))
+        self._disturb(fault, self._homes(fault))
         return False
+
+    def _homes(self, fault: Fault) -> Sequence[int]:
+        return sorted({self._hosts.home(worker) for worker in fault.workers})
 
     def _seen(self, kind: str, workers: Sequence[int], text: str, *, asked: bool = True) -> FaultSeen:
         return FaultSeen(

@@ -41,7 +41,7 @@ from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
 from dsgd.work.tasks import Task
-from dsgd.work.weights import Vector, Weights
+from dsgd.work.weights import Weights
 
 _POLL_S = 1.0  # how often waiting looks for what Ray does not report by an answer
 _LOOK_S = 0.02  # the same while no answer can come, and while a node starts
@@ -70,7 +70,7 @@ class RayCluster(LedgerViews[RayFlight]):
             window_s=fault.restart_window_s,
             seed=cfg.seed,
         )
-        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=self._hosts.num_hosts)
+        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=len(self._hosts.alive))
         for worker in outside_at_first(fault.fault_list):
             self._ledger.leave(worker)
         self._book = FaultBook()
@@ -183,11 +183,10 @@ class RayCluster(LedgerViews[RayFlight]):
         self._book.end_all()
 
     def state(self) -> ClusterState:
-        """Return the cluster between two updates; the workers' states are fetched from their machines."""
-        states: dict[int, Vector] = {w: ray.get(ref) for w, ref in self._ledger.states.items()}
+        """Return the cluster between two updates; the workers' states are fetched when they are read."""
         return replace(
             self._ledger.state(self.now_s),
-            states=states,
+            states=self._states.fetched(self._ledger.states),
             restarts=list(self.restarts),
             hosts=self._hosts.state(),
             faults=self._plan.position(),
@@ -578,7 +577,8 @@ class RayCluster(LedgerViews[RayFlight]):
                 for worker in fault.workers:
                     self._join(worker)
             case "kill":
-                self._end_processes(fault, [h for h in homes if h in self._running], node=False)
+                there = [h for h in fault.hosts or homes if h in self._running]
+                self._end_processes(fault, there, node=False)
             case "node":
                 node_id = self._node_ids[fault.node]
                 there = [h for h, process in self._running.items() if process.node_id == node_id]

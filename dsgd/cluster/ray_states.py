@@ -8,13 +8,15 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import ray
+from ray.exceptions import RayError
 
 from dsgd.cluster.ray_tasks import RayFlight
+from dsgd.work.weights import Vector
 
 
 class _State(NamedTuple):
@@ -29,6 +31,32 @@ class _State(NamedTuple):
         if self.copy is None:
             return self.ref
         return ray.put(self.copy.result()) if self.copy.done() and not self.copy.exception() else None
+
+
+class FetchedStates(Mapping[int, Vector]):
+    """States (rows, D) by worker, as a checkpoint needs them: each is fetched when it is read, so by the
+    thread that writes the file, and training does not wait. Raises OSError for one that is lost.
+
+    refs: to the states. copies: those that are being fetched already.
+    """
+
+    def __init__(self, refs: Mapping[int, Any], copies: Mapping[int, Future[Any]]) -> None:
+        self._refs, self._copies = dict(refs), copies
+
+    def __getitem__(self, worker: int) -> Vector:
+        copy = self._copies.get(worker)
+        try:
+            is_here = copy is not None and copy.exception() is None  # waits for it
+            found: Vector = copy.result() if copy and is_here else ray.get(self._refs[worker])
+        except RayError as error:
+            raise OSError(f"worker {worker}: its state was lost with its machine") from error
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._refs)
+
+    def __len__(self) -> int:
+        return len(self._refs)
 
 
 class StateCopies:
@@ -47,6 +75,11 @@ class StateCopies:
         """Note the state that a task has left; from elsewhere it is copied in the background."""
         before = self._last[worker][0] if worker in self._last else None
         self._last[worker] = _State(ref, ref.future() if elsewhere else None), flight, before
+
+    def fetched(self, refs: Mapping[int, Any]) -> FetchedStates:
+        """Return the states to which the engine refers, without waiting for any."""
+        newest = {worker: self._last[worker][0] for worker in refs if worker in self._last}
+        return FetchedStates(refs, {w: state.copy for w, state in newest.items() if state.copy})
 
     def newest(self, worker: int) -> Any:
         """Return a reference to a worker's newest state on this machine; None if it is not here."""

@@ -117,7 +117,9 @@ class ReplayCluster(LedgerViews[_Flight]):
         self._keep(Ledger[_Flight](cfg.num_workers))
         for worker in outside_at_first(cfg.fault.fault_list):
             self._ledger.leave(worker)
-        self._plan = Plan(cfg.fault.of_engine, seed=cfg.seed, hosts=cfg.fault.hosts or cfg.num_workers)
+        fault = cfg.fault
+        hosts = (fault.hosts or cfg.num_workers) + fault.spares
+        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=hosts)
         self._moves = cfg.engine == "sim"  # whether its clock moves as the members change
         self._changed = False  # whether members have changed between two updates
         self._hosts: Mapping[str, Any] | None = None

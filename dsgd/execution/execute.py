@@ -249,7 +249,9 @@ class _Following:
             waits=cfg.engine == "sim" and bool(cfg.fault.faults),  # when one is there is then no race
             says_missed=cfg.engine == "ray",
         )
-        self._places, self._known, self._store_faults_taken = places, known, 0
+        self._places, self._known = places, known
+        self._faulty = [store for store in places.values() if isinstance(store, FaultyStore)]
+        self._store_faults_taken = 0
         if cfg.fault.faults or cfg.checkpoint.on_divergence == "rollback":
             nothing = {"updates.jsonl": 0, "evals.jsonl": 0} if record else {}
             self._start = replace(self._state(), lengths=nothing)
@@ -273,6 +275,10 @@ class _Following:
             self._rollbacks = state.rollbacks
             self._evaluations = point.evaluations
             self._over_already = self._spent()
+            for store in self._faulty:
+                store.go_to(state.store_faults)
+        for store in self._faulty:
+            store.leave_out(point.later_faults)
         self._noted_before = point.faults_noted
         for fault in point.later_faults:
             self._tally.fault(fault)
@@ -319,6 +325,7 @@ class _Following:
             due_s=self._checkpoints.due_s,
             faults_noted=self._noted_before + len(self._noted),
             rollbacks=self._rollbacks,
+            store_faults=next((store.position() for store in self._faulty), {}),
             digest=self._digest,
         )
 
@@ -477,7 +484,7 @@ class _Following:
         budget, evaluate_each = cfg.budget, self._evaluate_each
         checkpoint_s = checkpoints.next_s
         snapshots = cfg.checkpoint.on_divergence == "rollback" and "memory" not in checkpoints.due_s
-        asked, faults_seen = bool(cfg.fault.faults), self._cluster.faults_seen
+        asked, faulty, faults_seen = bool(cfg.fault.faults), self._faulty, self._cluster.faults_seen
         for update in updates:
             self.weights = update.weights
             tally.add(update)
@@ -485,6 +492,10 @@ class _Following:
                 see(update)
             if asked:
                 self._cluster.reached(update.weights.version)
+                for store in faulty:
+                    store.reached(self._cluster.now_s, update.weights.version, self._came_in)
+                if faulty:
+                    self._note_faults()
             if faults_seen and len(faults_seen) > self._faults_taken:
                 self._note_faults()
             if tally.last_loss is not None and not math.isfinite(tally.last_loss):
@@ -507,7 +518,7 @@ class _Following:
 
     def _checkpoint(self) -> None:
         if self._record:
-            self._record.flush(self._cluster.now_s)
+            self._record.flush()
         stands_s = self._cfg.checkpoint.checkpoint_cost_s
         if stands_s and self._checkpoints.is_due(self._cluster.now_s):
             assert isinstance(self._cluster, SimCluster)
@@ -519,30 +530,30 @@ class _Following:
 
     @property
     def _slept_s(self) -> float:
-        return sum(store.slept_s for store in self._places.values() if isinstance(store, FaultyStore))
+        return sum(store.slept_s for store in self._faulty)
 
     def _checkpoint_the_last(self) -> None:
         """Take a checkpoint of the end, from which more steps can go on, and finish what is being written."""
         if self._stopped_by in ("budget", "target-loss") and self._record:
-            self._record.flush(self._cluster.now_s)
+            self._record.flush()
             self._checkpoints.take_last(self._state)
         self._checkpoints.close()
         if self._stopped_by in ("budget", "target-loss") and (keeper := self._places.get("peer")):
             cast("PeerStore", keeper).close()  # nobody will go on from there
-        for store in self._places.values():
-            if isinstance(store, FaultyStore):
-                store.end()
+        for store in self._faulty:
+            store.end()
 
     def _note_faults(self, **of_driver: Any) -> None:
-        """Note what the engine has seen; of_driver: what is known of the driver's own loss."""
-        for fault in self._cluster.faults_seen[self._faults_taken :]:
-            self._faults_taken += 1
+        """Note what the engine and the stores have seen; of_driver: what is known of the driver's loss."""
+        found = list(self._cluster.faults_seen[self._faults_taken :])
+        self._faults_taken += len(found)
+        of_stores = [fault for store in self._faulty for fault in store.seen][self._store_faults_taken :]
+        self._store_faults_taken += len(of_stores)
+        for fault in sorted((*of_stores, *found), key=_over_s) if of_stores else found:
             self._note(fault._replace(**of_driver) if fault.kind == "driver" else fault)
-        for store in self._places.values():
-            if isinstance(store, FaultyStore):
-                for fault in store.seen[self._store_faults_taken :]:
-                    self._store_faults_taken += 1
-                    self._note(fault)
+
+    def _came_in(self) -> int:
+        return self._cluster.state().came_in
 
     def _note(self, fault: FaultSeen) -> None:
         self._noted.append(fault)
@@ -636,6 +647,13 @@ class _Following:
             checkpoints_written=sum(tier.written for tier in self._checkpoints.tiers),
             notes=(*self._skipped, *self._checkpoints.notes()),
         )
+
+
+def _over_s(fault: FaultSeen) -> float:
+    """Return when a fault was over, by which faults.jsonl is ordered: those that recover at once, or never,
+    when they began.
+    """
+    return fault.t_s + (fault.recovered_s or 0.0)
 
 
 def _summary(ended: Ended) -> dict[str, Any]:

@@ -202,7 +202,6 @@ def stores_of(cfg: TrainConfig, record: RunRecord) -> dict[str, Store]:
             places["disk"],
             cfg.fault.fault_list,
             seed=cfg.seed,
-            now_s=lambda: record.flushed_at_s,
             sleep=sleep,
         )
     if "peer" in asked:

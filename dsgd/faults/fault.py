@@ -46,6 +46,8 @@ class Fault:
     trigger: Trigger
     workers: tuple[int, ...] = ()
     """Of process and membership faults; empty for a node, which has `node`."""
+    hosts: tuple[int, ...] = ()
+    """Of a kill that `spot` draws, instead of workers: a spare carries none, and is lost like any other."""
     node: str = ""
     """A letter: nodes are named a, b, c, …"""
     size: float = 0.0
@@ -69,7 +71,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Spot:
-    """Hosts that are taken away at random and come back: a Poisson process for each.
+    """Hosts, spares among them, that are taken away at random and come back: a Poisson process for each.
 
     mtbf_s: mean seconds from a host's (re)appearance to its loss. back_s: seconds until a new one
     can be started.

@@ -18,7 +18,7 @@ how many losses of it were before."""
 class Plan:
     """The faults of a run, in the order in which they come due; each is given out once.
 
-    hosts: processes, whose losses `spot` draws: host h is the one that carries worker h at the start.
+    hosts: processes, spares among them, whose losses `spot` draws.
     """
 
     def __init__(self, faults: Faults, *, seed: int, hosts: int) -> None:
@@ -87,7 +87,7 @@ class Plan:
             lasts_s = begins_s - at_s + process.back_s
             return at_s, Fault(kind="driver", trigger=trigger, lasts_s=lasts_s)
         heapq.heappush(self._timed, self._next_loss(which, host, at_s + process.back_s, count + 1))
-        return at_s, Fault(kind="kill", workers=(host,), trigger=trigger, lasts_s=process.back_s)
+        return at_s, Fault(kind="kill", hosts=(host,), trigger=trigger, lasts_s=process.back_s)
 
     def at_update(self, version: int) -> Sequence[Fault]:
         """Return the faults that this version of the weights triggers."""

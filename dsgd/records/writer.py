@@ -64,8 +64,6 @@ class RunRecord:
         self._cfg = cfg
         self._lock: FolderLock | None = None
         self.bucket = bucket
-        self.flushed_at_s = 0.0
-        """Engine seconds of the last `flush`."""
         if resume:
             self.path = cfg.output.folder / str(cfg.output.run_name)
             self._take_lock()
@@ -159,9 +157,8 @@ class RunRecord:
         for name, length in lengths.items():
             self._streams[name].cut(length)
 
-    def flush(self, now_s: float) -> None:
+    def flush(self) -> None:
         """Hand what is buffered to the system: from then on it outlives this process."""
-        self.flushed_at_s = now_s
         for stream in self._streams.values():
             stream.flush()
 

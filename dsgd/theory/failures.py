@@ -167,24 +167,24 @@ def _slowest_sum(law: ShiftedExponential, terms: Sequence[int]) -> float:
 
 
 def hosts_at_work(hosts: int, up: float, spares: int = 0) -> float:
-    """Return the mean number of H hosts' places that are filled: E[min(H, N + s)], N binomial (H, a).
+    """Return the mean number of H hosts' places that are filled: E[min(H, N)], N binomial (H + s, a).
 
-    a = `up` share of each of H hosts, lost independently; s = `spares` wait beside them and are not lost. A
-    spare that took over for a host gives its place back when that one returns. The machine repair problem
-    with a repairman for each: the law of the time away matters by its mean only.
+    a = `up` share of each of H + s processes, of which s = `spares` wait to take over; all are lost
+    independently. The machine repair problem with a repairman for each: the law of the time away matters by
+    its mean only.
     Source: Barlow & Proschan 1965, "Mathematical theory of reliability", section 5.2.
 
     >>> hosts_at_work(8, 0.9), round(hosts_at_work(8, 0.9, spares=1), 3)
-    (7.2, 7.77)
+    (7.2, 7.713)
     """
     need_whole("hosts", hosts)
     need_whole("spares", spares, at_least=0)
     need(0 <= up <= 1, f"up must lie in [0, 1], not {up}")
     if not spares:
         return hosts * up
+    there = hosts + spares
     return sum(
-        min(hosts, n + spares) * math.comb(hosts, n) * up**n * (1 - up) ** (hosts - n)
-        for n in range(hosts + 1)
+        min(hosts, n) * math.comb(there, n) * up**n * (1 - up) ** (there - n) for n in range(there + 1)
     )
 
 

@@ -107,7 +107,9 @@ def needed(cfg: TrainConfig, name: str) -> float:
     """Return how many updates a run needs before its average `name` is compared; inf: it never is."""
     if name == "staleness_p0":
         p = predict(cfg)[name]
-        return updates_needed(memory(cfg), (1 - 2 * p) / math.sqrt(p * (1 - p)))  # workers are drawn afresh
+        spread = math.sqrt(p * (1 - p))  # 0 where all gradients are fresh: a single worker's
+        skewness = (1 - 2 * p) / spread if spread else 0.0  # workers are drawn afresh
+        return updates_needed(memory(cfg), skewness)
     known_skewness = closed_forms(cfg).skewness
     laws = [law for law in (cfg.timing.compute_law, cfg.timing.server_law) if law]
     skewness = known_skewness() if known_skewness else max(map(order_statistic_skewness, laws))
@@ -260,7 +262,11 @@ class _Course:
         for (before, (_, x)), (after, (_, x_later)) in pairwise(zip(part, sums, strict=True)):
             share = mean_over(values, before.updates, after.updates) / theory if len(values) > 1 else 1.0
             scaled.append(scaled[-1] + share * (x_later - x))
-        estimate = ratio_of_means([(y, x) for (y, _), x in zip(sums, scaled, strict=False)])
+        if part and not scaled[-1]:  # theory says 0 of the steady part: what is measured there is added
+            estimate = ratio_of_means(sums)
+            estimate = estimate and estimate._replace(mean=theory + estimate.mean)
+        else:
+            estimate = ratio_of_means([(y, x) for (y, _), x in zip(sums, scaled, strict=False)])
         if not estimate:
             return None
         updates, changes = part[-1].updates - part[0].updates, len(values) - 1
