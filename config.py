@@ -81,8 +81,8 @@ class DataConfig(Checked):
     quadratic: worker i minimises a_i/2 |w - x_i|^2. none: no weights, the run only schedules."""
 
     workload: str | None = None
-    """A module and data of your own instead: a file like mine.py with a function make() (docs/workloads.md).
-    None: --dataset."""
+    """A module and data of your own, in a file like mine.py with a function make() (docs/workloads.md). None:
+    what --dataset says."""
 
     model: Annotated[Literal["mlp", "logistic"], SAMPLED, WITHOUT_WORKLOAD] = "mlp"
     """For xor and digits: multi-layer perceptron, or logistic regression."""

@@ -17,9 +17,14 @@ from dsgd.cluster.values import LoneValues
 from dsgd.data import Workload, make_workload
 from dsgd.execution.execute import execute
 from dsgd.execution.quick import config, run, same_bytes
+from dsgd.execution.replaying import compared, recorded_run
+from dsgd.records.schema import RecordError
+from dsgd.records.writer import RunRecord
 from dsgd.strategies import modes
+from dsgd.terminal.cli import UsageError
+from dsgd.terminal.resume_option import going_on
 from dsgd.work.module_objective import ModuleObjective, ProblemShard
-from dsgd.work.problem import Problem, labels, take
+from dsgd.work.problem import Problem, labels, length, take
 
 TINY = str(Path(__file__).parent / "workloads" / "tiny.py")
 
@@ -35,12 +40,15 @@ def gradient(made: Workload, worker: int, step: int) -> tuple[torch.Tensor, torc
     return loss[0], g[0]
 
 
-def without_dropout(make: Callable[[], Problem]) -> Problem:
-    problem = make()
-    for layer in problem.module.modules():
-        if isinstance(layer, nn.Dropout):
-            layer.p = 0.0
-    return problem
+SAMPLES = (torch.linspace(-1, 1, 120).view(20, 6), torch.arange(20) % 2)
+
+
+def whole_gradient(problem: Problem) -> torch.Tensor:
+    """Return the flat gradient of all training samples at the initial weights."""
+    objective, n = ModuleObjective(problem), length(problem.train)
+    shard = ProblemShard(0, problem.train, np.arange(n), batch_size=n, seed=0)
+    w = torch.from_numpy(objective.initial_weights(0))[None]
+    return objective.loss_and_gradient(w, [shard], [0])[1][0]
 
 
 @pytest.mark.parametrize("mode", modes())
@@ -88,17 +96,64 @@ def test_gradients_computed_together_are_those_computed_alone() -> None:
 
 def test_it_is_the_gradient_that_torch_computes() -> None:
     """The flat gradient is that of a plain loop over the module's own parameters."""
-    made = workload(num_workers=1)
-    assert isinstance(made.objective, ModuleObjective)
-    problem = without_dropout(lambda: made.objective.problem)
-    shard = made.shards[0]
+    module = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+    problem = Problem(module, lambda module, x, y: cross_entropy(module(x), y), SAMPLES, SAMPLES)
+    plain = torch.autograd.grad(problem.loss(module, *SAMPLES), list(module.parameters()))
+    torch.testing.assert_close(whole_gradient(problem), torch.cat([g.flatten() for g in plain]))
+
+
+def test_an_evaluation_is_a_function_of_the_weights() -> None:
+    """Also with batch normalization, whose running statistics follow the mini-batches that were computed."""
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
+    problem = Problem(module, lambda module, x, y: cross_entropy(module(x), y), SAMPLES, SAMPLES)
     objective = ModuleObjective(problem)
-    w = torch.from_numpy(objective.initial_weights(0))[None]
-    _, (flat,) = objective.loss_and_gradient(w, [shard], [0])
-    problem.module.zero_grad()
-    problem.loss(problem.module, *shard.batch(0)).backward()
-    plain = torch.cat([parameter.grad.flatten() for parameter in problem.module.parameters()])
-    torch.testing.assert_close(flat, plain, rtol=1e-6, atol=1e-7)
+    shard = ProblemShard(0, problem.train, np.arange(20), batch_size=5, seed=0)
+    w = objective.initial_weights(0)
+    before = objective.evaluate(w)
+    for step in range(10):
+        objective.loss_and_gradient(torch.from_numpy(w)[None] * 3, [shard], [step])
+    assert objective.evaluate(w) == before
+    assert before != objective.evaluate(w * np.float32(1.01))
+    momentum = objective._replica("cpu").module[1].momentum  # type: ignore[index, union-attr]
+    assert momentum == 0.1
+
+
+def in_record(folder: Path, **options: Any) -> Path:
+    """Return the record of a run on a copy of the file in that folder."""
+    file = folder / "mine.py"
+    if not file.exists():
+        file.write_text(Path(TINY).read_text())
+    output = {"out": str(folder / "runs"), "run_name": "r"}
+    cfg = config("asgd", workload=str(file), num_workers=2, compute_time="exponential:1", **options, **output)
+    ended = execute(cfg, record=RunRecord(cfg))
+    assert ended.path
+    return ended.path
+
+
+def test_a_record_keeps_the_file_and_is_replayed_with_it(tmp_path: Path) -> None:
+    """The record has the file and its digest; with the same file, a replay gives the same bytes."""
+    path = in_record(tmp_path, steps=8)
+    assert (path / "workload.py").read_text() == Path(TINY).read_text()
+    assert compared(recorded_run(path)).same_weights
+
+
+def test_a_record_does_not_go_on_with_another_file(tmp_path: Path) -> None:
+    """A file that was changed or moved since is named, for --replay and --resume, with the remedy."""
+    path = in_record(tmp_path, steps=8)
+    file = tmp_path / "mine.py"
+    file.write_text(file.read_text().replace("0.2", "0.3"))
+    changed = f"its workload {file} has changed since; put {path / 'workload.py'} in its place"
+    with pytest.raises(RecordError) as refused:
+        recorded_run(path)
+    assert str(refused.value) == f"{path}: {changed}"
+    with pytest.raises(UsageError) as refused_too:
+        going_on(str(path), ["--steps=9"])
+    assert changed in str(refused_too.value)
+    file.unlink()
+    with pytest.raises(UsageError, match="is not there any more; put "):
+        going_on(str(path), ["--steps=9"])
+    file.write_text((path / "workload.py").read_text())
+    assert going_on(str(path), ["--steps=9"]).cfg.steps == 9
 
 
 def test_a_tied_weight_is_one_and_a_frozen_one_none() -> None:
@@ -117,15 +172,11 @@ def test_a_tied_weight_is_one_and_a_frozen_one_none() -> None:
             return logits
 
     x = torch.arange(20) % 5
-    problem = Problem(Tied(), lambda module, x: cross_entropy(module(x), x), (x,), (x,))
-    objective = ModuleObjective(problem)
-    assert objective.num_weights == 15
-    shard = ProblemShard(0, problem.train, np.arange(20), batch_size=20, seed=0)
-    w = torch.from_numpy(objective.initial_weights(0))[None]
-    _, (flat,) = objective.loss_and_gradient(w, [shard], [0])
-    problem.loss(problem.module, *shard.batch(0)).backward()
-    assert problem.module.embed.weight.grad is not None
-    torch.testing.assert_close(flat, problem.module.embed.weight.grad.flatten())
+    tied = Tied()
+    problem = Problem(tied, lambda module, x: cross_entropy(module(x), x), (x,), (x,))
+    assert ModuleObjective(problem).num_weights == 15
+    (plain,) = torch.autograd.grad(problem.loss(tied, x), [tied.embed.weight])
+    torch.testing.assert_close(whole_gradient(problem), plain.flatten())
 
 
 class Squares(Dataset[tuple[int, float]]):

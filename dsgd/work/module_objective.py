@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dsgd.work.model import Evaluation, Objective
 from dsgd.work.problem import Problem, length, take
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dsgd.work.shard import Shard
 
 _EVALUATED_AT_ONCE = 256  # samples
+_ESTIMATED_FROM = 1024  # samples
 
 
 class ProblemShard(Reshuffled):
@@ -93,7 +95,9 @@ def _seed(device: torch.device, seed: int) -> None:
 class ModuleObjective(Objective):
     """The mean loss of a problem's module over its data.
 
-    Its buffers never travel: they are each replica's own.
+    Its buffers never travel, and do not count: before an evaluation the running statistics of batch
+    normalization are estimated anew, from the first training samples, so that an evaluation is a function of
+    the weights (Wu & Johnson 2021, "Rethinking batch in BatchNorm", section 3).
     """
 
     row_by_row: ClassVar[bool] = True
@@ -161,6 +165,7 @@ class ModuleObjective(Objective):
         problem, mine = self.problem, self._replica("cpu")
         mine.w.copy_(torch.from_numpy(np.array(w)))
         n, loss, score = length(problem.test), 0.0, 0.0
+        self._estimate_statistics(mine.module)
         mine.module.eval()
         with torch.no_grad():
             for rows in np.array_split(np.arange(n), -(-n // _EVALUATED_AT_ONCE)):
@@ -170,3 +175,24 @@ class ModuleObjective(Objective):
                     score += len(rows) / n * float(problem.score(mine.module, *batch))
         mine.module.train()
         return Evaluation(loss, score if problem.score else None)
+
+    def _estimate_statistics(self, module: torch.nn.Module) -> None:
+        """Set the running statistics to the means over some training samples at the present weights."""
+        layers = [
+            layer
+            for layer in module.modules()
+            if isinstance(layer, _BatchNorm) and layer.running_mean is not None
+        ]
+        if not layers:
+            return
+        momenta = [layer.momentum for layer in layers]
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # then each of the mini-batches counts the same
+        samples = np.arange(min(length(self.problem.train), _ESTIMATED_FROM))
+        torch.default_generator.manual_seed(0)  # for dropout before such a layer
+        with torch.no_grad():
+            for rows in np.array_split(samples, -(-len(samples) // _EVALUATED_AT_ONCE)):
+                self.problem.loss(module, *take(self.problem.train, rows))
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
