@@ -9,6 +9,7 @@ option, the rule and, where the rule does not imply it, the remedy.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -213,7 +214,7 @@ class RayConfig(Checked):
     """Share of a GPU that a worker on cuda takes, like 0.25 for four workers on one GPU."""
 
     start_timeout_s: Annotated[float, FINITE, Gt(0), ON_RAY] = 60.0
-    """Seconds to wait until the cluster has the resources for the workers."""
+    """Seconds to wait for Ray to start, and then for the workers to be ready."""
 
     def on(self, engine: str) -> RayConfig:
         """Return these options as far as they have an effect on that engine."""
@@ -242,15 +243,15 @@ class FaultConfig(Checked):
     """Processes that wait to take over from a lost one at once."""
 
     nodes: Annotated[int, Ge(1), Le(26)] = 1
-    """Machines, named a, b, …, over which the processes are spread in turn. On Ray on this machine, as many
-    nodes are started on it; on a cluster, its own count."""
+    """Machines, named a, b, …, over which the processes are spread in turn. A private Ray cluster starts as
+    many nodes on this machine; on any other cluster, its own nodes count."""
 
     min_workers: Annotated[int, Ge(1), OnlyWith(on_loss="drop")] = 1
-    """With so few members left, workers of a lost process no longer leave but wait."""
+    """With this many members left, workers of a lost process wait instead of leaving."""
 
     suspect_after: Annotated[float | None, FINITE, Gt(0)] = None
-    """Seconds after which a silent task is given to a second process too; the first answer counts. None:
-    never."""
+    """Seconds without an answer after which a process's task is given to a second one too; the first answer
+    counts. The silent process gets no other task until it answers. None: never."""
 
     max_restarts: Annotated[int, Ge(0)] = 3
     """How many times a process is started again within --restart-window-s before it is given up, and with it
@@ -268,7 +269,7 @@ class FaultConfig(Checked):
         return tuple(f for f in self.fault_list if not isinstance(f, Fault) or f.kind not in STORE)
 
     def hosts_matter(self, num_workers: int) -> bool:
-        """Whether a simulation without hosts and faults would be another one."""
+        """Whether hosts or faults can change what a simulation does."""
         shared = self.hosts is not None and self.hosts < num_workers
         return bool(self.of_engine) or shared or self.suspect_after is not None
 
@@ -304,7 +305,7 @@ class FaultConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Checked):
-    """From what a run can go on if its driver is lost (docs/checkpoints.md)."""
+    """What a run can go on from if its driver is lost (docs/checkpoints.md)."""
 
     checkpoint_every: str | None = None
     """Engine seconds between two checkpoints, or auto: Young's and Daly's interval, from the measured cost
@@ -322,8 +323,8 @@ class CheckpointConfig(Checked):
     """Engine seconds for which the server stands still at a checkpoint (sim only; on Ray it does not)."""
 
     on_divergence: Annotated[Literal["stop", "rollback"], LEARNED] = "stop"
-    """What follows a loss that is not finite. rollback: the run goes back to the last checkpoint in memory,
-    and on with half the step size."""
+    """What to do when the loss is no longer finite. rollback: go back to the last checkpoint in memory, and
+    continue with half the step size."""
 
     init_from: str | None = None
     """Record whose weights the run starts from, like runs/NAME, or runs/NAME@VERSION for a checkpoint's.
@@ -338,6 +339,11 @@ class CheckpointConfig(Checked):
         require(is_auto or self.mtbf is None, "mtbf", self.mtbf, rule)
 
 
+def is_name(text: str) -> bool:
+    """Whether a record's folder can have this name, with room for what is added while it is written."""
+    return bool(re.fullmatch(r"\w[\w.+=-]*", text)) and len(text.encode()) <= 200
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutputConfig(Checked):
     """What is kept of a run."""
@@ -349,9 +355,9 @@ class OutputConfig(Checked):
 
     run_name: Annotated[
         str | None,
-        matches(
-            r"[\w][\w.+=-]{0,199}",
-            "must name a folder: letters (a-z), digits and . _ + = -, 200 at most, a letter or digit first",
+        Must(
+            "must name a folder: letters, digits and . _ + = -, at most 200 bytes, no . + = - first",
+            is_name,
         ),
     ] = None
     """Name of the record's folder; must be new. None: time, mode, workers and seed."""

@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 from dsgd.cluster import Engine, Update
 from dsgd.cluster.clocks import Clocks
-from dsgd.faults.seen import FaultSeen
+from dsgd.faults.seen import FOLLOWING, FaultSeen
 from dsgd.theory.uncertainty import Marks, Totals
 
 MOST_LISTED = 1024
@@ -698,7 +698,9 @@ QUANTITIES: list[Quantity] = [
                 "the start, at 0. After kills that nobody asked for, look at the machine's memory.",
             )
         },
-        columns={"faults": Column(int, lambda summary: sum(summary.faults.values()))},
+        columns={
+            "faults": Column(int, lambda s: sum(n for kind, n in s.faults.items() if kind not in FOLLOWING))
+        },
     ),
     Quantity(
         name="repeated",

@@ -2,9 +2,10 @@
 
     python benchmarks/checkpoints.py
 
-SSGD on two simulated workers with real gradients. Prints what a checkpoint takes, and its share of the wall
-time: with a million weights one each 10 s, also measured with and without checkpoints, in turns; with 25
-million at Daly's interval for a loss each hour. Then the time to the first update, resumed and fresh.
+SSGD on two simulated workers with real gradients. Prints how long a checkpoint takes, and its share of the
+wall time: with a million weights, one every 10 s, also measured by runs with and without checkpoints in turn;
+with 25 million, one per Daly's interval for a loss every hour. Then the time to the first update of a resumed
+run and of a fresh one.
 """
 
 from __future__ import annotations
@@ -77,10 +78,10 @@ def cost(weights: int, folder: Path, times: int = 5) -> Cost:
 
 
 def share(weights: int, every_s: float, updates: int, out: str) -> float:
-    """Return by how much longer a run takes with checkpoints, as a share of its time.
+    """Return how much longer a run takes with checkpoints, as a share of its time.
 
-    They are taken as often as they can be, in turns with none, so that their cost shows above the noise; the
-    share is that of one each `every_s` wall seconds.
+    Runs with as many checkpoints as possible alternate with runs without, so that the cost shows above the
+    noise; the share is that of one checkpoint every `every_s` wall seconds.
     """
     walls: dict[bool, list[float]] = {False: [], True: []}
     written = 0
@@ -128,7 +129,7 @@ def main() -> None:
             background_ms = 1e3 * (one.encode_s + one.write_s)
             print(
                 f"{weights:>11,} weights, {one.size / 1e6:,.0f} MB: snapshot {1e6 * one.snapshot_s:.0f} us, "
-                f"then {background_ms:.0f} ms in the background; one each {every_s:.0f} s is at most "
+                f"then {background_ms:.0f} ms in the background; one every {every_s:.0f} s is at most "
                 f"{total_s / every_s:.2%} of the time",
                 flush=True,
             )

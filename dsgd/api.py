@@ -255,7 +255,7 @@ def replay(
     """Compute a recorded run again, update by update, without workers: one can stop and look anywhere.
 
     recorded: the folder of a record, its URL in S3, or the result of a run that has one. Real and
-    asynchronous runs give the bytes that they had. until: the last version wanted.
+    asynchronous runs too give the same bytes again. until: the last version wanted.
     check: whether each update is compared with its record.
 
     An update has the weights, and of each task the `value` that it computed and the `origin` it read.

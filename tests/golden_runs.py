@@ -81,8 +81,8 @@ def simulated(mode: str) -> dict[str, Golden]:
 
 
 def real() -> dict[str, Golden]:
-    """Run the synchronous modes on Ray."""
-    options: dict[str, Any] = {"engine": "ray", "num_workers": 3, "steps": 12, "device": "cpu"}
+    """Run the synchronous modes on Ray, with a process that carries two workers and one that carries one."""
+    options: dict[str, Any] = {"engine": "ray", "num_workers": 3, "hosts": 2, "steps": 12, "device": "cpu"}
     return {
         name("ray", mode, variant, workload): golden(run(mode, **options | WORKLOADS[workload] | variant))
         for mode, variant, workload in ON_RAY

@@ -42,7 +42,7 @@ def test_a_million_workers_are_refused_before_ray_starts(
     """Exit 2, one line with memory, processes, how many fit and the remedy; nothing starts."""
     import dsgd.cluster.ray_connection
 
-    monkeypatch.setattr("ray.is_initialized", lambda: False)  # as in a process of one's own
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # as in a separate process
     monkeypatch.setattr(dsgd.cluster.ray_connection, "connect", lambda *_: pytest.fail("Ray was started"))
     ran = cli(f"--engine {engine} --num-workers 1000000 --dataset {dataset}")
     assert ran.code == 2

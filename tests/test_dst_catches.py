@@ -137,6 +137,13 @@ def read_the_newest(cluster: Any, _: None, state: Any) -> None:
         flights[worker] = flight._replace(w=max((f.w for f in flights.values()), key=lambda w: w.version))
 
 
+def stays(hosts: Any, worker: int, now_s: float) -> None:
+    if hosts.alive[hosts.carrier[worker]] and not hosts.is_silent(hosts.carrier[worker]):
+        hosts.home = lambda _: hosts.carrier[worker]
+    else:
+        hosts.__dict__.pop("home", None)
+
+
 MISTAKES: list[tuple[str, Plant, Sequence[str]]] = [
     ("a newcomer's clock is 0", in_place(Clocks, "join", joins_at_zero), modes()),
     ("a leaver's clock stays", in_place(Clocks, "leave", leaves_its_clock), modes()),
@@ -177,7 +184,22 @@ MISTAKES: list[tuple[str, Plant, Sequence[str]]] = [
     ),
     (
         "a dropped worker never joins again",
-        in_place(Hosts, "back", lambda hosts, host, back=Hosts.back: (back(hosts, host)[0], [])),
+        in_place(Hosts, "back", lambda hosts, *at, back=Hosts.back: (back(hosts, *at)[0], [])),
+        modes(),
+    ),
+    (
+        "a silent host is never trusted again",
+        in_place(Hosts, "answered", lambda hosts, host, now_s, late: None),
+        modes(),
+    ),
+    (
+        "a silent host gets tasks",
+        in_place(Hosts, "_doubt", lambda hosts, host, now_s: 0 if hosts.alive[host] else 3),
+        modes(),
+    ),
+    (
+        "a host that answers again stays without its workers",
+        in_place(Hosts, "place", before(Hosts.place, stays)),
         modes(),
     ),
     (

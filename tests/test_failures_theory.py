@@ -57,6 +57,7 @@ from dsgd.theory.failures import (
     suspected_share,
     task_time,
     time_away,
+    tries_of_a_slow_host,
     up_share,
     wasted_by_suspicion,
 )
@@ -275,11 +276,15 @@ def test_spares_fill_places_as_hosts_followed_by_hand_do(spares: int) -> None:
 
 def test_a_spare_of_a_spot_fleet_is_lost_like_any_other_process() -> None:
     """ASGD's throughput on a fleet with a spare is that of the places filled, of five alike processes."""
-    spot = {"faults": "spot:mtbf=20,back=20", "restart_window_s": 1e-9, "spares": 1}
-    cfg = config("asgd", dataset="none", num_workers=4, steps=4000, compute_time="constant:.25", **spot)
-    ended = execute(cfg, evaluate=False)
-    filled = ended.tally.gradients * 0.25 / ended.tally.last_update_s
-    assert filled == pytest.approx(hosts_at_work(4, up_share(20, 20), 1), rel=0.05)
+    spot: dict[str, Any] = {"faults": "spot:mtbf=20,back=20", "restart_window_s": 1e-9, "spares": 1}
+
+    def filled(seed: int) -> float:
+        options: dict[str, Any] = {"steps": 4000, "compute_time": "constant:.25", "seed": seed, **spot}
+        tally = run("asgd", dataset="none", num_workers=4, **options).tally
+        return tally.gradients * 0.25 / tally.last_update_s
+
+    runs = [filled(seed) for seed in range(6)]
+    assert np.mean(runs) == pytest.approx(hosts_at_work(4, up_share(20, 20), 1), rel=0.05)
 
 
 # --- Members ------------------------------------------------------------------------------------------------
@@ -332,6 +337,27 @@ def test_suspicion_costs_what_drawn_times_say(law: Law) -> None:
         for factor in (1.5, 8.0):
             first = np.minimum(factor * x, suspect_after_s + x)
             assert_near(first, first_of_two_answers(law, suspect_after_s, factor))
+
+
+@given(task=st.integers(1, 4), after=st.integers(2, 9), tasks=st.integers(30, 400))
+@settings(max_examples=20, deadline=None)
+def test_a_slow_host_is_tried_as_often_as_the_formula_says(task: int, after: int, tasks: int) -> None:
+    """Exactly where S is a multiple of X; and the run is that many times S longer."""
+    outcome = run(
+        "asgd",
+        dataset="none",
+        num_workers=1,
+        steps=tasks,
+        compute_time=f"constant:{task}",
+        suspect_after=float(after * task),
+        spares=1,
+        faults="slow:0=50@t=0",
+    )
+    tries = sum(seen.kind == "suspect" for seen in outcome.cluster.faults_seen)
+    lasted_s = outcome.tally.last_update_s
+    assert lasted_s == tasks * task + tries * after * task
+    if lasted_s >= (2 * after + 3) * task:
+        assert tries == tries_of_a_slow_host(lasted_s, task, after * task)
 
 
 def assert_near(draws: np.ndarray[tuple[int], np.dtype[np.float64]], theory: float) -> None:
@@ -467,6 +493,15 @@ def test_the_time_of_a_run_whose_driver_is_lost_is_compared_with_daly_s() -> Non
     assert entry["standard_error"] == pytest.approx(completion_deviation(*work))
     assert entry["verdict"] in ("agrees", "may be chance")
     assert compared(found[60])["run_s"]["verdict"] == "too short to compare"
+
+
+def test_a_driver_that_is_always_lost_before_its_next_checkpoint_ends_the_run() -> None:
+    """Such a run would go on for ever: it fails, in one line with the remedy."""
+    crashes = {**CRASHES, "num_workers": 2, "steps": 200, "faults": "crash:mtbf=10"}
+    ended = execute(config("ssgd", dataset="none", **crashes, checkpoint_every="200"), evaluate=False)
+    assert ended.stopped_by == "failed"
+    assert "a shorter --checkpoint-every" in str(ended.error)
+    assert not ended.traceback
 
 
 def compared(outcome: QuickRun) -> Mapping[str, Any]:

@@ -17,6 +17,8 @@ from dsgd.faults.fault import PROCESS, Fault, Spot, Trigger
 from dsgd.faults.faults_text import parse_faults
 from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
+from dsgd.records.reader import read_yaml
+from main import main
 
 SECONDS = st.floats(0, 1e6, allow_nan=False)
 TRIGGERS = st.one_of(
@@ -60,6 +62,16 @@ def test_a_file_lists_faults(tmp_path: Path) -> None:
             parse_faults(str(path))
     with pytest.raises(ValueError, match="cannot be read"):
         parse_faults(str(tmp_path / "other.yaml"))
+
+
+def test_a_record_has_the_faults_of_the_file(cli: CommandLine, tmp_path: Path) -> None:
+    """config.yaml lists the faults themselves: a replay needs no file, which may have changed since."""
+    path = tmp_path / "some.yaml"
+    path.write_text("- leave:1@update=3\n- join:1@t=9\n")
+    ran = cli(f"--engine sim --mode asgd --num-workers 3 --steps 9 --dataset none --faults {path}")
+    assert read_yaml(ran.record / "config.yaml")["faults"] == "leave:1@update=3; join:1@t=9"
+    path.unlink()
+    assert main(["--replay", str(ran.record)]) == 0
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -13,11 +14,12 @@ from typing import Any
 import matplotlib as mpl
 import polars as pl
 import pytest
-from conftest import where
+from conftest import CommandLine, where
 from rich.console import Console
 from test_fault_records import PAUSE, SEEN, run_with
 from test_live import PHONE, Visit, in_a_browser, read_all
 
+import dsgd
 from dsgd.faults.seen import FaultSeen
 from dsgd.live import page
 from dsgd.live.follow import FollowedRun
@@ -107,8 +109,8 @@ def test_the_page_shows_the_faults_of_the_record(struck: Path) -> None:
     assert marks == [(fault.t_s, fault.kind, fault.workers) for fault in in_order]
     assert [mark["over_s"] for mark in shown["marks"][:3]] == [9.0, 4.5, 9.0]
     assert shown["marks"][-1]["over_s"] is None
-    assert [told["t_s"] for told in shown["told"]] == [f.t_s for f in in_order[:-9:-1]]
-    assert shown["told"][0] == {
+    assert [fault["t_s"] for fault in shown["in_words"]] == [f.t_s for f in in_order[:-9:-1]]
+    assert shown["in_words"][0] == {
         "t_s": 30.0, "kind": "cut", "who": "worker 0", "text": "nothing passes",
         "cost": "not over when the run ended",
     }  # fmt: skip
@@ -118,7 +120,7 @@ def test_the_page_shows_no_faults_where_none_are_recorded(quiet: Path, struck: P
     """A quiet run, and a record from before there was faults.jsonl, have no marks."""
     (struck / "faults.jsonl").unlink()
     for record in (quiet, struck):
-        assert read_all(FollowedRun(record)).view()["faults"] == {"counts": {}, "marks": [], "told": []}
+        assert read_all(FollowedRun(record)).view()["faults"] == {"counts": {}, "marks": [], "in_words": []}
 
 
 def test_a_fault_is_shown_once_its_line_is_whole(quiet: Path, tmp_path: Path) -> None:
@@ -216,6 +218,56 @@ def test_the_timeline_shows_the_first_fault(struck: Path, first_s: float, from_s
         assert all(task.finished_s > begin_s and task.started_s < end_s for task in tasks)
     assert all(begin_s <= t_s <= end_s for t_s in found.updates_s)
     assert "A triangle is where a fault began" in section_of(struck, "timeline").caption
+
+
+@pytest.mark.parametrize(
+    "faults", ["kill:1@t=3.5+4", "pause:1=4@t=3.5", "cut:1@t=3.5+4", "node:b@t=3.5+4", "slow:1=3@t=3.5+4"]
+)
+@pytest.mark.parametrize("mode", ["ssgd", "asgd"])
+def test_no_task_is_drawn_as_computed_while_its_process_stood_still(
+    faults: str, mode: str, tmp_path: Path, cli: CommandLine
+) -> None:
+    """A task's colours cover its time; it computes as recorded, and never while its process is away."""
+    ran = cli(
+        f"--engine sim --mode {mode} --num-workers 3 --steps 8 --compute-time uniform:.7,1.1 --nodes 3 "
+        f"--trace-last 0 --dataset none --faults {faults}"
+    )
+    record = read_record(ran.record)
+    (fault,) = record.faults
+    away = fault.kind in ("kill", "pause", "node")
+    for update in record.updates():
+        for task in update.gradients:
+            drawn = timeline.spans_of(task, record.faults, disturbed=True)
+            pieces = sorted(piece for kind in drawn for piece in kind if piece[1] > piece[0])
+            assert (pieces[0][0], pieces[-1][1]) == pytest.approx((task.started_s, task.finished_s))
+            assert all(a[1] == pytest.approx(b[0]) for a, b in itertools.pairwise(pieces))
+            assert sum(b - a for a, b in drawn.computing) == pytest.approx(task.compute_s)
+            if away and task.worker in fault.workers:
+                assert all(b <= fault.t_s + 1e-9 or a >= fault.t_s + 4 - 1e-9 for a, b in drawn.computing)
+            lost = sum(b - a for a, b in drawn.lost)
+            assert (lost > 0) == (
+                fault.repeated > 0
+                and task.started_s < fault.t_s < task.finished_s
+                and task.worker in fault.workers
+            )
+
+
+def test_runs_that_are_the_same_have_one_panel(tmp_path: Path) -> None:
+    """Of variants that are the same runs, the timeline draws the first, and names the others."""
+    base = {"engine": "sim", "mode": "asgd", "num_workers": 2, "steps": 9, "dataset": "none"}
+    variants = {"wait": {}, "move": {"on_loss": "rehost"}, "slow": {"slowdown": "0=2"}}
+    experiment = {
+        "title": "x",
+        "question": "Which?",
+        "base": base,
+        "variants": variants,
+        "seeds": 1,
+        "show": ["timeline"],
+    }
+    dsgd.experiment(experiment, out=tmp_path)
+    section = section_of(tmp_path / "experiment", "timeline")
+    assert [panel.title for panel in section.panels] == ["Timeline, wait", "Timeline, slow"]
+    assert "One panel is for wait and move: the same runs." in section.caption
 
 
 def test_a_report_says_what_faults_there_were(struck: Path) -> None:

@@ -43,7 +43,7 @@ def disk(tmp_path: Path) -> Path:
 
 
 def on_disk(disk: Path, commands: str, kilobytes: int = 1024) -> Ran:
-    """Run shell commands in a name space of their own, in which `disk` is a disk of that size."""
+    """Run shell commands in a separate name space, in which `disk` is a disk of that size."""
     script = (
         f"mount -t tmpfs -o size={kilobytes}k tmpfs . && cd . && cd {shlex.quote(str(disk))}\n{commands}\n"
         "code=$?\nfind . -type f -printf 'file %s %P\\n'\nexit $code"

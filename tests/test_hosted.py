@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import random
 from contextlib import suppress
@@ -228,6 +229,17 @@ def test_a_new_process_does_not_stand_still() -> None:
     assert lines["pause", 5].workers == ()
 
 
+@pytest.mark.parametrize(("on_loss", "left"), [("rehost", 3), ("drop", 2)])
+def test_a_process_that_is_given_up_is_in_the_faults(on_loss: str, left: int) -> None:
+    """The run goes on without it, and says so once."""
+    faults = "kill:1@t=1.5; kill:1@t=3.5; kill:1@t=5.5"
+    outcome = run("ssgd", **TEN_SECONDS, faults=faults, on_loss=on_loss, max_restarts=1)
+    given_up = [seen for seen in outcome.cluster.faults_seen if seen.kind == "given-up"]
+    assert [(seen.t_s, seen.asked, seen.recovered_s) for seen in given_up] == [(3.5, False, None)]
+    assert given_up[0].text.startswith("host 1 was lost more than --max-restarts 1 times within 600 s")
+    assert len(outcome.cluster.workers) == left
+
+
 def test_a_spare_takes_over_at_once() -> None:
     """With a spare a kill costs the computed part alone, and the lost process is the next spare."""
     faults = "kill:1@t=2.5; kill:2@t=8.75"
@@ -249,7 +261,50 @@ def test_a_silent_task_is_answered_by_a_second_host(after_s: float) -> None:
     lines = [seen for seen in outcome.cluster.faults_seen if seen.kind == "suspect" and seen.t_s > 3]
     assert lines[0].t_s == 3 + min(after_s, 1) if after_s < 1 else 3 + after_s
     (pause,) = (seen for seen in outcome.cluster.faults_seen if seen.kind == "pause")
-    assert pause.detected_s is not None or after_s < 0.5
+    assert pause.detected_s is not None or after_s <= 0.5  # suspected already when it begins
+
+
+@pytest.mark.parametrize("ends", ["", "; kill:1@t=60+8"])
+@pytest.mark.parametrize("policy", [{}, {"on_loss": "rehost"}, {"spares": 1}, {"hosts": 2}])
+def test_a_host_that_stands_still_is_suspected_once(policy: dict[str, Any], ends: str) -> None:
+    """For a hundred times as long as a silence lasts, others carry its workers; then they go home. It may be
+    lost meanwhile.
+    """
+    options = {**TEN_SECONDS, "steps": 300, "compute_time": "constant:.5", **policy}
+    plain = run("ssgd", **options, suspect_after=1.25)
+    outcome = run("ssgd", **options, suspect_after=1.25, faults=f"pause:1=125@t=5.25{ends}")
+    assert [u.weights.vector.tobytes() for u in outcome.updates] == [
+        u.weights.vector.tobytes() for u in plain.updates
+    ]
+    assert not plain.cluster.faults_seen
+    assert [seen.kind for seen in outcome.cluster.faults_seen].count("suspect") == 1
+    assert last_s(outcome) <= 1.25 + 2 * last_s(plain)
+    back_s = 68.25 if ends else 130.25
+    late = [update for update in outcome.updates if update.finished_s > back_s + 2]
+    assert {u.finished_s - u.dones[0].started_s for u in late} == {1.0 if "hosts" in policy else 0.5}
+
+
+@pytest.mark.parametrize("policy", [{}, {"spares": 1}])
+def test_a_slow_host_is_tried_less_and_less_often(policy: dict[str, Any]) -> None:
+    """A host that is always five times slower is suspected some log2 T times in T seconds."""
+    options = {**TEN_SECONDS, "steps": 600, **policy}
+    outcome = run("asgd", **options, suspect_after=2.5, faults="slow:1=5@t=0")
+    suspicions = [seen for seen in outcome.cluster.faults_seen if seen.kind == "suspect"]
+    assert 5 <= len(suspicions) <= 2 + math.log2(last_s(outcome))
+    assert all(seen.text.startswith("worker 1 was silent on host 1") for seen in suspicions)
+
+
+def test_a_cut_host_is_suspected_once_and_answers_after_the_cut() -> None:
+    """Its answer is held back as its results are."""
+    outcome = run("ssgd", **{**TEN_SECONDS, "steps": 40}, suspect_after=1.5, faults="cut:1@t=3.5+20")
+    assert [seen.kind for seen in outcome.cluster.faults_seen] == ["suspect", "cut"]
+    assert {u.finished_s - u.dones[0].started_s for u in outcome.updates[-5:]} == {1}
+
+
+def test_a_host_with_a_queue_is_not_silent() -> None:
+    """It is as long as it has answered nothing, not as long as a task has waited in its queue."""
+    options: dict[str, Any] = {"num_workers": 6, "steps": 5, "dataset": "none", "hosts": 2}
+    assert not run("ssgd", **options, suspect_after=1.25).cluster.faults_seen
 
 
 def test_a_wrong_suspicion_costs_work_and_no_byte() -> None:

@@ -124,6 +124,18 @@ def test_a_changed_lab_s_page_and_experiment_follow_its_options(course: Path) ->
     assert experiment.question.startswith("12 workers need")
 
 
+def test_the_links_of_a_copy_lead_somewhere(tmp_path: Path) -> None:
+    """Pages that were copied and made again link to the files of this repository, wherever the copy lies."""
+    for depth in ("course", "a/b/course"):
+        copy = tmp_path / depth
+        shutil.copytree(LABS, copy)
+        for page in sorted(copy.glob("*.md")):
+            page.write_text(lab_pages.linked(page.read_text(), page))
+            links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+            assert links
+            assert [link for link in links if not (page.parent / link).exists()] == []
+
+
 def test_a_changed_lab_s_figures_follow_its_options(course: Path, tmp_path: Path) -> None:
     """The figures are drawn from the changed experiment: its timelines have twelve workers."""
     written = lab_figures.refresh(course / "01-synchronous.md", tmp_path)
@@ -482,6 +494,8 @@ def test_a_class_of_ten_gets_a_row_each(tmp_path: Path, capsys: pytest.CaptureFi
         "finn": "predictions: {clock_gap: 4}\nstrategy: finn.py\n",
         "gita": "predictions: {clock_gap: 4}\nstrategy: gita.py\n",
         "hal": "predictions: {clock_gap: 4, clock_gap: 5}\n",
+        "kim": "predictions: {largest_staleness: '3,5', clock_gap: 4, clockgap: 4}\nexercise: {slack: 3}\n",
+        "lea": "predictions: {clock_gap: 4}\nexercise: {slack: 3.5}\n",
     }
     strategies = {
         "train_bounded.py": RIGHT,
@@ -503,13 +517,15 @@ def test_a_class_of_ten_gets_a_row_each(tmp_path: Path, capsys: pytest.CaptureFi
     code, out, _ = check(capsys, "03", tmp_path, "--json")
     assert code == 0
     found = {s["student"]: s for s in json.loads(out)["students"]}
-    assert list(found) == [*sorted(answers), "ida", "jon"]
+    assert list(found) == sorted([*answers, "ida", "jon"])
     assert {name: s["points"] for name, s in found.items() if s["points"]} == {
         "ada": 20,
         "bob": 2,  # the clock gap, and a mean staleness or a time that suffices
         "eve": 1,
         "finn": 2,  # the clock gap, and that it is only its algorithm
         "jon": 20,
+        "kim": 2,  # as bob; what cannot be read costs its own point
+        "lea": 1,
     }
     assert found["ada"]["questions"]["largest_staleness"] == {
         "points": 1,
@@ -525,6 +541,8 @@ def test_a_class_of_ten_gets_a_row_each(tmp_path: Path, capsys: pytest.CaptureFi
         "gita": "ended without a result",
         "hal": "'clock_gap' appears twice",
         "ida": "03.yaml: cannot be read",
+        "kim": "largest_staleness: must be a number, like 1.5, not 3,5",
+        "lea": "slack: must be a whole number",
     }.items():
         assert says in found[name]["error"], found[name]
     assert sorted(path.name for path in tmp_path.rglob("*")) == before

@@ -268,6 +268,22 @@ def test_a_group_has_its_own_report(index: Path, capsys: pytest.CaptureFixture[s
     assert list_folder(folder).folders == [(folder / "of-an-experiment", "experiment “A <title>”", 1)]
 
 
+def test_the_run_that_like_names_is_in_the_report(
+    record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--like RUN` reports on that run, also where later ones have the same options and seed."""
+    for place, name in enumerate(("first", "second", "third")):
+        like(record, tmp_path / name, 0.5 - 0.1 * place)
+    like(record, tmp_path / "larger", num_workers=4)
+    for name in ("second", "third"):
+        (page,) = printed(capsys, "--report", str(tmp_path), "--like", name)
+        text = Path(page).read_text()
+        rows = (Path(page).parent / "results.csv").read_text().splitlines()
+        assert len(rows) == 2
+        assert f",{name}," in rows[1]
+        assert text.count(f"has the same options and seed as {name}, which counts") == 2
+
+
 def test_like_names_a_run_of_the_folder(unrelated: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another name, or another kind of folder, is a usage error."""
     for folder, says in (

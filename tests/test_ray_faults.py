@@ -206,6 +206,28 @@ def test_a_stopped_process_is_found_and_its_task_given_to_another() -> None:
     assert 0.1 < pause.detected_s < 0.2 + 1
 
 
+def test_a_silent_host_gets_no_task_until_it_answers() -> None:
+    """SIGSTOP: the other host carries its worker for many tasks, not for one after each silence; then the
+    worker is at home again.
+    """
+
+    class IsHome(Exception):
+        pass
+
+    carriers: list[int] = []
+
+    def look(cluster: Engine, update: Update) -> None:
+        carriers.append(cluster.pids[1])
+        if len(set(carriers)) == 2 and carriers[-1] == carriers[0]:
+            raise IsHome
+
+    with pytest.raises(IsHome):
+        run("ssgd", look, **SCHEDULE, steps=100_000, suspect_after=0.5, faults="pause:1=2@update=5")
+    away = [pid for pid in carriers if pid != carriers[0]]
+    # At one task a silence there would be three of them in two seconds.
+    assert len(away) > 10
+
+
 def test_a_wrong_suspicion_costs_work_and_no_bit() -> None:
     """Every task is handed out twice, and the first answer counts."""
     wary = run("ssgd", **learning("ssgd"), suspect_after=1e-9)
@@ -239,7 +261,7 @@ def test_a_slow_host_takes_as_many_times_longer() -> None:
 
 
 def test_members_leave_and_join_as_asked() -> None:
-    """Who leaves finishes its task; who joins takes part from the next round."""
+    """A worker that leaves finishes its task; one that joins takes part from the next round."""
     ran = run("ssgd", **SCHEDULE, steps=12, faults="leave:1@update=3; join:1@update=8")
     present = [len(update.dones) for update in ran.updates]
     assert present[:4] == [2] * 4

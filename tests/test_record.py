@@ -22,6 +22,7 @@ from dsgd.config import TimingConfig
 from dsgd.data import Workload, make_workload
 from dsgd.execution.comparison import measured_timing
 from dsgd.execution.quick import config
+from dsgd.execution.quick import run as quick_run
 from dsgd.records.writer import RunRecord
 
 SIM = "--engine sim --compute-time exponential:1"
@@ -365,3 +366,27 @@ def test_a_worker_without_a_measured_task_is_as_fast_as_the_others(cli: CommandL
     assert isinstance(law, Trace)
     assert sorted(law.rows[2]) == sorted([*law.rows[0], *law.rows[1]])
     assert len(law.rows[0]) + len(law.rows[1]) == 12
+
+
+def test_what_is_taken_back_is_written_again(tmp_path: Path) -> None:
+    """Updates that are recorded already are not written twice; taken back, as by a rollback, they are."""
+    options: dict[str, Any] = {"num_workers": 2, "steps": 3, "dataset": "none"}
+    ran = quick_run("asgd", **options)
+    record = RunRecord(config("asgd", **options, out=str(tmp_path), run_name="r"))
+    record.open(started=0.0, cluster=ran.cluster)
+
+    def recorded() -> list[int]:
+        for update in ran.updates:
+            record.update(update)
+        record.flush()
+        lines = (tmp_path / "r/updates.jsonl").read_text().splitlines()
+        return [json.loads(line)["version"] for line in lines]
+
+    whole = list(range(1, 7))
+    assert recorded() == whole
+    record.recorded_to = 6
+    assert recorded() == whole
+    record.cut(version=0, evals_length=0)
+    assert recorded() == whole
+    record.close_streams()
+    record.release()

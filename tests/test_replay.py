@@ -73,15 +73,25 @@ def rolled(
     faults: Sequence[RecordedFault] = (),
 ) -> tuple[ReplayCluster, list[Update]]:
     """Roll a recorded run forward from its beginning, or from what it was `after` some update."""
+    cluster, w = beginning(cfg, path, after, faults)
+    return cluster, list(rolled_forward(cluster, strategy_of(cfg).train, w, cfg))
+
+
+def beginning(
+    cfg: TrainConfig,
+    path: Path,
+    after: tuple[ClusterState, Weights] | None,
+    faults: Sequence[RecordedFault],
+) -> tuple[ReplayCluster, Weights]:
+    """Return a replay of a record, and its weights, at the run's beginning or `after` some update."""
     workload = make_workload(cfg)
     first = after[1].version if after else 0
     updates = (update for update in read_updates(path) if update.version > first)
     cluster = ReplayCluster(cfg, workload, updates, faults)
-    w = Weights(workload.objective.initial_weights(cfg.seed))
     if after:
         cluster.restore(after[0])
-        w = after[1]
-    return cluster, list(rolled_forward(cluster, strategy_of(cfg).train, w, cfg))
+        return cluster, after[1]
+    return cluster, Weights(workload.objective.initial_weights(cfg.seed))
 
 
 def of_all_engines(state: ClusterState) -> dict[str, Any]:
@@ -92,6 +102,13 @@ def of_all_engines(state: ClusterState) -> dict[str, Any]:
     states = {worker: vector.tobytes() for worker, vector in state.states.items()}
     idle = {state.latest, *state.waiting} - {None}
     return {**whole, "workers": tuple(state.workers), "flights": flights, "states": states, "idle": idle}
+
+
+def dropped(state: ClusterState) -> Sequence[int]:
+    """Return the workers that have left with their process, and join again with a new one."""
+    assert state.hosts is not None
+    found: Sequence[int] = state.hosts["dropped"]
+    return found
 
 
 # What decides by the clock, cancels, discards or keeps state; test_ray.py replays every mode by default.
@@ -119,6 +136,44 @@ def test_a_run_of_real_workers_replays(mode: str, variant: dict[str, Any], tmp_p
     assert (found.differs, found.same_weights) == (None, True)
     cluster, _ = rolled(run.cfg, path, cuts.kept[len(cuts.kept) // 2])
     assert of_all_engines(cluster.state()) == of_all_engines(cuts.kept[-1][0])
+
+
+# Of the changes that come with one update or step, a strategy sees several at once.
+TOGETHER = (
+    "leave:1@update=3; join:3@update=3; leave:0@step=7; join:1@update=7; join:0@update=7; leave:3@update=7"
+)
+CLOSE = "leave:0@t=.1; join:0@t=.1003; leave:1@t=.1006; join:1@t=.1009; leave:2@t=.101; join:2@t=.12"
+KILLED = "kill:1@update=3; leave:2@update=3; join:1@update=4"
+ELASTIC: list[tuple[str, dict[str, Any]]] = [
+    ("diloco", {"faults": TOGETHER, "hosts": 1, "num_workers": 4, "local_steps": 1}),
+    ("asgd", {"faults": TOGETHER, "hosts": 1, "num_workers": 4, "dataset": "none"}),
+    ("localsgd", {"faults": CLOSE, "hosts": 1, "local_steps": 1, "dataset": "none"}),
+    ("ssp", {"faults": KILLED, "on_loss": "drop", "dataset": "none", "steps": 60}),
+]
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize(("mode", "options"), ELASTIC)
+def test_real_members_come_and_go_in_a_replay_as_they_did(
+    mode: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Several changes at one moment, close together, or with a killed process: at every update the replay has
+    given the strategy as many answers, and has the same members, tasks, states and bytes.
+    """
+    path, cuts = recorded(tmp_path, mode, **{**REAL, "compute_time": "exponential:.01", **options})
+    run = recorded_run(path)
+    assert compared(run).differs is None
+    assert {fault.kind for fault in run.faults} >= {"leave", "join"}
+    middle = cuts.kept[len(cuts.kept) // 2]
+    for after in (None, middle):
+        cluster, w = beginning(run.cfg, path, after, run.faults)
+        updates = rolled_forward(cluster, strategy_of(run.cfg).train, w, run.cfg)
+        for update, (state, was) in zip(updates, cuts.kept[w.version :], strict=True):
+            assert update.weights.vector.tobytes() == was.vector.tobytes()
+            assert of_all_engines(cluster.state()) == of_all_engines(state)
+            assert cluster.state().engine == state.engine
+            assert dropped(cluster.state()) == dropped(state)
 
 
 @pytest.mark.ray
@@ -223,8 +278,43 @@ def test_random_schedules_of_faults_replay(tmp_path: Path) -> None:
         replays += 1
     assert replays > 40
     for reason, faults in refused:
-        assert "lost its driver while members came and went" in reason
+        assert "lost its driver and went back while members came and went" in reason
         assert "driver" in faults
+
+
+@pytest.mark.parametrize("mode", ["ssgd", "asgd", "diloco", "dssp"])
+@pytest.mark.parametrize("faults", ["", "driver@t=4+2; driver@update=9", "driver@update=12; kill:1@t=3"])
+def test_a_run_that_rolls_back_replays(mode: str, faults: str, tmp_path: Path) -> None:
+    """Each part with the step size that it was computed with, whatever a lost driver took back too."""
+    options: dict[str, Any] = {
+        "dataset": "quadratic",
+        "lr": 30.0,
+        "steps": 60,
+        "eval_every": 2,
+        "faults": faults,
+    }
+    options |= {"compute_time": "exponential:1", "on_divergence": "rollback", "checkpoint_every": "3"}
+    if mode == "diloco":
+        options |= {"inner": "sgd", "local_steps": 2}
+    path, _ = recorded(tmp_path, mode, **options)
+    run = recorded_run(path)
+    assert [fault.kind for fault in run.faults].count("divergence") > 1
+    found = compared(run)
+    assert (found.differs, found.same_weights) == (None, True)
+
+
+def test_a_run_from_another_runs_weights_replays(tmp_path: Path) -> None:
+    """From the same weights; if those have changed meanwhile, it is refused."""
+    first, _ = recorded(tmp_path, "asgd", run_name="first")
+    second, _ = recorded(tmp_path, "ssgd", run_name="second", init_from=str(first))
+    found = compared(recorded_run(second))
+    assert (found.differs, found.same_weights) == (None, True)
+    np.save(first / "weights.npy", np.load(first / "weights.npy") + 1)
+    with pytest.raises(RecordError, match="are not the weights that the run began with"):
+        compared(recorded_run(second))
+    (first / "weights.npy").unlink()
+    with pytest.raises(RecordError, match=r"has no weights\.npy"):
+        compared(recorded_run(second))
 
 
 # --- The command --------------------------------------------------------------------------------------------
@@ -395,7 +485,7 @@ def test_what_cannot_be_replayed_is_refused_in_one_line(
         (thinned, "--record every:2"),
         (none, "--record none"),
         (gap, "update 12 follows update 10"),
-        (faulty, "lost its driver"),
+        (faulty, "lost its driver and went back while members came and went"),
         (empty, "has no update"),
         (mine, "train_mine.py"),
     ):

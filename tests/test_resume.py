@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,52 @@ def test_a_damaged_record_is_refused(cli: CommandLine, begun: Path) -> None:
     assert "the record is damaged" in line
 
 
+def _a_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+def _a_loop(file: Path) -> None:
+    file.unlink()
+    file.symlink_to(file.name)
+
+
+DAMAGES: Mapping[str, Callable[[Path], object]] = {
+    "removed": lambda file: file.unlink(),
+    "empty": lambda file: file.write_bytes(b""),
+    "half": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "garbage": lambda file: file.write_bytes(b"\xd5" * 500),
+    "a line less": lambda file: file.write_bytes(file.read_bytes().partition(b"\n")[2]),
+    "junk at its end": lambda file: file.write_bytes(file.read_bytes() + b"junk\n"),
+    "no field": lambda file: file.write_text("{}"),
+    "a folder": _a_folder,
+    "a loop": _a_loop,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_record_goes_on_or_is_refused_and_left_alone(
+    damage: str, cli: CommandLine, begun: Path, tmp_path: Path
+) -> None:
+    """Each file, damaged in any way: the run ends with the bytes of the one never killed, or one line says
+    why it does not go on, and no checkpoint is lost.
+    """
+    assert resumed(cli, f"auto {BEGUN} --out {tmp_path} --quiet --run-name whole") == (0, "")
+    newest = sorted((begun / "checkpoints").iterdir())[-1].relative_to(begun)
+    for file in ("config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "faults.jsonl", str(newest)):
+        copy = tmp_path / "copies" / file / "it"
+        shutil.copytree(begun, copy)
+        DAMAGES[damage](copy / file)
+        before = {path.name for path in (copy / "checkpoints").iterdir()}
+        code, said = resumed(cli, str(copy))
+        if code:
+            assert len(said.splitlines()) == 1
+            assert file in said
+            assert before <= {path.name for path in (copy / "checkpoints").iterdir()}
+        else:
+            assert contents(copy) == contents(tmp_path / "whole")
+
+
 def test_a_run_that_is_going_on_is_refused(cli: CommandLine, begun: Path) -> None:
     """Two processes never write one record."""
     record = RunRecord(
@@ -319,7 +366,7 @@ def test_a_killed_run_with_faults_of_its_driver_goes_on_bit_for_bit(tmp_path: Pa
 
     def cfg(run_name: str) -> TrainConfig:
         of_store = "torn@t=4; slow-disk=.5@t=9+6; full@update=30+2; rot@update=50"
-        faults = {"faults": f"driver@t=7.3+3; driver@update=25; kill:1@t=3; {of_store}"}
+        faults: dict[str, Any] = {"faults": f"driver@t=7.3+3; driver@update=25; kill:1@t=3; {of_store}"}
         faults |= {"checkpoint_cost_s": 0.25}
         return configured({**OPTIONS, "mode": "asgd", **faults, "out": str(tmp_path), "run_name": run_name})
 

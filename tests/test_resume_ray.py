@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,47 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT, Nodes, keys, python
-from test_resume import configured, lines, run, versions
+from test_resume import lines, run, versions
 
 from dsgd.execution import quick
+from dsgd.execution.replaying import compared, recorded_run
 from dsgd.records import lease
+from dsgd.strategies import configured
 from main import main
 
 pytestmark = pytest.mark.ray
 
+# Forks a driver for each line that it reads, and says how it ended: the imports take seconds each time.
 KILLED_ON_RAY = """
-import json, sys
+import json, os, sys
 sys.path.insert(0, "tests")
+import torch
+import dsgd.cluster.ray
 from test_resume import Kill, configured, run
 
-run(configured(json.loads(sys.argv[1])), Kill(int(sys.argv[2])), resume=sys.argv[3] or None)
+for line in sys.stdin:
+    options, at, resume = json.loads(line)
+    if not (driver := os.fork()):
+        run(configured(options), Kill(at), resume=resume)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(driver, 0)[1]), flush=True)
 """
+
+
+@contextmanager
+def drivers() -> Iterator[Callable[[dict[str, Any], int, str | None], None]]:
+    """Yield what runs a driver that is killed after an update."""
+    with python("-c", KILLED_ON_RAY, stdin=subprocess.PIPE) as process:
+        stdin, stdout = process.stdin, process.stdout
+        assert stdin
+        assert stdout
+
+        def killed(options: dict[str, Any], at: int, resume: str | None = None) -> None:
+            print(json.dumps([options, at, resume]), file=stdin, flush=True)
+            assert stdout.readline() == f"{-signal.SIGKILL}\n"
+
+        yield killed
+        stdin.close()
 
 
 @pytest.mark.timeout(900)  # eleven processes are started, each with its workers
@@ -44,18 +71,18 @@ def test_a_killed_driver_on_ray_loses_no_update(
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
     options = {"mode": mode, "engine": "ray", "num_workers": 2, "steps": 40, "lr": 0.05, "dataset": "digits"}
     options |= {"checkpoint_every": "0.03", "out": str(tmp_path), "trace_last": 0}
+    hosts = {"hosts": 1} if mode == "ssgd" else {}  # its bytes do not depend on them, and each takes seconds
+    cut = {**options, **hosts, "run_name": "cut"}
     updates = 40 if mode == "ssgd" else 80
     recorded = b""
     draws = np.random.default_rng(len(mode)).choice(np.arange(2, updates), 5, replace=False)
-    for n, at in enumerate(sorted(draws.tolist())):
-        arguments = [json.dumps({**options, "run_name": "cut"}), str(at), "killed" if n else ""]
-        process = python("-c", KILLED_ON_RAY, *arguments)
-        said = process.communicate()
-        assert process.returncode == -signal.SIGKILL, said
-        before, recorded = recorded, (tmp_path / "cut/updates.jsonl").read_bytes()
-        assert recorded.startswith(before)
-        assert recorded.count(b"\n") == at
-    ended = run(configured({**options, "run_name": "cut"}), resume="killed")
+    with drivers() as killed:
+        for n, at in enumerate(sorted(draws.tolist())):
+            killed(cut, at, "killed" if n else None)
+            before, recorded = recorded, (tmp_path / "cut/updates.jsonl").read_bytes()
+            assert recorded.startswith(before)
+            assert recorded.count(b"\n") == at
+    ended = run(configured(cut), resume="killed")
     assert (ended.error, ended.tally.updates, ended.tally.gradients) == (None, updates, 80)
     assert (tmp_path / "cut/updates.jsonl").read_bytes().startswith(recorded)
     assert versions(tmp_path / "cut") == list(range(1, updates + 1))
@@ -109,7 +136,7 @@ from main import main
 lease.LASTS_S = 2.0
 sys.exit(main(sys.argv[1:]))
 """
-SYNCHRONOUS = [
+SYNCHRONOUS: list[dict[str, Any]] = [
     {"mode": "ssgd", "steps": 60, "compute_time": "constant:.02"},
     {"mode": "diloco", "steps": 60, "compute_time": "constant:.02", "local_steps": 3, "inner": "adamw"},
 ]
@@ -194,7 +221,7 @@ from dsgd.terminal.cli import parse
 class Kill(Watcher):
     def updated(self, update):
         if update.weights.version == 8:
-            while not PeerStore(f"runs/{cfg.mode}").names():
+            while not PeerStore(f"{os.getcwd()}/runs/{cfg.mode}").names():
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -214,6 +241,7 @@ print(code, PeerStore(sys.argv[1]).names())
 """
 
 
+@pytest.mark.timeout(600)  # a cluster of three nodes, and six starts of workers
 def test_a_run_on_ray_goes_on_from_another_nodes_memory(
     ray_cluster: str, nodes: Nodes, tmp_path: Path
 ) -> None:
@@ -234,23 +262,43 @@ def test_a_run_on_ray_goes_on_from_another_nodes_memory(
         cut = ran(KILLED_WITH_A_PEER, *arguments_of(TWO | options | to_peer))
         assert cut.returncode == -signal.SIGKILL, cut.stderr
         assert not (record / "checkpoints").exists()
-        resumed = ran(RESUMED_FROM_A_PEER, f"runs/{record.name}")
-        assert resumed.stdout == "0 []\n", resumed.stderr
+        resumed = ran(RESUMED_FROM_A_PEER, str(record))
+        assert resumed.stdout.splitlines()[-1:] == ["0 []"], resumed.stderr
         assert ended_with(record) == (digest(**TWO | options), 8)
 
 
 @pytest.mark.parametrize("mode", ["ssgd", "asgd"])
-def test_a_run_on_ray_that_diverges_rolls_back(mode: str, ray_cluster: str, tmp_path: Path) -> None:
+def test_a_run_on_ray_that_diverges_rolls_back(
+    mode: str, ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Real workers, too: back before the loss blew up, with half the step size, and to the end; no update is
-    missing or there twice, and no mini-batch.
+    missing or there twice, and no mini-batch. Killed later, it goes on with the step size that was left,
+    without any checkpoint. It is replayed bit for bit.
     """
-    options = {"mode": mode, "engine": "ray", "num_workers": 2, "dataset": "quadratic", "lr": 30.0}
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
+    options: dict[str, Any] = {
+        "mode": mode,
+        "engine": "ray",
+        "num_workers": 2,
+        "dataset": "quadratic",
+        "lr": 30.0,
+    }
     options |= {"steps": 60, "on_divergence": "rollback", "out": str(tmp_path), "run_name": "it"}
-    ended = run(configured(options))
+    with drivers() as killed:
+        killed(options, 40, None)
+    before = lines(tmp_path / "it", "faults.jsonl")
+    assert before
+    ended = run(configured(options), resume="killed")
     assert ended.path
     assert (ended.error, ended.stopped_by, ended.tally.gradients) == (None, "budget", 120)
     assert np.isfinite(ended.weights.vector).all()
     back = lines(ended.path, "faults.jsonl")
+    assert back[: len(before)] == before
+    found = compared(recorded_run(ended.path))
+    assert (found.differs, found.same_weights) == (None, True)
+    if mode == "ssgd":
+        whole = run(configured({**options, "run_name": "whole"}))
+        assert whole.weights.vector.tobytes() == ended.weights.vector.tobytes()
     assert {fault["kind"] for fault in back} == {"divergence"}
     assert back[-1]["text"].endswith(f"step size {30 * 0.5 ** len(back):g}")
     assert versions(ended.path) == list(range(1, ended.tally.updates + 1))
@@ -267,11 +315,12 @@ def test_a_state_on_another_machine_is_fetched_when_it_is_read(ray_cluster: str)
     lost it is a failure of the checkpoint, not of the run.
     """
     import ray
-    from ray._private.internal_api import free
 
+    from dsgd.checkpoints.peer_store import Keeper
     from dsgd.cluster.ray_states import FetchedStates
 
-    here, lost = ray.put(np.ones(3, np.float32)), ray.put(np.ones(3, np.float32))
+    keeper: Any = ray.remote(Keeper)
+    here, lost = ray.put(np.ones(3, np.float32)), keeper.remote(600).content.remote("none")
     coming: Future[Any] = Future()
     states = FetchedStates({0: here, 1: lost}, {0: coming, 1: coming})
     assert (len(states), list(states)) == (2, [0, 1])
@@ -280,6 +329,5 @@ def test_a_state_on_another_machine_is_fetched_when_it_is_read(ray_cluster: str)
         assert not written.done()
         coming.set_exception(ray.exceptions.ObjectLostError("", None, ""))
         assert written.result().tolist() == [1, 1, 1]
-    free([lost])
     with pytest.raises(OSError, match="worker 1: its state was lost with its machine"):
         states[1]

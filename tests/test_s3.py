@@ -487,7 +487,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def drive(*arguments: str) -> None:
-    """Be a run's driver that writes checkpoints of some versions, and is then killed."""
+    """Act as the driver of a run: write checkpoints of some versions, then be killed."""
     done = subprocess.run(
         [sys.executable, "-c", DRIVER, URL, *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,

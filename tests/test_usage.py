@@ -135,7 +135,9 @@ WRONG = [
     ("--slowdown 9=4", ["--slowdown 9=4", "0 to 3", "name only those"]),
     ("--dataset mnist", ["--dataset mnist", "xor, digits, quadratic, none"]),
     ("--compute-time gauss:1", ["--compute-time gauss:1", "exponential:MEAN"]),
-    ("--run-name 😀", ["--run-name 😀", "letters (a-z)"]),
+    ("--run-name 😀", ["--run-name 😀", "letters, digits and . _ + = -"]),
+    (f"--run-name {'ü' * 101}", ["--run-name ü", "at most 200 bytes"]),
+    ("--run-name .a", ["--run-name .a", "no . + = - first"]),
     (f"--note {'x' * 501}", ["--note xxx", "one line of at most 500 letters"]),
     ("--out /proc", ["--out /proc", "cannot be written to", "choose another folder"]),
     ("--out /etc/passwd", ["--out /etc/passwd", "not a folder", "choose another folder"]),
@@ -169,6 +171,14 @@ def test_what_only_the_simulator_has_is_refused_on_ray(option: str, cli: Command
     assert ran.code == 2
     assert option.split()[0] in ran.err
     assert "--engine sim" in ran.err
+
+
+def test_a_run_name_may_have_any_letters(cli: CommandLine, capsys: pytest.CaptureFixture[str]) -> None:
+    """Letters beyond a-z are letters too: such a run is listed, reported on, gone on with and replayed."""
+    first = cli(f"{SIM} --steps 20 --dataset none --checkpoint-every 1 --run-name _ünï")
+    assert first.code == 0, first.err
+    for command in ("--list {0}", "--report {0}/_ünï", "--replay {0}/_ünï", "--resume {0}/_ünï --steps 30"):
+        assert main(command.format(cli.out).split()) == 0, capsys.readouterr().err
 
 
 def test_a_taken_run_name_is_refused_and_never_overwritten(cli: CommandLine) -> None:

@@ -25,7 +25,9 @@ from dsgd.labs.lab_file import Lab, read_lab
 from dsgd.terminal.cli import UsageError
 
 ROOT = Path(__file__).parents[2]
+LABS = ROOT / "docs" / "labs"
 _PART = re.compile(r"<!-- (?P<kind>\w+) of the lab -->\n.*?<!-- end -->", re.DOTALL)
+_LINK = re.compile(r"\]\((?P<target>\.\.[^)#]*)")
 
 
 def lab_of(page: Path) -> Path:
@@ -103,7 +105,22 @@ def refreshed(page: Path) -> str:
             raise ValueError(f"{page}: there is no part '{kind} of the lab'; choose from {', '.join(PARTS)}")
         return f"<!-- {kind} of the lab -->\n\n{PARTS[kind](lab, page)}\n<!-- end -->"
 
-    return _PART.sub(made, text)
+    return linked(_PART.sub(made, text), page)
+
+
+def linked(text: str, page: Path) -> str:
+    """Return a page's text with the links out of its folder leading to where they do in docs/labs.
+
+    A copy of docs/labs may lie elsewhere, so that `../faults.md` finds nothing there.
+    """
+
+    def link(match: re.Match[str]) -> str:
+        meant = LABS / match["target"]
+        if (page.parent / match["target"]).exists() or not meant.exists():
+            return match[0]
+        return f"]({os.path.relpath(meant.resolve(), page.resolve().parent)}"
+
+    return _LINK.sub(link, text)
 
 
 def experiment_text(page: Path) -> str:
@@ -136,9 +153,11 @@ def _shown(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        if lab_of(Path(name)).exists():
-            try:
-                refresh(Path(name))
-            except (OSError, ValueError, UsageError) as error:
-                sys.exit(f"lab_pages.py: {error}")
+    for page in map(Path, sys.argv[1:]):
+        try:
+            if lab_of(page).exists():
+                refresh(page)
+            else:
+                page.write_text(linked(page.read_text(encoding="utf-8"), page), encoding="utf-8")
+        except (OSError, ValueError, UsageError) as error:
+            sys.exit(f"lab_pages.py: {error}")

@@ -32,7 +32,7 @@ class Audit:
 
     Its laws: started = done + lost + cancelled + in flight; each mini-batch of a worker comes in once, in
     order, and only cancelled ones are skipped; each result is of the weights that its task was given; clocks
-    count what came in, and who joins starts at the slowest; every member has a task or is idle.
+    count what came in, and a worker that joins starts at the slowest; every member has a task or is idle.
     """
 
     def __init__(self, cluster: Cluster, state: ClusterState, joins: int = 0) -> None:

@@ -68,7 +68,7 @@ def conformance(arguments: Sequence[str], _: Interruptions) -> int:
 
 
 def _crash(failure: str) -> str:
-    """Return the error in which a run ended, if that is what a broken law has seen; else nothing."""
+    """Return the error that ended a run, if that is how a law was broken; else an empty text."""
     _, _, error = failure.partition("the run failed: ")
     return error.partition("\n")[0]
 

@@ -58,7 +58,7 @@ class FaultSchedule:
 
 
 def keeps_members(cfg: TrainConfig) -> bool:
-    """Whether no fault of a run changes its members: each is masked, so a delay."""
+    """Whether no fault of a run changes its members: each is masked, and only costs time."""
     changes = any(isinstance(f, Fault) and f.kind in MEMBERSHIP for f in cfg.fault.fault_list)
     return not changes and cfg.fault.on_loss != "drop"
 
@@ -155,7 +155,7 @@ def _of_hosts(rng: random.Random, num_workers: int, masked: bool) -> dict[str, A
 
 
 def _faults(rng: random.Random, options: Mapping[str, Any], masked: bool) -> list[str]:
-    """Return up to eight faults, that fall into the run or near its end."""
+    """Return up to eight faults that happen during the run or near its end."""
     kinds = ["kill", "kill", "pause", "slow", "cut", "node", "driver"]
     if not masked:
         kinds += ["leave"] * 4 + ["join"]
@@ -219,7 +219,7 @@ def _trigger(rng: random.Random, kind: str, num_workers: int, steps: int) -> str
 
 
 def _time(rng: random.Random, latest_s: float) -> float:
-    """Return a time; every other one is whole, so that it meets others and the ends of tasks."""
+    """Return a time; about half are whole seconds, so that they coincide with others and ends of tasks."""
     return round(rng.uniform(0, latest_s), rng.choice((0, 2)))
 
 

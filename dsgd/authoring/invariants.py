@@ -21,6 +21,7 @@ from dsgd.checkpoints.codec import vocabulary
 from dsgd.checkpoints.run_state import RunState, from_bytes, to_parts
 from dsgd.cluster import Cluster, ClusterError, DriverLost, Update
 from dsgd.cluster.open import open_cluster
+from dsgd.cluster.sim_hosts import QUESTION, SimHost
 from dsgd.cluster.state import ClusterState
 from dsgd.config import FaultConfig, TrainConfig
 from dsgd.data import make_workload
@@ -134,6 +135,8 @@ class _Audited:
             assert going.audit
             bounds.hold(update, going.audit, version=len(self.updates) + 1)
             self._look_at_members(going.state)
+            if cfg.fault.suspect_after is not None:
+                _gives_no_task_to_silent_hosts(self.states[-1], going.state, cfg)
             self.updates.append(update)
             self.states.append(going.state)
             self.views.append(_view(cluster))
@@ -159,7 +162,7 @@ class _Audited:
 
 
 class _Bounds:
-    """The bounds that theory gives: a worker that joins counts as one more, for it may run ahead anew."""
+    """The bounds that theory gives: a worker that joins counts as one more, as it may run ahead again."""
 
     def __init__(self, cfg: TrainConfig) -> None:
         self._cfg = cfg
@@ -233,6 +236,40 @@ def _brings_all_back(
         raise Broken(f"{seen}, though its process must be back at {max(losses) + down_s:.6g} s")
 
 
+def _gives_no_task_to_silent_hosts(before: ClusterState, after: ClusterState, cfg: TrainConfig) -> None:
+    """Hold that between two updates no host got a task while it was silent and another was not, that workers
+    whose home answers are at home, and that each silent host is asked for an answer.
+    """
+    assert before.hosts is not None
+    assert after.hosts is not None
+    hosts, num_hosts = range(len(after.hosts["alive"])), cfg.fault.hosts or cfg.num_workers
+    here = [host for host in hosts if _same("alive", host, before, after) and after.hosts["alive"][host]]
+    here = [host for host in here if _same("losses", host, before, after)]
+    since = {host: after.hosts["trusted_s"][host] for host in here if _same("trusted_s", host, before, after)}
+    answering = [host for host, s in since.items() if s is not None and s < before.now_s]
+    silent = [host for host, s in since.items() if s is None and _same("heard_s", host, before, after)]
+    sims = [SimHost.restored(sim) for sim in after.engine["sims"]]
+    copies = [copy for sim in sims for copy in (*sim.queue, *sim.held)]
+    for copy in copies:
+        home, new = copy.worker % num_hosts, copy.number > before.engine["serial"]
+        if copy.worker == QUESTION or not new:
+            continue
+        if copy.host in silent and answering and (cfg.fault.on_loss == "rehost" or home in here):
+            raise Broken(f"host {copy.host} is silent, and got worker {copy.worker}'s next task")
+        if home in answering and copy.host != home:
+            raise Broken(f"host {copy.host} got worker {copy.worker}'s next task, though host {home} answers")
+    asked = {copy.host for copy in copies if copy.worker == QUESTION}
+    for host in hosts:
+        if after.hosts["alive"][host] and after.hosts["trusted_s"][host] is None and host not in asked:
+            raise Broken(f"host {host} is silent for ever: it is not asked for an answer")
+
+
+def _same(name: str, host: int, before: ClusterState, after: ClusterState) -> bool:
+    assert before.hosts is not None
+    assert after.hosts is not None
+    return bool(before.hosts[name][host] == after.hosts[name][host])
+
+
 def _cuts(schedule: FaultSchedule, updates: int, cuts: int) -> list[int]:
     """Return after which updates the run is started again, 0 being its beginning, given its options."""
     if cuts >= updates:
@@ -242,7 +279,7 @@ def _cuts(schedule: FaultSchedule, updates: int, cuts: int) -> list[int]:
 
 
 def _goes_on_from(cut: int, run: _Audited, schedule: FaultSchedule, cfg: TrainConfig) -> None:
-    """Start it again after an update, in a new cluster, from a checkpoint of this one: it is the same."""
+    """Check that the run, started again after an update from a checkpoint in a new cluster, is the same."""
     going, needed = _Going(schedule, cfg), run.updates[cut:]
     known_classes = vocabulary(schedule.subject.strategy)
     w = run.updates[cut - 1].weights if cut else run.first

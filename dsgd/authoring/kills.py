@@ -37,11 +37,11 @@ class Killed(NamedTuple):
 
 
 class Killer:
-    """Kills, `count` times, after every so many updates, the process of a worker drawn at random."""
+    """Kills the process of a random worker after every so many updates, `count` times."""
 
     def __init__(self, count: int, seed: int, every: int = 1) -> None:
         self.at_s: list[float] = []
-        """When, in engine seconds: those of the updates, so a little too early."""
+        """Engine seconds of the kills: those of the updates, so a little early."""
         self._count, self._every, self._draws = count, every, generator(seed, Purpose.FAULT)
 
     def __call__(self, cluster: Engine, update: Update) -> None:

@@ -21,7 +21,7 @@ _SIMPLER: dict[str, tuple[Any, ...]] = {
 
 
 def shrunk(schedule: FaultSchedule, fails: Callable[[FaultSchedule], bool]) -> FaultSchedule:
-    """Return a schedule that still fails, and no longer does once any one thing more is taken out."""
+    """Return a schedule that still fails, but would not if any one thing more were taken out."""
     while (smaller := next(filter(fails, _smaller(schedule)), None)) is not None:
         schedule = smaller
     return schedule

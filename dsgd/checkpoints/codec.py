@@ -30,6 +30,8 @@ from dsgd.work.weights import Weights
 Array: TypeAlias = NDArray[Any]
 Place: TypeAlias = tuple[str, int]
 """Where an array is: the name of its tensor, and its row."""
+Rows: TypeAlias = tuple[str, Place]
+"""Where arrays are: the name of their tensor, and where the numbers of their rows are."""
 Vocabulary: TypeAlias = Mapping[str, type]
 
 FORMAT = 1
@@ -68,9 +70,8 @@ class Encoder:
         self._known = known
         self._rows: dict[tuple[Any, tuple[int, ...]], list[Array]] = {}
         self._places: dict[int, Place] = {}
-        self._alive: list[Weights] = []  # an id is an object's as long as that lives
-        self._indices: dict[int, int] = {}
-        self._versions: list[Any] = []
+        self._versions: list[Weights] = []
+        self._indices: dict[int, int] = {}  # by id, which is an object's as long as that lives
         self._tasks: list[Any] = []
         self._task_indices: dict[Task, int] = {}
 
@@ -93,18 +94,53 @@ class Encoder:
 
     def weights(self, w: Weights) -> int:
         """Return the index of a version of the weights, each of which is kept once."""
-        index = self._indices.get(id(w))
-        if index is None:
-            vector = self.array(w.vector)
-            slots = {name: self.array(slot) for name, slot in w.slots.items()} if w.slots else {}
-            try:
-                kept = None if w.kept is None else self.tree(w.kept)
-            except NotKept as error:
-                raise NotKept(f"Weights.kept has {error}") from None
-            index = self._indices[id(w)] = len(self._versions)
-            self._alive.append(w)
-            self._versions.append([vector, w.version, slots, kept])
+        index = self._indices.setdefault(id(w), len(self._versions))
+        if index == len(self._versions):
+            self._versions.append(w)
         return index
+
+    def rows(self, arrays: Sequence[Array]) -> Rows:
+        """Return where arrays of one type and shape are: their tensor, and the column of their rows.
+
+        Of thousands, in a quarter of the time that `array` needs for each.
+        """
+        if not arrays:
+            return "", self.column(())
+        tensor, first = self.array(arrays[0])
+        dtype, shape = arrays[0].dtype, arrays[0].shape
+        there, places, found = self._rows[dtype, shape], self._places, [first]
+        for array in arrays[1:]:
+            place = places.get(id(array))
+            if place is None:
+                if array.dtype != dtype or array.shape != shape:
+                    raise NotKept(f"arrays of {dtype}{list(shape)} and {array.dtype}{list(array.shape)}")
+                place = places[id(array)] = (tensor, len(there))
+                there.append(array)
+            found.append(place[1])
+        return tensor, self.column(found)
+
+    def _all_versions(self) -> Any:
+        """Return the versions of the weights, in columns; of slots and `kept`, for those that have them."""
+        versions = self._versions
+        having: dict[str, list[int]] = {}
+        kept = {}
+        for index, w in enumerate(versions):
+            for name in w.slots:
+                having.setdefault(name, []).append(index)
+            if w.kept is not None:
+                try:
+                    kept[index] = self.tree(w.kept)
+                except NotKept as error:
+                    raise NotKept(f"Weights.kept has {error}") from None
+        return {
+            "vectors": self.rows([w.vector for w in versions]),
+            "versions": self.column(w.version for w in versions),
+            "slots": {
+                name: [self.column(which), self.rows([versions[index].slots[name] for index in which])]
+                for name, which in having.items()
+            },
+            "kept": kept,
+        }
 
     def task(self, task: Task) -> int:
         """Return the index of a task; equal ones are one."""
@@ -139,7 +175,7 @@ class Encoder:
 
     def parts(self, document: Mapping[str, Any]) -> list[Part]:
         """Return the file, in parts to be written one after the other."""
-        content = {"format": FORMAT, "versions": self._versions, "tasks": self._tasks, **document}
+        content = {"format": FORMAT, "versions": self._all_versions(), "tasks": self._tasks, **document}
         header: dict[str, Any] = {"__metadata__": {"dsgd": json.dumps(content, separators=(",", ":"))}}
         parts: list[Part] = []
         begin = 0
@@ -181,7 +217,7 @@ class Decoder:
                 for name, place in header.items()
             }
             self._tasks: dict[int, Any] = {}
-            self._versions = [self._version(*version) for version in self.document["versions"]]
+            self._versions = self._all_versions(self.document["versions"])
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -203,6 +239,14 @@ class Decoder:
         """Return numbers as Python's."""
         values: list[Any] = self.array(place).tolist()
         return values
+
+    def rows(self, place: Sequence[Any]) -> list[Array]:
+        """Return the arrays at a place."""
+        tensor, rows = place
+        if not tensor:
+            return []
+        found = self._tensors[tensor]
+        return [found[row, ...] for row in self.column(rows)]
 
     def weights(self, index: int) -> Weights:
         """Return a version of the weights; the same index gives the same object."""
@@ -235,9 +279,17 @@ class Decoder:
                 return self._known[name](**{key: self.tree(field) for key, field in fields.items()})
         raise Unreadable(f"has {value!r:.60}, which is no value of a checkpoint")
 
-    def _version(self, vector: Any, version: int, slots: Mapping[str, Any], kept: Any) -> Weights:
-        read = {name: self.array(place) for name, place in slots.items()}
-        return Weights(self.array(vector), version, read, self.tree(kept))
+    def _all_versions(self, place: Mapping[str, Any]) -> list[Weights]:
+        versions = self.column(place["versions"])
+        slots: list[dict[str, Array]] = [{} for _ in versions]
+        for name, (which, rows) in place["slots"].items():
+            for index, array in zip(self.column(which), self.rows(rows), strict=True):
+                slots[index][name] = array
+        kept = {int(index): self.tree(value) for index, value in place["kept"].items()}
+        return [
+            Weights(vector, version, slots[index], kept.get(index))
+            for index, (vector, version) in enumerate(zip(self.rows(place["vectors"]), versions, strict=True))
+        ]
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from dsgd.checkpoints.store import Part, in_order, require_whole
@@ -49,7 +50,8 @@ class DiskStore:
         return (self.folder / name).read_bytes()
 
     def remove(self, name: str) -> None:
-        with Writing(self.folder / name):
+        # A folder of such a name is no checkpoint: somebody else's, it stays.
+        with Writing(self.folder / name), suppress(IsADirectoryError):
             (self.folder / name).unlink(missing_ok=True)
 
     def _is_whole(self, name: str) -> bool:

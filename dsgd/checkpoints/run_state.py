@@ -78,7 +78,7 @@ def to_parts(state: RunState, known: Vocabulary) -> list[Part]:
             "flying_origins": encoder.column(encoder.weights(f.origin) for f in flights),
             "flying_since_s": encoder.column((f.started_s for f in flights), np.float64),
             "stateful": encoder.column(cluster.states),
-            "states": [encoder.array(one) for one in cluster.states.values()],
+            "states": encoder.rows(list(cluster.states.values())),
             "hosts": cluster.hosts,
             "faults": cluster.faults,
             "engine": cluster.engine,
@@ -128,7 +128,7 @@ def from_bytes(content: Any, known: Vocabulary) -> RunState:
                 states=dict(
                     zip(
                         decoder.column(cluster["stateful"]),
-                        map(decoder.array, cluster["states"]),
+                        decoder.rows(cluster["states"]),
                         strict=True,
                     )
                 ),

@@ -87,7 +87,9 @@ def newest_whole(store: Store, usable: Callable[[bytes], object] = len) -> Newes
             require_whole(name, content)
             usable(content)
         except (ValueError, OSError) as error:
-            skipped.append((name, " ".join(str(error).split())))
+            reason = error.strerror if isinstance(error, OSError) else None
+            why = f"it cannot be read ({reason})" if reason else " ".join(str(error).split())
+            skipped.append((name, why))
         else:
             return Newest(name, content, skipped)
     return Newest(None, b"", skipped)

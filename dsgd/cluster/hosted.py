@@ -18,7 +18,7 @@ from typing import Any
 from dsgd.cluster import ClusterError, Done, DriverLost, TimeUp
 from dsgd.cluster.hosts import Hosts
 from dsgd.cluster.sim import NOTHING_RUNS, SimCluster, SimFlight, overflow
-from dsgd.cluster.sim_hosts import Copy, SimHost
+from dsgd.cluster.sim_hosts import QUESTION, Copy, SimHost
 from dsgd.cluster.star import Network
 from dsgd.cluster.state import ClusterState
 from dsgd.cluster.timing import ComputeTimes
@@ -104,8 +104,9 @@ class HostedCluster(SimCluster):
         self._serial += 1
         ledger.start(worker, SimFlight(self._serial, task, w, now_s, now_s, compute_s))
         self._copies[worker], self._messages[worker] = [], 0
-        if self._hosts.alive[self._hosts.carrier[worker]]:
-            self._send(worker, self._hosts.carrier[worker])
+        host = self._hosts.place(worker, now_s)
+        if self._hosts.alive[host]:
+            self._send(worker, host)
         if self._values:
             self._values.add(worker, task, step, w.vector)
         self._due_now(self._plan.at_step(worker, step, task.batches))
@@ -187,7 +188,7 @@ class HostedCluster(SimCluster):
         if sim.queue[0] is copy:
             self._expect(host)
         if self._fault.suspect_after is not None:
-            self._at(self.now_s + self._fault.suspect_after, "silence", worker, flight.serial)
+            self._at(self.now_s + self._fault.suspect_after, "silence", worker, flight.serial, host)
 
     def _expect(self, host: int) -> None:
         """Enter when the host's first task will be computed; what was entered before is void."""
@@ -201,7 +202,14 @@ class HostedCluster(SimCluster):
         if sim.cut_until_s > self.now_s:
             sim.held.append(copy)
         else:
-            heapq.heappush(self._sent, (self.now_s, copy.serial, copy.worker, host))
+            self._leaves(copy)
+
+    def _leaves(self, copy: Copy) -> None:
+        """Send what a host has computed to the server."""
+        if copy.worker == QUESTION:
+            self._hosts.answered(copy.host, self.now_s, late=True)
+        else:
+            heapq.heappush(self._sent, (self.now_s, copy.serial, copy.worker, copy.host))
 
     def _drop_void_results(self) -> None:
         flights, sent = self._ledger.flights, self._sent
@@ -216,6 +224,8 @@ class HostedCluster(SimCluster):
         first = next(copy for copy in copies if copy.host == host)
         sent = self._messages[worker] * self._message_bytes
         loss, value = self._values.take(worker) if self._values else (None, self.reading(worker).vector)
+        if self._hosts.alive[host]:
+            self._hosts.answered(host, finished_s, late=False)
         self._forget(worker, first)
         flight = ledger.finish(worker, finished_s)
         return Done(
@@ -272,8 +282,10 @@ class HostedCluster(SimCluster):
                 self._slow(number, factor)
             case "over", (number,) if number in self._open:
                 self._passes(number)
-            case "silence", (worker, task):
-                self._suspect(worker, task)
+            case "silence", (worker, task, host):
+                self._suspect(worker, task, host)
+            case "silence", (worker, task):  # of a checkpoint before hosts were suspected
+                self._suspect(worker, task, next((copy.host for copy in self._copies.get(worker, ())), 0))
         return False
 
     def _due_now(self, faults: Iterable[Fault]) -> None:
@@ -347,11 +359,11 @@ class HostedCluster(SimCluster):
             ledger.stay(worker)
             self._note("join", (worker,), f"worker {worker} stays", asked=True)
             return True
-        if worker in ledger.workers or worker in hosts.dropped:
+        if worker in ledger.workers:
             self._note("join", (worker,), f"worker {worker} was a member already", asked=True)
             return False
-        if not hosts.alive[hosts.carrier[worker]]:
-            hosts.dropped.add(worker)
+        if worker in hosts.dropped or not hosts.alive[hosts.carrier[worker]]:
+            hosts.dropped.add(worker)  # it joins, and that is recorded, with its new process
             return False
         ledger.join(worker)
         self._note("join", (worker,), f"worker {worker} joins", asked=True)
@@ -360,7 +372,7 @@ class HostedCluster(SimCluster):
     def _somebody_may_come(self) -> bool:
         """Whether, without any task in flight, the members may still change."""
         due = any(name == "fault" and arguments[0].startswith("join") for *_, name, arguments in self._future)
-        returning = any(self._back_of[self._hosts.carrier[worker]] for worker in self._hosts.dropped)
+        returning = bool(self._hosts.dropped) and any(self._back_of)  # whose host is given up too
         return due or returning or self._plan.will_join
 
     def _nobody(self) -> Exception:
@@ -382,8 +394,9 @@ class HostedCluster(SimCluster):
             sim = self._sims[host]
             begun = {copy: sim.computed_s(copy, now_s) > 0 for copy in [*sim.held, *sim.queue]}
             for copy in sim.lose():
-                self._copies[copy.worker].remove(copy)
-                homeless[copy.worker] = begun[copy] or homeless.get(copy.worker, False)
+                if copy.worker != QUESTION:
+                    self._copies[copy.worker].remove(copy)
+                    homeless[copy.worker] = begun[copy] or homeless.get(copy.worker, False)
             self._expect(host)
             carried = [worker for worker in hosts.carried(host) if worker in ledger.workers]
             hit += carried
@@ -397,6 +410,8 @@ class HostedCluster(SimCluster):
                 self._back_of[host] = 0
                 if loss.waiting:
                     raise self._given_up(loss.waiting[0])
+                given_up = self._seen("given-up", carried, hosts.gave_up(host), asked=False)
+                self.faults_seen.append(given_up._replace(detected_s=0.0))
             said += [f"worker {w} moved to host {h}" for w, h in loss.moved.items() if w in carried]
             said += [f"worker {w} waits for a new process" for w in loss.waiting]
             said += [f"worker {w} left" for w in loss.leaving]
@@ -437,10 +452,10 @@ class HostedCluster(SimCluster):
     def _back(self, host: int) -> bool:
         """Have a new process start; return whether members have joined."""
         self._back_of[host] = 0
-        carried, joining = self._hosts.back(host)
+        carried, joining = self._hosts.back(host, self.now_s)
         for worker in carried:
             if worker in self._ledger.flights and not self._copies[worker]:
-                self._send(worker, host)
+                self._send(worker, self._hosts.carrier[worker])
         for worker in joining:
             self._ledger.join(worker)
             self._note("join", (worker,), f"worker {worker} joins with its new process", asked=False)
@@ -506,29 +521,47 @@ class HostedCluster(SimCluster):
             sim = self._sims[host]
             if sim.cut_until_s <= self.now_s:
                 for copy in sim.held:
-                    heapq.heappush(self._sent, (self.now_s, copy.serial, copy.worker, host))
+                    self._leaves(copy)
                 sim.held.clear()
         self._over(number)
 
     # --- Suspicion ------------------------------------------------------------------------------------------
 
-    def _suspect(self, worker: int, task: int) -> None:
-        """Send a task that has been silent for too long to a second host too, once."""
-        flight = self._ledger.flights.get(worker)
-        if flight is None or flight.serial != task or worker in self._suspected or not self._copies[worker]:
+    def _suspect(self, worker: int, task: int, host: int) -> None:
+        """Suspect a host that has been silent for too long since it got a task, which a second host gets too,
+        once.
+        """
+        flight, after_s = self._ledger.flights.get(worker), self._fault.suspect_after
+        if flight is None or flight.serial != task or after_s is None:
             return
-        at = self._copies[worker][0].host
-        busy = {host: len(sim.queue) for host, sim in enumerate(self._sims)}
-        second = self._hosts.second(worker, busy, besides=at)
-        if second is None:
+        if host not in [copy.host for copy in self._copies[worker]]:
+            return
+        if (silent_s := self._hosts.heard_s(host) + after_s) > self.now_s:
+            self._at(silent_s, "silence", worker, task, host)  # it computes other tasks first
+            return
+        if self._hosts.suspect(host, self.now_s):
+            self._ask(host)
+        second = self._hosts.second(worker, host)
+        if second is None or worker in self._suspected:
             return
         for fault in self._open.values():
-            if at in fault.hosts and fault.seen.detected_s is None:
+            if host in fault.hosts and fault.seen.detected_s is None:
                 fault.seen = fault.seen._replace(detected_s=self.now_s - fault.seen.t_s)
-        text = f"worker {worker} was silent on host {at}: host {second} got its task too"
+        text = f"worker {worker} was silent on host {host}: host {second} got its task too"
         seen = self._seen("suspect", [worker], text, asked=False)._replace(detected_s=0.0)
         self._suspected[worker] = seen
         self._send(worker, second)
+
+    def _ask(self, host: int) -> None:
+        """Ask a host for an answer, which comes when its tasks are done or stopped."""
+        self._serial += 1
+        sim, now_s = self._sims[host], self.now_s
+        question = Copy(
+            number=self._serial, worker=QUESTION, serial=0, host=host, arrived_s=now_s, left_s=0.0
+        )
+        sim.add(question)
+        if sim.queue[0] is question:
+            self._expect(host)
 
     def _heard(self, worker: int, first: Copy | None, wasted: int) -> None:
         """Record a suspicion that is over: a copy has come in, or the task is no more."""
@@ -586,7 +619,8 @@ class HostedCluster(SimCluster):
         away = [Copy.restored(copy) for copy in future["away"]]
         here = [copy for sim in self._sims for copy in (*sim.queue, *sim.held)]
         for copy in sorted((*away, *here), key=lambda copy: copy.number):
-            self._copies[copy.worker].append(copy)
+            if copy.worker != QUESTION:
+                self._copies[copy.worker].append(copy)
         self._messages = {worker: count for worker, count in future["messages"]}
         self._suspected = {worker: _seen(seen) for worker, seen in future["suspected"]}
         self._open = {

@@ -79,6 +79,7 @@ class RayCluster(LedgerViews[RayFlight]):
         self._tasks = SentTasks(workload.objective.num_weights, cfg.timing.padding_bytes)
         self._messages = [0] * num_workers  # by worker in flight: how often its task was sent
         self._suspected: dict[int, OpenFault] = {}  # by worker in flight: a second host has its task
+        self._asked: dict[Any, HostProcess] = {}  # by the answer to come: silent ones
         self._states = StateCopies()
         self._version = 0
         self._running: dict[int, HostProcess] = {}  # by host
@@ -92,6 +93,7 @@ class RayCluster(LedgerViews[RayFlight]):
         self._due: list[Fault] = []  # members change, and processes end, only while the strategy waits
         self._ending = False  # this process, by a fault
         self._members_changed = False
+        self._answers = 0  # how often `next_done` has returned
         self._began_s: float | None = None
         self._now_s = 0.0
         self._connection = connection or connect(cfg.ray.start_timeout_s)
@@ -154,8 +156,11 @@ class RayCluster(LedgerViews[RayFlight]):
             self._look()
             if self._members_changed:
                 self._members_changed = False
+                self._answers += 1
                 return None
             refs = [*self._tasks.answers(self._cut), *self._readying]
+            if refs and self._asked:
+                refs += [ref for ref, process in self._asked.items() if process.host not in self._cut]
             left_s = self._next_s() - self._clock_s
             ready: list[Any] = []
             if refs:
@@ -168,6 +173,7 @@ class RayCluster(LedgerViews[RayFlight]):
             if ready:
                 done = self._take(ready[0])
                 if done:
+                    self._answers += 1
                     return done
 
     def reached(self, version: int) -> None:
@@ -190,6 +196,7 @@ class RayCluster(LedgerViews[RayFlight]):
             restarts=list(self.restarts),
             hosts=self._hosts.state(),
             faults=self._plan.position(),
+            engine={"answers": self._answers},
         )
 
     def restore(self, state: ClusterState) -> None:
@@ -207,6 +214,7 @@ class RayCluster(LedgerViews[RayFlight]):
             for f in state.flights
         }
         self._keep(Ledger.restored(replace(state, states=refs), flights))
+        self._answers = state.engine.get("answers", state.came_in)
         self._states = StateCopies(refs)
         if state.faults is not None:
             self._plan.go_to(state.faults)
@@ -217,6 +225,8 @@ class RayCluster(LedgerViews[RayFlight]):
             if lives and not self._hosts.alive[host]:
                 self._back(host)
             self._hosts.alive[host] = lives
+            if lives and self._hosts.is_silent(host):
+                self._ask(host)
         self._messages = [0] * len(self._messages)
         self._send_unsent()
 
@@ -230,9 +240,12 @@ class RayCluster(LedgerViews[RayFlight]):
 
     def _send(self, worker: int) -> None:
         """Send the task of a worker to the host that carries it, if that can be reached; else it waits."""
-        host = self._hosts.carrier[worker]
-        if self._hosts.alive[host] and host not in self._cut:
-            self._send_to(host, worker)
+        host = self._hosts.place(worker, self._clock_s)
+        if self._hosts.alive[host]:
+            if host in self._cut:
+                self._expect(host, worker)
+            else:
+                self._send_to(host, worker)
 
     def _send_to(self, host: int, worker: int) -> None:
         process, flight = self._running[host], self._ledger.flights[worker]
@@ -244,8 +257,13 @@ class RayCluster(LedgerViews[RayFlight]):
             slower *= factor(host, self._clock_s)
         self._tasks.send(process, worker, flight, self._ledger.states.get(worker), slower)
         self._messages[worker] += 1
-        if self._cfg.fault.suspect_after is not None:
-            self._after(self._cfg.fault.suspect_after, lambda: self._suspect(worker, flight.ticket))
+        self._expect(host, worker)
+
+    def _expect(self, host: int, worker: int) -> None:
+        """Look later whether a host was silent for too long since it got, or should have got, a task."""
+        after_s, ticket = self._cfg.fault.suspect_after, self._ledger.flights[worker].ticket
+        if after_s is not None:
+            self._after(after_s, lambda: self._suspect(host, worker, ticket))
 
     def _send_unsent(self) -> None:
         """Send every task in flight that no process has."""
@@ -268,6 +286,9 @@ class RayCluster(LedgerViews[RayFlight]):
         if ref in self._readying:
             self._take_ready(ref)
             return None
+        if ref in self._asked:
+            self._take_answer(ref)
+            return None
         worker, process, state = self._tasks[ref]
         try:
             result = ray.get(ref)
@@ -286,6 +307,8 @@ class RayCluster(LedgerViews[RayFlight]):
             ) from error
         self._tasks.pop(ref)
         loss, compute_s, value = self._tasks.read(result)
+        if self._running.get(process.host) is process:
+            self._hosts.answered(process.host, self._clock_s, late=False)
         if worker in self._suspected:
             self._suspected[worker].words.append(f"host {process.host} was first")
             self._stop(worker)
@@ -312,23 +335,54 @@ class RayCluster(LedgerViews[RayFlight]):
             flight.w,
         )
 
-    def _suspect(self, worker: int, ticket: int) -> None:
-        """Send a task that has been silent for too long to a second host too, once."""
-        flight, having = self._ledger.flights.get(worker), self._tasks.copies(worker)
-        if flight is None or flight.ticket != ticket or worker in self._suspected or not having:
+    def _suspect(self, host: int, worker: int, ticket: int) -> None:
+        """Suspect a host that has been silent for too long since it got a task, which a second host gets too,
+        once.
+        """
+        flight, process = self._ledger.flights.get(worker), self._running.get(host)
+        if flight is None or flight.ticket != ticket or process is None or process.ready in self._readying:
             return
-        at = having[0].host
-        second = self._hosts.second(worker, self._tasks.busy(), besides=at)
-        if second is None:
+        having = self._tasks.copies(worker)
+        if process not in having and (having or host not in self._cut):
+            return
+        after_s = self._cfg.fault.suspect_after
+        assert after_s is not None
+        left_s = self._hosts.heard_s(host) + after_s - self._clock_s
+        if host not in self._cut and self._tasks.has_answered(process):
+            left_s = max(after_s, _LOOK_S)  # it was this process that did not look
+        if left_s > 0:
+            self._after(left_s, lambda: self._suspect(host, worker, ticket))
+            return
+        moving = self._hosts.carried(host)
+        if self._hosts.suspect(host, self._clock_s):
+            self._ask(host)
+            for other in moving:
+                self._bring_state_here(other)
+        second = self._hosts.second(worker, host)
+        if second is None or worker in self._suspected:
             return
         for fault in self._book.open:
-            if at in fault.passing and fault.seen.detected_s is None:
+            if host in fault.passing and fault.seen.detected_s is None:
                 fault.detect(self._clock_s)
-        text = f"worker {worker} was silent on host {at}: host {second} got its task too"
+        text = f"worker {worker} was silent on host {host}: host {second} got its task too"
         suspicion = self._book.begin(OpenFault(self._seen("suspect", (worker,), asked=False), [text]))
         suspicion.detect(self._clock_s)
         self._suspected[worker] = suspicion
         self._send_to(second, worker)
+
+    def _ask(self, host: int) -> None:
+        """Ask a host for an answer, which comes when its tasks are done or stopped."""
+        self._asked[self._running[host].actor.ready.remote()] = self._running[host]
+
+    def _take_answer(self, ref: Any) -> None:
+        process = self._asked.pop(ref)
+        try:
+            ray.get(ref)
+        except RayError:
+            self._lose(process)
+        else:
+            if self._running.get(process.host) is process:
+                self._hosts.answered(process.host, self._clock_s, late=True)
 
     def _lost_with_its_machine(self, ref: Any) -> None:
         """Send a task again whose answer, or the state that it needs, was lost with a machine."""
@@ -403,6 +457,7 @@ class RayCluster(LedgerViews[RayFlight]):
         assert self._processes
         self._processes.end(process)  # it may only be out of reach
         self._readying.pop(process.ready, None)
+        self._asked = {ref: asked for ref, asked in self._asked.items() if asked is not process}
         self._draining.discard(process)
         stranded, host = self._tasks.strand(process), process.host
         if self._running.get(host) is process:
@@ -427,12 +482,14 @@ class RayCluster(LedgerViews[RayFlight]):
             del self._running[process.host]
             self._readying.pop(process.ready, None)
             words = [f"host {process.host} was asked to end"]
-            fault = self._book.begin(OpenFault(self._seen("kill", (), asked=False), words))
+            seen = self._seen("kill", (), asked=False)._replace(notice=True)
+            fault = self._book.begin(OpenFault(seen, words))
             fault.detect(self._clock_s)
             self._draining.add(process)
             for worker in self._decide(fault, process.host):
                 self._ledger.retire(worker)
-                self._note("leave", (worker,), f"worker {worker} leaves with its process", asked=False)
+                text = f"worker {worker} leaves with its process"
+                self._note("leave", (worker,), text, asked=False, notice=True)
             self._end_drained()
             self._send_unsent()
             self._close_losses()
@@ -462,6 +519,11 @@ class RayCluster(LedgerViews[RayFlight]):
                 f"{limit.max_restarts} times within {limit.restart_window_s:g} s; look for the reason in "
                 "its log, or allow more"
             )
+        else:
+            words = [self._hosts.gave_up(host)]
+            given_up = self._book.begin(OpenFault(self._seen("given-up", carried, asked=False), words))
+            given_up.detect(now_s)
+            self._book.end(given_up, None)
         fault.words += [f"worker {w} moved to host {h}" for w, h in loss.moved.items() if w in carried]
         fault.words += [f"worker {worker} waits for a new process" for worker in loss.waiting]
         fault.words += [f"worker {worker} left" for worker in loss.leaving]
@@ -525,7 +587,7 @@ class RayCluster(LedgerViews[RayFlight]):
 
     def _back(self, host: int) -> None:
         """Enter that a host can compute; its workers' tasks are sent, and those that had left join."""
-        carried, joining = self._hosts.back(host)
+        carried, joining = self._hosts.back(host, self._clock_s)
         for worker in carried:
             self._bring_state_here(worker)
         for worker in joining:
@@ -558,11 +620,15 @@ class RayCluster(LedgerViews[RayFlight]):
             update=self._version,
             came_in=self._ledger.came_in,
             text="",
+            answers=self._answers,
         )
 
-    def _note(self, kind: str, workers: Sequence[int], text: str, *, asked: bool) -> None:
+    def _note(
+        self, kind: str, workers: Sequence[int], text: str, *, asked: bool, notice: bool = False
+    ) -> None:
         """Record what is over at once."""
-        fault = self._book.begin(OpenFault(self._seen(kind, workers, asked=asked), [text]))
+        seen = self._seen(kind, workers, asked=asked)._replace(notice=notice)
+        fault = self._book.begin(OpenFault(seen, [text]))
         fault.detect(fault.seen.t_s)
         self._book.end(fault, fault.seen.t_s)
 
@@ -642,10 +708,10 @@ class RayCluster(LedgerViews[RayFlight]):
             ledger.stay(worker)
             self._members_changed = True
             text = "stays"
-        elif worker in ledger.workers or worker in hosts.dropped:
+        elif worker in ledger.workers:
             text = "was a member already"
-        elif not hosts.alive[hosts.carrier[worker]]:
-            hosts.dropped.add(worker)
+        elif worker in hosts.dropped or not hosts.alive[hosts.carrier[worker]]:
+            hosts.dropped.add(worker)  # it joins, and that is recorded, with its new process
             return
         else:
             ledger.join(worker)

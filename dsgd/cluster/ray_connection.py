@@ -5,9 +5,11 @@ Import this before anything else that imports ray: it sets what Ray reads at its
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +26,7 @@ import ray
 from ray._private import utils as ray_utils
 
 from dsgd.cluster import ClusterError
-from dsgd.cluster.processes import awaited, own_processes
+from dsgd.cluster.processes import Calls, awaited, begun, kill, own_processes
 
 
 class Connection(NamedTuple):
@@ -34,10 +36,18 @@ class Connection(NamedTuple):
     private: bool
 
     def close(self) -> None:
-        """Leave the cluster, and end it if it is private."""
-        if self.made_here:
-            with awaited(own_processes() if self.private else ()):
-                ray.shutdown()
+        """Leave the cluster, and end it if it is private, in bounded time: what does not end is killed."""
+        if not self.made_here:
+            return
+        ours = own_processes() if self.private else ()
+        with awaited(ours):
+            try:
+                _CALLS.within(_SHUTDOWN_S, ray.shutdown)
+            except TimeoutError:
+                killed = f"its {len(ours)} processes are killed" if ours else "it is left as it is"
+                print(f"Ray did not shut down within {_SHUTDOWN_S:g} s; {killed}", file=sys.stderr)
+                kill(ours)
+                atexit.unregister(ray.shutdown)  # it would hang once more
 
 
 # In milliseconds, how the head looks whether a node still answers; by default it takes long to give one up.
@@ -47,6 +57,8 @@ _WATCHFUL = {
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
 }
+_SHUTDOWN_S = 30.0  # as a rule it takes one or two
+_CALLS = Calls()
 _started: set[str] = set()  # addresses of the private clusters of this process
 
 
@@ -54,7 +66,8 @@ def connect(timeout_s: float = 60.0, nodes: int = 1) -> Connection:
     """Connect to the cluster that the environment names, or start a private one.
 
     nodes: how many a private one will have; with several it is noticed sooner that one is lost.
-    Raises ClusterError if nothing answers at RAY_ADDRESS within `timeout_s` seconds.
+    Raises ClusterError if nothing answers at RAY_ADDRESS within `timeout_s` seconds, or if Ray takes longer
+    than that to start or to answer. Then nothing that was started is left.
     """
     if ray.is_initialized():  # maybe by a call before: the runs of an experiment share one cluster
         return Connection(made_here=False, private=is_private())
@@ -63,7 +76,12 @@ def connect(timeout_s: float = 60.0, nodes: int = 1) -> Connection:
         if address and address not in ("auto", "local"):
             _knock(address, timeout_s)
         try:
-            _init()
+            _init(timeout_s)
+        except TimeoutError:
+            raise ClusterError(
+                f"RAY_ADDRESS={address}: what listens there does not answer as a Ray cluster within "
+                f"--start-timeout-s {timeout_s:g}; correct it, or unset it for a private cluster"
+            ) from None
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ClusterError(
                 f"RAY_ADDRESS={address}: {last_line(error)}; correct it or unset it"
@@ -72,7 +90,12 @@ def connect(timeout_s: float = 60.0, nodes: int = 1) -> Connection:
     # A bare ray.init() would attach to any cluster alive on this machine.
     try:
         with _environment(_WATCHFUL if nodes > 1 else {}):
-            _init(address="local", include_dashboard=False)
+            _init(timeout_s, address="local", include_dashboard=False)
+    except TimeoutError:
+        raise ClusterError(
+            f"Ray could not be started on this machine within --start-timeout-s {timeout_s:g}; wait longer, "
+            "see /tmp/ray/session_latest/logs, or simulate with --engine sim"
+        ) from None
     except (OSError, RuntimeError) as error:
         raise ClusterError(
             f"Ray could not be started on this machine ({last_line(error)}); "
@@ -93,12 +116,18 @@ def _is_named() -> bool:
     return bool(os.environ.get("RAY_ADDRESS")) or "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ
 
 
-def _init(**options: Any) -> None:
-    """Call ray.init without its noise and its SIGTERM handler, which would leave processes behind."""
+def _init(timeout_s: float, **options: Any) -> None:
+    """Call ray.init without its noise and its SIGTERM handler, which would leave processes behind.
+
+    Raises TimeoutError if it takes longer; then, as after an interruption, what it has started is killed.
+    """
     set_handler = ray_utils.set_sigterm_handler
     ray_utils.set_sigterm_handler = lambda handler: None
     try:
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        with begun(os.path.dirname(ray.__file__)):
+            _CALLS.within(
+                timeout_s, lambda: ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+            )
     finally:
         ray_utils.set_sigterm_handler = set_handler
 

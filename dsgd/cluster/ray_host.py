@@ -52,8 +52,8 @@ _WAKER = (
 
 
 class Host:
-    """The actor. Tasks are computed in the order in which they come; `stop`, faults and notices have threads
-    of their own.
+    """The actor. Tasks are computed in the order in which they come, in one thread; `stop`, faults and
+    notices have others.
     """
 
     def __init__(self, objective: Objective, times: ComputeTimes, device: str, padding_bytes: int) -> None:
@@ -93,13 +93,14 @@ class Host:
         """
         began_s = time.perf_counter()
         worker, ticket, step, length, slower = REQUEST.unpack_from(request)
-        if ticket <= self._stopped.get(worker, -1):
-            return b""  # even where two values are expected: the result of a stopped task is not read
         end = REQUEST.size + length
         pickled_task = request[REQUEST.size : end]
         task = self._tasks.get(pickled_task)
         if task is None:
             task = self._tasks[pickled_task] = pickle.loads(pickled_task)
+        keeps_state = task.state_rows and self._objective.num_weights
+        if ticket <= self._stopped.get(worker, -1):
+            return (b"", b"") if keeps_state else b""  # it is not read
         # Not aligned to four bytes where the task's length is not: numpy copes, and torch gets a copy.
         vector = np.frombuffer(request, np.float32, offset=end) if large is None else large
         vector = vector[: self._objective.num_weights]
@@ -116,7 +117,7 @@ class Host:
         compute_s = time.perf_counter() - began_s
         small = value.nbytes <= INLINE_BYTES
         reply = REPLY.pack(loss, compute_s) + value.tobytes() if small else (loss, compute_s, value)
-        if task.state_rows and self._objective.num_weights:
+        if keeps_state:
             return reply, kept.cpu().numpy()
         return reply
 

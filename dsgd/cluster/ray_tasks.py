@@ -6,8 +6,7 @@ the call, which Ray does not have to pickle; large ones are put into the object 
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Container, Mapping
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,9 +118,10 @@ class SentTasks:
         """Return the processes that have a task."""
         return {sent.process for sent in self._refs.values()}
 
-    def busy(self) -> Mapping[int, int]:
-        """Return how many tasks each host has."""
-        return Counter(sent.process.host for sent in self._refs.values())
+    def has_answered(self, process: HostProcess) -> bool:
+        """Whether an answer of a process has come in and was not yet taken."""
+        refs = [ref for ref, sent in self._refs.items() if sent.process is process]
+        return bool(refs) and bool(ray.wait(refs, num_returns=1, timeout=0, fetch_local=False)[0])
 
     def strand(self, process: HostProcess) -> list[int]:
         """Forget what a lost process had; return the workers whose tasks these were."""

@@ -26,6 +26,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from dsgd.cluster import ClusterError, Done, Update
+from dsgd.cluster.hosts import Hosts
 from dsgd.cluster.ledger import Ledger
 from dsgd.cluster.ledger_views import LedgerViews
 from dsgd.cluster.state import ClusterState
@@ -64,6 +65,15 @@ class SeenFault(Protocol):
 
     @property
     def came_in(self) -> int: ...
+
+    @property
+    def back_to(self) -> int | None: ...
+
+    @property
+    def answers(self) -> int | None: ...
+
+    @property
+    def notice(self) -> bool: ...
 
 
 class _Entry(NamedTuple):
@@ -118,11 +128,15 @@ class ReplayCluster(LedgerViews[_Flight]):
         for worker in outside_at_first(cfg.fault.fault_list):
             self._ledger.leave(worker)
         fault = cfg.fault
-        hosts = (fault.hosts or cfg.num_workers) + fault.spares
-        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=hosts)
+        hosts = Hosts(cfg.num_workers, fault.hosts or cfg.num_workers, fault.spares)
+        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=len(hosts.alive))
         self._moves = cfg.engine == "sim"  # whether its clock moves as the members change
         self._changed = False  # whether members have changed between two updates
-        self._hosts: Mapping[str, Any] | None = None
+        self._answers = 0  # how often `next_done` has returned
+        # Simulated records, and older ones, do not have it.
+        self._by_answer = all(change.answers is not None for change in changes)
+        self._hosts: Mapping[str, Any] | None = None if self._moves else hosts.state()
+        self._dropped: set[int] = set()  # who left with a process, and has not joined again with a new one
         self._serial = 0
         # Tasks in flight that will come in: (when, for which version, serial number, worker).
         self._coming: list[tuple[float, int, int, int]] = []
@@ -141,7 +155,7 @@ class ReplayCluster(LedgerViews[_Flight]):
             and self._changes[0].came_in <= self._ledger.came_in
             and self._changes[0].t_s <= self.now_s
         ):
-            self._changed |= self._change()
+            self._changed |= self._change(self._next_event())
 
     def ended(self) -> None:
         pass
@@ -171,12 +185,9 @@ class ReplayCluster(LedgerViews[_Flight]):
         Raises RecordUsedUp when none of the tasks in flight is in the record.
         """
         ledger = self._ledger
-        if self._changed or (ledger.leaving and ledger.depart()):
-            self._changed = False
+        self._answers += 1
+        if self._members_change():
             return None
-        while self._changes and self._changes[0].came_in <= ledger.came_in:
-            if self._change():
-                return None
         while self._coming:
             *_, serial, worker = heapq.heappop(self._coming)
             flight = ledger.flights.get(worker)
@@ -204,34 +215,61 @@ class ReplayCluster(LedgerViews[_Flight]):
             flight.w,
         )
 
-    def _change(self) -> bool:
-        """Have members leave or join, all that did so at once; return whether the members have changed."""
-        first = self._changes.popleft()
-        workers = list(first.workers)
-        while self._changes and _event(self._changes[0]) == _event(first):
-            workers += self._changes.popleft().workers
-        if self._moves:
-            self.now_s = max(self.now_s, first.t_s)
-        ledger, changed = self._ledger, False
-        for worker in workers:
-            if first.kind == "join" and worker in ledger.leaving:
-                ledger.stay(worker)
-                changed = True
-            elif first.kind == "join" and worker not in ledger.workers:
-                ledger.join(worker)
-                changed = True
-            elif first.kind == "leave" and worker in ledger.workers:
-                if first.asked:
-                    ledger.retire(worker)
-                else:  # with its process, and its task
-                    ledger.leave(worker)
-                    self._drop(worker)
-                    changed = True
-        return bool(ledger.depart()) or changed
+    def _members_change(self) -> bool:
+        """Have members leave and join that did so before the answer that is due; return whether any has."""
+        ledger, changes = self._ledger, self._changes
+        if self._by_answer:
+            due = []
+            while changes and (changes[0].answers or 0) < self._answers:
+                due.append(changes.popleft())
+            return self._change(due)
+        if self._changed or (ledger.leaving and ledger.depart()):
+            self._changed = False
+            return True
+        while changes and changes[0].came_in <= ledger.came_in:
+            if self._change(self._next_event()):
+                return True
+        return False
 
-    @staticmethod
-    def _happened(fault: SeenFault, state: ClusterState) -> bool:
+    def _next_event(self) -> list[SeenFault]:
+        """Take out the next change of the members, and those that happened with it."""
+        event = [self._changes.popleft()]
+        while self._changes and _event(self._changes[0]) == _event(event[0]):
+            event.append(self._changes.popleft())
+        return event
+
+    def _change(self, changes: Sequence[SeenFault]) -> bool:
+        """Have members leave or join, and those depart that were to; return whether the members have
+        changed.
+        """
+        ledger, changed = self._ledger, False
+        for change in changes:
+            if self._moves:
+                self.now_s = max(self.now_s, change.t_s)
+            for worker in change.workers:
+                if change.kind == "leave" and not change.asked:
+                    self._dropped.add(worker)
+                else:
+                    self._dropped.discard(worker)
+                if change.kind == "join" and worker in ledger.leaving:
+                    ledger.stay(worker)
+                    changed = True
+                elif change.kind == "join" and worker not in ledger.workers:
+                    ledger.join(worker)
+                    changed = True
+                elif change.kind == "leave" and worker in ledger.workers:
+                    if change.asked or change.notice:
+                        ledger.retire(worker)
+                    else:  # with its process, and its task
+                        ledger.leave(worker)
+                        self._drop(worker)
+                        changed = True
+        return bool(ledger.leaving and ledger.depart()) or changed
+
+    def _happened(self, fault: SeenFault, state: ClusterState) -> bool:
         """Whether a change of the members is in a state already."""
+        if self._by_answer:
+            return (fault.answers or 0) < self._answers
         staying = set(state.workers) - set(state.leaving)
         shown = all((worker in staying) == (fault.kind == "join") for worker in fault.workers)
         return fault.came_in < state.came_in or (fault.came_in == state.came_in and shown)
@@ -243,22 +281,30 @@ class ReplayCluster(LedgerViews[_Flight]):
     def state(self) -> ClusterState:
         """Return the cluster between two updates: any engine goes on from there.
 
-        The faults of `cfg` that were due by now count as given out, and hosts are as they were in the
-        state restored.
+        The faults of `cfg` that were due by now count as given out. Hosts are as they were in the state
+        restored, and those lost whose workers have left.
         """
         while self._plan.next_s <= self.now_s:
             self._plan.pop_timed()
+        hosts = self._hosts
+        if hosts is not None:
+            lost = {hosts["carrier"][worker] for worker in self._dropped}
+            alive = [lives and host not in lost for host, lives in enumerate(hosts["alive"])]
+            hosts = {**hosts, "alive": alive, "dropped": sorted(self._dropped)}
         return replace(
             self._ledger.state(self.now_s),
             states=self._values.states() if self._values else {},
             restarts=list(self.restarts),
-            hosts=self._hosts,
+            hosts=hosts,
             faults=self._plan.position(),
+            engine={} if self._moves else {"answers": self._answers},
         )
 
     def restore(self, state: ClusterState) -> None:
         """Go to a state of the recorded run, on whichever engine; its tasks in flight come in as recorded."""
         self.now_s, self.restarts, self._hosts = state.now_s, list(state.restarts), state.hosts
+        self._dropped = set((state.hosts or {}).get("dropped", ()))
+        self._answers = state.engine.get("answers", state.came_in)
         if state.faults is not None:
             self._plan.go_to(state.faults)
         while self._changes and self._happened(self._changes[0], state):
@@ -273,21 +319,50 @@ class ReplayCluster(LedgerViews[_Flight]):
         self._keep(Ledger.restored(state, flights))
 
 
+def after_rollbacks(cfg: TrainConfig, rollbacks: int) -> TrainConfig:
+    """Return the options of a run that has gone back so often after it had diverged: each halves the step."""
+    return replace(cfg, lr=cfg.lr * 0.5**rollbacks) if rollbacks else cfg
+
+
+def rollbacks_at(faults: Iterable[SeenFault]) -> Sequence[tuple[int, int]]:
+    """Return at which versions a run went on after it had gone back, and with how many rollbacks by then.
+
+    faults: in the order in which they were recorded. What a later one took back is left out: versions ascend.
+    """
+    found: list[tuple[int, int]] = []
+    rollbacks = 0
+    for fault in faults:
+        rollbacks += fault.kind == "divergence"
+        if fault.back_to is not None:
+            found = [(version, count) for version, count in found if version < fault.back_to]
+            found.append((fault.back_to, rollbacks))
+    return found
+
+
 def rolled_forward(
-    cluster: ReplayCluster, train: Callable[..., Iterator[Update]], w: Weights, cfg: TrainConfig
+    cluster: ReplayCluster,
+    train: Callable[..., Iterator[Update]],
+    w: Weights,
+    cfg: TrainConfig,
+    rollbacks: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Update]:
     """Compute the recorded updates after the weights `w` again, and end after the last one.
 
     train: the strategy's. cluster: stands where the run stood at `w`, and in the end where it stood at the
-    last update; its state() is then that of the run. Raises RecordUsedUp if the strategy does not make
-    the recorded updates of the recorded tasks.
+    last update; its state() is then that of the run. cfg: with the step size that the run began with.
+    rollbacks: as of `rollbacks_at`. Raises RecordUsedUp if the strategy does not make the recorded updates
+    of the recorded tasks.
     """
-    if cluster.last_version > w.version:
-        for update in train(cluster, w, cfg):
+    ends = [*(version for version, _ in rollbacks), cluster.last_version]
+    for count, end in zip((0, *(count for _, count in rollbacks)), ends, strict=True):
+        if min(end, cluster.last_version) <= w.version:
+            continue
+        for update in train(cluster, w, after_rollbacks(cfg, count)):
+            w = update.weights
             yield update
-            cluster.reached(update.weights.version)
-            if update.weights.version >= cluster.last_version:
-                return
+            cluster.reached(w.version)
+            if w.version >= min(end, cluster.last_version):
+                break
 
 
 def _event(fault: SeenFault) -> tuple[int, float, str, bool]:

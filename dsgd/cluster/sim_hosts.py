@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+QUESTION = -1
+"""In place of a worker: no task, but whether the host answers. It takes no time, and waits as tasks do."""
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Copy:

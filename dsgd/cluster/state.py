@@ -56,7 +56,9 @@ class ClusterState:
     faults: Mapping[str, Any] | None = None
     """Of Plan.position, where faults were asked for."""
     engine: Mapping[str, Any] = field(default_factory=dict)
-    """What only the engine that made it can use, as JSON values: the simulator's future."""
+    """What only the engine that made it can use, as JSON values: the simulator's future; of a run on Ray, how
+    many answers its strategy has had (`FaultSeen.answers`).
+    """
 
 
 def with_new_processes(

@@ -23,11 +23,11 @@ import numpy as np
 from dsgd.checkpoints.checkpointer import Checkpointer
 from dsgd.checkpoints.codec import Vocabulary, vocabulary
 from dsgd.checkpoints.run_state import RunState
-from dsgd.checkpoints.store import Store
+from dsgd.checkpoints.store import Store, forget_after
 from dsgd.checkpoints.store_faults import FaultyStore
 from dsgd.cluster import ClusterError, DriverLost, Engine, TimeUp, Update
 from dsgd.cluster.open import open_cluster, require_room
-from dsgd.cluster.replay import ReplayCluster, rolled_forward
+from dsgd.cluster.replay import ReplayCluster, after_rollbacks, rollbacks_at, rolled_forward
 from dsgd.cluster.sim import SimCluster
 from dsgd.cluster.state import with_new_processes
 from dsgd.config import TrainConfig
@@ -38,6 +38,7 @@ from dsgd.execution.resuming import (
     ResumePoint,
     newest_state,
     options_digest,
+    require_same_start,
     resume_point,
     stores_of,
     tiers_of,
@@ -58,6 +59,9 @@ if TYPE_CHECKING:
 
 MOST_ROLLBACKS = 10
 """How often a run that diverges goes back, each time with half the step size, before it ends."""
+
+MOST_LOSSES_IN_VAIN = 1000
+"""How often in a row a simulated driver is lost without a newer checkpoint, before the run ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +89,7 @@ class Watcher:
         """See an evaluation: on Ray, perhaps some updates after the version that it is of."""
 
     def fault(self, fault: FaultSeen) -> None:
-        """See a fault that is over, or in which the run ends."""
+        """See a fault that is over, or that the run ended in."""
 
     def ended(self) -> None:
         """See that no update and no evaluation will follow, however the run ended."""
@@ -176,7 +180,10 @@ def execute(
         interruptions.hold()  # a record that is begun will be completed
         try:
             if record and resume:
-                following.go_on(resume_point(cfg, record.path, places, known, resume), started)
+                point = resume_point(cfg, record.path, places, known, resume)
+                if point.state is None:
+                    require_same_start(cfg, record.path, first)
+                following.go_on(point, started)
             elif record:
                 record.open(
                     started=started, cluster=cluster, weights=first if cfg.checkpoint.init_from else None
@@ -236,6 +243,8 @@ class _Following:
         """By this process."""
         self._noted_before = 0
         self._rollbacks = 0
+        self._gone_on_from, self._losses_in_vain = 0, 0
+        """The version that the driver last went on from, and how often it did since it was a newer one."""
         self._start: RunState | None = None
         self._over_already: StoppedBy | None = None
         self._begun = False
@@ -268,6 +277,8 @@ class _Following:
             started=started,
             cluster=self._cluster,
         )
+        for store in self._places.values():  # only now: a run that is refused loses nothing
+            forget_after(store, point.checkpoint)
         if state:
             self._cluster.restore(state.cluster)
             self._restore(state)
@@ -279,6 +290,7 @@ class _Following:
                 store.go_to(state.store_faults)
         for store in self._faulty:
             store.leave_out(point.later_faults)
+        self._rollbacks = max(self._rollbacks, sum(fault.kind == "divergence" for fault in point.all_faults))
         self._noted_before = point.faults_noted
         for fault in point.later_faults:
             self._tally.fault(fault)
@@ -298,7 +310,8 @@ class _Following:
         self._record.recorded_to = replayed.last_version
         if self._evaluated_version < 0:
             self._evaluate()
-        updates = rolled_forward(replayed, self._strategy.train, self.weights, self._now_with)
+        rollbacks = rollbacks_at(point.all_faults)
+        updates = rolled_forward(replayed, self._strategy.train, self.weights, self._cfg, rollbacks)
         self._over_already = self._take(updates)
         state = replayed.state()
         real.restore(replace(state, faults=point.faults_given(self._cfg, state)))
@@ -306,7 +319,7 @@ class _Following:
         self._tally.restore(self._tally.state(), real.clocks)
 
     def _spent(self) -> StoppedBy | None:
-        """Return why a run whose checkpoint is of its end needs no update; None: it goes on."""
+        """Return why a run with a checkpoint of its end needs no further update; None if it needs some."""
         target = self._cfg.stop.target_loss
         if target is not None and any(e.found.loss <= target for e in self._evaluations):
             return "target-loss"
@@ -382,7 +395,7 @@ class _Following:
         return self._ended(wall_s, startup_s, written)
 
     def _start_watchers(self) -> None:
-        """Have the watchers see that the run begins, once: before the first update, also a recorded one."""
+        """Show the watchers, once, that the run begins: before the first update, recorded or new."""
         if not self._begun:
             self._begun = True
             running = Running(cfg=self._cfg, cluster=self._cluster, tally=self._tally, path=self._path)
@@ -391,8 +404,9 @@ class _Following:
 
     def _follow(self, interruptions: Interruptions) -> StoppedBy:
         self._start_watchers()
-        if self._over_already:  # killed after its last update
-            return self._over_already
+        over = self._over_already  # it was killed after its last update
+        if over and (over != "diverged" or not self._roll_back()):
+            return over
         while True:
             if self._evaluated_version < 0:
                 self._evaluate()
@@ -408,7 +422,7 @@ class _Following:
     @property
     def _now_with(self) -> TrainConfig:
         """The options, with the step size that is left after so many rollbacks."""
-        return replace(self._cfg, lr=self._cfg.lr * 0.5**self._rollbacks) if self._rollbacks else self._cfg
+        return after_rollbacks(self._cfg, self._rollbacks)
 
     def _roll_back(self) -> bool:
         """Go back to before the run diverged, and on with half the step size; return whether it did."""
@@ -421,8 +435,9 @@ class _Following:
         checkpoints.snapshots = finite  # if it diverges again, it goes back further
         self._rollbacks += 1
         back = f"back to version {state.weights.version}, and on with step size {self._now_with.lr:g}"
-        self._note(self._own_fault("divergence", back, state))
+        fault = self._own_fault("divergence", back, state)
         self._go_back(state, self._cluster.now_s)
+        self._note(fault)  # last: were this killed before, it would only diverge again
         checkpoints.forget_after(state.weights.version)
         checkpoints.take_last(self._state)
         self._error = None
@@ -441,6 +456,7 @@ class _Following:
             detected_s=0.0,
             recovered_s=0.0,
             repeated=self._tally.gradients - back_to.tally["gradients"],
+            back_to=back_to.weights.version,
         )
 
     def _come_back(self, lost: DriverLost) -> None:
@@ -448,7 +464,9 @@ class _Following:
         state: RunState | None = self._checkpoints.latest
         skipped: Sequence[tuple[str, str]] = ()
         if self._record:
-            state, skipped = newest_state(self._cfg, self._record.path, self._places, self._known)
+            state, name, skipped = newest_state(self._cfg, self._record.path, self._places, self._known)
+            for store in self._places.values():
+                forget_after(store, name)
         state = state or self._start
         assert state
         words = [f"the driver went on from version {state.weights.version}"]
@@ -457,7 +475,16 @@ class _Following:
             text="; ".join(words),
             recovered_s=lost.lasts_s,
             repeated=self._tally.gradients - state.tally["gradients"],
+            back_to=state.weights.version,
         )
+        newer = state.weights.version > self._gone_on_from
+        self._gone_on_from = state.weights.version
+        self._losses_in_vain = 0 if newer else self._losses_in_vain + 1
+        if self._losses_in_vain == MOST_LOSSES_IN_VAIN:
+            raise ClusterError(
+                f"the driver was lost {MOST_LOSSES_IN_VAIN} times in a row before there was a checkpoint "
+                f"after version {self._gone_on_from}; choose a shorter --checkpoint-every, or a longer mtbf"
+            )
         self._go_back(state, self._cluster.now_s + lost.lasts_s)
 
     def _go_back(self, state: RunState, now_s: float) -> None:
@@ -474,7 +501,7 @@ class _Following:
         for fault in self._noted[max(0, state.faults_noted - self._noted_before) :]:
             self._tally.fault(fault)
         if self._record:
-            self._record.cut({n: length for n, length in state.lengths.items() if n != "faults.jsonl"})
+            self._record.cut(state.weights.version, state.lengths["evals.jsonl"])
 
     def _take(self, updates: Iterator[Update]) -> StoppedBy | None:
         """Take updates until the run is over, or the updates are; then None."""
@@ -572,12 +599,14 @@ class _Following:
             self._error = f"the record is not complete: {self._error}"
 
     def _diverged(self, update: Update) -> StoppedBy:
+        lr = f"it is {self._cfg.lr:g}"
+        if self._rollbacks:
+            lr += f", {self._now_with.lr:g} after going back {self._rollbacks} times"
         worker, loss = next(
             (d.worker, d.loss) for d in update.dones if d.loss is not None and not math.isfinite(d.loss)
         )
         self._error = (
-            f"the loss of worker {worker} at update {update.weights.version} is {loss}; "
-            f"lower --lr (it is {self._cfg.lr:g})"
+            f"the loss of worker {worker} at update {update.weights.version} is {loss}; lower --lr ({lr})"
         )
         return "diverged"
 

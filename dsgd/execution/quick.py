@@ -125,7 +125,7 @@ def run(mode: str, on_update: Callable[[Engine, Update], None] | None = None, **
 
 
 def _with_checkpoints(cfg: TrainConfig, keep: Keep) -> Ended:
-    """Run with a record, for checkpoints are part of one; it is removed."""
+    """Run with a temporary record, which checkpoints need."""
     from dsgd.records.writer import RunRecord
 
     with TemporaryDirectory() as folder:

@@ -14,20 +14,21 @@ from pathlib import Path
 import numpy as np
 
 from dsgd.cluster import Done, Update
-from dsgd.cluster.replay import RecordUsedUp, ReplayCluster, rolled_forward
+from dsgd.cluster.replay import RecordUsedUp, ReplayCluster, rollbacks_at, rolled_forward
 from dsgd.config import TrainConfig
-from dsgd.data import make_workload
+from dsgd.data import Workload, make_workload
+from dsgd.execution.first_weights import first_weights
 from dsgd.faults.fault import MEMBERSHIP
 from dsgd.metrics import finite
 from dsgd.records.reader import is_record, read_faults, read_meta, read_summary, read_updates, read_yaml
 from dsgd.records.schema import Meta, RecordedFault, RecordedTask, RecordedUpdate, RecordError, Summary
 from dsgd.records.workload_copy import changed_since
 from dsgd.strategies import configured, strategy_of
-from dsgd.work.weights import Weights
+from dsgd.work.weights import Vector, Weights
 
 
 class Differs(ValueError):
-    """A replay is not what the record says; the message names the first update, and task, that differ."""
+    """A replay differs from its record; the message names the first update, and task, that do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,9 @@ def recorded_run(path: Path) -> ReplayableRun:
         raise RecordError(f"{path}: has not every update (--record {recorded}), so it cannot be replayed")
     try:
         cfg = configured(options)
-    except (KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
+        raise RecordError(f"{path / 'config.yaml'}: has no {error.args[0]}; the record is damaged") from None
+    except (TypeError, ValueError) as error:
         raise RecordError(f"{path / 'config.yaml'}: {error}") from None
     ended = (path / "summary.json").is_file()
     meta = read_meta(path)
@@ -86,15 +89,11 @@ def recorded_run(path: Path) -> ReplayableRun:
 
 def _lost_order(cfg: TrainConfig, kinds: AbstractSet[str]) -> str | None:
     """Return why a record, with faults of these kinds, does not say all that a replay must know."""
-    if cfg.checkpoint.init_from:
-        return f"starts from the weights of {cfg.checkpoint.init_from}, which a replay does not load"
-    if "divergence" in kinds:
-        return "went back after it had diverged, which a replay does not follow"
-    if cfg.engine == "sim" and "driver" in kinds and not kinds.isdisjoint(MEMBERSHIP):
-        return (
-            "lost its driver while members came and went, which a replay does not follow; in the simulator, "
-            "--config with its config.yaml makes the same run again"
-        )
+    went_back = "divergence" if "divergence" in kinds else "driver" if cfg.engine == "sim" else ""
+    if went_back in kinds and not kinds.isdisjoint(MEMBERSHIP):
+        why = "had diverged" if went_back == "divergence" else "lost its driver"
+        remedy = "; --config with its config.yaml makes the same run again" if cfg.engine == "sim" else ""
+        return f"{why} and went back while members came and went, which a replay does not follow{remedy}"
     return None
 
 
@@ -110,10 +109,22 @@ def replayed(run: ReplayableRun, until: int | None = None) -> Iterator[tuple[Upd
     cluster = ReplayCluster(run.cfg, workload, run.updates(until), run.faults, device=run.meta.device)
     if not cluster.last_version:
         raise RecordError(f"{run.path}: has no update that could be replayed")
-    w = Weights(workload.objective.initial_weights(run.cfg.seed))
-    w.vector.setflags(write=False)
-    updates = rolled_forward(cluster, strategy_of(run.cfg).train, w, run.cfg)
+    w = Weights(_first_weights(run, workload))
+    updates = rolled_forward(cluster, strategy_of(run.cfg).train, w, run.cfg, rollbacks_at(run.faults))
     return ((_next(updates, recorded), recorded) for recorded in run.updates(cluster.last_version))
+
+
+def _first_weights(run: ReplayableRun, workload: Workload) -> Vector:
+    """Return the weights that a run began with; raises RecordError if those of another run have changed."""
+    try:
+        vector = first_weights(run.cfg, workload)
+    except ValueError as error:
+        raise RecordError(f"{run.path}: {error}") from None
+    expected = run.meta.init_sha256
+    if expected is not None and hashlib.sha256(vector.tobytes()).hexdigest() != expected:
+        source = run.cfg.checkpoint.init_from
+        raise RecordError(f"{run.path}: --init-from {source}: are not the weights that the run began with")
+    return vector
 
 
 def _next(updates: Iterator[Update], recorded: RecordedUpdate) -> Update:
@@ -198,7 +209,7 @@ def compared(run: ReplayableRun, until: int | None = None) -> ReplayComparison:
     except Differs as error:
         differs = differs or str(error)
     if w is None:
-        w = Weights(make_workload(run.cfg).objective.initial_weights(run.cfg.seed))
+        w = Weights(_first_weights(run, make_workload(run.cfg)))
     same = None
     if run.summary and run.summary.updates == w.version:
         same = hashlib.sha256(w.vector.tobytes()).hexdigest() == run.summary.weights_sha256
@@ -215,7 +226,7 @@ def compared(run: ReplayableRun, until: int | None = None) -> ReplayComparison:
 
 
 def unlike(meta: Meta) -> list[str]:
-    """Return in what this machine differs from the one that made a record, of what bits may depend on."""
+    """Return how this machine differs from the one that made a record, as far as bits may depend on it."""
     now = {name: version(name) for name in ("torch", "numpy")} | {"python": platform.python_version()}
     found = [
         f"{name} {meta.versions.get(name, 'unknown')} there, {here} here"

@@ -1,4 +1,4 @@
-"""From where a run can go on, and with which options."""
+"""Where a run can go on from, and with which options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dsgd.checkpoints.checkpointer import Tier
 from dsgd.checkpoints.codec import Vocabulary
 from dsgd.checkpoints.disk_store import DiskStore
 from dsgd.checkpoints.run_state import RunState, from_bytes
-from dsgd.checkpoints.store import Store, forget_after, newest_whole
+from dsgd.checkpoints.store import Store, newest_whole
 from dsgd.checkpoints.store_faults import FaultyStore
 from dsgd.cluster.state import ClusterState
 from dsgd.config import TrainConfig, options
@@ -25,10 +25,19 @@ from dsgd.execution.evaluation import Evaluated
 from dsgd.faults.fault import STORE, Fault
 from dsgd.faults.seen import FaultSeen
 from dsgd.records.outcomes import is_result
-from dsgd.records.reader import read_ending, read_evaluations, read_faults, read_updates, whole_length
+from dsgd.records.reader import (
+    length_to,
+    read_ending,
+    read_evaluations,
+    read_faults,
+    read_meta,
+    read_updates,
+    whole_length,
+)
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordedEvaluation, RecordedUpdate, RecordError
 from dsgd.work.model import Evaluation
+from dsgd.work.weights import Vector
 
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord
@@ -40,10 +49,11 @@ MAY_CHANGE = (
     "metrics_port", "metrics_host", "metrics_linger_s", "pushgateway", "dashboard",
     "note", "trace_last", "quiet",
 )  # fmt: skip
-"""The options that a run may have otherwise when it goes on."""
+"""The options that may change when a run goes on."""
 
 _WHERE = ("out", "run_name")
 _KEPT = 3
+_UPDATES = "updates.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +62,8 @@ class ResumePoint:
 
     state: RunState | None
     """Of its newest whole checkpoint; None: it begins again."""
+    checkpoint: str | None
+    """Its name; later ones are removed once the run goes on, as it makes others."""
     why: str
     """How the attempt before ended, as far as is known."""
     skipped: Sequence[tuple[str, str]]
@@ -86,13 +98,13 @@ class ResumePoint:
 
 
 def options_digest(cfg: TrainConfig) -> str:
-    """Return the SHA-256 of the options that a run that goes on must have too."""
+    """Return the SHA-256 of the options that may not change when a run goes on."""
     fixed = {name: value for name, value in options(cfg).items() if name not in (*MAY_CHANGE, *_WHERE)}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
 
 
 def changed(was: Mapping[str, Any], cfg: TrainConfig) -> str | None:
-    """Return the first option in which a run that goes on must not differ from what it was, and does."""
+    """Return the first option that differs from what the run had, and may not."""
     now = options(cfg)
     differing = [name for name, value in now.items() if was.get(name, value) != value]
     return next((name for name in differing if name not in (*MAY_CHANGE, *_WHERE)), None)
@@ -105,7 +117,10 @@ def unfinished(path: Path, was: Mapping[str, Any], cfg: TrainConfig) -> str:
     """
     if not (path / "summary.json").exists():
         return "killed"
-    ending = read_ending(path).stopped_by
+    try:
+        ending = read_ending(path).stopped_by
+    except RecordError as error:
+        raise ValueError(f"{error}; remove that file, and the run goes on from its checkpoint") from None
     more = {
         "budget": cfg.steps > was["steps"],
         "seconds": cfg.stop.max_seconds > was.get("max_seconds", math.inf),
@@ -123,10 +138,11 @@ def unfinished(path: Path, was: Mapping[str, Any], cfg: TrainConfig) -> str:
 
 def newest_state(
     cfg: TrainConfig, path: Path, places: Mapping[str, Store], known: Vocabulary
-) -> tuple[RunState | None, Sequence[tuple[str, str]]]:
-    """Return the newest whole checkpoint of a run, None without any; and which were skipped, and why.
+) -> tuple[RunState | None, str | None, Sequence[tuple[str, str]]]:
+    """Return the newest whole checkpoint of a run and its name, None without any; and which were skipped,
+    and why.
 
-    Newer checkpoints are removed: the run makes others. places, known: as of `resume_point`.
+    places, known: as of `resume_point`.
     """
     digest = options_digest(cfg)
 
@@ -135,36 +151,56 @@ def newest_state(
         if state.digest != digest:
             raise ValueError("it is of a run with other options")
         for name, length in state.lengths.items():
-            if (path / name).stat().st_size < length:
-                raise ValueError(f"{name} of the record is shorter than it was then")
+            if not _goes_on_at(path / name, length):
+                raise ValueError(f"{name} of the record is not as it was then")
+        if not _rolls_forward(cfg) and length_to(path / _UPDATES, state.weights.version) != state.lengths.get(
+            _UPDATES, 0
+        ):
+            raise ValueError(f"{_UPDATES} of the record has not the same updates as then")
         return state
 
     candidates = [newest_whole(store, usable) for store in places.values()]
     skipped = [skipped for found in candidates for skipped in found.skipped]
     found = max(candidates, key=lambda found: found.name or "")
-    for store in places.values():
-        forget_after(store, found.name)
-    return usable(found.content) if found.name else None, skipped
+    return usable(found.content) if found.name else None, found.name, skipped
+
+
+def _goes_on_at(file: Path, length: int) -> bool:
+    """Whether a growing file is there, and so many bytes of it are whole lines."""
+    if not file.is_file():
+        return False
+    with file.open("rb") as lines:
+        lines.seek(max(0, length - 1))
+        return not length or lines.read(1) == b"\n"
+
+
+def _rolls_forward(cfg: TrainConfig) -> bool:
+    """Whether a run that goes on computes what was recorded after its checkpoint again."""
+    return cfg.engine == "ray" and cfg.output.record_every == 1
 
 
 def resume_point(
     cfg: TrainConfig, path: Path, places: Mapping[str, Store], known: Vocabulary, why: str
 ) -> ResumePoint:
-    """Return from where the run of a record goes on: its newest whole checkpoint, or its beginning.
+    """Return where the run of a record goes on from: its newest whole checkpoint, or its beginning.
 
     places: where its checkpoints lie. known: what its tasks may be. why: how it ended.
-    Newer checkpoints are removed: the run makes others.
     """
-    state, skipped = newest_state(cfg, path, places, known)
+    state, name, skipped = newest_state(cfg, path, places, known)
     collected, noted, version = (
         (state.collected, state.faults_noted, state.weights.version) if state else (0, 0, 0)
     )
     later, later_faults, all_faults = list[RecordedUpdate](), list[FaultSeen](), list[FaultSeen]()
     lengths = dict(state.lengths) if state else {}
     try:
-        evaluations = [_evaluated(line) for line in list(read_evaluations(path))[:collected]]
-        if cfg.engine == "ray" and cfg.output.record_every == 1:
+        evaluations = [
+            _evaluated(line) for _, line in zip(range(collected), read_evaluations(path), strict=False)
+        ]
+        if _rolls_forward(cfg):
             later = [update for update in read_updates(path) if update.version > version]
+            for expected, update in enumerate(later, version + 1):
+                if update.version != expected:
+                    raise RecordError(f"{path / _UPDATES}: has no update {expected}")
             all_faults = [FaultSeen(**asdict(fault)) for fault in read_faults(path)]
             later_faults = all_faults[noted:]
             lengths |= {name: whole_length(path / name) for name in ("updates.jsonl", "faults.jsonl")}
@@ -172,6 +208,7 @@ def resume_point(
         raise ValueError(f"--resume {path}: {error}; the record is damaged") from None
     return ResumePoint(
         state=state,
+        checkpoint=name,
         why=why,
         skipped=skipped,
         evaluations=evaluations,
@@ -180,6 +217,16 @@ def resume_point(
         later_faults=later_faults,
         all_faults=all_faults,
     )
+
+
+def require_same_start(cfg: TrainConfig, path: Path, first: Vector) -> None:
+    """Raise ValueError if a run that begins again would begin with other weights than it did."""
+    expected = read_meta(path).init_sha256
+    if expected is not None and hashlib.sha256(first.tobytes()).hexdigest() != expected:
+        raise ValueError(
+            f"--init-from {cfg.checkpoint.init_from}: are no longer the weights that {path} began with, and "
+            "it has no whole checkpoint; start another run"
+        )
 
 
 def _evaluated(line: RecordedEvaluation) -> Evaluated:
@@ -207,7 +254,9 @@ def stores_of(cfg: TrainConfig, record: RunRecord) -> dict[str, Store]:
     if "peer" in asked:
         from dsgd.checkpoints.peer_store import PeerStore
 
-        places["peer"] = PeerStore(f"{cfg.output.out}/{record.path.name}")
+        # By its place, so that a resume from another folder finds it.
+        name = f"{cfg.output.out}/{record.path.name}" if record.bucket else str(record.path.resolve())
+        places["peer"] = PeerStore(name)
     if "s3" in asked:
         assert record.bucket, "an --out that is no bucket is refused"
         places["s3"] = record.bucket

@@ -51,7 +51,7 @@ class Uploads:
         self._lease.release()
 
     def fetch(self, records: Sequence[Path]) -> None:
-        """Bring those records here that are in the bucket and further there than here.
+        """Download the records that are further on in the bucket than here.
 
         Raises ValueError for what the user can fix, OSError if S3 or the disk fails.
         """
@@ -62,7 +62,7 @@ class Uploads:
                 restore_record(f"{self.url}/{self._within(record)}", record)
 
     def begin(self, records: Sequence[Path]) -> None:
-        """From now on, upload the checkpoints of records that are about to be made, until they are added."""
+        """Upload the checkpoints of these records, which are yet to be made, until they are added."""
         self._under_way |= {record: [] for record in records}
 
     def add(self, record: Path) -> None:

@@ -10,8 +10,8 @@ Kind = Literal[
 ]
 """kill: the process that carries the worker ends. pause: it stands still. slow: it computes slower. cut: no
 message passes between it and the server. node: all processes of a node end. leave: the member finishes its
-task and goes. join: it comes (back). driver: the process that trains ends. torn, rot, full, slow-disk:
-the next checkpoint is cut short or altered, the disk is full, or each checkpoint takes longer.
+task and leaves. join: the worker comes, or comes back. driver: the process that trains ends. torn, rot, full,
+slow-disk: the next checkpoint is cut short or altered, the disk is full, or each checkpoint takes longer.
 """
 
 PROCESS: tuple[Kind, ...] = ("kill", "pause", "slow", "cut", "node")
@@ -88,8 +88,8 @@ class Spot:
 class Crash:
     """A driver that is lost at random and comes back: a Poisson process. In the simulator only.
 
-    mtbf_s: mean seconds from one loss to the next. back_s: seconds until it is back; a loss meanwhile has it
-    begin again.
+    mtbf_s: mean seconds from one loss to the next. back_s: seconds until it is back; a loss meanwhile
+    starts that time again.
     """
 
     mtbf_s: float

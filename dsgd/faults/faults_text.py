@@ -11,6 +11,9 @@ import yaml
 
 from dsgd.faults.fault import MEMBERSHIP, STORE, Crash, Fault, Faults, Kind, Spot, Trigger
 
+FILE_ENDINGS = (".yaml", ".yml")
+"""A text that ends so names a file of faults."""
+
 _EXAMPLE = "like kill:2@update=100 or slow:0=4@t=10+20 (docs/faults.md lists the kinds)"
 _FAULT = re.compile(
     r"(?P<kind>[a-z-]+)(?::(?P<who>[^=@]*))?(?:=(?P<size>[^@]*))?@(?P<of>[a-z]*)=(?P<at>[^+]*)(?:\+(?P<lasts>.*))?"
@@ -28,7 +31,7 @@ def parse_faults(text: str) -> Faults:
     >>> parse_faults("spot:mtbf=600,back=60")
     (Spot(mtbf_s=600.0, back_s=60.0),)
     """
-    if text.endswith((".yaml", ".yml")):
+    if text.endswith(FILE_ENDINGS):
         return tuple(_fault(line) for line in _lines(Path(text)))
     return tuple(_fault(part.strip()) for part in text.split(";") if part.strip())
 

@@ -12,7 +12,7 @@ from dsgd.work.rng import Purpose, at
 
 _Timed = tuple[float, int, int | None, int, int, int]
 """When (s), serial number, index of the fault that was asked for or None, process that draws it, host, and
-how many losses of it were before."""
+how often that was lost before."""
 
 
 class Plan:

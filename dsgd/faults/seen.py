@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from dsgd.faults.fault import MEMBERSHIP
 
+FOLLOWING = ("leave", "join", "suspect", "given-up")
+"""Kinds that are no damage: members that change, asked or not, and what an engine decides itself."""
+
 
 class FaultSeen(NamedTuple):
     """A fault that is over, or that the run ended in; a line of faults.jsonl."""
@@ -13,7 +16,9 @@ class FaultSeen(NamedTuple):
     t_s: float
     """When it began, on the engine's clock."""
     kind: str
-    """As in dsgd/faults/fault.py; a process that died by itself is a `kill`."""
+    """As in dsgd/faults/fault.py; a process that died by itself is a `kill`. Also `suspect`, a silent task
+    that a second host got too; `given-up`, a host that is not started again; and `divergence`.
+    """
     workers: tuple[int, ...]
     """Whom it hit."""
     asked: bool
@@ -32,8 +37,16 @@ class FaultSeen(NamedTuple):
     """Mini-batches that were computed again, or partly."""
     wasted: int = 0
     """Mini-batches whose result was not used: a second copy came first, or the member left."""
+    back_to: int | None = None
+    """The version of the weights that the run went back to; None if it did not."""
+    answers: int | None = None
+    """How often the strategy's waiting had ended when it began, with a task or a change of the members: two
+    changes with the same number were seen at once. None in the simulator.
+    """
+    notice: bool = False
+    """Whether the process was asked to end (SIGTERM): the tasks that it had came in all the same."""
 
     @property
     def to_recover_s(self) -> float | None:
-        """`recovered_s` of what has to be recovered from, which a member's leaving or joining has not."""
+        """`recovered_s`; None for a leave or a join, after which nothing has to recover."""
         return None if self.kind in MEMBERSHIP else self.recovered_s

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,41 +20,58 @@ class Answers:
     predictions: Mapping[str, float]
     exercise: Mapping[str, float] | None
     strategy: Path | None
+    unreadable: Sequence[str] = ()
+    """A line for each answer that cannot be read, with the remedy; it counts as not answered."""
 
 
 def read_answers(path: Path, lab: Lab) -> Answers:
     """Read a student's answers to a lab.
 
     A name with nothing behind it, or a question mark, is not answered yet. An exercise is answered if all its
-    options are.
+    options are. An answer that is no number, that is to another question, or that sets what the lab has fixed
+    gets a line in `unreadable`; the others count.
 
-    Raises UsageError, in one line with the remedy, for answers that cannot be read, that are to another
-    question, or that set what the lab has fixed.
+    Raises UsageError, in one line with the remedy, for a file that cannot be read.
     """
     where, remedy = f"answers {path}", "write it as the lab's page shows"
     content = read_yaml(path, where, remedy)
     if not isinstance(content, dict):
         raise UsageError(f"{where}: must be a mapping of names to values; {remedy}")
     content = mapping(content, where)
-    asked = [part for part in PARTS if getattr(lab, part)]
-    known_keys(content, asked, where, "this lab asks for")
-    predictions = mapping(content.get("predictions"), f"{where}: predictions:")
-    known_keys(predictions, lab.predictions, f"{where}: predictions:", "the lab asks for")
-    chosen = content.get("exercise")
+    unreadable: list[str] = []
+
+    @contextmanager
+    def one_answer() -> Iterator[None]:
+        try:
+            yield
+        except UsageError as error:
+            unreadable.append(str(error))
+
+    with one_answer():
+        asked = [part for part in PARTS if getattr(lab, part)]
+        known_keys(content, asked, where, "this lab asks for")
+    predictions, numbers = {}, dict[str, float]()
+    with one_answer():
+        predictions = mapping(content.get("predictions"), f"{where}: predictions:")
+        known_keys(predictions, lab.predictions, f"{where}: predictions:", "the lab asks for")
+    for name in lab.predictions:
+        with one_answer():
+            if not is_open(value := predictions.get(name)):
+                numbers[name] = _number(value, f"{where}: predictions: {name}:")
+    exercise, chosen = None, content.get("exercise")
+    with one_answer():
+        if lab.exercise and not is_open(chosen):
+            exercise = _chosen(chosen, lab.exercise, f"{where}: exercise:")
     strategy = content.get("strategy")
     strategy = None if is_open(strategy) else strategy
     if strategy is not None and not (isinstance(strategy, str) and strategy.strip()):
-        raise UsageError(f"{where}: strategy: must be the path of a file, like train_mine.py")
+        unreadable.append(f"{where}: strategy: must be the path of a file, like train_mine.py")
+        strategy = None
     return Answers(
-        predictions={
-            name: _number(value, f"{where}: predictions: {name}:")
-            for name, value in predictions.items()
-            if not is_open(value)
-        },
-        exercise=_chosen(chosen, lab.exercise, f"{where}: exercise:")
-        if not is_open(chosen) and lab.exercise
-        else None,
+        predictions=numbers,
+        exercise=exercise,
         strategy=path.parent / strategy if strategy is not None else None,
+        unreadable=unreadable,
     )
 
 

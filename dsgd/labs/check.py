@@ -50,6 +50,8 @@ def check(arguments: Sequence[str], _: Interruptions) -> int:
     if given.csv:
         raise UsageError(f"--csv: is for a folder of answers, and {answers_path} is none; use --json")
     answers = read_answers(answers_path, lab)
+    if answers.unreadable and not given.json:
+        raise UsageError(answers.unreadable[0])
     return (_as_json if given.json else _for_a_person)(lab, path, answers_path, answers, given)
 
 
@@ -107,15 +109,16 @@ def _for_a_person(lab: Lab, path: Path, answers_path: Path, answers: Answers, gi
 
 
 def _as_json(lab: Lab, path: Path, answers_path: Path, answers: Answers, given: Any) -> int:
-    first, values, work, error = first_guesses.read(answers_path), _values(lab, path), None, None
+    first, values, work = first_guesses.read(answers_path), _values(lab, path), None
+    errors = list(answers.unreadable)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), _errors_of(path):  # a strategy may print
         try:
             work = _work(lab, answers)
         except UsageError as wrong:  # the other parts count nevertheless
-            error = str(wrong)
+            errors.append(str(wrong))
         found = [v for part in verdicts(lab, answers, values, work) for v in part]
     result = printed.as_json(found, lab.title, answers.exercise or {}, first, reveal=given.reveal)
-    print(json.dumps({**result, "error": error}))
+    print(json.dumps({**result, "error": "; ".join(errors) or None}))
     return _exit_code(found)
 
 

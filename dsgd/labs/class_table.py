@@ -82,7 +82,7 @@ def _as_text(lab: Lab, rows: Sequence[StudentRow]) -> str:
         f"{lab.title}\n\n{legend}\n"
         + "\n".join(lines)
         + "\n\n"
-        + (f"not checked:\n{failed}\n" if failed else "")
+        + (f"not checked, or in part:\n{failed}\n" if failed else "")
         + f"{len(rows)} students. In a cell: points, then first guess->answer; one number: the same.\n"
     )
 

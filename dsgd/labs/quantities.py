@@ -39,7 +39,7 @@ def shown(value: Value) -> str:
 
 
 def _said(run: QuickRun) -> Mapping[str, float]:
-    """Return what theory says of a run, its members as they came and went."""
+    """Return what theory says about a run whose members came and went."""
     return predict_seen(run.cfg, run.cluster.faults_seen, run.tally.updates)
 
 

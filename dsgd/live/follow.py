@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dsgd.config import option_fields
-from dsgd.live.lines import Lines, UpdateLines
+from dsgd.live.lines import Lines, TakenBack, UpdateLines
 from dsgd.live.prometheus import STALENESS_BUCKETS
 from dsgd.records.fault_words import cost, hit
 from dsgd.records.reader import read_brief_summary, read_note, read_yaml
@@ -37,7 +36,7 @@ MOST_POINTS = 256
 
 _MOST_TASKS = 64  # the last ones of each worker
 _MOST_FAULTS = 256  # the last ones of a run
-_MOST_TOLD = 8  # of them, in words
+_MOST_IN_WORDS = 8  # of them, in words
 _OWN_FOLDERS = ("figures", "tuning")  # of an experiment: not its runs
 _NOT_SHOWN = (
     "out", "run_name", "note", "quiet", "tensorboard", "trace_last", "metrics_port", "metrics_host",
@@ -105,9 +104,9 @@ class _Worker:
 class FollowedRun:
     """One record, as far as it has been read."""
 
-    def __init__(self, path: Path, name: str = "") -> None:
+    def __init__(self, path: Path, name: str = "", revision: int = 0) -> None:
         self.path, self.name = path, name or path.name
-        self.revision = 0
+        self.revision = revision
         """Rises with every reading that found something."""
         self._options: dict[str, Any] = {}
         self._outcome: BriefSummary | None = None
@@ -142,7 +141,8 @@ class FollowedRun:
     def read(self) -> bool:
         """Read on; return whether there is more to be read at once.
 
-        The first reading takes what is short: the options, how the run ended, and evaluations.
+        The first reading takes what is short: the options, how the run ended, and evaluations. Raises
+        TakenBack where the run has gone back: then it must be followed from its beginning again.
         """
         before = self._seen()
         beginning = not self._options
@@ -254,7 +254,7 @@ class FollowedRun:
             "took_s": round(max(0.0, self._grew_s - self._began_s), 1),
             "read": self._share_read(),
             "t_s": _rounded(clock_s),
-            "silent_s": round(max(0.0, time.time() - self._grew_s)),
+            "wrote_s": round(self._grew_s, 1),
             "train_loss": _rounded(self._last_loss),
             "eval_loss": _rounded(evaluated.loss),
             "accuracy": _rounded(evaluated.accuracy),
@@ -359,9 +359,9 @@ class FollowedRun:
                 {"kind": f.kind, "workers": f.workers, "t_s": f.t_s, "over_s": f.over_s, "who": hit(f)}
                 for f in faults
             ],
-            "told": [
+            "in_words": [
                 {"t_s": f.t_s, "kind": f.kind, "who": hit(f), "text": f.text, "cost": cost(f)}
-                for f in faults[: -_MOST_TOLD - 1 : -1]
+                for f in faults[: -_MOST_IN_WORDS - 1 : -1]
             ],
         }
 
@@ -400,8 +400,8 @@ class FollowedFolder:
         self._followed: dict[tuple[str, int], FollowedRun] = {}
         self.title, self.planned = folder.absolute().name, 0
         """The name of an experiment, and how many runs it has; 0 if that is not known."""
-        self.found = 0
-        """How many records there are; the newest are followed."""
+        self.older = 0
+        """How many records are left out because there are `most_runs` newer ones."""
         self.variants: dict[str, str] = {}
         """The modes of an experiment's variants, by the beginning of their records' names."""
         self._unreadable: set[tuple[str, int]] = set()
@@ -422,19 +422,26 @@ class FollowedFolder:
                 continue
             name = path.name if path == self._folder else path.relative_to(self._folder).as_posix()
             found.append((status.st_mtime, name, status.st_ino, path))
-        self.found = len(found)
+        self.older = max(0, len(found) - self._most_runs)
         newest = {(name, inode): path for _, name, inode, path in sorted(found)[-self._most_runs :]}
         self._followed = {
             key: self._followed.get(key) or FollowedRun(path, key[0]) for key, path in newest.items()
         }
         for key, run in reversed(self._followed.items()):  # the newest first: those that run
             try:
-                yield key not in self._unreadable and run.read()
+                yield key not in self._unreadable and self._read(key, run)
                 self._failed.discard(key)
             except _NOT_A_RECORD:
                 self._unreadable.add(key)
             except OSError:  # removed meanwhile, or not readable now
                 self._failed.add(key)
+
+    def _read(self, key: tuple[str, int], run: FollowedRun) -> bool:
+        try:
+            return run.read()
+        except TakenBack:
+            again = self._followed[key] = FollowedRun(run.path, run.name, run.revision)
+            return again.read()
 
     @property
     def runs(self) -> dict[tuple[str, int], FollowedRun]:
@@ -444,6 +451,11 @@ class FollowedFolder:
             for key, run in self._followed.items()
             if run.revision and key not in self._unreadable and key not in self._failed
         }
+
+    @property
+    def unreadable(self) -> int:
+        """How many of the newest records cannot be read."""
+        return sum(key in self._unreadable or key in self._failed for key in self._followed)
 
     def _records(self) -> list[Path]:
         """Return the folder, if it is a record, or those in it and in its folders: its experiments."""

@@ -14,9 +14,14 @@ T = TypeVar("T")
 _MOST_BYTES = 1 << 18  # of a file at once, so that a browser does not wait for long
 _TASKS = re.compile(rb'"gradients"\s*:\s*\[')
 _IGNORED = re.compile(rb'"ignored"\s*:\s*\[')
+_SEEN_BYTES = 256  # of what was read last, by which it is known again
 _NAME_BYTES = 64  # within which one of these names lies, so that it is never cut in two
 
 Part: TypeAlias = tuple[Sequence[RecordedTask], RecordedUpdate | None]
+
+
+class TakenBack(Exception):
+    """What was read of a file is no longer there: its run has gone back to an earlier update."""
 
 
 class _File:
@@ -24,24 +29,32 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.path, self.offset, self.lines = path, 0, 0
+        self._seen = b""
         self.rest = True
         """Whether there was more than is read at once."""
 
     def block(self) -> bytes:
-        """Return what follows, at most as much as is read at once."""
+        """Return what follows, at most as much as is read at once; raises TakenBack."""
         try:
             with self.path.open("rb") as file:
-                file.seek(self.offset)
+                file.seek(self.offset - len(self._seen))
+                if file.read(len(self._seen)) != self._seen:
+                    raise TakenBack
                 block = file.read(_MOST_BYTES)
         except FileNotFoundError:
             block = b""
         self.rest = len(block) == _MOST_BYTES
         return block
 
+    def take(self, piece: bytes) -> None:
+        """Go on after a piece that has been read."""
+        self.offset += len(piece)
+        self._seen = (self._seen + piece)[-_SEEN_BYTES:]
+
     def whole_lines(self, block: bytes) -> Iterator[tuple[bytes, str]]:
         """Yield the lines that are whole in a block, each with its place; the last, torn one is left."""
         end = block.rfind(b"\n") + 1
-        self.offset += end
+        self.take(block[:end])
         for line in block[:end].splitlines():
             self.lines += 1
             yield line, f"{self.path}, line {self.lines}"
@@ -128,7 +141,7 @@ class UpdateLines:
             tasks: Sequence[RecordedTask] = ()
             if self._inside == "tasks":
                 tasks = decode(b"[" + block[:end].strip(b", \t") + b"]", tuple[RecordedTask, ...], where)
-            self._file.offset += end
+            self._file.take(block[:end])
             if over:
                 self._inside = "tail"
             elif not end and len(block) == _MOST_BYTES:
@@ -150,5 +163,5 @@ class UpdateLines:
         self._line += piece.strip()  # no text is in it, so no blank means anything
         if len(self._line) > _MOST_BYTES:
             raise ValueError(f"{self._file.path}, line {self._file.lines + 1}: is not an update")
-        self._file.offset += len(piece)
+        self._file.take(piece)
         self._inside = inside

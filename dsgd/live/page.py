@@ -132,11 +132,12 @@ class _Feed:
         self._over.set()
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """Yield server-sent events: `page`, a `run` for each that has changed, `gone`, at the end `end`."""
+        """Yield server-sent events: `clock`, `page`, a `run` for each that has changed, `gone`, and `end`."""
         self._streams += 1
         try:
             sent: dict[tuple[str, int], int] = {}
             page, looks = b"", 0
+            yield _event("clock", {"now_s": time.time()})  # the browser's may differ
             while True:
                 over, runs = self._finished, self._folder.runs
                 about = _event("page", self._about())
@@ -174,7 +175,13 @@ class _Feed:
             }
             for variant, style in styles(modes).items()
         }
-        return {"title": folder.title, "planned": folder.planned, "found": folder.found, "looks": looks}
+        return {
+            "title": folder.title,
+            "planned": folder.planned,
+            "older": folder.older,
+            "unreadable": folder.unreadable,
+            "looks": looks,
+        }
 
     def _view(self, key: tuple[str, int], run: FollowedRun) -> bytes:
         """Return the event that describes a run, made once for all listeners."""

@@ -81,7 +81,7 @@ class RunMetrics:
         self.wait_s = [_Counts(SECONDS_BUCKETS) for _ in cluster.workers]
         self.update_s = _Counts(SECONDS_BUCKETS)
         self.restarts = cluster.restarts
-        # All kinds from the start: an increase can be seen of what was 0 before.
+        # All kinds from the start, at 0: otherwise Prometheus would see no increase at the first fault.
         self.faults = dict.fromkeys(get_args(Kind), 0) | tally.faults
         self.repeated = tally.repeated
         self.recovery_s = _Counts(SECONDS_BUCKETS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dsgd.faults.fault import STORE
+from dsgd.faults.seen import FOLLOWING
 from dsgd.records.schema import RecordedFault
 
 
@@ -22,7 +23,7 @@ def hit(fault: RecordedFault) -> str:
 
 
 def cost(fault: RecordedFault) -> str:
-    """Return how long a fault lasted and what was lost by it; empty for what cost nothing.
+    """Return how long a fault lasted and what it cost; empty if it cost nothing.
 
     >>> from dsgd.records.schema import built
     >>> line = dict(t_s=1.0, kind="kill", workers=[1], asked=True, update=4, came_in=4, text="")
@@ -44,17 +45,33 @@ def cost(fault: RecordedFault) -> str:
 def all_of_them(
     counts: Mapping[str, int], median_recovery_s: float | None, repeated: int, wasted: int, unit: str = "s"
 ) -> str:
-    """Return the faults of a run in one line.
+    """Return the faults of a run in one line, then what else happened.
 
     >>> all_of_them({"kill": 2, "pause": 1}, 0.4, 5, 0)
     '3 (2 kill, 1 pause): recovered in 0.4 s (median), 5 mini-batches repeated'
-    >>> all_of_them({"leave": 1}, None, 0, 1)
-    '1 (leave): 1 mini-batch wasted'
+    >>> all_of_them({"kill": 3, "leave": 3, "join": 2, "given-up": 1}, 0.0, 0, 1)
+    '3 (kill): recovered at once (median), 1 mini-batch wasted; 3 members left, 2 joined, 1 process given up'
     """
-    kinds = ", ".join(f"{n} {kind}" for kind, n in counts.items()) if len(counts) > 1 else "".join(counts)
-    took = [] if median_recovery_s is None else [f"recovered in {median_recovery_s:.3g} {unit} (median)"]
+    faults = {kind: n for kind, n in counts.items() if kind not in FOLLOWING}
+    kinds = ", ".join(f"{n} {kind}" for kind, n in faults.items()) if len(faults) > 1 else "".join(faults)
+    took = []
+    if median_recovery_s is not None:
+        how_long = f"in {median_recovery_s:.3g} {unit}" if median_recovery_s else "at once"
+        took = [f"recovered {how_long} (median)"]
     lost = ", ".join([*took, *_lost(repeated, wasted)])
-    return f"{sum(counts.values())} ({kinds}){f': {lost}' if lost else ''}"
+    struck = f"{sum(faults.values())} ({kinds})" if faults else ""
+    return "; ".join(filter(None, [": ".join(filter(None, [struck, lost])), _also(counts)]))
+
+
+def _also(counts: Mapping[str, int]) -> str:
+    left, joined, suspected, given_up = (counts.get(kind, 0) for kind in FOLLOWING)
+    found = (
+        (left, f"{left} member{'s' * (left != 1)} left"),
+        (joined, f"{joined} joined" if left else f"{joined} member{'s' * (joined != 1)} joined"),
+        (suspected, f"{suspected} silent task{'s' * (suspected != 1)} given to a second process"),
+        (given_up, f"{given_up} process{'es' * (given_up != 1)} given up"),
+    )
+    return ", ".join(words for n, words in found if n)
 
 
 def _lost(repeated: int, wasted: int) -> list[str]:

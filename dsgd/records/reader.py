@@ -42,6 +42,7 @@ T = TypeVar("T")
 _MOST_SUMMARY_BYTES = 4_000_000  # some 1,024 workers and as many values of staleness take 0.3 MB
 _MOST_NOTE_CHARACTERS = 2000
 _MOST_TAIL_BYTES = 1 << 20
+_VERSION = re.compile(rb'\{"version":(\d+),')  # the beginning of a line of updates.jsonl
 
 # libyaml's loader, where it is there, is eight times faster.
 _YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -89,7 +90,7 @@ class Record:
         start = whole.rfind(b"\n", 0, -1) + 1
         if start == 0 and not begins_whole:
             return None
-        found = re.match(rb'\{"version":(\d+),', whole[start:])
+        found = _VERSION.match(whole[start:])
         last = int(found[1]) if found else 0 if begins_whole and not whole else None
         return last if last is not None and last < self.summary.updates else None
 
@@ -237,6 +238,18 @@ def whole_length(file: Path) -> int:
                 return at + found + 1
             end = at
     return 0
+
+
+def length_to(file: Path, version: int) -> int:
+    """Return how many bytes of updates.jsonl are updates up to a version of the weights."""
+    length = 0
+    with file.open("rb") as lines:
+        for line in lines:
+            found = _VERSION.match(line)
+            if not found or int(found[1]) > version:
+                break
+            length += len(line)
+    return length
 
 
 def read_faults(path: Path) -> Iterator[RecordedFault]:

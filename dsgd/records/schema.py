@@ -127,7 +127,8 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
             "",
             "`kill`, `pause`, `slow`, `cut`, `node`, `leave`, `join`, `driver`, `torn`, `rot`, `full` or "
             "`slow-disk`, as in `--faults`; a process that died by itself is a `kill`. Also `suspect`, "
-            "a silent task that a second host got too, and `divergence`, after which the run went back",
+            "a silent task that a second host got too, `given-up`, a host that is not started again, and "
+            "`divergence`, after which the run went back",
         ),
     ]
     workers: Annotated[tuple[int, ...], field("", "whom it hit, from 0")]
@@ -138,7 +139,8 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
     ]
     text: Annotated[str, field("", "what was done about it, in words")]
     detected_s: Annotated[
-        float | None, field("engine s", "from its beginning until the driver knew; null: never, or no matter")
+        float | None,
+        field("engine s", "from its beginning until the driver knew; null: never, or not applicable"),
     ] = None
     recovered_s: Annotated[
         float | None,
@@ -152,10 +154,24 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
         int,
         field("mini-batches", "whose result was not used: a second copy came first, or the member left"),
     ] = 0
+    back_to: Annotated[
+        int | None, field("updates", "the version that the run went back to; null if it did not")
+    ] = None
+    answers: Annotated[
+        int | None,
+        field(
+            "",
+            "how often the strategy's waiting had ended when it began, with a task or a change of members: "
+            "two changes with the same number were seen at once; null in the simulator",
+        ),
+    ] = None
+    notice: Annotated[
+        bool, field("", "whether the process was asked to end (SIGTERM): its tasks came in all the same")
+    ] = False
 
     @property
     def over_s(self) -> float | None:
-        """When (engine s) it was over, for most at once; None: it was not when the run ended."""
+        """When (engine s) it was over; None: it was not when the run ended."""
         if self.recovered_s is None:
             return None if self.kind in LASTING else self.t_s
         return self.t_s + self.recovered_s

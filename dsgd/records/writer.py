@@ -31,7 +31,7 @@ from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import finite, taken_of_updates
 from dsgd.records import workload_copy
 from dsgd.records.files import FolderLock, GrowingFile, WriteError, Writing, whole_file
-from dsgd.records.reader import read_meta
+from dsgd.records.reader import length_to, read_meta
 from dsgd.records.schema import (
     LaterAttempt,
     Meta,
@@ -125,7 +125,7 @@ class RunRecord:
             pid=os.getpid(),
             worker_pids=list(cluster.pids),
         )
-        # First what marks the run as ended: were this killed next, the record would say that it goes on.
+        # First remove what marks the run as ended: if this is killed next, the record says that it goes on.
         for name in ("summary.json", "weights.npy", "trace.json"):
             with Writing(self.path / name):
                 (self.path / name).unlink(missing_ok=True)
@@ -135,14 +135,14 @@ class RunRecord:
         self._open_streams(lengths)
 
     def _open_streams(self, lengths: Mapping[str, int]) -> None:
-        def opened(name: str, buffering: int = -1) -> GrowingFile:
-            return GrowingFile(self.path / name, buffering, length=lengths.get(name, 0))
-
-        self._streams = {
-            "updates.jsonl": opened("updates.jsonl", 1 << 16),
-            "evals.jsonl": opened("evals.jsonl"),
-            "faults.jsonl": opened("faults.jsonl"),
-        }
+        try:
+            for name, buffering in (("updates.jsonl", 1 << 16), ("evals.jsonl", -1), ("faults.jsonl", -1)):
+                length = lengths.get(name, 0)
+                self._streams[name] = GrowingFile(self.path / name, buffering, length=length)
+        except WriteError:
+            for stream in self._streams.values():
+                stream.close()
+            raise
         if self._cfg.output.tensorboard:
             with Writing(self.path / "tensorboard"):
                 self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget)
@@ -160,10 +160,12 @@ class RunRecord:
         """Bytes of the growing files so far."""
         return {name: stream.length for name, stream in self._streams.items()}
 
-    def cut(self, lengths: Mapping[str, int]) -> None:
-        """Take back what was written to these files beyond so many bytes."""
-        for name, length in lengths.items():
-            self._streams[name].cut(length)
+    def cut(self, version: int, evals_length: int) -> None:
+        """Take back the updates after a version, and the evaluations beyond so many bytes of their file."""
+        self._streams["updates.jsonl"].flush()
+        self._streams["updates.jsonl"].cut(length_to(self.path / "updates.jsonl", version))
+        self._streams["evals.jsonl"].cut(evals_length)
+        self.recorded_to = min(self.recorded_to, version)
 
     def flush(self) -> None:
         """Hand what is buffered to the system: from then on it outlives this process."""

@@ -7,12 +7,13 @@ from dsgd.report.choices import of_tuning
 from dsgd.report.frames import Frames
 from dsgd.report.group_table import table_of_groups
 from dsgd.report.growth import of_growth
+from dsgd.report.identical import identical
 from dsgd.report.measures import BEST
 from dsgd.report.multiples import against_baseline, value_range
 from dsgd.report.one_variant import of_one_variant
 from dsgd.report.panels.scaling import series
 from dsgd.report.parts import Answer
-from dsgd.report.questions import Question, identical, questions
+from dsgd.report.questions import Question, questions
 from dsgd.report.statistics import median_interval
 from dsgd.report.winners import at_the_edge, by_group, of_each_group, only_group, unresolved
 from dsgd.report.words import few, number, percent

@@ -283,8 +283,11 @@ def _list(spec: Mapping[str, Any], name: str, file: Path) -> list[Any]:
     return value
 
 
-def read_loose(folder: Path, names: Sequence[str] | None = None) -> Frames:
-    """Read a folder of loose runs, those of these names alone if any are given; raises RecordError."""
+def read_loose(folder: Path, names: Sequence[str] | None = None, like: str | None = None) -> Frames:
+    """Read a folder of loose runs, those of these names alone if any are given; raises RecordError.
+
+    like: the run that is reported on even where a later one repeats it.
+    """
     records, left_out = [], []
     for path in _folders(folder) if names is None else [folder / name for name in names]:
         try:
@@ -293,7 +296,7 @@ def read_loose(folder: Path, names: Sequence[str] | None = None) -> Frames:
             left_out.append((path.name, _reason(error, path)))
     if not records:
         raise _none_readable(folder, left_out)
-    variants, repeated = as_variants(records)
+    variants, repeated = as_variants(records, like)
     return _frames(
         [RecordedRun(variant=variant, record=record) for variant, record in variants],
         title=folder.resolve().name,

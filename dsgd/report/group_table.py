@@ -11,6 +11,7 @@ from dsgd.report.parts import Table
 from dsgd.report.questions import Question
 from dsgd.report.words import (
     number,
+    ratio_bound,
     ratio_text,
 )
 
@@ -39,7 +40,7 @@ def table_of_groups(frames: Frames, question: Question) -> Table | None:
         if ratio is None or not math.isfinite(ratio.centre):
             return number(value.centre)
         wide = ratio.level and ratio.low < ratio.high
-        interval = f" [{number(ratio.low, 2)}, {number(ratio.high, 2)}]" if wide else ""
+        interval = f" [{ratio_bound(ratio.low)}, {ratio_bound(ratio.high)}]" if wide else ""
         return f"{number(value.centre)}\n× {ratio_text(ratio.centre)}{interval}"
 
     grouped, compared = layout.grouped, layout.compared

@@ -9,24 +9,26 @@ from dsgd.records.reader import Record
 from dsgd.records.variants import differing, option_text, printable
 
 
-def as_variants(records: Sequence[Record]) -> tuple[list[tuple[str, Record]], list[tuple[str, str]]]:
+def as_variants(
+    records: Sequence[Record], like: str | None = None
+) -> tuple[list[tuple[str, Record]], list[tuple[str, str]]]:
     """Return each record with its variant's name, seeds ascending, and what is left out with the reason.
 
     A variant is named by its mode and the options in which the runs of that mode differ. Of runs with the
-    same options and seed the latest counts.
+    same options and seed the one named `like` counts, else the latest.
     """
-    latest: dict[tuple[str, int], Record] = {}
-    left_out = []
     names = _names(records)
-    for record in sorted(records, key=lambda r: r.meta.started_epoch_s):
-        key = (names[record.path], record.summary.seed)
-        if key in latest:
-            repeated = f"was run again with the same options as {record.path.name}"
-            left_out.append((latest[key].path.name, repeated))
-        latest[key] = record
+    same: dict[tuple[str, int], list[Record]] = {}
+    for record in sorted(records, key=lambda r: (r.path.name == like, r.meta.started_epoch_s)):
+        same.setdefault((names[record.path], record.summary.seed), []).append(record)
+    left_out = [
+        (other.path.name, f"has the same options and seed as {counted.path.name}, which counts")
+        for *others, counted in same.values()
+        for other in others
+    ]
     order = list(dict.fromkeys(names[record.path] for record in records))
-    kept = sorted(latest.items(), key=lambda item: (order.index(item[0][0]), item[0][1]))
-    return [(variant, record) for (variant, _), record in kept], left_out
+    kept = sorted(same.items(), key=lambda item: (order.index(item[0][0]), item[0][1]))
+    return [(variant, repeated[-1]) for (variant, _), repeated in kept], left_out
 
 
 def _names(records: Sequence[Record]) -> dict[Path, str]:

@@ -103,22 +103,6 @@ def differs(pair: Pair | None) -> bool:
     return pair is not None and (pair.corrected_p is None or pair.corrected_p < SIGNIFICANT)
 
 
-def identical(frames: Frames) -> list[list[str]]:
-    """Return the variants whose runs are the same with every seed: same weights, times and evaluations."""
-    classes: dict[object, list[str]] = {}
-    for variant in frames.variants:
-        key = tuple(_of_a_run(record) for record in frames.of(variant))
-        classes.setdefault(key, []).append(variant)
-    return [variants for variants in classes.values() if len(variants) > 1]
-
-
-def _of_a_run(record: Record) -> tuple[object, ...]:
-    summary = record.summary
-    evaluations = tuple((e.version, e.t_s, e.loss) for e in record.evals)
-    counts = tuple(sorted(summary.staleness.counts.items()))
-    return summary.seed, summary.weights_sha256, summary.clock_s, summary.gradients, counts, evaluations
-
-
 def questions(frames: Frames, layout: Layout | None = None) -> list[Question]:
     """Return what variants are compared by, the most important measure first.
 

@@ -72,7 +72,7 @@ def _build(folder: Path, like: str | None) -> Path:
     group = next((g for g in groups(listing.runs) if like in (run.path.name for run in g.runs)), None)
     if group is None:
         raise UsageError(f"--like {like}: {folder} has no such run; --list {folder} names them")
-    frames = read_loose(folder, [run.path.name for run in group.runs])
+    frames = read_loose(folder, [run.path.name for run in group.runs], like)
     own = folder / COMPARISONS / group.slug
     own.mkdir(parents=True, exist_ok=True)
     return write_report(replace(frames, title=group.title), own)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from dsgd.report.frames import Frames
-from dsgd.report.questions import Question, differs, identical
+from dsgd.report.identical import identical
+from dsgd.report.questions import Question, differs
 from dsgd.report.words import (
     few,
     listed,

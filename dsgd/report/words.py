@@ -102,12 +102,23 @@ def few(names: list[str], most: int = 4) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """Return a ratio as a sentence has it: two digits, or enough to tell it from 1.
+    """Return a ratio as a sentence has it: two digits, hundredths below 2, or enough to tell it from 1.
 
     >>> ratio_text(2.46), ratio_text(1.0041), ratio_text(0.333), ratio_text(1.0), ratio_text(123.4)
     ('2.5', '1.004', '0.33', '1', '123')
+    >>> ratio_text(1.049), ratio_text(1.14), ratio_text(1.95)
+    ('1.05', '1.14', '1.95')
     """
-    return number(ratio, 3 if ratio >= 100 else 2 if number(ratio, 2) != "1" else 4)
+    return number(ratio, 4) if ratio_bound(ratio) == "1" else ratio_bound(ratio)
+
+
+def ratio_bound(ratio: float) -> str:
+    """Return an end of a ratio's interval: as its centre, but no more digits near 1.
+
+    >>> ratio_bound(1.0041), ratio_bound(1.049), ratio_bound(2.46)
+    ('1', '1.05', '2.5')
+    """
+    return number(ratio, 3 if ratio >= 100 or 1 <= ratio < 2 else 2)
 
 
 def sentence(text: str) -> str:

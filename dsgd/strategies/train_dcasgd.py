@@ -14,7 +14,7 @@ being a moving average with decay .95.
 Limits: lambda = 0 is ASGD. With the exact Hessian, on a quadratic, the trajectory is that without delay.
 
 Members that leave and join: as in ASGD; a gradient is compensated for all that happened since its worker read
-the weights, however long it was away from the others.
+the weights, however long ago that was.
 
 How this differs from the paper: nothing in the rule. The server keeps the weights that each worker has read,
 instead of copying them when the worker pulls.

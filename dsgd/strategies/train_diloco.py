@@ -10,8 +10,8 @@ From w_v each worker takes H inner steps, to x_i, with moments that stay with it
 
 Limits: outer lr 1, outer momentum 0 and plain inner SGD is LocalSGD. P = 1: sync and async are the same.
 Members that leave and join: at the barrier as in LocalSGD; without it, lost mini-batches are shared out
-again, and a worker that joins starts at once. A worker that comes back has its moments, a new one starts at
-0.
+again, and a worker that joins starts at once. A worker that comes back still has its moments; a new one
+starts at 0.
 
 How this differs from the papers: the inner step size is constant unless --schedule or --warmup is given. In
 Liu et al. the momentum activation c is 0, and all workers take the same H.

@@ -13,7 +13,7 @@ Limits: alpha -> 0 leaves P separate runs of SGD, and a fixed centre. P = 1: syn
 Round-robin, on a quadratic of curvature 1, with H = 1: stable for alpha up to (4 - 2 lr)/(4 - lr).
 
 Members that leave and join: the centre is pulled to the mean of the members that are still there, at the same
-rate. A worker that comes back goes on from its own weights, a new one starts at the centre.
+rate. A worker that comes back goes on from its own weights; a new one starts at the centre.
 
 How this differs from the paper: the rule is the same. A worker applies its pull when it receives the centre
 as it was at the exchange; staleness counts the other workers' exchanges between two of one worker.

@@ -9,6 +9,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tyro.constructors import (
 )
 
 from dsgd.config import TrainConfig
+from dsgd.faults.faults_text import FILE_ENDINGS
 from dsgd.options import unique_keys
 from dsgd.options.constraints import Checked, Option, members, option_fields
 from dsgd.options.user_code import located
@@ -101,7 +103,15 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
         if strategy_file is None:
             raise
         raise UsageError(f"--strategy-file {strategy_file}: {located(error, Path(strategy_file))}") from None
-    return cfg
+    return _with_faults_of_file(cfg)
+
+
+def _with_faults_of_file(cfg: TrainConfig) -> TrainConfig:
+    """Return the configuration with the faults that the file of `--faults` lists: it may change later."""
+    fault = cfg.fault
+    if not fault.faults.endswith(FILE_ENDINGS):
+        return cfg
+    return replace(cfg, fault=replace(fault, faults="; ".join(map(str, fault.fault_list))))
 
 
 def _chosen(file_options: dict[str, Any], arguments: list[str]) -> tuple[str, str | None]:

@@ -1,4 +1,4 @@
-"""`--resume RUN`: the options of a run that goes on are those it had, with the few that may change."""
+"""`--resume RUN`: a run goes on with the options that it had, except for the few that may change."""
 
 from __future__ import annotations
 
@@ -93,6 +93,8 @@ def _going_on(path: Path, source: str, arguments: Sequence[str], given: Mapping[
         other_code = changed_since(path, was)
     except RecordError as error:
         raise UsageError(f"{source}: {error}; the record is damaged") from None
+    if not isinstance(was.get("steps"), int):
+        raise UsageError(f"{source}: {path / 'config.yaml'}: has no number of steps; the record is damaged")
     if other_code:
         raise UsageError(f"{source}: {other_code}")
     here = path.resolve()
@@ -112,6 +114,8 @@ def _going_on(path: Path, source: str, arguments: Sequence[str], given: Mapping[
     if cfg.steps < was["steps"]:
         raise UsageError(f"{source}: --steps {cfg.steps}: the run has {was['steps']}; steps may only grow")
     for folder in (path, path / CHECKPOINTS):
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"{source}: {folder} is not a folder; move it away")
         if folder.exists() and not os.access(folder, os.W_OK | os.X_OK):
             raise UsageError(f"{source}: {folder} cannot be written to; correct its permissions")
     try:

@@ -23,8 +23,8 @@ def drops_members(cfg: TrainConfig) -> bool:
 
 
 def undisturbed(cfg: TrainConfig) -> bool:
-    """Whether each member computes on a process of its own, at the speed that its law says, without a pause
-    of the server: what closed forms assume.
+    """Whether members compute as closed forms assume: each in a separate process, at the speed of its law,
+    while the server never pauses.
     """
     fault, checkpoint = cfg.fault, cfg.checkpoint
     stands_still = checkpoint.checkpoint_cost_s > 0 and checkpoint.checkpoint_every is not None
@@ -34,7 +34,7 @@ def undisturbed(cfg: TrainConfig) -> bool:
 
 
 def _harmless(one: Fault | Spot | Crash, cfg: TrainConfig) -> bool:
-    """Whether a fault changes the members at most."""
+    """Whether a fault changes nothing but the members."""
     match one:
         case Crash() | Fault(kind="driver"):
             return False
@@ -50,7 +50,7 @@ def _suspects(cfg: TrainConfig) -> bool:
         return False
     try:
         return suspected_share(cfg.timing.compute_law, after_s) > 0
-    except ValueError:  # a trace: nobody knows
+    except ValueError:  # a trace: not known
         return True
 
 
@@ -105,7 +105,7 @@ class Completion(NamedTuple):
 def completion(cfg: TrainConfig, work_s: float, s_per_update: float) -> Completion:
     """Return the arguments of `dsgd.theory.checkpointing` for a run whose driver is lost now and then.
 
-    work_s, s_per_update: without failures and checkpoints, where an update takes always the same time: a
+    work_s, s_per_update: without failures and checkpoints, where every update takes the same time: a
     checkpoint is taken at the first update that is due. Raises NoClosedForm for any other disturbance.
     """
     fault, checkpoint = cfg.fault, cfg.checkpoint
@@ -114,7 +114,7 @@ def completion(cfg: TrainConfig, work_s: float, s_per_update: float) -> Completi
     if len(crashes) != 1 or len(fault.fault_list) != 1 or tiers.keys() != {"disk"}:
         raise NoClosedForm("the formula is for one crash process, and checkpoints in one place")
     if cfg.timing.compute_law.variance_s2 or cfg.fault.hosts not in (None, cfg.num_workers):
-        raise NoClosedForm("the formula is for updates that take always the same time")
+        raise NoClosedForm("the formula is for updates that all take the same time")
     (crash,), cost_s = crashes, checkpoint.checkpoint_cost_s
     every_s = tiers["disk"]
     if every_s is None:

@@ -279,7 +279,8 @@ def wasted_by_suspicion(law: Law, suspect_after_s: float) -> float:
 def first_of_two_answers(law: Law, suspect_after_s: float, factor: float) -> float:
     """Return the mean seconds of a task on a host that is f = `factor` > 1 times slower: E[min(f X, S + X)].
 
-    = E[X] + (f - 1) E[min(X, S/(f - 1))]. The second host is idle and computes at full speed.
+    = E[X] + (f - 1) E[min(X, S/(f - 1))]. The second host is idle and computes at full speed; where it comes
+    first, it gets the next task at once.
 
     >>> from dsgd.cluster.laws import Exponential
     >>> [first_of_two_answers(Constant(1.0), 2.0, factor) for factor in (10, 2)]
@@ -291,6 +292,23 @@ def first_of_two_answers(law: Law, suspect_after_s: float, factor: float) -> flo
     need(factor > 1, f"factor must be above 1, not {factor}")
     slower = factor - 1
     return plain_law(law).mean_s + slower * _mean_up_to(law, suspect_after_s / slower)
+
+
+def tries_of_a_slow_host(time_s: float, task_s: float, suspect_after_s: float) -> int:
+    """Return how often a host that is always too slow gets a task in T seconds, at most:
+    2 + floor(log2(T / (2 S + 3 X))), for constant times X and T of 2 S + 3 X or more.
+
+    Each try ends after S + X, when the second host has done the task. The second try begins one task later;
+    from then on the next one comes after as long a time as has gone by since the first: the times double.
+
+    >>> [tries_of_a_slow_host(time_s, 1, 2) for time_s in (7, 100, 1000)]
+    [2, 5, 9]
+    """
+    need(suspect_after_s > 0, f"suspect_after_s must be above 0, not {suspect_after_s}")
+    need(task_s > 0, f"task_s must be above 0, not {task_s}")
+    second_s = 2 * suspect_after_s + 3 * task_s
+    need(second_s <= time_s < math.inf, f"time_s must be at least {second_s:g} and finite, not {time_s}")
+    return 2 + math.floor(math.log2(time_s / second_s))
 
 
 def _mean_up_to(law: Law, t_s: float) -> float:

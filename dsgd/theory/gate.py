@@ -42,6 +42,7 @@ from dsgd.theory.failures import (
     suspected_share,
     task_time,
     time_away,
+    tries_of_a_slow_host,
     up_share,
     wasted_by_suspicion,
 )
@@ -433,7 +434,7 @@ def failure_rows() -> Iterator[Row]:
     )
     for text in ("constant:1", "exponential:1"):
         yield row(
-            f"ASGD, {text}, P=4, hosts lost each 50 s, back in 20, started in 5: s an update",
+            f"ASGD, {text}, P=4, hosts lost every 50 s, back in 20, started in 5: s an update",
             "(M + b) e^(r/M) E[e^(X/M) - 1]/P",
             asgd_time_with_losses(parse_law(text), 4, 50, time_away(50, 20, 5)),
             lambda seed, text: s_per_update(
@@ -442,7 +443,7 @@ def failure_rows() -> Iterator[Row]:
             text=text,
         )
     yield row(
-        "ASGD, constant, 8 workers on 4 hosts lost each 200 s, back in 100, rehost: hosts at work",
+        "ASGD, constant, 8 workers on 4 hosts lost every 200 s, back in 100, rehost: hosts at work",
         "H M/(M + D)",
         hosts_at_work(4, up_share(200, 100)),
         # Each loss repeats a task, and leaves a host idle until its first worker is done elsewhere.
@@ -454,6 +455,20 @@ def failure_rows() -> Iterator[Row]:
         ),
         tolerance=4 * 2.0 / 300,
     )
+    for policy in ("replace", "rehost"):
+        yield row(
+            f"ASGD, constant, 4 hosts and a spare lost every 200 s, back in 100, {policy}: hosts at work",
+            "E[min(H, N)], N binomial (H + s, a)",
+            hosts_at_work(4, up_share(200, 100), spares=1),
+            lambda seed, policy: (
+                task_time(constant, 200)
+                / s_per_update(
+                    schedule("asgd", 4, 2000, seed, **_often_lost(200, 100), spares=1, on_loss=policy)
+                )
+            ),
+            tolerance=4 * 2.0 / 300,
+            policy=policy,
+        )
     for slack in (math.inf, 2.0):
         name = "ASGD" if slack == math.inf else f"SSP, slack {slack:g}"
         # A leaver's last task is in flight for 1 s more: it is away for 199 of 400 s.
@@ -489,18 +504,30 @@ def failure_rows() -> Iterator[Row]:
             f"suspicion after 2 s, {text}, a host 5 times slower: s until the first of two answers",
             "E[min(f X, S + X)]",
             first_of_two_answers(parse_law(text), 2.0, 5.0),
-            lambda seed, text: s_per_update(
-                schedule("asgd", 1, 800, seed, text, suspect_after=2.0, spares=1, faults="slow:0=5@t=0")
-            ),
+            _first_answers_of_slow_hosts,
             seeds=1 if text.startswith("constant") else 20,
             text=text,
         )
+    yield row(
+        "suspicion after 2 s, constant:1, a host always 5 times slower: times that it is tried in 800 s",
+        "2 + floor(log2(T/(2 S + 3 X)))",
+        tries_of_a_slow_host(800, 1, 2),
+        lambda seed: sum(
+            seen.t_s + (seen.recovered_s or 0.0) <= 800
+            for seen in schedule(
+                "asgd", 1, 800, seed, "constant:1", suspect_after=2.0, spares=1, faults="slow:0=5@t=0"
+            ).cluster.faults_seen
+            if seen.kind == "suspect"
+        ),
+        seeds=1,
+    )
 
     for mtbf_s, intervals_s in ((600.0, (10.0, 49.0, 200.0)), (60.0, (5.0, 16.0, 50.0))):
         for interval_s in intervals_s:
             cost_s, restart_s = 2.0, 10.0
             yield row(
-                f"driver lost each {mtbf_s:g} s, back in 10, 2 s a checkpoint each {interval_s:g}: time/work",
+                f"driver lost every {mtbf_s:g} s, back in 10, a checkpoint of 2 s every {interval_s:g}: "
+                "time/work",
                 "M e^(R/M) (e^((T + C)/M) - 1)/T",
                 completion_time(1.0, interval_s, cost_s, mtbf_s, restart_s),
                 partial(_time_against_work, interval_s, cost_s, mtbf_s, restart_s),
@@ -562,6 +589,14 @@ def _suspicions(seed: int) -> list[Any]:
     """Return those of 2,000 tasks, with a spare for each worker."""
     outcome = schedule("asgd", 4, 500, seed, suspect_after=3.0, spares=4)
     return [seen for seen in outcome.cluster.faults_seen if seen.kind == "suspect"]
+
+
+def _first_answers_of_slow_hosts(seed: int, text: str) -> float:
+    """Return the mean seconds of the first task of 200 workers, each with a slow host and a spare."""
+    everyone = ",".join(map(str, range(200)))
+    options: dict[str, Any] = {"suspect_after": 2.0, "spares": 200, "faults": f"slow:{everyone}=5@t=0"}
+    (update,) = schedule("ssgd", 200, 1, seed, text, **options).updates
+    return float(np.mean([done.finished_s for done in update.dones]))
 
 
 def optimization_rows() -> Iterator[Row]:

@@ -41,10 +41,10 @@ def stretches(cfg: TrainConfig, faults: Sequence[FaultSeen]) -> list[Stretch]:
 
 
 def with_members(cfg: TrainConfig, members: int) -> TrainConfig:
-    """Return the options of a run in which so many equal workers are all there is.
+    """Return the options of a run with only so many workers, all equal.
 
-    Raises ValueError where the strategy needs more of them, NoClosedForm where they are not equal: who is
-    away then matters.
+    Raises ValueError where the strategy needs more of them, NoClosedForm where they are not equal: then it
+    matters who is away.
     """
     if members == cfg.num_workers and not cfg.fault.fault_list:
         return cfg

@@ -45,7 +45,7 @@ def _declared(cfg: TrainConfig) -> ClosedForms:
 
 
 def closed_forms(cfg: TrainConfig) -> ClosedForms:
-    """Return the closed forms that a run's strategy declares, as far as its faults leave them.
+    """Return the closed forms that a run's strategy declares, as far as they hold under its faults.
 
     Where members come and go, only bounds and the 0 of synchronous modes are known beforehand.
     """
@@ -192,8 +192,8 @@ def compare(
 def _of_whole_run(cfg: TrainConfig, end: Totals) -> tuple[Estimate | None, int]:
     """Return a run's whole time, its standard error from theory, and how many updates it needs.
 
-    One run is one draw: its standard error is the deviation of Daly's model, for so many losses that their
-    sum is as good as normal.
+    One run is one draw: its standard error is the deviation of Daly's model, for enough losses that
+    their sum is nearly normal.
     """
     forms = _declared(cfg)
     model = completion(cfg, forms.run_s(), forms.s_per_update())
@@ -226,7 +226,7 @@ def _fixed_alone(cfg: TrainConfig) -> dict[str, list[tuple[int, float]]]:
 
 
 def predict_seen(cfg: TrainConfig, faults: Sequence[FaultSeen], updates: int) -> Mapping[str, float]:
-    """Return what `predict` does, of a run whose members came and went as it saw."""
+    """Return what `predict` does, for a run whose members came and went as it saw."""
     return _Course(cfg, faults, updates).predicted
 
 

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from dsgd.records.reader import Record
 from dsgd.report.frames import Frames
+from dsgd.report.identical import identical
 from dsgd.report.panels import labels
 from dsgd.report.style import INK, Style, inline_svg, png
-from dsgd.report.words import number
+from dsgd.report.words import few, number
 
 _LEGEND: dict[str, Any] = {
     "borderpad": 0.2, "labelspacing": 0.35, "columnspacing": 1.2, "handlelength": 2.4, "handletextpad": 0.5,
@@ -103,8 +104,17 @@ class Scene:
     def most(self, variants: Sequence[str]) -> tuple[Sequence[str], str]:
         """Return the variants that get a panel each, and a sentence about the others.
 
-        Those of a scenario stay together, because they are compared.
+        Of those that are the same runs, the first has one for all. Those of a scenario stay together, because
+        they are compared.
         """
+        classes = [[v for v in same if v in variants] for same in identical(self.frames)]
+        sentences = "".join(f" One panel is for {few(same)}: the same runs." for same in classes if same[1:])
+        repeated = {v for same in classes for v in same[1:]}
+        distinct = [v for v in variants if v not in repeated]
+        shown, others = self._most(distinct)
+        return shown, sentences + others
+
+    def _most(self, variants: Sequence[str]) -> tuple[Sequence[str], str]:
         if len(variants) <= MOST_PANELS:
             return variants, ""
         groups = [[v for v in group if v in variants] for group in self.frames.scenarios.values()]
@@ -163,10 +173,17 @@ class Canvas:
         self._placed.append((axes, above, self.axes_height - above if height is None else height))
         return axes
 
-    def name(self, axes: Axes, text: str, x: Values, y: Values, look: Style) -> None:
-        """Write a name, in the colour of its variant, at the end of its line (x, y: data)."""
+    def name(
+        self, axes: Axes, text: str, x: Values, y: Values, look: Style, beside: Sequence[Sequence[float]] = ()
+    ) -> None:
+        """Write a name, in the colour of its variant, at the end of its line (x, y: data).
+
+        beside: marks (x, y) that no name may cover.
+        """
         line = np.column_stack([x, y]).astype(float)
-        self.names.append((axes, labels.Label(text=labels.wrapped(text), line=line, colour=look.text)))
+        marks = np.array(beside, dtype=float).reshape(-1, 2)
+        label = labels.Label(text=labels.wrapped(text), line=line, colour=look.text, beside=marks)
+        self.names.append((axes, label))
 
     @property
     def room(self) -> float:
@@ -182,7 +199,7 @@ class Canvas:
     def done(self, name: str) -> Panel:
         """Lay out the figure, with names at the ends of lines and the legend below, and render it."""
         rows = self._legend_rows()
-        below = _AXIS + rows * _LEGEND_ROW + (0.06 if rows else 0)
+        below = self._below_axes() + rows * _LEGEND_ROW + (0.06 if rows else 0)
         heading = [(line, "bold") for line in labels.wrapped(self.title, 44).split("\n")]
         heading += [(line, "normal") for line in labels.wrapped(self.subtitle, 52).split("\n") if line]
         total = _TITLE + _TITLE_ROW * (len(heading) - 1) + self.axes_height + below
@@ -205,6 +222,15 @@ class Canvas:
                 **_LEGEND,
             )
         return _rendered(name, ", ".join(filter(None, [self.what, self.title, self.subtitle])), self.figure)
+
+    def _below_axes(self) -> float:
+        """Return the inches for ticks, of which some have several lines, and for the name of the axis."""
+        lines = [
+            1 + tick.get_text().count("\n") + bool(axes.get_xlabel())
+            for axes, *_ in self._placed
+            for tick in axes.get_xticklabels()
+        ]
+        return _AXIS + labels.extent("x")[1] * max(0, max(lines, default=0) - 2)
 
     def _entries(self) -> list[tuple[str, Any]]:
         """Return the legend with labels that fit the panel."""

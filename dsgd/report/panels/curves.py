@@ -22,7 +22,7 @@ from dsgd.report.words import few, number
 Floats = NDArray[np.float64]
 
 _POINTS = 160  # of a curve: more than the eye can resolve, few enough for twenty curves
-_MOST_THIN = 6  # seeds of a variant that are drawn as lines of their own; more are shown as an interval
+_MOST_THIN = 6  # seeds of a variant that are drawn as separate lines; more are shown as an interval
 _MOST_SPREADS = 8  # variants with such lines or intervals; beyond, they only cover each other
 _HEIGHT = 2.3  # inches
 _SAME, _NEAR = 0.012, 0.08  # inches between two lines that are one to the eye, or nearly

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,8 @@ class Label:
     text: str
     line: Floats  # (n, 2), in data
     colour: str
+    beside: Floats = field(default_factory=lambda: np.empty((0, 2)))
+    """(m, 2), in data: marks next to the line, which no name may cover."""
 
     @property
     def size(self) -> tuple[float, float]:
@@ -109,7 +111,8 @@ def arrange(labels: Sequence[Label], axes: Axes, width: float, height: float) ->
     Names outside, at the right of the axes, are pushed apart so that none covers another.
     """
     lines = [_in_inches(label.line, axes, width, height) for label in labels]
-    ink = np.concatenate([np.empty((0, 2)), *map(_dense, lines)])
+    marks = [_in_inches(label.beside, axes, width, height) for label in labels]
+    ink = np.concatenate([np.empty((0, 2)), *map(_dense, lines), *marks])
     found: dict[int, Place] = {}
     taken: list[Box] = []
     for i in sorted(range(len(labels)), key=lambda i: -lines[i][-1][0]):

@@ -151,6 +151,7 @@ def _draw(
             c if math.isfinite(s.centre) else math.nan for c, s in zip(centres, shown.values(), strict=True)
         ]
         axes.plot(x, finite, **(look.line | {"linestyle": look.dashes if across.ordered else ""}), zorder=4)
+        marks: list[tuple[float, float]] = []
         for at, y, swept in zip(x, centres, shown.values(), strict=True):
             if math.isinf(swept.centre):
                 axes.plot(at, y, marker=look.marker, color=look.colour, markerfacecolor="none", zorder=4)
@@ -159,8 +160,9 @@ def _draw(
                 axes.vlines(at, low, high, color=look.colour, linewidth=4, alpha=0.3, zorder=2)
             dots = [vertical.place(seed) for seed in swept.seeds]
             axes.plot([at] * len(dots), dots, ".", color=look.colour, markersize=3, alpha=0.75, zorder=3)
+            marks += [(at, dot) for dot in dots]
         if line and x:
-            canvas.name(axes, line, x, centres, look)
+            canvas.name(axes, line, x, centres, look, marks)
     return canvas.done("sweep")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from statistics import median
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -38,6 +39,8 @@ class Window:
     """The same, of those that were discarded."""
     updates_s: list[float] = field(default_factory=list)
     faults: Sequence[RecordedFault] = ()
+    disturbed: bool = False
+    """Whether the run had faults, be it outside the window."""
 
 
 def timeline(scene: Scene) -> Section:
@@ -51,12 +54,13 @@ def timeline(scene: Scene) -> Section:
         f"{moments} of one run a variant, all with the same seed. Full colour: a worker computes; "
         "pale: its messages travel or are served (half before and half after, as the record has only their "
         "sum); dark grey: work that was discarded; light ground: it waits, or worked on a task that was "
-        "cancelled or lost. Ticks above are updates."
+        "cancelled or dropped. Ticks above are updates."
     )
     if any(record.faults for record in records.values()):
         caption += (
             " A triangle is where a fault began; the bar below it lasts until all workers concerned computed "
-            "again or had left."
+            "again or had left. In a run with faults a task that waits for a process is pale too, and all "
+            "of that comes before it computes; dark grey is also what was computed when a process was lost."
         )
     left_out = [v for v in scene.variants if v not in complete]
     if left_out:
@@ -70,7 +74,7 @@ def timeline(scene: Scene) -> Section:
 
 
 def _span(records: Sequence[Record]) -> tuple[float, float]:
-    """Return from when until when runs are shown: from their start, or around a later first fault."""
+    """Return the window that is shown: from the start of the runs, or around a later first fault."""
     length_s = _end_s(records)
     first_s = min((fault.t_s for record in records for fault in record.faults), default=0.0)
     from_s = first_s - _BEFORE * length_s if first_s > (1 - _BEFORE) * length_s else 0.0
@@ -98,7 +102,12 @@ def window(record: Record, end_s: float, most_workers: int = _MOST_WORKERS, *, f
     rows = range(min(most_workers, record.summary.num_workers))
     faults = [f for f in record.faults if f.t_s < end_s and (f.over_s is None or f.over_s > from_s)]
     found = Window(
-        from_s=from_s, end_s=end_s, tasks=[[] for _ in rows], ignored=[[] for _ in rows], faults=faults
+        from_s=from_s,
+        end_s=end_s,
+        tasks=[[] for _ in rows],
+        ignored=[[] for _ in rows],
+        faults=faults,
+        disturbed=bool(record.faults),
     )
     open_rows = set(rows)
     for update in record.updates():
@@ -125,13 +134,14 @@ def _panel(scene: Scene, variant: str, record: Record, span_s: tuple[float, floa
     boxes(
         axes, [(from_s, found.end_s, row - 0.4, row + 0.4) for row in range(rows)], facecolor=INK, alpha=0.07
     )
-    computing, sending = _spans(found.tasks, from_s, found.end_s)
-    for_nothing, sending_it = _spans(found.ignored, from_s, found.end_s)
+    computing, sending, lost = _spans(found, found.tasks)
+    discarded, sending_it, lost_too = _spans(found, found.ignored)
     sending += sending_it
+    discarded += lost + lost_too
     boxes(axes, sending, facecolor=colour, alpha=0.35)
     boxes(axes, computing, facecolor=colour, alpha=0.95)
-    if for_nothing:
-        boxes(axes, for_nothing, facecolor=INK, alpha=0.45)
+    if discarded:
+        boxes(axes, discarded, facecolor=INK, alpha=0.45)
     ticks = found.updates_s[:: max(1, len(found.updates_s) // _MOST_UPDATES)]
     axes.vlines(ticks, -1.5, -0.75, color=INK, linewidth=0.7)
     _mark_faults(axes, found, rows)
@@ -149,6 +159,8 @@ def _panel(scene: Scene, variant: str, record: Record, span_s: tuple[float, floa
 
 
 Boxes = list[tuple[float, float, float, float]]
+_LOSES = frozenset({"kill", "node"})  # the faults that end a process
+_NO_TIME_S = 1e-9  # by which times differ that are the same
 
 
 def _mark_faults(axes: Axes, found: Window, rows: int) -> None:
@@ -176,21 +188,51 @@ def _mark_faults(axes: Axes, found: Window, rows: int) -> None:
     )
 
 
-def _spans(tasks_of: Sequence[Sequence[RecordedTask]], from_s: float, end_s: float) -> tuple[Boxes, Boxes]:
-    """Return the boxes of computing and of sending, cut at the window's ends."""
-    computing: Boxes = []
-    sending: Boxes = []
+class Spans(NamedTuple):
+    """When (from, until, engine s) a task was computed, travelled or waited, and was lost."""
+
+    computing: Sequence[tuple[float, float]]
+    sending: Sequence[tuple[float, float]]
+    lost: Sequence[tuple[float, float]] = ()
+
+
+def spans_of(task: RecordedTask, faults: Sequence[RecordedFault], *, disturbed: bool) -> Spans:
+    """Return when a task was computed, as far as a record says it.
+
+    Without faults the rest of its time is in halves around it. In a run with faults it is before: the task
+    waits for a process. A pause interrupts the computing and a cut holds its result; what a lost process had
+    computed is lost. faults: those of the run. disturbed: whether the run had any, be it outside the window.
+    """
+    start_s, end_s, compute_s = task.started_s, task.finished_s, task.compute_s
+    other_s = max(0.0, end_s - start_s - compute_s)
+    if not disturbed:
+        first, last = start_s + other_s / 2, end_s - other_s / 2
+        return Spans([(first, last)], [(start_s, first), (last, end_s)])
+    during = [f for f in faults if task.worker in f.workers and start_s < f.t_s < end_s]
+    if not during or other_s < _NO_TIME_S:
+        return Spans([(end_s - compute_s, end_s)], [(start_s, end_s - compute_s)])
+    kinds, t_s = {fault.kind for fault in during}, during[0].t_s
+    if kinds & _LOSES:
+        lost_at_s = next(fault.t_s for fault in during if fault.kind in _LOSES)
+        sent_s = max(lost_at_s, end_s - compute_s)
+        return Spans([(sent_s, end_s)], [(lost_at_s, sent_s)], [(start_s, lost_at_s)])
+    before_s = {"cut": compute_s, "pause": min(compute_s, t_s - start_s)}.get("".join(kinds), 0.0)
+    stops_s, goes_on_s = start_s + before_s, end_s - (compute_s - before_s)
+    return Spans([(start_s, stops_s), (goes_on_s, end_s)], [(stops_s, goes_on_s)])
+
+
+def _spans(found: Window, tasks_of: Sequence[Sequence[RecordedTask]]) -> tuple[Boxes, Boxes, Boxes]:
+    """Return the boxes of computing, of sending and waiting, and of what was lost, within the window."""
+    computing, sending, lost = Boxes(), Boxes(), Boxes()
+    hair = 0.0012 * (found.end_s - found.from_s)  # tasks that touch are seen as two
     for row, tasks in enumerate(tasks_of):
         for task in tasks:
-            other_s = max(0.0, task.finished_s - task.started_s - task.compute_s)
-            first, last = task.started_s + other_s / 2, task.finished_s - other_s / 2
-            hair = 0.0012 * (end_s - from_s)  # tasks that touch are seen as two
-            for boxes_of, left, right in (
-                (computing, first + hair, last - hair),
-                (sending, task.started_s, first),
-                (sending, last, task.finished_s),
+            spans = spans_of(task, found.faults, disturbed=found.disturbed)
+            for boxes_of, pieces, gap in zip(
+                (computing, sending, lost), spans, (hair, 0.0, 0.0), strict=True
             ):
-                left, right = max(left, from_s), min(right, end_s)
-                if right - left > 2e-4 * (end_s - from_s):
-                    boxes_of.append((left, right, row - 0.4, row + 0.4))
-    return computing, sending
+                for left, right in pieces:
+                    left, right = max(left + gap, found.from_s), min(right - gap, found.end_s)
+                    if right - left > 2e-4 * (found.end_s - found.from_s):
+                        boxes_of.append((left, right, row - 0.4, row + 0.4))
+    return computing, sending, lost

@@ -1,0 +1,205 @@
+"""A network link that is really taken down: two nodes, one of them in a network namespace of its own.
+
+A host on the far node says nothing while the link is down, and no connection ends: what a partition is like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from conftest import python
+
+from dsgd.cluster import Engine, Update
+from dsgd.execution.quick import run, same_bytes
+from dsgd.execution.replaying import compared, recorded_run
+
+pytestmark = pytest.mark.ray
+
+LEARNING: dict[str, Any] = {"engine": "ray", "num_workers": 2, "steps": 24, "local_steps": 2}
+_PID = os.getpid()
+# Others may run these tests on this machine now.
+HERE, THERE, PORT = f"10.213.{_PID % 256}.1", f"10.213.{_PID % 256}.2", 20_000 + _PID % 10_000
+START_S = 40.0
+NODE = [
+    *(str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"),
+    *("--num-cpus=1", "--object-store-memory=157286400"),
+]
+
+
+class Link(NamedTuple):
+    """A veth pair: one end is here, the other in the namespace."""
+
+    namespace: str
+    near: str
+
+    def up(self) -> None:
+        ip("link", "set", self.near, "up")
+
+    def down(self) -> None:
+        ip("link", "set", self.near, "down")
+
+    def carries(self, pid: int) -> bool:
+        """Whether a process is at the far end."""
+        return os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
+
+
+def ip(*arguments: str) -> str:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def link() -> Iterator[Link]:
+    """Make a namespace and a link to it; skip where that cannot be done."""
+    if os.geteuid():
+        pytest.skip("a link can only be taken down by root")
+    if not shutil.which("ip"):
+        pytest.skip("the command ip is not there; Debian's package is iproute2")
+    link, far = Link(f"dsgd-{_PID}", f"dsgd-n{_PID}"), f"dsgd-f{_PID}"
+    with contextlib.ExitStack() as made:
+        try:
+            ip("netns", "add", link.namespace)
+            made.callback(ip, "netns", "del", link.namespace)
+            ip("link", "add", link.near, "type", "veth", "peer", "name", far, "netns", link.namespace)
+            made.callback(ip, "link", "del", link.near)
+            ip("netns", "exec", link.namespace, "true")
+        except OSError as error:
+            pytest.skip(f"no network namespace can be made here: {error}")
+        ip("addr", "add", f"{HERE}/30", "dev", link.near)
+        link.up()
+        for command in (f"addr add {THERE}/30 dev {far}", f"link set {far} up", "link set lo up",
+                        f"route add default via {HERE}"):  # fmt: skip
+            ip("-n", link.namespace, *command.split())
+        yield link
+
+
+@contextlib.contextmanager
+def far_node(link: Link, address: str, env: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Start a raylet in the namespace, as a further node of a cluster."""
+    command = ["ip", "netns", "exec", link.namespace, *NODE, f"--address={address}"]
+    node = subprocess.Popen([*command, f"--node-ip-address={THERE}"], stdout=subprocess.DEVNULL, env=env)
+    try:
+        yield
+    finally:
+        link.up()
+        node.terminate()
+        node.wait(START_S)
+        for pid in ip("netns", "pids", link.namespace).split():
+            os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.fixture
+def two_nodes(ray_cluster: str, link: Link) -> Iterator[None]:
+    """Have a far node in the tests' own cluster."""
+    import ray
+
+    def nodes() -> int:
+        found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+        return sum(node["Alive"] for node in found)
+
+    with far_node(link, ray_cluster):
+        wait_until(lambda: nodes() == 2)
+        yield
+    wait_until(lambda: nodes() == 1)  # no later test may be given the lost one
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + START_S
+    while not true():
+        assert time.monotonic() < until_s, f"not within {START_S:g} s"
+        time.sleep(0.05)
+
+
+class Down:
+    """Takes a link down after the third update; up again after `lasts_s`, unless that is None."""
+
+    def __init__(self, link: Link, lasts_s: float | None) -> None:
+        self._link, self.timer = link, threading.Timer(lasts_s, link.up) if lasts_s else None
+
+    def __call__(self, cluster: Engine, update: Update) -> None:
+        if update.weights.version == 3:
+            assert sorted(map(self._link.carries, cluster.pids)) == [False, True]
+            self._link.down()
+            if self.timer:
+                self.timer.start()
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_a_link_that_is_down_for_a_while_changes_no_bit(link: Link) -> None:
+    """Nothing that was sent is lost: the far worker's answer comes when the link is up again. And where it
+    stays down, a silent task is given to the other host.
+    """
+    before = run("diloco", **LEARNING)
+    for_a_while = Down(link, 1.0)
+    waited = run("diloco", for_a_while, **LEARNING)
+    assert for_a_while.timer
+    for_a_while.timer.join()
+    assert same_bytes(before, waited)
+    assert waited.updates[3].finished_s - waited.updates[2].finished_s > 0.9
+    suspected = run("diloco", Down(link, None), **LEARNING, suspect_after=0.3)
+    assert same_bytes(before, suspected)
+    assert {seen.kind for seen in suspected.cluster.faults_seen} == {"suspect"}
+
+
+LONG = "--mode diloco --num-workers 2 --steps 80 --local-steps 2 --compute-time constant:.1 --on-loss rehost"
+
+
+@pytest.mark.slow
+def test_a_node_that_is_out_of_reach_for_good_is_given_up(link: Link, tmp_path: Path) -> None:
+    """Ray reports its process lost once it has missed health checks; its worker goes on elsewhere and
+    computes what a replay computes.
+    """
+    health = {"initial_delay_ms": 1000, "period_ms": 1000, "timeout_ms": 1000, "failure_threshold": 3}
+    often = {f"RAY_health_check_{name}": str(value) for name, value in health.items()}
+    env = os.environ | often | {"RAY_AUTH_MODE": "disabled"}
+    head = [*NODE, "--head", f"--node-ip-address={HERE}", f"--port={PORT}", "--include-dashboard=false"]
+    command = f"main.py {LONG} --out {tmp_path} --run-name r --quiet"
+    updates = tmp_path / "r" / "updates.jsonl"
+    with contextlib.ExitStack() as begun:
+        folder = begun.enter_context(tempfile.TemporaryDirectory(prefix="dsgd-ray-", dir="/tmp"))
+        node = subprocess.Popen([*head, f"--temp-dir={folder}"], stdout=subprocess.DEVNULL, env=env)
+        begun.callback(node.wait, START_S)
+        begun.callback(node.terminate)
+        wait_until(_answers)
+        begun.enter_context(far_node(link, f"{HERE}:{PORT}", env))
+        wait_until(lambda: "raylet" in names_of(link))
+        process = python(*command.split(), env=env | {"RAY_ADDRESS": f"{HERE}:{PORT}"})
+        begun.callback(process.kill)
+        wait_until(lambda: updates.exists() and updates.stat().st_size > 0)
+        assert "ray::Host" in names_of(link)
+        link.down()
+        _, err = process.communicate(timeout=150)
+    assert process.returncode == 0, err
+    ran = recorded_run(tmp_path / "r")
+    (lost,) = ran.faults
+    assert (lost.kind, lost.asked, len(lost.workers)) == ("kill", False, 1)
+    found = compared(ran)
+    assert (found.differs, found.same_weights) == (None, True)
+
+
+def names_of(link: Link) -> str:
+    """Return the command lines of the processes at the far end."""
+    lines = [Path(f"/proc/{pid}/cmdline") for pid in ip("netns", "pids", link.namespace).split()]
+    return " ".join(line.read_text() for line in lines if line.exists())
+
+
+def _answers() -> bool:
+    with contextlib.suppress(OSError):
+        socket.create_connection((HERE, PORT), 1).close()
+        return True
+    return False
