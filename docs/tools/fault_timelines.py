@@ -23,8 +23,8 @@ from matplotlib.path import Path as Outline
 from dsgd.execution.quick import QuickRun, run
 from dsgd.report.style import INK, LOOKS, RC, inline_svg, look, standalone_svg
 
-WORKERS, BEGINS_S, LASTS_S, ENDS_S = 4, 3.5, 4.0, 12.0
-KILL = f"kill:1@t={BEGINS_S:g}+{LASTS_S:g}"
+WORKERS, STRUCK, BEGINS_S, LASTS_S, ENDS_S = 4, 1, 3.5, 4.0, 12.0
+KILL = f"kill:{STRUCK}@t={BEGINS_S:g}+{LASTS_S:g}"
 MODES = ("ssgd", "asgd")
 _GAP_S = 0.04  # between two bars
 
@@ -43,7 +43,7 @@ POLICIES = (
     Policy("a spare takes over at once", {"faults": KILL, "spares": 1}),
     Policy(
         "a pause; suspected after 2 s, a spare gets the task too",
-        {"faults": f"pause:1={LASTS_S:g}@t={BEGINS_S:g}", "suspect_after": 2.0, "spares": 1},
+        {"faults": f"pause:{STRUCK}={LASTS_S:g}@t={BEGINS_S:g}", "suspect_after": 2.0, "spares": 1},
     ),
 )
 
@@ -62,7 +62,7 @@ def draw(path: Path) -> None:
         grid = figure.subplots(len(POLICIES), len(MODES), sharex=True, sharey=True)
         for row, policy in zip(grid, POLICIES, strict=True):
             for axes, mode in zip(row, MODES, strict=True):
-                _timeline(axes, outcome(mode, policy), LOOKS[look(mode)][0])
+                _timeline(axes, outcome(mode, policy), LOOKS[look(mode)][0], in_flight_since(mode))
                 axes.set_title(f"{mode.upper()}, {policy.title}", fontsize=8.5)
         for axes in grid[-1]:
             axes.set_xlabel("virtual seconds")
@@ -70,17 +70,29 @@ def draw(path: Path) -> None:
         path.write_text(standalone_svg(svg), encoding="utf-8")
 
 
-def _timeline(axes: Axes, outcome: QuickRun, colour: str) -> None:
+def in_flight_since(mode: str) -> float:
+    """Return when the struck worker got the task that it has when the fault begins: the same in all rows."""
+    (started_s,) = (
+        float(d.started_s)
+        for d in outcome(mode, POLICIES[0]).finished
+        if d.worker == STRUCK and d.started_s < BEGINS_S < d.finished_s
+    )
+    return started_s
+
+
+def _timeline(axes: Axes, outcome: QuickRun, colour: str, sent_s: float) -> None:
     axes.axvspan(BEGINS_S, BEGINS_S + LASTS_S, color=INK, alpha=0.08, linewidth=0, zorder=0)
     dones = [d for d in outcome.finished if d.started_s < ENDS_S]
     sent = [(d.worker, d.started_s, d.finished_s - d.compute_s) for d in dones]
     computed = [(d.worker, d.finished_s - d.compute_s, d.finished_s - _GAP_S) for d in dones]
-    for bars, alpha in ((sent, 0.25), (computed, 1.0)):
+    in_vain = [(STRUCK, sent_s, BEGINS_S)]
+    sent = [(w, BEGINS_S if (w, a) == (STRUCK, sent_s) else a, b) for w, a, b in sent]
+    for bars, paint, alpha in ((sent, colour, 0.25), (in_vain, INK, 0.45), (computed, colour, 1.0)):
         # One path for all bars: a path for each would make the file three times as large.
         boxes = [_box(*bar) for bar in bars if bar[2] > bar[1]]
         if boxes:
             path = Outline.make_compound_path(*boxes)
-            axes.add_patch(PathPatch(path, color=colour, alpha=alpha, linewidth=0))
+            axes.add_patch(PathPatch(path, color=paint, alpha=alpha, linewidth=0))
     updates_s = [update.finished_s for update in outcome.updates if update.finished_s < ENDS_S]
     ticks = [(x, y) for at_s in updates_s for x, y in ((at_s, -0.87), (at_s, -0.57), (math.nan, math.nan))]
     axes.plot(*zip(*ticks, strict=True), color=INK, linewidth=1)

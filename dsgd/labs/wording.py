@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -58,7 +59,7 @@ def words(option: str, value: Any) -> str:
     >>> words("optima", "0,0,1"), words("compute_time", "pareto:1.5,0.333333")
     ('0, 0 and 1', 'Pareto times of alpha 1.5 and mean 1 s')
     >>> words("faults", "leave:2@update=200; join:2@update=800")
-    'worker 2 leaves at update 200 and worker 2 joins at update 800'
+    'worker 2 leaves at update 200 and joins at update 800'
     """
     if isinstance(value, Mapping):
         return listed([f"{name.replace('_', ' ')} {words(name, entry)}" for name, entry in value.items()])
@@ -110,7 +111,12 @@ def _slower(text: str) -> str:
 
 
 def _faults(text: str) -> str:
-    return listed([_fault(fault) for fault in parse_faults(text)])
+    parts: list[str] = []
+    who = ""
+    for sentence in map(_fault, parse_faults(text)):
+        parts.append(sentence.removeprefix(who) if who else sentence)
+        who = f"{worker[0]} " if (worker := re.match(r"worker \d+(?= leaves| joins)", sentence)) else ""
+    return listed(parts)
 
 
 def _fault(fault: Fault | Spot | Crash) -> str:
