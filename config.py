@@ -82,8 +82,8 @@ class DataConfig(Checked):
     quadratic: worker i minimises a_i/2 |w - x_i|^2. none: no weights, the run only schedules."""
 
     workload: str | None = None
-    """A module and data of your own, in a file like mine.py with a function make() (docs/workloads.md). None:
-    what --dataset says."""
+    """A torch module and its data: the path of a file of yours with a function make(), or one that is there
+    by its name, like digits_cnn (docs/workloads.md). None: what --dataset says."""
 
     model: Annotated[Literal["mlp", "logistic"], SAMPLED, WITHOUT_WORKLOAD] = "mlp"
     """For xor and digits: multi-layer perceptron, or logistic regression."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
@@ -25,8 +26,9 @@ from dsgd.terminal.cli import UsageError
 from dsgd.terminal.resume_option import going_on
 from dsgd.work.module_objective import ModuleObjective, ProblemShard
 from dsgd.work.problem import Problem, labels, length, take
+from dsgd.workloads import names
 
-TINY = str(Path(__file__).parent / "workloads" / "tiny.py")
+TINY = str(ROOT / "tests/workloads/tiny.py")
 
 
 def workload(**options: Any) -> Workload:
@@ -49,6 +51,23 @@ def whole_gradient(problem: Problem) -> torch.Tensor:
     shard = ProblemShard(0, problem.train, np.arange(n), batch_size=n, seed=0)
     w = torch.from_numpy(objective.initial_weights(0))[None]
     return objective.loss_and_gradient(w, [shard], [0])[1][0]
+
+
+def test_the_page_shows_the_file() -> None:
+    """docs/workloads.md has the code of the workload that it is about."""
+    page = (ROOT / "docs/workloads.md").read_text()
+    file = (ROOT / "dsgd/workloads/digits_cnn.py").read_text()
+    shown = page.partition("```python\n")[2].partition("```\n")[0]
+    assert file.endswith(shown)
+    assert "def make()" in shown
+
+
+def test_the_names_are_those_of_the_folder() -> None:
+    """A workload of the laboratory is trained by its name."""
+    assert names() == ("digits_cnn",)
+    ran = run("ssgd", workload="digits_cnn", num_workers=2, steps=2)
+    assert ran.cfg.data.name == "digits_cnn"
+    assert len(ran.w) == 10 * 128 + 10 + 8 * 9 + 8
 
 
 @pytest.mark.parametrize("mode", modes())
@@ -114,7 +133,7 @@ def test_an_evaluation_is_a_function_of_the_weights() -> None:
         objective.loss_and_gradient(torch.from_numpy(w)[None] * 3, [shard], [step])
     assert objective.evaluate(w) == before
     assert before != objective.evaluate(w * np.float32(1.01))
-    momentum = objective._replica("cpu").module[1].momentum  # type: ignore[index, union-attr]
+    momentum = objective._replica("cpu").module[1].momentum  # type: ignore[index]
     assert momentum == 0.1
 
 
