@@ -19,10 +19,12 @@ from dsgd.data import Workload, make_workload
 from dsgd.execution.execute import execute
 from dsgd.execution.quick import config, run, same_bytes
 from dsgd.execution.replaying import compared, recorded_run
+from dsgd.records.listing import list_folder
 from dsgd.records.schema import RecordError
 from dsgd.records.writer import RunRecord
+from dsgd.report.comparable import groups
 from dsgd.strategies import modes
-from dsgd.terminal.cli import UsageError
+from dsgd.terminal.cli import UsageError, parse
 from dsgd.terminal.resume_option import going_on
 from dsgd.work.module_objective import ModuleObjective, ProblemShard
 from dsgd.work.problem import Problem, labels, length, take
@@ -147,6 +149,22 @@ def in_record(folder: Path, **options: Any) -> Path:
     ended = execute(cfg, record=RunRecord(cfg))
     assert ended.path
     return ended.path
+
+
+def test_a_report_names_the_file(tmp_path: Path) -> None:
+    """What was learned is in the title of a report and in the name of its folder."""
+    path = in_record(tmp_path, steps=2)
+    (group,) = groups(list_folder(path.parent).runs)
+    assert group.title.startswith("mine · simulator, 2 workers")
+    assert group.slug.startswith("mine-sim-w2-")
+
+
+def test_a_recorded_path_holds_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is named on the command line by a relative path is recorded by its whole path."""
+    (tmp_path / "mine.py").write_text(Path(TINY).read_text())
+    monkeypatch.chdir(tmp_path)
+    cfg = parse(["--workload", "mine.py", "--mode", "ssgd"])
+    assert cfg.data.workload == str(tmp_path / "mine.py")
 
 
 def test_a_record_keeps_the_file_and_is_replayed_with_it(tmp_path: Path) -> None:

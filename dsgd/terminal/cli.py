@@ -65,6 +65,9 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
     """
     file_options, arguments = dict(file_options), list(arguments)
     mode, strategy_file = _chosen(file_options, arguments)
+    workload = _value(arguments, "--workload")
+    if workload and workload.endswith(".py"):  # then the record's path holds in any folder
+        arguments = [*take_option(arguments, "--workload")[0], f"--workload={Path(workload).resolve()}"]
     given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     try:
         strategy = load(mode, strategy_file)

@@ -5,6 +5,7 @@ A workload's file has a function `make()` that returns a `dsgd.Problem`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +37,12 @@ def file_of(workload: str) -> Path:
         known = ", ".join((*names(), "or a file like mine.py"))
         raise ValueError(f"--workload {workload}: there is no such workload; give {known}")
     return Path(workload)
+
+
+def name_of(config: Mapping[str, Any]) -> str:
+    """Return what a run learns, from its options: its workload's file without the ending, or its data set."""
+    workload = config.get("workload")
+    return str(config.get("dataset")) if workload is None else Path(str(workload)).stem
 
 
 def code_of(workload: str) -> ModuleType:
