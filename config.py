@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -66,6 +67,7 @@ MOST_EXPORTED = 256  # workers, of some 60 series each: a scrape must be quick t
 SAMPLED = OnlyWith(dataset=("xor", "digits"))
 LEARNED = OnlyWith(dataset=("xor", "digits", "quadratic"))
 QUADRATIC = OnlyWith(dataset="quadratic")
+WITHOUT_WORKLOAD = OnlyWith(workload=None)
 ON_RAY = OnlyWith(engine=("ray", "both"))
 SIMULATED = OnlyWith(engine="sim")
 PORT = Must("must be a port, 0 to 65535", lambda port: 0 <= port < 65536)
@@ -75,24 +77,28 @@ PORT = Must("must be a port, 0 to 65535", lambda port: 0 <= port < 65536)
 class DataConfig(Checked):
     """What is learned, and from which data."""
 
-    dataset: Literal["xor", "digits", "quadratic", "none"] = "xor"
+    dataset: Annotated[Literal["xor", "digits", "quadratic", "none"], WITHOUT_WORKLOAD] = "xor"
     """xor: points labelled by the sign of a product. digits: scikit-learn's 8x8 handwritten digits.
     quadratic: worker i minimises a_i/2 |w - x_i|^2. none: no weights, the run only schedules."""
 
-    model: Annotated[Literal["mlp", "logistic"], SAMPLED] = "mlp"
+    workload: str | None = None
+    """A torch module and its data: the path of a file of yours with a function make(), or one that is there
+    by its name, like digits_cnn (docs/workloads.md). None: what --dataset says."""
+
+    model: Annotated[Literal["mlp", "logistic"], SAMPLED, WITHOUT_WORKLOAD] = "mlp"
     """For xor and digits: multi-layer perceptron, or logistic regression."""
 
-    hidden: Annotated[str, SAMPLED, OnlyWith(model="mlp")] = "16"
+    hidden: Annotated[str, SAMPLED, OnlyWith(model="mlp"), WITHOUT_WORKLOAD] = "16"
     """Units of the mlp's hidden layers, separated by commas."""
     hidden_sizes = Parsed("hidden", texts.layer_sizes)
 
-    samples: Annotated[int | None, Ge(1), SAMPLED] = None
+    samples: Annotated[int | None, Ge(1), SAMPLED, WITHOUT_WORKLOAD] = None
     """Training samples of all workers together. None: 4096 for xor, all 1438 for digits."""
 
-    dim: Annotated[int | None, Ge(1), OnlyWith(dataset=("xor", "quadratic"))] = None
+    dim: Annotated[int | None, Ge(1), OnlyWith(dataset=("xor", "quadratic")), WITHOUT_WORKLOAD] = None
     """Features of xor (None: 2) or weights of the quadratic (None: 1)."""
 
-    label_noise: Annotated[float, Ge(0), Le(1), SAMPLED] = 0.0
+    label_noise: Annotated[float, Ge(0), Le(1), SAMPLED, WITHOUT_WORKLOAD] = 0.0
     """Share of the training labels (xor, digits) that are wrong, 0 to 1."""
 
     partition: Annotated[str, SAMPLED] = "iid"
@@ -115,6 +121,11 @@ class DataConfig(Checked):
         super().__post_init__()
         rule = "must be at least 2 with --dataset xor, whose labels need two coordinates"
         require(self.dataset != "xor" or self.num_dims >= 2, "dim", self.dim, rule)
+
+    @property
+    def name(self) -> str:
+        """What the run learns: the data set, or the workload's file without its ending."""
+        return self.dataset if self.workload is None else Path(self.workload).stem
 
     @property
     def num_samples(self) -> int:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dsgd.options.texts import Partition
 from dsgd.work.model import Classifier, Evaluation, Nothing, Objective, Quadratic
+from dsgd.work.reshuffled import Indices, Reshuffled
 from dsgd.work.rng import Purpose, at, generator
 from dsgd.work.shard import Shard
 from dsgd.work.weights import Vector
@@ -25,34 +25,17 @@ if TYPE_CHECKING:
 
     from dsgd.config import TrainConfig
 
-Indices = NDArray[np.int64]
 
-
-class DatasetShard:
-    """One worker's samples, in mini-batches drawn without replacement.
-
-    Each epoch passes once over the shard in a new random order (random reshuffling: Mishchenko et al.
-    2020, arXiv 2006.05988); samples that do not fill a last mini-batch are left to later epochs.
+class DatasetShard(Reshuffled):
+    """One worker's samples of arrays.
 
     x (N, F) and y (N,) may hold more samples than this worker's; `rows` (n,) indexes those that are its own.
     So ten thousand simulated workers share one copy of the data.
     """
 
     def __init__(self, worker: int, x: Any, y: Any, rows: Indices, *, batch_size: int, seed: int) -> None:
-        self.worker, self.x, self.y, self.rows = worker, x, y, rows
-        self.batch_size, self.seed = batch_size, seed
-        self._epoch, self._order = -1, rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def batch_rows(self, step: int) -> Indices:
-        """Return which samples the mini-batch number `step` has, shape (B,)."""
-        epoch, k = divmod(step, len(self.rows) // self.batch_size)
-        if epoch != self._epoch:
-            rng = at(self.seed, Purpose.BATCH_ORDER, self.worker, epoch)
-            self._epoch, self._order = epoch, rng.permutation(self.rows)
-        return self._order[k * self.batch_size : (k + 1) * self.batch_size]
+        super().__init__(worker, rows, batch_size=batch_size, seed=seed)
+        self.x, self.y = x, y
 
     @staticmethod
     def batches(shards: Sequence[DatasetShard], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -167,6 +150,8 @@ def make_workload(cfg: TrainConfig) -> Workload:
 
     Raises ValueError, naming the option, where the data cannot be split as asked.
     """
+    if cfg.data.workload is not None:
+        return _of_file(cfg, cfg.data.workload)
     if cfg.data.dataset == "none":
         return Workload(Nothing(), [EmptyShard()] * cfg.num_workers, (), 0)
     if cfg.data.dataset == "quadratic":
@@ -175,19 +160,52 @@ def make_workload(cfg: TrainConfig) -> Workload:
     outputs = 1 if dataset.classes == 2 else dataset.classes
     hidden = cfg.data.hidden_sizes if cfg.data.model == "mlp" else ()
     sizes = (dataset.x.shape[1], *hidden, outputs)
-    rng = generator(cfg.seed, Purpose.PARTITION)
-    parts = partition(dataset.y.astype(np.int64), cfg.num_workers, cfg.data.split, rng)
-    smallest = min(range(len(parts)), key=lambda i: len(parts[i]))
-    if cfg.batch_size > len(parts[smallest]):
-        raise ValueError(
-            f"--batch-size {cfg.batch_size}: worker {smallest}'s shard has only {len(parts[smallest])} of "
-            f"the {len(dataset.y)} training samples; lower --batch-size or --num-workers, or raise --samples"
-        )
     shards = [
         DatasetShard(i, dataset.x, dataset.y, rows, batch_size=cfg.batch_size, seed=cfg.seed)
-        for i, rows in enumerate(parts)
+        for i, rows in enumerate(_parts(dataset.y.astype(np.int64), cfg))
     ]
     return Workload(Classifier(sizes), shards, (dataset.test_x, dataset.test_y), cfg.batch_size)
+
+
+def _of_file(cfg: TrainConfig, file: str) -> Workload:
+    """Return the workload of a file, each worker with its part of the training data."""
+    from dsgd.work.module_objective import ModuleObjective, ProblemShard
+    from dsgd.work.problem import labels, length
+    from dsgd.workloads import make_problem
+
+    problem = make_problem(file, cfg.seed)
+    classes = labels(problem.train)
+    if classes is None:
+        if cfg.data.split.kind != "iid":
+            raise ValueError(
+                f"--partition {cfg.data.partition}: needs the samples' classes, and the training data of "
+                f"{file} have none; give them as whole numbers, in the second array or as `targets`"
+            )
+        classes = np.zeros(length(problem.train), np.int64)
+    shards = [
+        ProblemShard(i, problem.train, rows, batch_size=cfg.batch_size, seed=cfg.seed)
+        for i, rows in enumerate(_parts(classes, cfg))
+    ]
+    objective = ModuleObjective(problem)
+    if cfg.engine != "ray":  # on Ray that would keep the driver busy: a worker finds out
+        try:
+            objective.try_out(shards[0])
+        except ValueError as error:
+            raise ValueError(f"--workload {file}: {error}") from None
+    return Workload(objective, shards, (), cfg.batch_size)
+
+
+def _parts(labels: Indices, cfg: TrainConfig) -> list[Indices]:
+    """Return each worker's sample numbers; ValueError if one has not enough for a mini-batch."""
+    parts = partition(labels, cfg.num_workers, cfg.data.split, generator(cfg.seed, Purpose.PARTITION))
+    smallest = min(range(len(parts)), key=lambda i: len(parts[i]))
+    if cfg.batch_size > len(parts[smallest]):
+        more = ", or raise --samples" if cfg.data.workload is None else ""
+        raise ValueError(
+            f"--batch-size {cfg.batch_size}: worker {smallest}'s shard has only {len(parts[smallest])} of "
+            f"the {len(labels)} training samples; lower --batch-size or --num-workers{more}"
+        )
+    return parts
 
 
 class Dataset(NamedTuple):

@@ -22,14 +22,19 @@ if TYPE_CHECKING:
     from dsgd.api import modes as modes
     from dsgd.api import replay as replay
     from dsgd.api import run as run
+    from dsgd.work.problem import Problem as Problem
 
-_LAZY = ("Comparison", "Result", "Watcher", "experiment", "modes", "replay", "run")
+_LAZY = ("Problem", "Comparison", "Result", "Watcher", "experiment", "modes", "replay", "run")
 
 
 def __getattr__(name: str) -> object:
     """Return what `dsgd.api` has, imported when it is first asked for: `import dsgd` alone takes no time."""
     if name not in _LAZY:
         raise AttributeError(f"module 'dsgd' has no attribute '{name}'")
+    if name == "Problem":
+        from dsgd.work.problem import Problem
+
+        return Problem
     from dsgd import api
 
     return getattr(api, name)

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from dsgd.cluster import TimeUp
 from dsgd.config import TrainConfig
 from dsgd.execution.quick import QuickRun, config, run
+from dsgd.options.user_code import located
 from dsgd.strategies import Strategy, load, mode_of, modes
 from dsgd.strategies.conformance import Laws
-from dsgd.strategies.user_file import located
 
 _MOST_VIRTUAL_S = 5e3  # the runs of the laws end in half of it; one that does not never makes an update
 

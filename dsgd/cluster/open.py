@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -30,11 +31,11 @@ def open_cluster(
     cfg: TrainConfig,
     workload: Workload,
     interruptions: Interruptions | None = None,
-    unknown_to_workers: Any = None,
+    unknown_to_workers: Sequence[Any] = (),
 ) -> AbstractContextManager[Engine]:
     """Start the engine that the configuration names; only Ray's imports ray.
 
-    unknown_to_workers: a module that they cannot import; its tasks are sent to them with their code.
+    unknown_to_workers: modules that they cannot import: what is of them is sent with its code.
     Raises ValueError for a device that is not there, ClusterError if the workers cannot be started.
     """
     if cfg.engine == "ray":
@@ -44,7 +45,8 @@ def open_cluster(
         if unknown_to_workers:
             from ray.cloudpickle import register_pickle_by_value
 
-            register_pickle_by_value(unknown_to_workers)  # type: ignore[no-untyped-call]
+            for module in unknown_to_workers:
+                register_pickle_by_value(module)  # type: ignore[no-untyped-call]
         # Interrupted while it starts, Ray would leave processes behind.
         connection = None
         try:

@@ -102,10 +102,12 @@ class LazyValues:
         self._objective, self._device = workload.objective, device
         self._shards = workload.shards[0].on_device(workload.shards, device)
         self._chunk = max(64, min(1024, _CHUNK_BYTES // (4 * workload.objective.num_weights)))
+        if workload.objective.row_by_row:
+            self._chunk = 1  # so that threads share the work, and no more weights than theirs are stacked
         self._waiting: dict[int, tuple[Task, int, Vector]] = {}
         self._computed: dict[int, tuple[float, Vector, Tensor | None]] = {}
         self._states: dict[int, Tensor] = {}  # (state_rows, D) by worker, after its last finished task
-        self._threads = threads or os.cpu_count() or 1
+        self._threads = 1 if workload.objective.one_thread else threads or os.cpu_count() or 1
         self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -148,7 +150,7 @@ class LazyValues:
         import torch
 
         task, workers = chunk
-        alone = len(workers) == 1
+        alone = len(workers) == 1 and not self._objective.row_by_row
         if (
             alone
         ):  # torch uses another kernel for one row: with two equal rows the bits do not depend on the batch

@@ -51,6 +51,7 @@ from dsgd.strategies import Strategy, strategy_of
 from dsgd.terminal.interruptions import Interruptions
 from dsgd.theory.predictions import compare
 from dsgd.work.weights import Vector, Weights
+from dsgd.workloads import code_of
 
 if TYPE_CHECKING:
     from dsgd.checkpoints.peer_store import PeerStore
@@ -166,10 +167,12 @@ def execute(
     interruptions = interruptions or Interruptions()
     require_room(cfg)
     workload = make_workload(cfg)
-    own = strategy if cfg.strategy_file else None
+    own = [strategy] if cfg.strategy_file else []
+    if cfg.data.workload is not None:
+        own.append(code_of(cfg.data.workload))
     known = vocabulary(strategy)
     first = first_weights(cfg, workload)
-    with open_cluster(cfg, workload, interruptions, unknown_to_workers=own) as cluster:
+    with open_cluster(cfg, workload, interruptions, own) as cluster:
         places = stores_of(cfg, record) if record else {}
         following = _Following(
             cfg, strategy, workload, first, cluster, record, tuple(watchers), known, places, evaluate=evaluate

@@ -22,6 +22,7 @@ from dsgd.faults.fault import MEMBERSHIP
 from dsgd.metrics import finite
 from dsgd.records.reader import is_record, read_faults, read_meta, read_summary, read_updates, read_yaml
 from dsgd.records.schema import Meta, RecordedFault, RecordedTask, RecordedUpdate, RecordError, Summary
+from dsgd.records.workload_copy import changed_since
 from dsgd.strategies import configured, strategy_of
 from dsgd.work.weights import Vector, Weights
 
@@ -71,6 +72,8 @@ def recorded_run(path: Path) -> ReplayableRun:
         raise RecordError(f"{path / 'config.yaml'}: {error}") from None
     ended = (path / "summary.json").is_file()
     meta = read_meta(path)
+    if reason := changed_since(path, options):
+        raise RecordError(f"{path}: {reason}")
     if meta.device == "cuda":
         import torch
 

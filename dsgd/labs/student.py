@@ -21,8 +21,9 @@ from dsgd.config import options as flat
 from dsgd.execution.execute import execute
 from dsgd.execution.quick import GROUPS, run
 from dsgd.labs.trial import floats
+from dsgd.options.user_code import UserCodeError, located
 from dsgd.strategies import Strategy
-from dsgd.strategies.user_file import StrategyFileError, from_file, located
+from dsgd.strategies.user_file import from_file
 from dsgd.terminal.cli import UsageError
 from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
@@ -289,7 +290,7 @@ class _TimeUp(_BreaksOff):
 def _load(path: Path) -> tuple[ast.Module, Strategy]:
     try:
         strategy = cast(Strategy, from_file(path))
-    except StrategyFileError as error:
+    except UserCodeError as error:
         hint = "" if path.exists() else "; its path is relative to the answers file"
         raise UsageError(f"strategy {path}: {error}{hint}") from None
     return ast.parse(path.read_text(encoding="utf-8")), strategy

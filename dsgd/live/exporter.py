@@ -72,7 +72,7 @@ class Exporter:
         info = {
             "engine": cfg.engine,
             "num_workers": str(cfg.num_workers),
-            "dataset": cfg.data.dataset,
+            "dataset": cfg.data.name,
             "git_commit": meta.git_commit or "unknown",
             "version": _version(),
         }

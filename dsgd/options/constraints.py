@@ -76,14 +76,17 @@ def whole_or_inf(least: int) -> Must:
 
 
 class OnlyWith:
-    """The option has an effect only where each of the other options has one of these values.
+    """The option has an effect only where each of the other options has one of these values; None: is not
+    given.
 
     >>> OnlyWith(dataset=("xor", "digits"), model="mlp").allowed
     {'dataset': ('xor', 'digits'), 'model': ('mlp',)}
     """
 
-    def __init__(self, **allowed: str | tuple[str, ...]) -> None:
-        self.allowed = {k: (v,) if isinstance(v, str) else v for k, v in allowed.items()}
+    def __init__(self, **allowed: str | tuple[str, ...] | None) -> None:
+        self.allowed: dict[str, tuple[str | None, ...]] = {
+            k: v if isinstance(v, tuple) else (v,) for k, v in allowed.items()
+        }
 
 
 class Parsed(Generic[T]):
@@ -312,7 +315,8 @@ def _require_effect(name: str, values: Mapping[str, Any], rule: OnlyWith) -> Non
     for other, allowed in rule.allowed.items():
         if other in values and values[other] not in allowed:
             with_ = f"--{other.replace('_', '-')}"
-            only = f"only with {with_} {' or '.join(allowed)}"
+            names = [name for name in allowed if name is not None]
+            only = f"only with {with_} {' or '.join(names)}" if names else "only without it"
             require(
                 False, name, values[name], f"has no effect with {with_} {values[other]}, {only}; leave it out"
             )

@@ -465,6 +465,10 @@ class Meta(Struct, frozen=True, kw_only=True):
     init_sha256: Annotated[
         str | None, field("", "of the weights that `init_from` gave, as `weights_sha256`; null without")
     ] = None
+    workload_sha256: Annotated[
+        str | None,
+        field("", "of the file of `workload`, which the record has as `workload.py`; null without"),
+    ] = None
     attempts: Annotated[
         tuple[LaterAttempt, ...],
         field("", "the later ones of a resumed run, each with the fields below"),

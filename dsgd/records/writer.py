@@ -29,6 +29,7 @@ from dsgd.config import OutputConfig, TrainConfig, options
 from dsgd.execution.evaluation import Evaluated
 from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import finite, taken_of_updates
+from dsgd.records import workload_copy
 from dsgd.records.files import FolderLock, GrowingFile, WriteError, Writing, whole_file
 from dsgd.records.reader import length_to, read_meta
 from dsgd.records.schema import (
@@ -90,11 +91,18 @@ class RunRecord:
         meta = _meta(started, cluster)
         if weights is not None:
             meta = replace(meta, init_sha256=hashlib.sha256(weights.tobytes()).hexdigest())
+        workload = self._cfg.data.workload
+        code = b"" if workload is None else workload_copy.content_of(workload)
+        if code:
+            meta = replace(meta, workload_sha256=workload_copy.digest(code))
         self._make_folder()
         self._take_lock()
         try:
             with whole_file(self.path / "config.yaml") as file:
                 file.write(config_text(self._cfg).encode())
+            if code:
+                with whole_file(self.path / workload_copy.COPY) as file:
+                    file.write(code)
             write_file(self.path / "meta.json", meta)
             self._open_streams({})
         except WriteError:

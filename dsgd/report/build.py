@@ -22,6 +22,7 @@ from dsgd.report.parts import Answer, Table
 from dsgd.report.questions import questions
 from dsgd.report.style import standalone_svg
 from dsgd.report.words import plural
+from dsgd.workloads import name_of
 
 _FIGURE_NAMES = re.compile(
     r"(loss|time|gradients|bytes|staleness|timeline|scaling|drift|sweep|ratio|tuning)-[\w-]+"
@@ -100,7 +101,9 @@ def _facts(frames: Frames) -> str:
     config = records[0].config
     if "num_workers" not in frames.varied:
         facts.append(plural(records[0].summary.num_workers, "worker"))
-    for option, what in (("dataset", "data"), ("compute_time", "compute times"), ("slowdown", "slowdown")):
+    if not {"dataset", "workload"} & {*frames.varied} and name_of(config) != "none":
+        facts.append(f"data {name_of(config)}")
+    for option, what in (("compute_time", "compute times"), ("slowdown", "slowdown")):
         if option not in frames.varied and config.get(option) not in (None, "", "none"):
             facts.append(f"{what} {config[option]}")
     return " · ".join(facts)

@@ -17,6 +17,7 @@ from dsgd.config import DataConfig, TimingConfig, option_fields
 from dsgd.records.listing import ListedRun, Listing
 from dsgd.records.variants import differing, option_text, printable
 from dsgd.report.words import plural
+from dsgd.workloads import name_of
 
 _WORKLOAD = (*option_fields(DataConfig), "batch_size")
 _SCENARIO = ("num_workers", *option_fields(TimingConfig))
@@ -44,7 +45,10 @@ class Group:
         def texts(options: Iterable[str]) -> list[str]:
             return [f"{o}={option_text(given[o])}" for o in options if o in given]
 
-        workload = [str(run.config.get("dataset")), *texts(o for o in _WORKLOAD if o != "dataset")]
+        workload = [
+            name_of(run.config),
+            *texts(o for o in _WORKLOAD if o not in ("dataset", "workload")),
+        ]
         engine = "simulator" if run.engine == "sim" else "Ray" + f" on {run.device}" * bool(run.device)
         scenario = [f"{engine}, {plural(run.num_workers, 'worker')}", *texts(_SCENARIO)]
         budget = [plural(int(run.config["steps"]), "step"), *texts(_BUDGET[1:])]
@@ -55,7 +59,7 @@ class Group:
         """The name of the folder of its report, the same when runs are added."""
         run = self.runs[0]
         digest = hashlib.sha256(repr(_key(run)).encode()).hexdigest()[:8]
-        return f"{run.config.get('dataset')}-{run.engine}-w{run.num_workers}-{digest}"
+        return f"{name_of(run.config)}-{run.engine}-w{run.num_workers}-{digest}"
 
     @cached_property
     def varied(self) -> Sequence[str]:

@@ -55,11 +55,12 @@ def load(mode: str, strategy_file: str | Path | None = None) -> Strategy:
     Raises ValueError, in one line, for a mode that has no file and a file that is not a strategy.
     """
     if strategy_file is not None:
-        from dsgd.strategies.user_file import StrategyFileError, from_file
+        from dsgd.options.user_code import UserCodeError
+        from dsgd.strategies.user_file import from_file
 
         try:
             return cast(Strategy, from_file(Path(strategy_file)))
-        except StrategyFileError as error:
+        except UserCodeError as error:
             raise ValueError(f"--strategy-file {strategy_file}: {error}") from None
     if mode not in modes():
         raise ValueError(

@@ -28,8 +28,8 @@ from dsgd.config import TrainConfig
 from dsgd.faults.faults_text import FILE_ENDINGS
 from dsgd.options import unique_keys
 from dsgd.options.constraints import Checked, Option, members, option_fields
+from dsgd.options.user_code import located
 from dsgd.strategies import load, mode_of, modes
-from dsgd.strategies.user_file import located
 from dsgd.terminal.help import run_help
 from dsgd.terminal.messages import print_page
 
@@ -65,6 +65,9 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
     """
     file_options, arguments = dict(file_options), list(arguments)
     mode, strategy_file = _chosen(file_options, arguments)
+    workload = _value(arguments, "--workload")
+    if workload and workload.endswith(".py"):  # then the record's path holds in any folder
+        arguments = [*take_option(arguments, "--workload")[0], f"--workload={Path(workload).resolve()}"]
     given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     try:
         strategy = load(mode, strategy_file)

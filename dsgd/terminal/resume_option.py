@@ -13,6 +13,7 @@ from dsgd.records.reader import is_record, read_yaml
 from dsgd.records.s3 import CHECKPOINTS, is_s3
 from dsgd.records.schema import RecordError
 from dsgd.records.upload import restore_record
+from dsgd.records.workload_copy import changed_since
 from dsgd.terminal.cli import UsageError, configure, is_given, parse, take_option, with_dashes
 from dsgd.terminal.usage import usage_errors
 
@@ -89,10 +90,13 @@ def restored(cfg: TrainConfig) -> None:
 def _going_on(path: Path, source: str, arguments: Sequence[str], given: Mapping[str, Any]) -> RunAsked:
     try:
         was = read_yaml(path / "config.yaml")
+        other_code = changed_since(path, was)
     except RecordError as error:
         raise UsageError(f"{source}: {error}; the record is damaged") from None
     if not isinstance(was.get("steps"), int):
         raise UsageError(f"{source}: {path / 'config.yaml'}: has no number of steps; the record is damaged")
+    if other_code:
+        raise UsageError(f"{source}: {other_code}")
     here = path.resolve()
     file_options: dict[str, Any] = {**was, "run_name": here.name}
     if OutputConfig(out=str(was.get("out"))).folder.resolve() != here.parent:

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,11 @@ class Evaluation(NamedTuple):
 
 class Objective(ABC):
     """A loss over the data of all workers."""
+
+    row_by_row: ClassVar[bool] = False
+    """Whether each worker's row is computed by itself, however many are computed at once."""
+    one_thread = False
+    """Whether only one thread of a process may compute: torch has one generator for all of them."""
 
     @property
     @abstractmethod

@@ -30,6 +30,7 @@ class Purpose(enum.IntEnum):
     INITIAL_WEIGHTS = 8
     FAULT = 9
     BACKOFF = 10
+    DROPOUT = 11
 
 
 def generator(seed: int, purpose: Purpose, worker: int = 0, index: int = 0) -> Generator:

@@ -1,0 +1,64 @@
+"""What a workload's file makes: a torch module, its loss and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dsgd.work.reshuffled import Indices
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class Problem(NamedTuple):
+    """A module to train, and on what.
+
+    The data are a tuple of tensors or arrays with one row a sample, like (x, y), or a map-style dataset of
+    torch: len() and [i], each item a tuple.
+    """
+
+    module: nn.Module
+    """With its initial weights; torch was seeded with the run's seed before the file made it."""
+    loss: Callable[..., Tensor]
+    """loss(module, *batch): the mean over the mini-batch."""
+    train: Any
+    test: Any
+    score: Callable[..., Tensor] | None = None
+    """score(module, *batch): what is reported beside the loss, like the accuracy; a mean, too."""
+
+
+def length(data: Any) -> int:
+    """Return how many samples there are."""
+    return len(data[0]) if isinstance(data, tuple) else len(data)
+
+
+def labels(data: Any) -> Indices | None:
+    """Return the samples' classes (N,): torchvision's `targets`, or a second array of whole numbers."""
+    found = getattr(data, "targets", None)
+    if found is None:
+        arrays = getattr(data, "tensors", data)
+        if not isinstance(arrays, tuple) or len(arrays) < 2:
+            return None
+        found = arrays[1]
+    classes = np.asarray(found)
+    whole = classes.ndim == 1 and np.issubdtype(classes.dtype, np.integer)
+    return classes.astype(np.int64) if whole else None
+
+
+def take(data: Any, rows: Sequence[int] | Any) -> tuple[Any, ...]:
+    """Return the samples with these numbers as a mini-batch: tensors, samples first."""
+    import torch
+    from torch.utils.data import TensorDataset, default_collate
+
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if isinstance(data, tuple):
+        return tuple(torch.as_tensor(array[rows]) for array in data)
+    if many := getattr(data, "__getitems__", None):
+        samples = many([int(row) for row in rows])
+    else:
+        samples = [data[int(row)] for row in rows]
+    return tuple(default_collate(samples))

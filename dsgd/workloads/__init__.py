@@ -1,0 +1,99 @@
+"""Finds the workloads: each file in this folder is a value of `--workload`, and so is a user's file.
+
+A workload's file has a function `make()` that returns a `dsgd.Problem`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from dsgd.options.user_code import UserCodeError, load_code, located
+from dsgd.work.rng import Purpose, generator
+
+if TYPE_CHECKING:
+    from dsgd.work.problem import Problem
+
+FOLDER = Path(__file__).parent
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the names of the workloads in this folder, sorted."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("[!_]*.py")))
+
+
+def file_of(workload: str) -> Path:
+    """Return the file of a workload: one in this folder by its name, or a user's by its path.
+
+    Raises ValueError for a name that is not there.
+    """
+    if workload in names():
+        return FOLDER / f"{workload}.py"
+    if not workload.endswith(".py"):
+        known = ", ".join((*names(), "or a file like mine.py"))
+        raise ValueError(f"--workload {workload}: there is no such workload; give {known}")
+    return Path(workload)
+
+
+def name_of(config: Mapping[str, Any]) -> str:
+    """Return what a run learns, from its options: its workload's file without the ending, or its data set."""
+    workload = config.get("workload")
+    return str(config.get("dataset")) if workload is None else Path(str(workload)).stem
+
+
+def code_of(workload: str) -> ModuleType:
+    """Return the file of a workload as a module. Raises ValueError, naming the line, if that fails."""
+    path = file_of(workload)
+    try:
+        module = load_code(path, "workload")
+        if not callable(getattr(module, "make", None)):
+            raise UserCodeError("needs a function make() that returns a dsgd.Problem")
+    except UserCodeError as error:
+        raise ValueError(f"--workload {workload}: {error}") from None
+    return module
+
+
+def make_problem(workload: str, seed: int) -> Problem:
+    """Make the problem of a workload, torch seeded with the run's seed: it draws the initial weights.
+
+    Raises ValueError, in one line, for a file that fails and for a problem that cannot be trained.
+    """
+    import torch
+
+    code = code_of(workload)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(generator(seed, Purpose.INITIAL_WEIGHTS).integers(2**63)))
+        try:
+            problem = code.make()
+        except Exception as error:
+            raise ValueError(f"--workload {workload}: {located(error, file_of(workload))}") from None
+    if wrong := _wrong(problem):
+        raise ValueError(f"--workload {workload}: {wrong}")
+    made: Problem = problem
+    return made
+
+
+def _wrong(problem: Any) -> str | None:
+    """Return what is wrong with what `make` returned; None if it can be trained."""
+    import torch
+
+    from dsgd.work.module_objective import trained
+    from dsgd.work.problem import Problem, length
+
+    if not isinstance(problem, Problem):
+        return f"make() returned a {type(problem).__name__}; return a dsgd.Problem"
+    if not isinstance(problem.module, torch.nn.Module):
+        return f"its module is a {type(problem.module).__name__}; give a torch.nn.Module"
+    if not trained(problem.module):
+        return "its module has no parameter that requires a gradient; there is nothing to train"
+    for name, data in (("train", problem.train), ("test", problem.test)):
+        if isinstance(data, tuple) and len({len(array) for array in data}) != 1:
+            lengths = ", ".join(str(len(array)) for array in data)
+            return f"the arrays of its {name} data have {lengths} rows; give each sample a row in all of them"
+        if not length(data):
+            return f"its {name} data are empty; give it samples"
+    return None
