@@ -375,13 +375,16 @@ def test_the_version_is_printed(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("mode", modes())
 def test_a_rule_of_effect_names_options_and_values_that_exist(mode: str) -> None:
-    """Each value is a choice of a known option: `OnlyWith(dataset="digit")` would refuse it always."""
+    """Each value is a choice of a known option, or None where it may be that: `OnlyWith(dataset="digit")`
+    would refuse it always.
+    """
     known = option_fields(load(mode).Config)
     for option in known.values():
         for rule in option.rules:
             if isinstance(rule, OnlyWith):
                 for other, allowed in rule.allowed.items():
-                    assert set(allowed) < set(known[other].choices), (option.name, other)
+                    left_out = allowed == (None,) and known[other].optional
+                    assert left_out or set(allowed) < set(known[other].choices), (option.name, other)
 
 
 @pytest.mark.parametrize("mode", modes())
