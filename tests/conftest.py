@@ -135,14 +135,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
 
 
-FAULTS_ON_RAY = ("test_ray_faults", "test_ray_link", "test_replay", "test_resume_ray")
-"""They take as long as all other tests on Ray; with a cluster for each half, two processes share them."""
-
-
 def shared(item: pytest.Item) -> str:
     """Return what a test shares with others and a process makes once: the cluster, or its file's fixtures."""
     if item.get_closest_marker("ray"):
-        return "ray of faults" if item.path.stem in FAULTS_ON_RAY else "ray"
+        return "ray"
     fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
     made_once = (f.func for found in fixtures.values() for f in found if f.scope in ("module", "session"))
     return item.path.stem if any(not f.__module__.startswith("_pytest") for f in made_once) else ""
