@@ -1,4 +1,4 @@
-"""A network link that is really taken down: two nodes, one of them in a network namespace of its own.
+"""A network link that is really taken down: two nodes, one of them in another network namespace.
 
 A host on the far node says nothing while the link is down, and no connection ends: what a partition is like.
 """
