@@ -269,6 +269,7 @@ WRONG = {
     "def make(): return P(nn.Linear(2, 1), lambda m, x: 1.5, (x,), (x,))": "its loss has float; return one",
     "def make(): return P(nn.Linear(2, 1), lambda m, x: m(x).mean() / 0, (x,), (x,))": "its loss is ",
     "def make(): return P(nn.Linear(2, 1), lambda m, x: m(x).mean(), (x[:0],), (x,))": "train data are empty",
+    "def make(): return P(nn.Linear(2, 1), lambda m: m(x).mean(), (), (x,))": "train data have no arrays",
     "def make(): return P(nn.Linear(2, 1), lambda m, x: m(x).mean(), (x, x[1:]), (x,))": "have 64, 63 rows",
 }
 

@@ -91,6 +91,8 @@ def _wrong(problem: Any) -> str | None:
     if not trained(problem.module):
         return "its module has no parameter that requires a gradient; there is nothing to train"
     for name, data in (("train", problem.train), ("test", problem.test)):
+        if data == ():
+            return f"its {name} data have no arrays; give one or more, with a row for each sample"
         if isinstance(data, tuple) and len({len(array) for array in data}) != 1:
             lengths = ", ".join(str(len(array)) for array in data)
             return f"the arrays of its {name} data have {lengths} rows; give each sample a row in all of them"
