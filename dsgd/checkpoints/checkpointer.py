@@ -21,8 +21,9 @@ from dsgd.theory.checkpointing import checkpoint_interval
 class Tier:
     """A place for checkpoints: when they are due, and how many are kept.
 
-    store: None for memory. every_s: engine seconds between two; None: the best interval for their mean cost
-    and the mtbf. cost_s: of each where it is known, else it is measured.
+    store: None for memory, and for all places of a run without a record, which leaves nothing.
+    every_s: engine seconds between two; None: the best interval for their mean cost and the mtbf.
+    cost_s: of each where it is known, else it is measured.
     """
 
     def __init__(
@@ -43,6 +44,11 @@ class Tier:
         self._every_s, self._mtbf_s, self._cost_s = every_s, mtbf_s, cost_s
         self._measured_s = 0.0
         self.due_s = self.every_s
+
+    @property
+    def outside(self) -> bool:
+        """Whether its checkpoints outlive the driver; those of a run without a record are meant to."""
+        return self.name != "memory"
 
     @property
     def every_s(self) -> float:
@@ -104,7 +110,7 @@ class Checkpointer:
 
     def is_due(self, now_s: float) -> bool:
         """Whether a checkpoint is due that leaves this process."""
-        return any(tier.due_s <= now_s for tier in self.tiers if tier.store)
+        return any(tier.due_s <= now_s for tier in self.tiers if tier.outside)
 
     def take(self, now_s: float, state: Callable[[], RunState]) -> None:
         """Take the checkpoints that are due.
@@ -126,10 +132,13 @@ class Checkpointer:
 
     def _keep(self, tiers: Sequence[Tier], state: RunState) -> None:
         for tier in tiers:
-            if tier.store is None:
+            if not tier.outside:
                 self.remember(state, tier.keep)
                 continue
             self.latest = state
+            if tier.store is None:
+                tier.written += 1
+                continue
             before = self._writing.get(tier.name)
             if before and not before.done():
                 tier.missed += 1

@@ -28,6 +28,7 @@ from dsgd.config import (
 )
 from dsgd.data import make_workload
 from dsgd.execution.execute import Ended, Running, Watcher, execute
+from dsgd.faults.fault import STORE, Fault
 from dsgd.metrics import Tally
 from dsgd.strategies import load
 from dsgd.work.weights import Vector
@@ -113,10 +114,7 @@ def run(mode: str, on_update: Callable[[Engine, Update], None] | None = None, **
     Raises the error that ended the run. Nothing is evaluated, and nothing is left on the disk.
     """
     keep, cfg = Keep(on_update), config(mode, **options)
-    if cfg.checkpoint.checkpoint_every:
-        ended = _with_checkpoints(cfg, keep)
-    else:
-        ended = execute(cfg, [keep], evaluate=False)
+    ended = _on_disk(cfg, keep) if _needs_files(cfg) else execute(cfg, [keep], evaluate=False)
     if ended.exception:
         raise ended.exception
     if ended.stopped_by == "interrupted":
@@ -124,8 +122,14 @@ def run(mode: str, on_update: Callable[[Engine, Update], None] | None = None, **
     return QuickRun(ended.cfg, keep.updates, ended.tally, ended.cluster)
 
 
-def _with_checkpoints(cfg: TrainConfig, keep: Keep) -> Ended:
-    """Run with a temporary record, which checkpoints need."""
+def _needs_files(cfg: TrainConfig) -> bool:
+    """Whether the run depends on what writing a checkpoint does, or takes."""
+    faulty = any(isinstance(fault, Fault) and fault.kind in STORE for fault in cfg.fault.fault_list)
+    return faulty or cfg.checkpoint.mtbf is not None
+
+
+def _on_disk(cfg: TrainConfig, keep: Keep) -> Ended:
+    """Run with a temporary record, so that checkpoints are files."""
     from dsgd.records.writer import RunRecord
 
     with TemporaryDirectory() as folder:

@@ -264,7 +264,10 @@ def stores_of(cfg: TrainConfig, record: RunRecord) -> dict[str, Store]:
 
 
 def tiers_of(cfg: TrainConfig, places: Mapping[str, Store]) -> list[Tier]:
-    """Return when each place gets a checkpoint, and how many it keeps."""
+    """Return when each place gets a checkpoint, and how many it keeps.
+
+    places: none, for a run without a record; its checkpoints are then only kept in this process.
+    """
     kept = cfg.checkpoint.kept_by_tier
     return [
         Tier(
@@ -276,5 +279,4 @@ def tiers_of(cfg: TrainConfig, places: Mapping[str, Store]) -> list[Tier]:
             cost_s=cfg.checkpoint.checkpoint_cost_s if cfg.engine == "sim" else None,
         )
         for name, every_s in cfg.checkpoint.checkpoint_tiers.items()
-        if places
     ]
