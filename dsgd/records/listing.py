@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from dsgd.config import TrainConfig, option_fields
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import is_record, read_yaml
 from dsgd.records.schema import (
@@ -23,7 +22,7 @@ from dsgd.records.schema import (
     decode,
 )
 from dsgd.records.variants import NOT_COMPARED, printable
-from dsgd.strategies import load, modes
+from dsgd.strategies import defaults
 
 T = TypeVar("T")
 
@@ -86,12 +85,12 @@ class ListedRun:
 
     def given(self, without: Sequence[str] = ()) -> dict[str, Any]:
         """Return the options that differ from the mode's defaults, as far as they define a variant."""
-        known = option_fields(load(self.mode).Config if self.mode in modes() else TrainConfig)
+        known = defaults(self.config)
         hidden = {*NOT_COMPARED, "mode", "engine", "num_workers", "strategy_file", *without}
         return {
             name: value
             for name, value in self.config.items()
-            if name not in hidden and (name not in known or known[name].default != value)
+            if name not in hidden and (name not in known or known[name] != value)
         }
 
 
