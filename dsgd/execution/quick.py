@@ -16,6 +16,7 @@ import numpy as np
 from dsgd.cluster import Engine, Update
 from dsgd.config import (
     CheckpointConfig,
+    ComputeConfig,
     DataConfig,
     FaultConfig,
     LiveConfig,
@@ -38,6 +39,7 @@ GROUPS: Mapping[str, type] = {
     "timing": TimingConfig,
     "stop": StopConfig,
     "ray": RayConfig,
+    "compute": ComputeConfig,
     "fault": FaultConfig,
     "checkpoint": CheckpointConfig,
     "output": OutputConfig,

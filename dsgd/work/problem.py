@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+class ProblemError(ValueError):
+    """A problem cannot be trained; the message is one line, without the workload's name."""
+
+
 class Problem(NamedTuple):
     """A module to train, and on what.
 
