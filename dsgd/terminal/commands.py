@@ -15,6 +15,8 @@ COMMANDS = {
     "--experiment": "dsgd.experiments.experiment_command:experiment",
     "--report": "dsgd.report.report_command:report",
     "--replay": "dsgd.terminal.replay_command:replay",
+    "--evaluate": "dsgd.terminal.evaluate_command:evaluate",
+    "--export": "dsgd.terminal.export_command:export",
     "--watch": "dsgd.live.watch_command:watch",
     "--check": "dsgd.labs.check:check",
     "--list": "dsgd.terminal.list_command:list_runs",

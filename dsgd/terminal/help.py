@@ -26,6 +26,8 @@ OTHER_COMMANDS = (
     ("--experiment FILE", "run what the file compares, and draw a report"),
     ("--report DIR", "draw the report of an experiment or a run again, or an index of runs"),
     ("--replay RUN", "compute a recorded run again, and compare it with its record"),
+    ("--evaluate RUN", "compute the loss and the score of what a run trained"),
+    ("--export RUN FILE", "write what a run trained to a safetensors file"),
     ("--list [DIR]", "list the runs in a folder"),
     ("--watch DIR", "watch runs in a browser while they go on"),
     ("--new-strategy NAME", "write a strategy of your own: its file, page and test"),
