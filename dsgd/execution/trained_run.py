@@ -85,7 +85,7 @@ class TrainedRun:
     @cached_property
     def _problem(self) -> Problem:
         if self.cfg.data.workload is not None:
-            return make_problem(self.cfg.data.workload, self.cfg.seed)
+            return make_problem(self.cfg.data, self.cfg.seed)
         return self._built_in_problem(self._built_in.objective.initial_weights(self.cfg.seed))
 
     @cached_property

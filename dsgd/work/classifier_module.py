@@ -23,7 +23,7 @@ def as_module(classifier: Classifier, w: Vector) -> nn.Sequential:
     layers: list[nn.Module] = []
     rest = torch.from_numpy(w.copy())
     for m, n in pairwise(classifier.sizes):
-        matrix, bias, rest = rest.split([m * n, n, len(rest) - m * n - n])
+        matrix, bias, rest = torch.split(rest, [m * n, n, len(rest) - m * n - n])
         layer = nn.Linear(m, n)
         layer.weight.data, layer.bias.data = matrix.view(m, n).T.contiguous(), bias.clone()
         layers += [nn.ReLU(), layer] if layers else [layer]

@@ -16,7 +16,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dsgd.work.model import Evaluation, Objective
-from dsgd.work.problem import Problem, length, take
+from dsgd.work.problem import Problem, length, part, take
 from dsgd.work.reshuffled import Indices, Reshuffled
 from dsgd.work.rng import Purpose, at
 from dsgd.work.weights import Vector
@@ -54,7 +54,7 @@ class ProblemShard(Reshuffled):
         if isinstance(data, torch.utils.data.TensorDataset):
             data = data.tensors
         if isinstance(data, tuple):  # a dataset of another kind is not known to have parts
-            data, rows = tuple(array[rows] for array in data), np.arange(len(rows))
+            data, rows = tuple(part(array, rows) for array in data), np.arange(len(rows))
         return ProblemShard(self.worker, data, rows, batch_size=self.batch_size, seed=self.seed)
 
     @staticmethod
@@ -180,7 +180,8 @@ class ModuleObjective(Objective):
         """Return a copy of the module with the weights w (D,), as an evaluation has it."""
         module = copy.deepcopy(self.problem.module).train()
         parameters = trained(module)
-        parts = torch.from_numpy(np.array(w)).split([parameter.numel() for parameter in parameters])
+        sizes = [parameter.numel() for parameter in parameters]
+        parts = torch.split(torch.from_numpy(np.array(w)), sizes)
         with torch.no_grad():
             for parameter, part in zip(parameters, parts, strict=True):
                 parameter.copy_(part.view_as(parameter))
