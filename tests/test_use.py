@@ -19,6 +19,7 @@ from torch import nn
 
 import dsgd
 from dsgd.data import DatasetShard
+from dsgd.models.sampling import Sampler, bytes_of, text_of
 from dsgd.work.module_objective import ModuleObjective
 from main import main
 
@@ -240,6 +241,100 @@ def test_a_run_in_s3_is_used_from_there(aws: Any, capsys: pytest.CaptureFixture[
     assert "--evaluate s3://lab/may/d: holds no records" in line
 
 
+@pytest.fixture(scope="module")
+def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Train a language model of bytes on a text that is abcd again and again."""
+    folder = tmp_path_factory.mktemp("language")
+    options = SMALL | {"workload": str(ROOT / "tests/workloads/words.py"), "lr": 100.0, "batch_size": 8}
+    path = dsgd.run("ssgd", out=folder, run_name="words", **options).path
+    assert path
+    return path
+
+
+def test_a_language_model_continues_a_text(language: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has learned the text; the same seed draws the same, another seed something else."""
+    code, text = said(capsys, "--sample", str(language), "--prompt", "cd", "--tokens", "10")
+    assert (code, text) == (0, "cdabcdabcdab\n")
+    hot = ["--sample", str(language), "--temperature", "20", "--tokens", "40"]
+    drawn = [said(capsys, *hot, "--seed", seed)[1] for seed in ("1", "1", "2")]
+    assert drawn[0] == drawn[1] != drawn[2]
+    run = dsgd.load(language)
+    assert run.sample("a", tokens=6, temperature=0) == "bcdabc"
+
+
+def test_a_model_sees_no_more_than_its_context() -> None:
+    """What lies further back than the context has no influence, and what is within has."""
+
+    class First(nn.Module):
+        """Predicts the oldest byte that it sees."""
+
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            return nn.functional.one_hot(ids[:, :1].expand_as(ids), 256) * 99.0
+
+    sampler = Sampler(context=3, encode=bytes_of, decode=text_of)
+    made = sampler(First(), "abcde", tokens=7, temperature=1, seed=0)
+    assert made == "cdecdec"
+    assert (
+        Sampler(context=9, encode=bytes_of, decode=text_of)(First(), "abc", tokens=3, temperature=0, seed=0)
+        == "aaa"
+    )
+
+
+def test_bytes_that_are_no_letter_become_a_mark() -> None:
+    """A text that ends in half a letter is still a text."""
+    assert text_of(bytes_of("naïve")) == "naïve"
+    assert text_of(bytes_of("naï")[:-1]) == "na\ufffd"
+
+
+def test_a_run_is_evaluated_on_another_file(
+    language: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The workload reads it in place of its --data; its own test data are found again without."""
+    same, other = tmp_path / "same.txt", tmp_path / "other.txt"
+    same.write_text("abcd" * 400)
+    other.write_text("dcba" * 400)
+    run = dsgd.load(language)
+    assert run.evaluate(on=same) == run.evaluate()
+    assert run.evaluate(on=other).loss > 2 * run.evaluate().loss
+    code, page = said(capsys, "--evaluate", str(language), "--on", str(other))
+    assert code == 0
+    assert f"data      {other}\nloss      {run.evaluate(on=other).loss:.6g}\n" in page
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("--evaluate RUN --on none.txt", "none.txt: there is no such file or folder"),
+        ("--evaluate RUN --on short.txt", "DataError: 7 tokens: a window of 16 needs one more"),
+        ("--sample RUN --tokens 0", "--tokens 0: must be at least 1"),
+        ("--sample RUN --temperature -1", "--temperature -1.0: must be finite, 0 or more"),
+        ("--sample RUN --temperature nan", "--temperature nan: must be finite, 0 or more"),
+        ("--sample RUN --seed -1", "--seed -1: must be in [0, 2^63)"),
+        ("--sample RUN --seed x", "--seed x: must be a whole number"),
+        ("--sample RUN --prompt=", "--prompt: is empty; begin the text with a letter"),
+        ("--sample RUN --promt x", "--promt: is not an option of --sample; did you mean --prompt?"),
+    ],
+)
+def test_a_mistake_with_a_language_model_is_one_line(
+    command: str, message: str, language: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The message names the option, or the line of the workload's file."""
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text("abcdefgh")
+    code, line = said(capsys, *command.replace("RUN", str(language)).split())
+    assert (code, line.count("\n")) == (2, 1)
+    assert message in line
+
+
+def test_weights_that_are_not_finite_sample_nothing(language: Path) -> None:
+    """A run that diverged says so, where it would draw from what is no distribution."""
+    run = dsgd.load(language)
+    broken = replace(run, weights=np.full_like(run.weights, np.nan))
+    with pytest.raises(ValueError, match="predictions are not finite; its run has diverged"):
+        broken.sample("a")
+
+
 def no_summary(run: Path) -> None:
     (run / "summary.json").unlink()
 
@@ -277,7 +372,7 @@ DAMAGE: dict[Callable[[Path], None], str] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("command", ["--evaluate", "--export"])
+@pytest.mark.parametrize("command", ["--evaluate", "--export", "--sample"])
 def test_what_cannot_be_used_is_one_line(
     damage: Callable[[Path], None], command: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -296,6 +391,13 @@ def test_what_cannot_be_used_is_one_line(
     ("options", "command", "message"),
     [
         ({"dataset": "none"}, "--evaluate RUN", "--dataset none has no weights"),
+        ({"dataset": "xor"}, "--sample RUN", "xor is no language model: its Problem has no `sample`"),
+        ({"workload": "digits_cnn"}, "--sample RUN", "digits_cnn is no language model: its Problem has no"),
+        (
+            {"workload": "digits_cnn"},
+            "--evaluate RUN --on x.npz",
+            "digits_cnn has no option --data, so it reads",
+        ),
         ({"dataset": "quadratic"}, "--export RUN FILE", "--dataset quadratic has no module"),
         (
             {"dataset": "xor"},

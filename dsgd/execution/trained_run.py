@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import numpy as np
 from dsgd.checkpoints.disk_store import DiskStore
 from dsgd.checkpoints.run_state import weights_in
 from dsgd.checkpoints.store import newest_whole
-from dsgd.config import TrainConfig
+from dsgd.config import TrainConfig, option_fields
 from dsgd.data import DatasetShard, Workload, make_workload
 from dsgd.execution.first_weights import of_checkpoint
 from dsgd.execution.recorded_config import recorded_config, recorded_options
@@ -115,12 +115,12 @@ class TrainedRun:
         """
         if self.cfg.data.workload is None:
             return self._built_in_problem(self.weights).module.eval()
-        return self._objective().module_at(self.weights)
+        return self._objective(self._problem).module_at(self.weights)
 
-    def _objective(self) -> ModuleObjective:
+    def _objective(self, problem: Problem) -> ModuleObjective:
         from dsgd.work.module_objective import ModuleObjective
 
-        objective = ModuleObjective(self._problem)
+        objective = ModuleObjective(problem)
         if objective.num_weights != self.weights.size:
             raise ValueError(
                 f"{self.path}: has {self.weights.size:,} weights, and the module of its workload "
@@ -141,9 +141,38 @@ class TrainedRun:
             if found is None:
                 raise ValueError(f"{self.path}: --dataset {self.name} has no weights; nothing was trained")
             return found
-        found = self._objective().evaluate(self.weights)
+        problem = self._problem
+        if on is not None:
+            problem = problem._replace(test=self._problem_on(str(on)).test)
+        found = self._objective(problem).evaluate(self.weights)
         assert found is not None
         return found
+
+    def _problem_on(self, path: str) -> Problem:
+        """Return what the workload makes of other data; raises ValueError for another module too."""
+        if "data" not in option_fields(type(self.cfg.data)):
+            raise ValueError(
+                f"{self.path}: its workload {self.name} has no option --data, so it reads no files"
+            )
+        problem = make_problem(replace(self.cfg.data, data=path), self.cfg.seed)
+        shapes, others = (
+            {name: tensor.shape for name, tensor in made.module.state_dict().items()}
+            for made in (self._problem, problem)
+        )
+        if shapes != others:
+            raise ValueError(f"{self.path}: its workload {self.name} makes another module for {path}")
+        return problem
+
+    def sample(self, prompt: str, *, tokens: int = 200, temperature: float = 1.0, seed: int = 0) -> str:
+        """Return the text that a language model makes to follow the prompt; the same again for the same seed.
+
+        tokens: how many. temperature: the logits are divided by it before a token is drawn; 0 takes the most
+        probable one. Raises ValueError, in one line, for a run of no language model.
+        """
+        continued = None if self.cfg.data.workload is None else self._problem.sample
+        if continued is None:
+            raise ValueError(f"{self.path}: {self.name} is no language model: its Problem has no `sample`")
+        return continued(self.module(), prompt, tokens=tokens, temperature=temperature, seed=seed)
 
 
 def trained_run(source: str) -> TrainedRun:

@@ -17,6 +17,7 @@ COMMANDS = {
     "--replay": "dsgd.terminal.replay_command:replay",
     "--evaluate": "dsgd.terminal.evaluate_command:evaluate",
     "--export": "dsgd.terminal.export_command:export",
+    "--sample": "dsgd.terminal.sample_command:sample",
     "--watch": "dsgd.live.watch_command:watch",
     "--check": "dsgd.labs.check:check",
     "--list": "dsgd.terminal.list_command:list_runs",

@@ -28,6 +28,7 @@ OTHER_COMMANDS = (
     ("--replay RUN", "compute a recorded run again, and compare it with its record"),
     ("--evaluate RUN", "compute the loss and the score of what a run trained"),
     ("--export RUN FILE", "write what a run trained to a safetensors file"),
+    ("--sample RUN", "print text that a trained language model makes"),
     ("--list [DIR]", "list the runs in a folder"),
     ("--watch DIR", "watch runs in a browser while they go on"),
     ("--new-strategy NAME", "write a strategy of your own: its file, page and test"),

@@ -28,6 +28,9 @@ class Problem(NamedTuple):
     test: Any
     score: Callable[..., Tensor] | None = None
     """score(module, *batch): what is reported beside the loss, like the accuracy; a mean, too."""
+    sample: Callable[..., str] | None = None
+    """Of a language model: sample(module, prompt, tokens=, temperature=, seed=), the text that follows the
+    prompt (dsgd/models/sampling.py makes one)."""
 
 
 def length(data: Any) -> int:
