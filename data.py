@@ -7,8 +7,9 @@ Shapes: N samples, F features, B samples a mini-batch, P workers, D weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -138,6 +139,8 @@ class Workload(NamedTuple):
     shards: Sequence[Shard]
     test: tuple[Vector, ...]
     samples_per_batch: int
+    about: Mapping[str, Any] = MappingProxyType({})
+    """Of a workload's file: what the record keeps of its model and data."""
 
     def evaluate(self, w: Vector) -> Evaluation | None:
         """Evaluate the weights w (D,); a loss that overflows is infinite or NaN, without a warning."""
@@ -192,7 +195,14 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
             objective.try_out(shards[0])
         except ValueError as error:
             raise ValueError(f"--workload {file}: {error}") from None
-    return Workload(objective, shards, (), cfg.batch_size)
+    about = {
+        "weights": objective.num_weights,
+        "train_samples": length(problem.train),
+        "test_samples": length(problem.test),
+        "bytes_per_token": problem.bytes_per_token,
+        **problem.about,
+    }
+    return Workload(objective, shards, (), cfg.batch_size, about)
 
 
 def _parts(labels: Indices, cfg: TrainConfig) -> list[Indices]:

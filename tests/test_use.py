@@ -298,7 +298,9 @@ def test_a_run_is_evaluated_on_another_file(
     assert run.evaluate(on=other).loss > 2 * run.evaluate().loss
     code, page = said(capsys, "--evaluate", str(language), "--on", str(other))
     assert code == 0
-    assert f"data      {other}\nloss      {run.evaluate(on=other).loss:.6g}\n" in page
+    found = run.evaluate(on=other)
+    assert f"data      {other}\nloss      {found.loss:.6g}\n" in page
+    assert f"text      {found.loss / np.log(2):.4g} bits a byte, perplexity {np.exp(found.loss):.4g}" in page
 
 
 @pytest.mark.parametrize(

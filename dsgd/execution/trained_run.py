@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -154,7 +154,8 @@ class TrainedRun:
             raise ValueError(
                 f"{self.path}: its workload {self.name} has no option --data, so it reads no files"
             )
-        problem = make_problem(replace(self.cfg.data, data=path), self.cfg.seed)
+        data: Any = self.cfg.data
+        problem = make_problem(replace(data, data=path), self.cfg.seed)
         shapes, others = (
             {name: tensor.shape for name, tensor in made.module.state_dict().items()}
             for made in (self._problem, problem)

@@ -42,3 +42,5 @@ def _page(run: TrainedRun, found: Evaluation, on: str | None) -> Iterator[str]:
     yield f"loss      {found.loss:.6g}"
     if found.accuracy is not None:
         yield f"accuracy  {found.accuracy:.2%}"
+    if found.bits_per_byte is not None:
+        yield f"text      {found.bits_per_byte:.4g} bits a byte, perplexity {found.perplexity:.4g}"

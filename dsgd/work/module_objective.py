@@ -7,6 +7,7 @@ on the data all work, which neither `functional_call` nor `vmap` gives.
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -174,7 +175,8 @@ class ModuleObjective(Objective):
                 if problem.score:
                     score += len(rows) / n * float(problem.score(mine.module, *batch))
         mine.module.train()
-        return Evaluation(loss, score if problem.score else None)
+        bits = loss / math.log(2) / problem.bytes_per_token if problem.bytes_per_token else None
+        return Evaluation(loss, score if problem.score else None, bits)
 
     def module_at(self, w: Vector) -> torch.nn.Module:
         """Return a copy of the module with the weights w (D,), as an evaluation has it."""

@@ -42,4 +42,5 @@ def make(cfg: Config) -> Problem:
     own = Tokens(ids=np.frombuffer(b"abcd" * 400, np.uint8))
     train, test = split_text(tokens(cfg.data) if cfg.data else own)
     sample = Sampler(context=16, encode=bytes_of, decode=text_of)
-    return Problem(Words(), loss, Windows(train.ids, 16), Windows(test.ids, 16), sample=sample)
+    data = Windows(train.ids, 16), Windows(test.ids, 16)
+    return Problem(Words(), loss, *data, bytes_per_token=test.bytes_per_token, sample=sample)
