@@ -37,6 +37,9 @@ class Problem(NamedTuple):
     """Of a language model, whose loss is in nats a token: bits a byte and perplexity are then reported."""
     about: Mapping[str, Any] = MappingProxyType({})
     """What the run's record keeps of the model and the data, like their sizes; numbers and text."""
+    sample: Callable[..., str] | None = None
+    """Of a language model: sample(module, prompt, tokens=, temperature=, seed=), the text that follows the
+    prompt (dsgd/models/sampling.py makes one)."""
 
 
 def length(data: Any) -> int:

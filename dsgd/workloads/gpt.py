@@ -36,6 +36,7 @@ class Config(DataConfig):
 def make(cfg: Config) -> Problem:
     """Return the problem: Shakespeare's works, the last tenth held out."""
     from dsgd.datasets import Windows, shakespeare
+    from dsgd.models.sampling import Sampler, bytes_of, text_of
     from dsgd.models.transformer import Transformer, flops_per_token, next_token_loss
     from dsgd.work.problem import Problem
 
@@ -55,6 +56,7 @@ def make(cfg: Config) -> Problem:
         Windows(held_out, context),
         bytes_per_token=test.bytes_per_token,
         about=about,
+        sample=Sampler(context=context, encode=bytes_of, decode=text_of),
     )
 
 
