@@ -100,8 +100,8 @@ class ProgressLine(Watcher):
 def workload_line(name: str, about: Mapping[str, Any]) -> str:
     """Return what is trained, and on how much, in a line.
 
-    >>> data = {"train": {"samples": 71116}, "test": {"samples": 1024}}
-    >>> workload_line("gpt", {"weights": 98304, "flops_per_sample": 44040192, **data})
+    >>> of = {"train": {"samples": 71116}, "test": {"samples": 1024}}
+    >>> workload_line("gpt", {"weights": 98304, "flops_per_sample": 44040192, **of})
     'gpt: 98,304 weights; a gradient takes 44 Mflop a sample; 71,116 samples, 1,024 to test'
     """
     flops = [f"{_flop(about[key])} a {key.removeprefix('flops_per_')}" for key in _FLOPS if key in about]

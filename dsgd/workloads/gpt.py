@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 class Config(DataConfig):
     """The language model and its text."""
 
+    data: str | None = None
+    """The text: a .txt file, of which each byte is a token, or a .bin file of token ids; its last tenth is held
+    out. None: Shakespeare's works."""
+
     size: Literal["100k", "1m", "5m", "11m", "30m", "124m", "350m", "1b"] = "100k"
     """The model, named by its number of weights."""
 
@@ -34,12 +38,12 @@ class Config(DataConfig):
 
 
 def make(cfg: Config) -> Problem:
-    """Return the problem: Shakespeare's works, the last tenth held out."""
-    from dsgd.datasets import Windows, shakespeare
+    """Return the problem: a text, its last tenth held out."""
+    from dsgd.datasets import Windows, shakespeare, split_text, tokens
     from dsgd.models.transformer import Transformer, flops_per_token, next_token_loss
     from dsgd.work.problem import Problem
 
-    train, test = shakespeare()
+    train, test = split_text(tokens(cfg.data)) if cfg.data else shakespeare()
     size = SIZES[cfg.size]
     context = cfg.context or size.context
     module = Transformer(replace(size, vocabulary=train.vocabulary), tied=cfg.tied)
@@ -47,7 +51,7 @@ def make(cfg: Config) -> Problem:
     flops = flops_per_token(module, context)
     about = {"flops_per_token": flops, "flops_per_sample": flops * context, "tokens_per_sample": context}
     if train.vocabulary == 256:
-        about |= compressed(bytes(test.ids))
+        about |= compressed(bytes(test.ids[:]))
     return Problem(
         module,
         next_token_loss,
