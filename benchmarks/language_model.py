@@ -23,26 +23,41 @@ from torch.optim.lr_scheduler import LambdaLR
 import dsgd
 from dsgd.data import make_workload
 from dsgd.execution.quick import config
+from dsgd.options.constraints import option_fields
+from dsgd.strategies import config_of, modes
 from dsgd.work.problem import length, take
 from dsgd.workloads import make_problem
 
 WORKERS, WINDOWS, WARMUP = 4, 2, 30
-ADAMW: dict[str, Any] = {"optimizer": "adamw", "lr": 3e-3}
-MODES: dict[str, dict[str, Any]] = {
-    "ssgd": ADAMW,
-    "diloco": {"local_steps": 32, "lr": 3e-3},
-    "localsgd": {"local_steps": 32, "lr": 0.1, "momentum": 0.9},
-    "asgd": ADAMW | {"lr_scaling": "workers", "compute_time": "exponential:1"},
-}
+LR = 3e-3  # of AdamW, on the server and in DiLoCo's workers
+LOCAL_LR = 0.3  # of SGD with momentum, in the workers of the other local modes
+LOCAL_STEPS = 32
+
+
+def of_mode(mode: str) -> dict[str, Any]:
+    """Return the options of a mode: AdamW where it has it. Times of computing are drawn."""
+    known = option_fields(config_of(mode))
+    found: dict[str, Any] = {"compute_time": "exponential:1"}
+    if "optimizer" in known:
+        found |= {"optimizer": "adamw", "lr": LR}
+    elif mode == "diloco":
+        found |= {"lr": LR}
+    else:
+        found |= {"lr": LOCAL_LR, "momentum": 0.9}
+    if "local_steps" in known:
+        found |= {"local_steps": LOCAL_STEPS}
+    if "lr_scaling" in known:
+        found |= {"lr_scaling": "workers"}
+    return found
 
 
 def alone(options: dict[str, Any]) -> float:
     """Train the module in a loop; return the bits a byte of the held-out text."""
     cfg = config("ssgd", **options)
-    steps, lr = cfg.steps, ADAMW["lr"]
+    steps = cfg.steps
     problem, shards = make_problem(cfg.data, cfg.seed), make_workload(cfg).shards
     module = problem.module
-    optimizer = AdamW(module.parameters(), lr=lr, weight_decay=0.01)
+    optimizer = AdamW(module.parameters(), lr=LR, weight_decay=0.01)
 
     def factor(step: int) -> float:
         done = (step - WARMUP) / (steps - WARMUP)
@@ -74,7 +89,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--size", default="1m")
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--modes", nargs="*", default=list(MODES), choices=list(MODES))
+    parser.add_argument("--modes", nargs="*", default=list(modes()), choices=modes())
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
     common: dict[str, Any] = {
@@ -93,7 +108,7 @@ def main() -> None:
     print(f"| a loop alone | {by_loop:.4f} | | {time.perf_counter() - began_s:.0f} s |", flush=True)
     for mode in given.modes:
         began_s = time.perf_counter()
-        bits = in_mode(mode, common | MODES[mode])
+        bits = in_mode(mode, common | of_mode(mode))
         took = f"{time.perf_counter() - began_s:.0f} s"
         print(f"| {mode} | {bits:.4f} | {bits - by_loop:+.4f} | {took} |", flush=True)
 

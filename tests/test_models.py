@@ -156,7 +156,7 @@ def test_the_gradient_of_a_tied_matrix_has_both_its_parts() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_flops_are_those_that_torch_counts(tied: bool) -> None:
-    """6 N + 12 L d T is what torch counts in a gradient, with attention's backward pass as two forward ones."""
+    """6 N + 12 L d T is what torch counts in a gradient, with attention's backward pass as two forward."""
     module, seen = transformer(tied=tied), tokens(2, 17)
     with FlopCounterMode(display=False) as counter:
         next_token_loss(module, seen[:, :-1], seen[:, 1:]).backward()  # type: ignore[no-untyped-call]

@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {"workload": "gpt", "context": 16, "eval_tokens": 512, "
 
 @pytest.fixture
 def text(tmp_path: Path) -> str:
-    """A file with a text of 12 kilobytes and a vocabulary of nine words."""
+    """Return a file with a text of 12 kilobytes and a vocabulary of nine words."""
     file = tmp_path / "text.txt"
     file.write_bytes(TEXT)
     return str(file)

@@ -27,7 +27,7 @@ def small_cnn(classes: int) -> nn.Sequential:
 
 
 def small_resnet(classes: int) -> nn.Sequential:
-    """Return three stages of a residual block each, on 28, 14 and 7 pixels (He et al. 2016, arXiv 1512.03385);
+    """Return three stages of one residual block, on 28, 14 and 7 pixels (He et al. 2016, arXiv 1512.03385);
     77,754 weights with ten classes.
     """
     return nn.Sequential(

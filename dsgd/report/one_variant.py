@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from dsgd.records.fault_words import all_of_them
 from dsgd.records.reader import Record
-from dsgd.report.loss_scale import scale_of
 from dsgd.report.frames import Frames
+from dsgd.report.loss_scale import scale_of
 from dsgd.report.panels import seconds
 from dsgd.report.parts import Answer
 from dsgd.report.questions import until

@@ -21,8 +21,8 @@ class Config(DataConfig):
     """The language model and its text."""
 
     data: str | None = None
-    """The text: a .txt file, of which each byte is a token, or a .bin file of token ids; its last tenth is held
-    out. None: Shakespeare's works."""
+    """The text: a .txt file, of which each byte is a token, or a .bin file of token ids. Its last tenth is
+    held out. None: Shakespeare's works."""
 
     size: Literal["100k", "1m", "5m", "11m", "30m", "124m", "350m", "1b"] = "100k"
     """The model, named by its number of weights."""
