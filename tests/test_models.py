@@ -99,7 +99,7 @@ def _slow_block(block: TransformerBlock, x: Tensor) -> Tensor:
             keys = [turned(_normalized(parts[1][s][h]), s) for s in range(t + 1)]
             share = torch.stack([q @ key / math.sqrt(of_head) for key in keys]).softmax(0)
             heads.append(sum(p * parts[2][s][h] for s, p in enumerate(share)))
-        y = x[t] + block.out.weight @ torch.cat(heads)  # type: ignore[arg-type]
+        y = x[t] + block.out.weight @ torch.cat(heads)
         hidden = (block.up.weight @ _normalized(y)).clamp(min=0) ** 2
         out.append(y + block.down.weight @ hidden)
     return torch.stack(out)
@@ -176,7 +176,7 @@ def test_a_network_of_images_learns_two_of_them(network: object, weights: int) -
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
     for _ in range(15):
         optimizer.zero_grad()
-        classification_loss(module, x, y).backward()
+        classification_loss(module, x, y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     assert float(accuracy(module, x, y)) == 1.0
     assert flops_per_image(module) > 6 * 10 * 64

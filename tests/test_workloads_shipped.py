@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from dsgd.data import Workload, make_workload
+from dsgd.datasets.byte_pairs import BytePairs
 from dsgd.execution.execute import Ended, execute
 from dsgd.execution.quick import config
 from dsgd.models.transformer_sizes import SIZES
@@ -126,3 +127,42 @@ def test_the_option_has_the_sizes_that_there_are() -> None:
     """`--size` takes the names of the table, and no others."""
     (choices,) = [get_args(hint) for name, hint in get_type_hints(GptConfig).items() if name == "size"]
     assert choices == tuple(SIZES)
+
+
+def test_byte_pairs_are_fewer_tokens_of_the_same_text(text: str) -> None:
+    """Tokens are longer than a byte; at the same loss of a uniform guess, text takes fewer bits a byte."""
+    made = gpt("ssgd", text, num_workers=1, tokenizer="bpe:270")
+    per_token = made.about["bytes_per_token"]
+    assert per_token > 1.5
+    assert made.about["train"]["samples"] < gpt("ssgd", text, num_workers=1).about["train"]["samples"] / 1.5
+    found = made.evaluate(made.objective.initial_weights(0))
+    assert found is not None
+    assert found.bits_per_byte == pytest.approx(math.log2(270) / per_token, rel=0.05)
+
+
+def test_byte_pairs_give_the_text_back() -> None:
+    """Encoding and decoding are inverse, over the ends of pieces; lengths are those of what ids stand for."""
+    whole = ("Füße & naïve 🎭\n" * 9000).encode()
+    pairs = BytePairs(whole, 300)
+    ids = pairs.encode(whole)
+    assert pairs.decode(ids) == whole
+    assert pairs.lengths[ids].sum() == len(whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"tokenizer": "bpe:256"},
+            "--tokenizer bpe:256: must be bytes or bpe:V with a vocabulary V above 256",
+        ),
+        ({"context": 2000}, "a window of 2000 needs one more than that"),
+    ],
+)
+def test_options_of_the_language_model_that_do_not_fit(
+    text: str, options: dict[str, Any], message: str
+) -> None:
+    """The message names the option or the number."""
+    with pytest.raises(ValueError, match="-") as caught:
+        make_workload(config("ssgd", **SMALL | {"data": text} | options))
+    assert message in str(caught.value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu
@@ -53,7 +51,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return features (B, out, H/stride, W/stride) of x (B, channels, H, W)."""
-        return cast(Tensor, relu(self.shortcut(x) + self.residual(x)))
+        return relu(self.shortcut(x) + self.residual(x))
 
 
 def classification_loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:

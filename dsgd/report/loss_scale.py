@@ -39,8 +39,8 @@ LOSS = LossScale()
 def scale_of(records: Iterable[Record]) -> LossScale:
     """Return the scale on which these runs are compared: bits a byte if all are of language models."""
     abouts = [record.meta.workload for record in records]
-    lengths = {about.get("bytes_per_token") for about in abouts}
-    if not lengths or None in lengths:
+    lengths = {float(about.get("bytes_per_token") or 0) for about in abouts}
+    if not lengths or 0 in lengths:
         return LOSS
     yardsticks = {}
     for name in _YARDSTICKS:

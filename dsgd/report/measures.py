@@ -158,7 +158,7 @@ def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS)
     row_unit = unit if row.unit == "engine s" else row.unit
     if not name.startswith(row.name) or name.endswith("_per_s"):  # a share or a rate of the row's number
         row_unit = ""
-    if name in ("eval_accuracy", "eval_loss"):
+    if name in ("eval_accuracy", "eval_loss", "eval_bits_per_byte"):
         high = name == "eval_accuracy"
         return Measure(
             name=name,

@@ -66,9 +66,8 @@ class ProgressLine(Watcher):
         self._running = running
         if running.about and not running.cfg.output.quiet:
             with suppress(BrokenPipeError, UnicodeEncodeError):
-                self._progress.console.print(
-                    f"workload  {workload_line(running.cfg.data.name, running.about)}"
-                )
+                line = workload_line(running.cfg.data.name, running.about)
+                self._progress.console.print(f"workload  {line}", soft_wrap=True, highlight=False)
 
     def updated(self, update: Update) -> None:
         now_s = time.monotonic()
