@@ -173,7 +173,7 @@ def make_workload(cfg: TrainConfig) -> Workload:
 def _of_file(cfg: TrainConfig, file: str) -> Workload:
     """Return the workload of a file, each worker with its part of the training data."""
     from dsgd.work.module_objective import ModuleObjective, ProblemShard
-    from dsgd.work.problem import labels, length
+    from dsgd.work.problem import ProblemError, labels, length
     from dsgd.workloads import make_problem
 
     problem = make_problem(cfg.data, cfg.seed)
@@ -189,12 +189,22 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
         ProblemShard(i, problem.train, rows, batch_size=cfg.batch_size, seed=cfg.seed)
         for i, rows in enumerate(_parts(classes, cfg))
     ]
-    objective = ModuleObjective(problem)
-    if cfg.engine != "ray":  # on Ray that would keep the driver busy: a worker finds out
-        try:
-            objective.try_out(shards[0])
-        except ValueError as error:
-            raise ValueError(f"--workload {file}: {error}") from None
+    import torch
+
+    on_gpu = cfg.engine == "sim" and cfg.ray.device == "cuda" and torch.cuda.is_available()
+    device = "cuda" if on_gpu else "cpu"
+    try:
+        objective = ModuleObjective(
+            problem,
+            precision=cfg.compute.precision,
+            accumulate=cfg.compute.accumulate,
+            compiled=cfg.compute.compile,
+            evaluated_on=device,
+        )
+        if cfg.engine != "ray":  # there each process tries it before the run begins
+            objective.try_out(shards[0].on_device(shards[:1], device)[0])
+    except ProblemError as error:
+        raise ValueError(f"--workload {file}: {error}") from error
     about = {
         "weights": objective.num_weights,
         "train": {"samples": length(problem.train)},

@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     import polars as pl
 
     from dsgd.cluster import Update
+    from dsgd.execution.trained_run import TrainedRun
     from dsgd.report.frames import Frames
     from dsgd.report.pictures import Picture
     from dsgd.work.weights import Vector
 
-__all__ = ["Comparison", "Result", "Watcher", "experiment", "modes", "replay", "run"]
+__all__ = ["Comparison", "Result", "Watcher", "experiment", "load", "modes", "replay", "run"]
 
 _OF_A_RECORD = {*option_fields(OutputConfig), *option_fields(LiveConfig)} - {"out"}
 _TASKS = (
@@ -265,11 +266,7 @@ def replay(
     """
     from dsgd.execution.replaying import Differs, difference, recorded_run, replayed
 
-    if isinstance(recorded, Result) and recorded.path is None:
-        raise ValueError("dsgd.replay: this run has no record; give it out=")
-    place = recorded.path if isinstance(recorded, Result) else recorded
-    folder = fetch(str(place), "dsgd.replay") if is_s3(str(place)) else Path(str(place))
-    both = replayed(recorded_run(folder), until)
+    both = replayed(recorded_run(Path(_place(recorded, "dsgd.replay"))), until)
 
     def updates() -> Iterator[Update]:
         for update, line in both:
@@ -278,6 +275,30 @@ def replay(
             yield update
 
     return updates()
+
+
+def load(recorded: str | Path | Result) -> TrainedRun:
+    """Return what a run has trained: `.module()` is the torch module with its weights.
+
+    recorded: the folder of a record, its URL in S3, or the result of a run that has one; RUN@VERSION is one
+    of its checkpoints. Of a run that has not ended, the weights are those of its newest checkpoint. It runs
+    the code of the run's workload: load only records that you trust.
+
+    Raises ValueError, in one line, for what is no record, is damaged or has no weights yet.
+    """
+    from dsgd.execution.trained_run import trained_run
+
+    return trained_run(_place(recorded, "dsgd.load", weights=True))
+
+
+def _place(recorded: str | Path | Result, caller: str, *, weights: bool = False) -> str:
+    """Return the folder of a record, which is fetched if it is in S3."""
+    if isinstance(recorded, Result):
+        if recorded.path is None:
+            raise ValueError(f"{caller}: this run has no record; give it out=")
+        return str(recorded.path)
+    place = str(recorded)
+    return str(fetch(place, caller, weights=weights)) if is_s3(place) else place
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +23,8 @@ class BytePairs:
 
     >>> pairs = BytePairs(b"the cat and the hat " * 50, 270)
     >>> ids = pairs.encode(b"the cat")
-    >>> len(ids), pairs.decode(ids)
-    (2, b'the cat')
+    >>> len(ids), pairs.text_of(ids)
+    (2, 'the cat')
     """
 
     def __init__(self, text: bytes, vocabulary: int) -> None:
@@ -53,9 +54,13 @@ class BytePairs:
         kind = np.uint16 if len(self.lengths) <= 1 << 16 else np.uint32
         return np.concatenate([np.array(one.ids, kind) for one in found])
 
-    def decode(self, ids: NDArray[Any]) -> bytes:
-        """Return the text of ids (N,); what is no whole UTF-8 at its ends becomes U+FFFD."""
-        return str(self._tokenizer.decode(ids.tolist())).encode()
+    def ids_of(self, text: str) -> list[int]:
+        """Return the ids of a short text, like a prompt."""
+        return list(self._tokenizer.encode(text).ids)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; what is no whole letter at its ends becomes a mark."""
+        return str(self._tokenizer.decode(list(ids)))
 
 
 def _pieces(text: bytes) -> list[str]:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -124,7 +124,7 @@ class Ended:
     checkpoints_written: int = 0
     """In all places outside this process."""
     notes: Sequence[str] = ()
-    """What went wrong with checkpoints, in a line each; the run went on."""
+    """What went wrong with checkpoints and evaluations, in a line each; the run went on."""
 
     @cached_property
     def summary(self) -> Any:
@@ -237,7 +237,9 @@ class _Following:
         self._cfg, self._strategy, self._cluster = cfg, strategy, cluster
         self._record, self._watchers = record, watchers
         self._tally = Tally(cfg.num_workers, workload.samples_per_batch, cluster.clocks)
-        self._evaluator = Evaluator(workload, background=cfg.engine == "ray") if evaluate else None
+        self._evaluator: Evaluator | None = None
+        if evaluate:
+            self._evaluator = Evaluator(partial(cluster.evaluate, workload), background=cfg.engine == "ray")
         self._evaluations: list[Evaluated] = []
         self._evaluated_version = -1
         self._evaluate_each = cfg.stop.eval_every * cfg.num_workers or math.inf
@@ -685,7 +687,11 @@ class _Following:
             startup_s=startup_s,
             written=written,
             checkpoints_written=sum(tier.written for tier in self._checkpoints.tiers),
-            notes=(*self._skipped, *self._checkpoints.notes()),
+            notes=(
+                *self._skipped,
+                *self._checkpoints.notes(),
+                *(self._evaluator.notes if self._evaluator else ()),
+            ),
         )
 
 

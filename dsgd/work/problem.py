@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+class ProblemError(ValueError):
+    """A problem cannot be trained; the message is one line, without the workload's name."""
+
+
 class Problem(NamedTuple):
     """A module to train, and on what.
 
@@ -33,6 +37,9 @@ class Problem(NamedTuple):
     """Of a language model, whose loss is in nats a token: bits a byte and the perplexity are shown, too."""
     about: Mapping[str, Any] = MappingProxyType({})
     """What the run's record keeps of the model and the data, like their sizes; numbers and text."""
+    sample: Callable[..., str] | None = None
+    """Of a language model: sample(module, prompt, tokens=, temperature=, seed=), the text that follows the
+    prompt (dsgd/models/sampling.py makes one)."""
 
 
 def length(data: Any) -> int:

@@ -55,31 +55,32 @@ class Config(DataConfig):
 def make(cfg: Config) -> Problem:
     """Return the problem: a text, its last tenth held out."""
     from dsgd.datasets import Tokens, Windows, shakespeare, split_text, tokens
+    from dsgd.datasets.byte_pairs import BytePairs
+    from dsgd.models.sampling import Sampler, bytes_of, text_of
     from dsgd.models.transformer import Transformer, flops_per_token, next_token_loss
     from dsgd.work.problem import Problem
 
     train, test = split_text(tokens(cfg.data)) if cfg.data else shakespeare()
     size = SIZES[cfg.size]
     context = cfg.context or size.context
-    about: dict[str, Any] = {}
-    if train.vocabulary == _BYTES:
-        about |= compressed(bytes(test.ids[:]))
-    lengths = None
+    is_text = train.vocabulary == _BYTES
+    about = compressed(bytes(test.ids[:])) if is_text else {}
+    sampler = Sampler(context=context, encode=bytes_of, decode=text_of) if is_text else None
+    pairs = None
     if cfg.tokenizer != "bytes":
-        from dsgd.datasets.byte_pairs import BytePairs
-
-        if train.vocabulary != _BYTES:
+        if not is_text:
             raise ValueError(
                 f"--tokenizer {cfg.tokenizer}: is for text, and {cfg.data} has token ids already"
             )
         pairs = BytePairs(bytes(train.ids[:]), int(cfg.tokenizer.removeprefix("bpe:")))
-        lengths = pairs.lengths
+        sampler = Sampler(context=context, encode=pairs.ids_of, decode=pairs.text_of)
         train, test = (
-            Tokens(ids=pairs.encode(bytes(part.ids[:])), vocabulary=len(lengths)) for part in (train, test)
+            Tokens(ids=pairs.encode(bytes(part.ids[:])), vocabulary=len(pairs.lengths))
+            for part in (train, test)
         )
-    windows = min(max(cfg.eval_tokens // context, 1), (len(test) - 1) // context)
+    windows = max(1, min(cfg.eval_tokens // context, (len(test) - 1) // context))
     held_out = test.ids[: windows * context + 1]
-    bytes_per_token = test.bytes_per_token if lengths is None else float(lengths[held_out[1:]].mean())
+    bytes_per_token = test.bytes_per_token if pairs is None else float(pairs.lengths[held_out[1:]].mean())
     module = Transformer(replace(size, vocabulary=train.vocabulary), tied=cfg.tied)
     flops = flops_per_token(module, context)
     about |= {"flops_per_token": flops, "flops_per_sample": flops * context, "context": context}
@@ -90,6 +91,7 @@ def make(cfg: Config) -> Problem:
         Windows(held_out, context),
         bytes_per_token=bytes_per_token,
         about=about,
+        sample=sampler,
     )
 
 
