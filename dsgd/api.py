@@ -48,7 +48,7 @@ _TASKS = (
     "version", "worker", "step", "batches", "staleness", "started_s", "finished_s", "compute_s", "loss",
     "applied",
 )  # fmt: skip
-_EVALUATIONS = ("version", "t_s", "gradients", "bytes", "loss", "accuracy")
+_EVALUATIONS = ("version", "t_s", "gradients", "bytes", "loss", "accuracy", "bits_per_byte")
 
 
 class _Rows(Watcher):
@@ -129,9 +129,11 @@ class Result:
 
     @cached_property
     def evaluations(self) -> pl.DataFrame:
-        """The loss curve, one row per evaluation: version, t_s, gradients, bytes, loss, accuracy."""
+        """The loss curve, one row per evaluation: version, t_s, gradients, bytes, loss, accuracy, and
+        bits_per_byte, null except of language models.
+        """
         found = self._ended.evaluations
-        return _frame([(e.version, e.t_s, e.gradients, e.bytes, *e.found[:2]) for e in found], _EVALUATIONS)
+        return _frame([(e.version, e.t_s, e.gradients, e.bytes, *e.found[:3]) for e in found], _EVALUATIONS)
 
     @cached_property
     def updates(self) -> pl.DataFrame:
@@ -307,7 +309,7 @@ class Comparison:
     runs: pl.DataFrame
     """One row per run; docs/experiments.md describes the columns of results.parquet."""
     curves: pl.DataFrame
-    """One row per evaluation: variant, seed, version, t_s, gradients, bytes, loss, accuracy."""
+    """One row per evaluation: variant, seed and the columns of `Result.evaluations`."""
     failed: Mapping[str, str]
     """The runs that failed, and why."""
     chosen: Mapping[str, Mapping[str, Any]]
@@ -448,7 +450,7 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 def _frame(rows: list[tuple[Any, ...]], columns: tuple[str, ...]) -> pl.DataFrame:
     import polars as pl
 
-    floats = {"loss", "accuracy", *taken_of_updates()}
+    floats = {"loss", "accuracy", "bits_per_byte", *taken_of_updates()}
     kinds = {name: pl.Float64 for name in columns if name in floats}
     schema = {name: kinds.get(name) for name in columns}  # a column of only None is numeric, too
     return pl.DataFrame(rows, schema=schema, orient="row", infer_schema_length=None)

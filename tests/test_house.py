@@ -143,7 +143,7 @@ def test_the_public_files_are_links(name: str) -> None:
 
 
 def test_no_two_public_classes_have_one_name() -> None:
-    """A class's name means one thing in dsgd/ and deploy/; only `Config` is in each strategy and workload."""
+    """A class's name means one thing in dsgd/ and deploy/; only `Config` to each strategy and workload."""
     places: dict[str, set[str]] = {}
     for path in CODE:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -25,9 +25,8 @@ def small_cnn(classes: int) -> nn.Sequential:
 
 
 def small_resnet(classes: int) -> nn.Sequential:
-    """Return three residual blocks, on 28, 14 and 7 pixels; 78,330 weights with ten classes.
-
-    He et al. 2016, arXiv 1512.03385.
+    """Return three stages of one residual block, on 28, 14 and 7 pixels (He et al. 2016, arXiv 1512.03385);
+    77,754 weights with ten classes.
     """
     return nn.Sequential(
         *(Grey(), nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()),
