@@ -173,7 +173,7 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
     from dsgd.work.problem import ProblemError, labels, length
     from dsgd.workloads import make_problem
 
-    problem = make_problem(file, cfg.seed)
+    problem = make_problem(cfg.data, cfg.seed)
     classes = labels(problem.train)
     if classes is None:
         if cfg.data.split.kind != "iid":

@@ -22,15 +22,20 @@ if TYPE_CHECKING:
     from dsgd.api import modes as modes
     from dsgd.api import replay as replay
     from dsgd.api import run as run
+    from dsgd.config import DataConfig as DataConfig
     from dsgd.work.problem import Problem as Problem
 
-_LAZY = ("Problem", "Comparison", "Result", "Watcher", "experiment", "modes", "replay", "run")
+_LAZY = ("DataConfig", "Problem", "Comparison", "Result", "Watcher", "experiment", "modes", "replay", "run")
 
 
 def __getattr__(name: str) -> object:
     """Return what `dsgd.api` has, imported when it is first asked for: `import dsgd` alone takes no time."""
     if name not in _LAZY:
         raise AttributeError(f"module 'dsgd' has no attribute '{name}'")
+    if name == "DataConfig":
+        from dsgd.config import DataConfig
+
+        return DataConfig
     if name == "Problem":
         from dsgd.work.problem import Problem
 

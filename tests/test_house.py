@@ -20,6 +20,7 @@ FIRST_FOUR = ("train_ssgd", "train_asgd", "train_ssp", "train_localsgd")
 # Rooms from the ground up; a room may import those below it.
 FLOORS = [
     {"work"},
+    {"datasets"},
     {"workloads"},
     {"faults"},
     {"cluster"},

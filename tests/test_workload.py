@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,12 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 from dsgd.cluster.values import LoneValues
+from dsgd.config import options
 from dsgd.data import Workload, make_workload
 from dsgd.execution.execute import execute
 from dsgd.execution.quick import config, run, same_bytes
 from dsgd.execution.replaying import compared, recorded_run
+from dsgd.experiments.experiment_file import load
 from dsgd.records.listing import list_folder
 from dsgd.records.schema import RecordError
 from dsgd.records.writer import RunRecord
@@ -30,6 +34,7 @@ from dsgd.work.module_objective import ModuleObjective, ProblemShard
 from dsgd.work.problem import Problem, labels, length, take
 from dsgd.workloads import names
 
+SIZED = str(ROOT / "tests/workloads/sized.py")
 TINY = str(ROOT / "tests/workloads/tiny.py")
 
 
@@ -190,6 +195,71 @@ def test_a_record_does_not_go_on_with_another_file(tmp_path: Path) -> None:
         going_on(str(path), ["--steps=9"])
     file.write_text((path / "workload.py").read_text())
     assert going_on(str(path), ["--steps=9"]).cfg.steps == 9
+
+
+def test_a_files_own_options_are_options_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Config's fields are on the command line, in --help, in config.yaml and in what makes the module."""
+    cfg = parse(["--workload", SIZED, "--width", "3", "--engine", "sim", "--out", str(tmp_path)])
+    assert make_workload(cfg).objective.num_weights == 3 + 3 + 3 + 1
+    again = pickle.loads(pickle.dumps(cfg))
+    assert (again, type(again)) == (cfg, type(cfg))
+    ended = execute(replace(cfg, steps=2), record=RunRecord(replace(cfg, steps=2)))
+    assert ended.path
+    assert {"width: 3", "curve: relu"} <= set((ended.path / "config.yaml").read_text().splitlines())
+    assert compared(recorded_run(ended.path)).same_weights
+    assert going_on(str(ended.path), ["--steps=3"]).cfg.data == cfg.data
+    with pytest.raises(SystemExit):
+        parse(["--workload", SIZED, "--help"])
+    _, _, own = capsys.readouterr().out.partition("Options of the workload:\n")
+    assert own.startswith(
+        "  --width INT             Units of the hidden layer. (default: 4)\n  --curve relu|tanh"
+    )
+
+
+def test_runs_of_another_width_are_not_compared(tmp_path: Path) -> None:
+    """A workload's options say what is learned: runs that differ in one are of two groups."""
+    for width in (2, 3):
+        cfg = config("ssgd", workload=SIZED, width=width, steps=2, out=str(tmp_path), run_name=f"w{width}")
+        execute(cfg, record=RunRecord(cfg))
+    two = groups(list_folder(tmp_path).runs)
+    titles = sorted(group.title.partition(" · ")[0] for group in two)
+    assert titles == ["sized, width=2, curve=relu", "sized, width=3, curve=relu"]
+
+
+def test_an_experiment_varies_a_files_options(tmp_path: Path) -> None:
+    """Its file names them like any other option, and so does --set."""
+    file = tmp_path / "widths.yaml"
+    base = f"base: {{engine: sim, workload: {SIZED}, steps: 2}}"
+    file.write_text(f"title: Widths\nquestion: Which?\n{base}\ngrid: {{width: [2, 3]}}\nseeds: 1\n")
+    experiment = load(file, ["curve=tanh"], tmp_path)
+    assert [options(v.cfg)["width"] for v in experiment.variants] == [2, 3]
+    assert [options(v.cfg)["curve"] for v in experiment.variants] == ["tanh", "tanh"]
+    with pytest.raises(UsageError, match="--set curv=tanh: there is no option curv; did you mean curve"):
+        load(file, ["curv=tanh"], tmp_path)
+
+
+OWN = "@dataclass(frozen=True, kw_only=True)\nclass Config(DataConfig):\n"
+WRONG_CONFIGS = {
+    "class Config: pass": "its Config is no option class; derive it from dsgd.DataConfig",
+    f"{OWN}    steps: int = 3": "its Config has an option steps, as every run of --mode ssgd; ",
+    f"{OWN}    width: int = 'wide'": "cannot be used: ValueError: --width wide: must be a whole number",
+    f"{OWN}    width: list = None": "cannot be used: TypeError: Config.width: an option is an int",
+}
+
+
+@pytest.mark.parametrize("text", WRONG_CONFIGS)
+def test_a_config_that_cannot_be_used_is_one_line(tmp_path: Path, text: str) -> None:
+    """The message names the file, and the remedy where there is one."""
+    file = tmp_path / "mine.py"
+    start = "from dataclasses import dataclass\nfrom dsgd import DataConfig"
+    file.write_text(f"{start}\n{text}\ndef make(cfg): ...")
+    with pytest.raises(UsageError) as caught:
+        parse(["--workload", str(file)])
+    assert str(caught.value).startswith(f"--workload {file}: ")
+    assert WRONG_CONFIGS[text] in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_tied_weight_is_one_and_a_frozen_one_none() -> None:

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,37 +14,14 @@ from typing import Any
 import numpy as np
 
 from dsgd.cluster import Engine, Update
-from dsgd.config import (
-    CheckpointConfig,
-    ComputeConfig,
-    DataConfig,
-    FaultConfig,
-    LiveConfig,
-    OutputConfig,
-    RayConfig,
-    StopConfig,
-    TimingConfig,
-    TrainConfig,
-    option_fields,
-)
+from dsgd.config import TrainConfig
 from dsgd.data import make_workload
 from dsgd.execution.execute import Ended, Running, Watcher, execute
 from dsgd.faults.fault import STORE, Fault
 from dsgd.metrics import Tally
-from dsgd.strategies import load
+from dsgd.options.constraints import from_options
+from dsgd.strategies import config_of
 from dsgd.work.weights import Vector
-
-GROUPS: Mapping[str, type] = {
-    "data": DataConfig,
-    "timing": TimingConfig,
-    "stop": StopConfig,
-    "ray": RayConfig,
-    "compute": ComputeConfig,
-    "fault": FaultConfig,
-    "checkpoint": CheckpointConfig,
-    "output": OutputConfig,
-    "live": LiveConfig,
-}
 
 
 @dataclass(frozen=True)
@@ -102,12 +79,8 @@ class Keep(Watcher):
 
 def config(mode: str, **options: Any) -> TrainConfig:
     """Return the configuration of a run; options are named flat, as on the command line."""
-    grouped = {
-        group: cls(**{k: options.pop(k) for k in option_fields(cls) if k in options})
-        for group, cls in GROUPS.items()
-    }
-    strategy = load(mode, options.get("strategy_file"))
-    return strategy.Config(**{"engine": "sim", "mode": mode} | grouped | options)
+    config_type = config_of(mode, options.get("strategy_file"), options.get("workload"))
+    return from_options(config_type, {"engine": "sim", "mode": mode} | options)
 
 
 def run(mode: str, on_update: Callable[[Engine, Update], None] | None = None, **options: Any) -> QuickRun:

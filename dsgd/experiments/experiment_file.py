@@ -9,14 +9,14 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from dsgd.config import LiveConfig, TrainConfig, option_fields, options
+from dsgd.config import DataConfig, LiveConfig, TrainConfig, option_fields, options
 from dsgd.options import unique_keys
 from dsgd.report.frames import FIGURES, NOT_COMPARED
 from dsgd.report.layout import PARTS, Asked, Member, arrange
@@ -25,6 +25,7 @@ from dsgd.report.words import listed, option_text
 from dsgd.strategies import load as load_strategy
 from dsgd.strategies import modes
 from dsgd.terminal.cli import UsageError, configure
+from dsgd.workloads import options_of
 
 KEYS = (
     "title", "question", "base", "variants", "grid", "tune", "seeds", "target_loss", "compare", "per",
@@ -165,7 +166,8 @@ def read(
         for place, named in (("variants:", variants), ("grid:", points), ("tune:", {"": tried})):
             if any(key in given for given in (named or {}).values()):
                 raise UsageError(f"--set {setting}: {where} sets {key} under {place}; change it there")
-        _known_option(key, f"--set {setting}")
+        settings_of = (base, *(variants or {}).values(), *(points or {}).values())
+        _known_option(key, {str(s["workload"]) for s in settings_of if s.get("workload")}, f"--set {setting}")
         base[key] = value
     seeds = _seeds(content.get("seeds"), f"{where}: seeds:")
     if common := set(seeds) & set(tuned_seeds):
@@ -301,9 +303,16 @@ def _set_in_one_place(
             places[option] = place
 
 
-def _known_option(option: str, where: str) -> None:
-    """Raise UsageError for an option that no mode has: the setting is wrong, not the file."""
+def _known_option(option: str, workloads: Collection[str], where: str) -> None:
+    """Raise UsageError for an option that no mode and none of the workloads has: the setting is wrong, not
+    the file.
+    """
     known = {name for mode in modes() for name in option_fields(load_strategy(mode).Config)}
+    for workload in workloads:
+        try:
+            known |= option_fields(options_of(workload) or DataConfig).keys()
+        except ValueError as error:
+            raise UsageError(f"{where}: {error}") from None
     if option not in known:
         near = difflib.get_close_matches(option, known, n=1)
         hint = f"did you mean {near[0]}?" if near else "`main.py --mode MODE --help` lists them"

@@ -19,8 +19,9 @@ from dsgd.cluster.clocks import Clocks
 from dsgd.config import TrainConfig, option_fields
 from dsgd.config import options as flat
 from dsgd.execution.execute import execute
-from dsgd.execution.quick import GROUPS, run
+from dsgd.execution.quick import run
 from dsgd.labs.trial import floats
+from dsgd.options.constraints import from_options
 from dsgd.options.user_code import UserCodeError, located
 from dsgd.strategies import Strategy
 from dsgd.strategies.user_file import from_file
@@ -154,14 +155,9 @@ class Work:
         for option in options:
             if option not in known:
                 raise UsageError(f"{where}: its Config has no option {option}; add that field, see the page")
-        rest = dict(options)
-        groups = {
-            name: cls(**{key: rest.pop(key) for key in option_fields(cls) if key in rest})
-            for name, cls in GROUPS.items()
-        }
         mode = self.path.stem.removeprefix("train_")
         try:
-            cfg = config_type(**{"mode": mode, **groups, **rest})
+            cfg = from_options(config_type, {"mode": mode, **options})
         except Exception as error:
             reason = " ".join(str(error).split())
             raise UsageError(f"{where}: its Config refuses the lab's options: {reason}") from None

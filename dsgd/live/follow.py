@@ -17,13 +17,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dsgd.config import option_fields
 from dsgd.live.lines import Lines, TakenBack, UpdateLines
 from dsgd.live.prometheus import STALENESS_BUCKETS
 from dsgd.records.fault_words import cost, hit
 from dsgd.records.reader import read_brief_summary, read_note, read_yaml
 from dsgd.records.schema import BriefSummary, RecordedEvaluation, RecordedFault, RecordedTask
-from dsgd.strategies import load
+from dsgd.strategies import defaults
 
 MOST_WORKERS = 24
 """Workers of a run that are shown one by one: the first ones."""
@@ -504,12 +503,9 @@ def _limits(config: Mapping[str, Any]) -> tuple[int, int, float]:
 
 
 def _given(config: Mapping[str, Any]) -> list[str]:
-    """Return the options that differ from their defaults; none of a strategy that is not here."""
-    try:
-        known = option_fields(load(str(config["mode"])).Config)
-    except ValueError:
-        return []
-    return [name for name, value in config.items() if name in known and value != known[name].default]
+    """Return the options that differ from their defaults; those of a file of a user left out."""
+    known = defaults(config)
+    return [name for name, value in config.items() if name in known and value != known[name]]
 
 
 def _plain(value: Any) -> Any:

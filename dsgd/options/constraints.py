@@ -223,6 +223,18 @@ def options(cfg: Any) -> dict[str, Any]:
     return flat
 
 
+def from_options(config_type: type[T], flat: Mapping[str, Any]) -> T:
+    """Return the configuration that has these options, named flat as in `config.yaml`: `options` reversed.
+
+    Raises TypeError for an option that it does not have, and ValueError for a bad value.
+    """
+    rest, groups = dict(flat), dict[str, Any]()
+    for name, member in members(config_type).items():
+        if not isinstance(member, Option):
+            groups[name] = member(**{key: rest.pop(key) for key in option_fields(member) if key in rest})
+    return config_type(**groups, **rest)
+
+
 @_once
 def members(config_type: type) -> Mapping[str, Option | type]:
     """Return the fields of a configuration: options, and the types of its groups."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from dsgd.config import TrainConfig, option_fields
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import is_record, read_yaml
 from dsgd.records.schema import (
@@ -23,7 +23,7 @@ from dsgd.records.schema import (
     decode,
 )
 from dsgd.records.variants import NOT_COMPARED, printable
-from dsgd.strategies import load, modes
+from dsgd.strategies import defaults
 
 T = TypeVar("T")
 
@@ -86,12 +86,12 @@ class ListedRun:
 
     def given(self, without: Sequence[str] = ()) -> dict[str, Any]:
         """Return the options that differ from the mode's defaults, as far as they define a variant."""
-        known = option_fields(load(self.mode).Config if self.mode in modes() else TrainConfig)
+        known = defaults(self.config)
         hidden = {*NOT_COMPARED, "mode", "engine", "num_workers", "strategy_file", *without}
         return {
             name: value
             for name, value in self.config.items()
-            if name not in hidden and (name not in known or known[name].default != value)
+            if name not in hidden and (name not in known or known[name] != value)
         }
 
 
@@ -168,12 +168,14 @@ def _listed(path: Path) -> ListedRun:
 
 
 def _require_small(file: Path) -> Path:
-    """Return the file; raises RecordError if it is not there, or too large for what it should be."""
+    """Return the file; raises RecordError if it is not there, no file, or too large for what it should be."""
     try:
-        size = file.stat().st_size
+        found = file.stat()
     except OSError as error:
         raise RecordError(f"{file}: cannot be read ({error.strerror})") from None
-    if size > _LARGEST:
+    if not stat.S_ISREG(found.st_mode):  # a folder, or a pipe that nobody writes
+        raise RecordError(f"{file}: is not a file")
+    if found.st_size > _LARGEST:
         raise RecordError(f"{file}: is larger than {_LARGEST >> 20} MB, so not read")
     return file
 

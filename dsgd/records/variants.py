@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from dsgd.config import LiveConfig, OutputConfig, option_fields
+from dsgd.config import DataConfig, LiveConfig, OutputConfig, option_fields
+from dsgd.strategies import defaults
+from dsgd.workloads import names, options_of
 
 NOT_COMPARED = {
     *option_fields(OutputConfig),
@@ -15,6 +17,18 @@ NOT_COMPARED = {
     "start_timeout_s",
 }
 """Options that do not define a variant."""
+
+
+def of_workload(config: Mapping[str, Any]) -> list[str]:
+    """Return the options of a recorded run that its workload adds to those that describe data."""
+    workload = config.get("workload")
+    if workload in names():
+        own = options_of(workload)
+        return [] if own is None else [o for o in option_fields(own) if o not in option_fields(DataConfig)]
+    if workload is None or config.get("strategy_file") is not None:  # whose they are is not in the record
+        return []
+    known = defaults(config)
+    return [option for option in config if option not in known]
 
 
 def differing(configs: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from dsgd.config import DataConfig, TimingConfig, option_fields
 from dsgd.records.listing import ListedRun, Listing
-from dsgd.records.variants import differing, option_text, printable
+from dsgd.records.variants import differing, of_workload, option_text, printable
 from dsgd.report.words import plural
 from dsgd.workloads import name_of
 
@@ -23,7 +23,7 @@ _WORKLOAD = (*option_fields(DataConfig), "batch_size")
 _SCENARIO = ("num_workers", *option_fields(TimingConfig))
 _BUDGET = ("steps", "max_seconds", "target_loss")
 SHARED = (*_WORKLOAD, "engine", *_SCENARIO, *_BUDGET)
-"""The options that comparable runs share."""
+"""The options that comparable runs share, beside those of their workload's file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Group:
 
         workload = [
             name_of(run.config),
-            *texts(o for o in _WORKLOAD if o not in ("dataset", "workload")),
+            *texts(o for o in (*_WORKLOAD, *of_workload(run.config)) if o not in ("dataset", "workload")),
         ]
         engine = "simulator" if run.engine == "sim" else "Ray" + f" on {run.device}" * bool(run.device)
         scenario = [f"{engine}, {plural(run.num_workers, 'worker')}", *texts(_SCENARIO)]
@@ -99,7 +99,8 @@ def are_one_comparison(listing: Listing) -> bool:
     if listing.folders or not runs:
         return not listing.folders
     varied = differing(run.config for run in runs)
-    shared = [option for option in varied if option in SHARED]
+    of_one = {*SHARED, *(option for run in runs for option in of_workload(run.config))}
+    shared = [option for option in varied if option in of_one]
     if not shared:
         return len({_key(run) for run in runs}) == 1
     if len(shared) > 1 or shared[0] not in _SCENARIO:
@@ -115,7 +116,8 @@ def are_one_comparison(listing: Listing) -> bool:
 
 def _key(run: ListedRun) -> tuple[str, ...]:
     device = run.device if run.engine == "ray" else ""
-    return (*(_text(run.config.get(option)) for option in SHARED), device)
+    own = (f"{option}={_text(run.config.get(option))}" for option in of_workload(run.config))
+    return (*(_text(run.config.get(option)) for option in SHARED), *own, device)
 
 
 def _text(value: Any) -> str:

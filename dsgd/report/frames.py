@@ -19,7 +19,7 @@ from dsgd.records.outcomes import is_result
 from dsgd.records.reader import Record, columns, is_record, read_record, read_yaml
 from dsgd.records.schema import RecordedEvaluation, RecordError
 from dsgd.records.variants import NOT_COMPARED as NOT_COMPARED
-from dsgd.records.variants import differing, printable
+from dsgd.records.variants import differing, of_workload, printable
 from dsgd.records.variants import option_text as option_text
 from dsgd.report.layout import PARTS, Asked, Layout, Member, arrange, by_name
 from dsgd.report.loose import as_variants, own_target
@@ -145,7 +145,8 @@ class Frames:
 
         All of them, without a name, if there is only one scenario or one has a single variant.
         """
-        varied = [option for option in self.varied if option in _ENVIRONMENT]
+        environment = _ENVIRONMENT.union(*(of_workload(self.of(v)[0].config) for v in self.variants))
+        varied = [option for option in self.varied if option in environment]
         groups: dict[tuple[str, ...], list[str]] = {}
         for variant in self.variants:
             config = self.of(variant)[0].config

@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from dsgd.records.listing import ListedRun, Listing
-from dsgd.records.variants import differing, option_text, printable
+from dsgd.records.variants import differing, of_workload, option_text, printable
 from dsgd.report.colours import DARK, LIGHT
 from dsgd.report.comparable import SHARED, Group, groups
 from dsgd.report.words import number, plural
@@ -159,7 +159,7 @@ def _row(run: ListedRun, group: Group, filtered: Sequence[str]) -> IndexRow:
 def _variant(run: ListedRun, group: Group) -> str:
     """Name a run by its mode and the options that say how it differs from the others of its table."""
     if len(group.runs) > 1:
-        shown = {*group.varied, *run.given(without=SHARED)}
+        shown = {*group.varied, *run.given(without=(*SHARED, *of_workload(run.config)))}
     else:
         shown = {"num_workers", *run.given()}
     values = [f"{option}={option_text(value)}" for option, value in run.config.items() if option in shown]

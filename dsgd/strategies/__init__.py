@@ -9,10 +9,15 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import field, make_dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from dsgd.options.constraints import from_options, option_fields
+from dsgd.options.constraints import options as flat
+from dsgd.workloads import names as workloads
+from dsgd.workloads import options_of
 
 if TYPE_CHECKING:
     from dsgd.cluster import Cluster, Update
@@ -95,18 +100,55 @@ def mode_of(strategy_file: str | Path) -> str:
     return mode
 
 
+def config_of(mode: str, strategy_file: str | None = None, workload: str | None = None) -> type[TrainConfig]:
+    """Return the class of a run's options: those of its strategy and, among the data's, of its workload.
+
+    Raises ValueError, in one line, for a strategy or a workload that cannot be used.
+    """
+    config_type = load(mode, strategy_file).Config
+    own = None if workload is None else options_of(workload)
+    if own is None:
+        return config_type
+    from dsgd.config import DataConfig
+
+    known = option_fields(config_type).keys() - option_fields(DataConfig).keys()
+    if taken := sorted(known & option_fields(own).keys()):
+        raise ValueError(
+            f"--workload {workload}: its Config has an option {taken[0]}, as every run of --mode {mode}; "
+            "give it another name"
+        )
+    return _with_data(*cast("tuple[Any, Any]", (config_type, own)))  # mypy takes classes for unhashable here
+
+
+@cache
+def _with_data(config_type: type[TrainConfig], data: type) -> type[TrainConfig]:
+    # Made here, so pickle does not find it by its name: it is made again from the options.
+    again = {"__reduce__": lambda self: (configured, (flat(self),))}
+    group = [("data", data, field(default_factory=data))]
+    name = config_type.__name__
+    return make_dataclass(name, group, bases=(config_type,), namespace=again, frozen=True, kw_only=True)
+
+
 def configured(options: Mapping[str, Any]) -> TrainConfig:
     """Return the configuration that has these options, named flat as in config.yaml, `mode` among them.
 
-    Raises ValueError for an option that its strategy does not have, and for a bad value.
+    Raises ValueError for an option that its strategy and its workload do not have, and for a bad value.
     """
-    config_type = load(str(options["mode"]), options.get("strategy_file")).Config
-    rest, groups = dict(options), dict[str, Any]()
-    for group in fields(config_type):
-        if isinstance(group.default_factory, type) and is_dataclass(group.default_factory):
-            names = [f.name for f in fields(group.default_factory)]
-            own = {name: rest.pop(name) for name in names if name in rest}
-            groups[group.name] = group.default_factory(**own)
-    if unknown := sorted(rest.keys() - {f.name for f in fields(config_type)}):
-        raise ValueError(f"{unknown[0]}: there is no such option in --mode {options['mode']}")
-    return config_type(**groups, **rest)
+    mode = str(options["mode"])
+    config_type = config_of(mode, options.get("strategy_file"), options.get("workload"))
+    if unknown := sorted(options.keys() - option_fields(config_type).keys()):
+        raise ValueError(f"{unknown[0]}: there is no such option in --mode {mode}")
+    return from_options(config_type, options)
+
+
+def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults of a recorded run's options, without those of files that are not in this project.
+
+    No code of a user runs: a record may come from anywhere.
+    """
+    from dsgd.config import TrainConfig
+
+    mode, workload = config.get("mode"), config.get("workload")
+    known = workload if workload in workloads() else None
+    found = config_of(mode, workload=known) if mode in modes() else TrainConfig
+    return {name: option.default for name, option in option_fields(found).items()}

@@ -24,14 +24,16 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
-from dsgd.config import TrainConfig
+from dsgd.config import DataConfig, TrainConfig
 from dsgd.faults.faults_text import FILE_ENDINGS
 from dsgd.options import unique_keys
 from dsgd.options.constraints import Checked, Option, members, option_fields
 from dsgd.options.user_code import located
-from dsgd.strategies import load, mode_of, modes
+from dsgd.strategies import config_of, load, mode_of, modes
 from dsgd.terminal.help import run_help
 from dsgd.terminal.messages import print_page
+from dsgd.workloads import names as workloads
+from dsgd.workloads import options_of
 
 _DEFAULT_MODE = "ssgd"
 
@@ -65,19 +67,22 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
     """
     file_options, arguments = dict(file_options), list(arguments)
     mode, strategy_file = _chosen(file_options, arguments)
-    workload = _value(arguments, "--workload")
-    if workload and workload.endswith(".py"):  # then the record's path holds in any folder
-        arguments = [*take_option(arguments, "--workload")[0], f"--workload={Path(workload).resolve()}"]
+    workload = _workload(file_options, arguments)
     given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     try:
         strategy = load(mode, strategy_file)
     except ValueError as error:
         is_of_file = "mode" in file_options and _value(arguments, "--mode") is None
         raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
+    try:
+        config_type = config_of(mode, strategy_file, workload)
+    except ValueError as error:
+        is_of_file = "workload" in file_options and _value(arguments, "--workload") is None
+        raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
     if {"-h", "--help"} & set(arguments):
-        print_page(run_help(strategy, mode, strategy_file))
+        print_page(run_help(strategy, config_type, mode, strategy_file))
         raise SystemExit(0)
-    known = option_fields(strategy.Config)
+    known = option_fields(config_type)
     for key in file_options:
         if key not in known:
             raise UsageError(f"{source}: {_unknown(key, mode, known, spelled=key)}")
@@ -93,7 +98,7 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
     try:
         with tyro_errors.on_parse_error(explain):
             cfg: TrainConfig = tyro.cli(
-                strategy.Config,
+                config_type,
                 prog="main.py",
                 args=tokens,
                 add_help=False,
@@ -139,6 +144,17 @@ def _chosen(file_options: dict[str, Any], arguments: list[str]) -> tuple[str, st
     arguments[:] = take_option(take_option(arguments, "--mode")[0], "--strategy-file")[0]
     arguments += [f"--mode={own}", f"--strategy-file={Path(str(file)).resolve()}"]
     return own, str(file)
+
+
+def _workload(file_options: dict[str, Any], arguments: list[str]) -> str | None:
+    """Return the workload, if any. A path is put into the arguments as one that holds in any folder."""
+    workload = _value(arguments, "--workload") or file_options.get("workload")
+    if workload in (None, "None") or not isinstance(workload, str):  # other types are refused as all are
+        return None
+    if workload.endswith(".py"):
+        workload = str(Path(workload).resolve())
+        arguments[:] = [*take_option(arguments, "--workload")[0], f"--workload={workload}"]
+    return workload
 
 
 _REGISTRY = ConstructorRegistry()
@@ -192,6 +208,8 @@ def _unknown(key: str, mode: str, known: Mapping[str, Option], *, spelled: str) 
             f"{spelled} is an option of --mode {', '.join(others)}, not of --mode {mode}; "
             "leave it out or choose that mode"
         )
+    if of := ", ".join(w for w in workloads() if key in option_fields(options_of(w) or DataConfig)):
+        return f"{spelled} is an option of --workload {of}; leave it out or choose that workload"
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {_like(spelled, near[0])}?" if near else "--help lists the options and the modes"
     return f"{spelled}: there is no such option in --mode {mode}; {hint}"

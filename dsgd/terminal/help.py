@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from inspect import get_annotations
 from typing import Any
 
-from dsgd.config import TrainConfig
-from dsgd.options.constraints import Option, members
+from dsgd.config import DataConfig, TrainConfig
+from dsgd.options.constraints import Option, members, option_fields
 from dsgd.strategies import Strategy, modes
 from dsgd.terminal import examples
 from dsgd.terminal.messages import program
@@ -44,12 +44,16 @@ def width() -> int:
     return min(WIDEST, max(NARROWEST, shutil.get_terminal_size().columns))
 
 
-def run_help(strategy: Strategy, mode: str, strategy_file: str | None) -> str:
-    """Return the help page of a mode, for the terminal as wide as it is."""
+def run_help(strategy: Strategy, config_type: type[TrainConfig], mode: str, strategy_file: str | None) -> str:
+    """Return the help page of a mode, for the terminal as wide as it is.
+
+    config_type: its options, with those of a workload, if one is given.
+    """
     columns = width()
     title = (strategy.__doc__ or "").strip().partition("\n")[0]
     chosen = f"--strategy-file {strategy_file}" if strategy_file else f"--mode {mode}"
-    own, of_all, groups = _sorted(strategy.Config)
+    own, of_all, groups = _sorted(config_type)
+    of_workload = [o for group in groups for o in option_fields(group).values() if o not in _of_all(group)]
     page = [
         f"usage: {program()} [OPTIONS]",
         "",
@@ -69,11 +73,14 @@ def run_help(strategy: Strategy, mode: str, strategy_file: str | None) -> str:
     ]
     if own:
         page += ["", f"Options of {mode}:", *_options(own, columns)]
+    if of_workload:
+        page += ["", "Options of the workload:", *_options(of_workload, columns)]
     page += ["", "Options of every run:", *_options(of_all, columns)]
     for group in groups:
-        first, _, more = " ".join((group.__doc__ or "").split()).partition(". ")
+        about = DataConfig if issubclass(group, DataConfig) else group
+        first, _, more = " ".join((about.__doc__ or "").split()).partition(". ")
         page += ["", *paragraph(f"{first.rstrip('.')}:", columns), *paragraph(more, columns, "  ")]
-        page += _options([o for o in members(group).values() if isinstance(o, Option)], columns)
+        page += _options(_of_all(group), columns)
     codes = "0 done, 1 failed, 2 usage, 3 diverged, 130 interrupted"
     return "\n".join([*page, "", "Exit codes:", *paragraph(codes, columns, "  ")])
 
@@ -87,6 +94,12 @@ def _sorted(config_type: type[TrainConfig]) -> tuple[list[Option], list[Option],
     own = [options[name] for name in names if name in options]
     of_all = [o for o in options.values() if o not in own]
     return own, of_all, [member for member in known.values() if not isinstance(member, Option)]
+
+
+def _of_all(group: type) -> list[Option]:
+    """Return a group's options, those left out that a workload adds to those that describe data."""
+    shared = option_fields(DataConfig if issubclass(group, DataConfig) else group)
+    return [option for name, option in option_fields(group).items() if name in shared]
 
 
 def _options(options: Iterable[Option], columns: int) -> Iterator[str]:

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dsgd.options.user_code import located
 from dsgd.work.model import Evaluation, Objective
-from dsgd.work.problem import Problem, ProblemError, length, take
+from dsgd.work.problem import Problem, ProblemError, length, part, take
 from dsgd.work.replica import Replica, require_trainable, trained
 from dsgd.work.reshuffled import Indices, Reshuffled
 from dsgd.work.rng import Purpose, at
@@ -51,8 +51,8 @@ class ProblemShard(Reshuffled):
         Their sizes differ by one at most; each is read when it is asked for.
         """
         rows = self.batch_rows(step)
-        for part in np.array_split(rows, count):
-            yield len(part) / len(rows), _on(self.device, take(self.data, part))
+        for some in np.array_split(rows, count):
+            yield len(some) / len(rows), _on(self.device, take(self.data, some))
 
     def torch_seed(self, step: int) -> int:
         """Return what torch's generator is seeded with for a gradient, so that dropout repeats with it."""
@@ -67,7 +67,7 @@ class ProblemShard(Reshuffled):
         if isinstance(data, torch.utils.data.TensorDataset):
             data = data.tensors
         if isinstance(data, tuple):  # a dataset of another kind is not known to have parts
-            data, rows = tuple(array[rows] for array in data), np.arange(len(rows))
+            data, rows = tuple(part(array, rows) for array in data), np.arange(len(rows))
         return ProblemShard(self.worker, data, rows, batch_size=self.batch_size, seed=self.seed)
 
     @staticmethod
@@ -275,8 +275,8 @@ def _memory_named(num_weights: int, shard: ProblemShard, accumulate: int) -> Ite
     try:
         yield
     except torch.OutOfMemoryError as error:
-        part = -(-shard.batch_size // accumulate)
-        sizes = f"{num_weights:,} weights of {_gb(4 * num_weights)} in all, and {part} samples at once"
+        at_once = -(-shard.batch_size // accumulate)
+        sizes = f"{num_weights:,} weights of {_gb(4 * num_weights)} in all, and {at_once} samples at once"
         if "cuda" in shard.device:
             free, total = torch.cuda.mem_get_info()
             sizes += f"; it has {_gb(total)}, of which {_gb(free)} are free"

@@ -52,6 +52,12 @@ def labels(data: Any) -> Indices | None:
     return classes.astype(np.int64) if whole else None
 
 
+def part(array: Any, rows: Indices) -> Any:
+    """Return some rows of an array; of one that stays in its file, not read yet (dsgd/datasets/mapped.py)."""
+    later = getattr(array, "part", None)
+    return later(rows) if later else array[rows]
+
+
 def take(data: Any, rows: Sequence[int] | Any) -> tuple[Any, ...]:
     """Return the samples with these numbers as a mini-batch: tensors, samples first."""
     import torch

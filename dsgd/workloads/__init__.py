@@ -1,11 +1,14 @@
 """Finds the workloads: each file in this folder is a value of `--workload`, and so is a user's file.
 
-A workload's file has a function `make()` that returns a `dsgd.Problem`.
+A workload's file has a function `make()` that returns a `dsgd.Problem`. With options it has a class `Config`,
+derived from `dsgd.DataConfig`, and `make(cfg)`, where `cfg` is the run's Config.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +18,7 @@ from dsgd.options.user_code import UserCodeError, load_code, located
 from dsgd.work.rng import Purpose, generator
 
 if TYPE_CHECKING:
+    from dsgd.config import DataConfig
     from dsgd.work.problem import Problem
 
 FOLDER = Path(__file__).parent
@@ -57,18 +61,47 @@ def code_of(workload: str) -> ModuleType:
     return module
 
 
-def make_problem(workload: str, seed: int) -> Problem:
-    """Make the problem of a workload, torch seeded with the run's seed: it draws the initial weights.
+def options_of(workload: str) -> type[DataConfig] | None:
+    """Return a workload's `Config`; None if it has none, and then its file is not run.
+
+    Raises ValueError, in one line, for a file that cannot be used.
+    """
+    try:
+        tree = ast.parse(file_of(workload).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        tree = None  # what is wrong with it is said where it is run
+    if tree and not any(isinstance(node, ast.ClassDef) and node.name == "Config" for node in tree.body):
+        return None
+    from dsgd.config import DataConfig
+    from dsgd.options.constraints import members
+
+    found: Any = code_of(workload).Config
+    where = f"--workload {workload}: its Config"
+    if not (isinstance(found, type) and issubclass(found, DataConfig) and is_dataclass(found)):
+        raise ValueError(f"{where} is no option class; derive it from dsgd.DataConfig, as a frozen dataclass")
+    try:
+        members(found)
+        found()
+    except Exception as error:
+        raise ValueError(f"{where} cannot be used: {located(error, file_of(workload))}") from None
+    return found
+
+
+def make_problem(data: DataConfig, seed: int) -> Problem:
+    """Make the problem of the workload, torch seeded with the run's seed: it draws the initial weights.
 
     Raises ValueError, in one line, for a file that fails and for a problem that cannot be trained.
     """
     import torch
 
+    workload = data.workload
+    assert workload is not None
     code = code_of(workload)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(generator(seed, Purpose.INITIAL_WEIGHTS).integers(2**63)))
         try:
-            problem = code.make()
+            own = getattr(code, "Config", None)
+            problem = code.make(data) if own is not None and isinstance(data, own) else code.make()
         except Exception as error:
             raise ValueError(f"--workload {workload}: {located(error, file_of(workload))}") from None
     if wrong := _wrong(problem):
