@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -74,6 +74,8 @@ class Running:
     """Counts all updates so far."""
     path: Path | None
     """The folder of its record, if it has one."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """The model and the data of a workload's file."""
 
 
 class Watcher:
@@ -186,7 +188,10 @@ def execute(
                 following.go_on(point, started)
             elif record:
                 record.open(
-                    started=started, cluster=cluster, weights=first if cfg.checkpoint.init_from else None
+                    started=started,
+                    cluster=cluster,
+                    weights=first if cfg.checkpoint.init_from else None,
+                    about=workload.about,
                 )
             with _few_collections() if cfg.engine == "sim" else nullcontext():
                 return following.to_the_end(interruptions, started)
@@ -400,7 +405,13 @@ class _Following:
         """Show the watchers, once, that the run begins: before the first update, recorded or new."""
         if not self._begun:
             self._begun = True
-            running = Running(cfg=self._cfg, cluster=self._cluster, tally=self._tally, path=self._path)
+            running = Running(
+                cfg=self._cfg,
+                cluster=self._cluster,
+                tally=self._tally,
+                path=self._path,
+                about=self._workload.about,
+            )
             for watcher in self._watchers:
                 watcher.started(running)
 
@@ -707,6 +718,8 @@ def _summary(ended: Ended) -> dict[str, Any]:
         "eval": {
             "loss": finite(found.loss) if found else None,
             "accuracy": found.accuracy if found else None,
+            "bits_per_byte": finite(found.bits_per_byte) if found else None,
+            "perplexity": finite(found.perplexity) if found else None,
         },
         **counted,
         "theory": compare(

@@ -32,6 +32,14 @@ class Evaluation(NamedTuple):
 
     loss: float
     accuracy: float | None
+    bits_per_byte: float | None = None
+    """Of a language model: its loss per byte of text instead of per token, to base 2."""
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of a language model: e to its loss, as many tokens as it hesitates between."""
+        with np.errstate(over="ignore"):
+            return None if self.bits_per_byte is None else float(np.exp(self.loss))
 
 
 class Objective(ABC):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -32,6 +33,10 @@ class Problem(NamedTuple):
     test: Any
     score: Callable[..., Tensor] | None = None
     """score(module, *batch): what is reported beside the loss, like the accuracy; a mean, too."""
+    bytes_per_token: float | None = None
+    """Of a language model, whose loss is in nats a token: then bits a byte and the perplexity are reported."""
+    about: Mapping[str, Any] = MappingProxyType({})
+    """What the run's record keeps of the model and the data, like their sizes; numbers and text."""
 
 
 def length(data: Any) -> int:
