@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-
 PACKAGE = ROOT / "dsgd"
 PUBLIC = ("__main__", "config", "data", "metrics")
 FIRST_FOUR = ("train_ssgd", "train_asgd", "train_ssp", "train_localsgd")

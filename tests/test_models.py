@@ -20,7 +20,7 @@ from dsgd.models.transformer import (
     rotated,
 )
 from dsgd.models.transformer_sizes import SIZES, TransformerSize
-from dsgd.work.module_objective import Replica
+from dsgd.work.replica import Replica
 
 TINY = TransformerSize(layers=2, width=32, heads=2, context=16, vocabulary=17)
 UNITS = {"k": 1e3, "m": 1e6, "b": 1e9}

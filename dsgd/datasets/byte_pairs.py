@@ -23,7 +23,7 @@ class BytePairs:
 
     >>> pairs = BytePairs(b"the cat and the hat " * 50, 270)
     >>> ids = pairs.encode(b"the cat")
-    >>> len(ids), pairs.text_of(ids)
+    >>> len(ids), pairs.text_of(ids.tolist())
     (2, 'the cat')
     """
 
