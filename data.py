@@ -172,6 +172,8 @@ def make_workload(cfg: TrainConfig) -> Workload:
 
 def _of_file(cfg: TrainConfig, file: str) -> Workload:
     """Return the workload of a file, each worker with its part of the training data."""
+    import torch
+
     from dsgd.work.module_objective import ModuleObjective, ProblemShard
     from dsgd.work.problem import ProblemError, labels, length
     from dsgd.workloads import make_problem
@@ -189,8 +191,6 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
         ProblemShard(i, problem.train, rows, batch_size=cfg.batch_size, seed=cfg.seed)
         for i, rows in enumerate(_parts(classes, cfg))
     ]
-    import torch
-
     on_gpu = cfg.engine == "sim" and cfg.ray.device == "cuda" and torch.cuda.is_available()
     device = "cuda" if on_gpu else "cpu"
     try:
@@ -200,6 +200,7 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
             accumulate=cfg.compute.accumulate,
             compiled=cfg.compute.compile,
             evaluated_on=device,
+            evaluated_at_once=min(256, max(8, -(-cfg.batch_size // cfg.compute.accumulate))),
         )
         if cfg.engine != "ray":  # there each process tries it before the run begins
             objective.try_out(shards[0].on_device(shards[:1], device)[0])

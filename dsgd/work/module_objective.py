@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from dsgd.work.shard import Shard
 
-_EVALUATED_AT_ONCE = 256  # samples
-_ESTIMATED_FROM = 1024  # samples
+_ESTIMATED_FROM, _ESTIMATED_AT_ONCE = 1024, 256  # samples
 
 
 class ProblemShard(Reshuffled):
@@ -98,9 +97,9 @@ class ModuleObjective(Objective):
     the weights (Wu & Johnson 2021, "Rethinking batch in BatchNorm", section 3).
 
     precision: float32, or bf16 for torch's autocast around the loss. accumulate: parts of a mini-batch that
-    are computed one after another. compiled: whether by torch.compile. evaluated_on: the device.
-    An evaluation is of the module as it is, in float32. Raises ProblemError for parameters that it cannot
-    train.
+    are computed one after another. compiled: whether by torch.compile. An evaluation is of the module as it
+    is, in float32, on the device evaluated_on and with so many samples at once. Raises ProblemError for
+    parameters that it cannot train.
     """
 
     row_by_row: ClassVar[bool] = True
@@ -114,12 +113,13 @@ class ModuleObjective(Objective):
         accumulate: int = 1,
         compiled: bool = False,
         evaluated_on: str = "cpu",
+        evaluated_at_once: int = 256,
     ) -> None:
         require_trainable(problem.module)
         self.problem = problem._replace(module=problem.module.float())
         self._num_weights = sum(parameter.numel() for parameter in trained(problem.module))
         self._bf16, self._accumulate, self._compiled = precision == "bf16", accumulate, compiled
-        self._evaluated_on = evaluated_on
+        self._evaluated_on, self._evaluated_at_once = evaluated_on, evaluated_at_once
         self._replicas = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -146,8 +146,13 @@ class ModuleObjective(Objective):
         return self._changed(problem=self.problem._replace(train=(), test=()))
 
     def for_evaluation(self, device: str) -> ModuleObjective:
-        """Return it for evaluations on a device."""
-        return self._changed(_evaluated_on=device)
+        """Return it for evaluations on a device, with the training data that they need."""
+        train = self.problem.train
+        if not _normalizing(self.problem.module):
+            train = ()
+        elif isinstance(train, tuple):
+            train = tuple(array[:_ESTIMATED_FROM] for array in train)
+        return self._changed(problem=self.problem._replace(train=train), _evaluated_on=device)
 
     def _changed(self, **attributes: Any) -> ModuleObjective:
         changed = copy.copy(self)
@@ -229,7 +234,7 @@ class ModuleObjective(Objective):
         self._estimate_statistics(mine.module)
         mine.module.eval()
         with torch.no_grad():
-            for rows in np.array_split(np.arange(n), -(-n // _EVALUATED_AT_ONCE)):
+            for rows in np.array_split(np.arange(n), -(-n // self._evaluated_at_once)):
                 batch = _on(device, take(problem.test, rows))
                 loss += len(rows) / n * float(problem.loss(mine.module, *batch))
                 if problem.score:
@@ -253,11 +258,7 @@ class ModuleObjective(Objective):
 
     def _estimate_statistics(self, module: torch.nn.Module) -> None:
         """Set the running statistics to the means over some training samples at the present weights."""
-        layers = [
-            layer
-            for layer in module.modules()
-            if isinstance(layer, _BatchNorm) and layer.running_mean is not None
-        ]
+        layers = _normalizing(module)
         if not layers:
             return
         momenta = [layer.momentum for layer in layers]
@@ -267,10 +268,16 @@ class ModuleObjective(Objective):
         samples = np.arange(min(length(self.problem.train), _ESTIMATED_FROM))
         _seed(torch.device(self._evaluated_on), 0)  # for dropout before such a layer
         with torch.no_grad():
-            for rows in np.array_split(samples, -(-len(samples) // _EVALUATED_AT_ONCE)):
+            for rows in np.array_split(samples, -(-len(samples) // _ESTIMATED_AT_ONCE)):
                 self.problem.loss(module, *_on(self._evaluated_on, take(self.problem.train, rows)))
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
+
+
+def _normalizing(module: torch.nn.Module) -> list[_BatchNorm]:
+    """Return the layers of a module that have running statistics."""
+    found = (layer for layer in module.modules() if isinstance(layer, _BatchNorm))
+    return [layer for layer in found if layer.running_mean is not None]
 
 
 def _require_scalar(loss: Any) -> None:
@@ -290,8 +297,8 @@ def _memory_named(num_weights: int, shard: ProblemShard, accumulate: int) -> Ite
     try:
         yield
     except torch.OutOfMemoryError as error:
-        part = -(-shard.batch_size // accumulate)
-        sizes = f"{num_weights:,} weights of {_gb(4 * num_weights)} in all, and {part} samples at once"
+        at_once = -(-shard.batch_size // accumulate)
+        sizes = f"{num_weights:,} weights of {_gb(4 * num_weights)} in all, and {at_once} samples at once"
         if "cuda" in shard.device:
             free, total = torch.cuda.mem_get_info()
             sizes += f"; it has {_gb(total)}, of which {_gb(free)} are free"
