@@ -23,6 +23,7 @@ from dsgd.faults.faults_text import parse_faults
 from dsgd.options import texts
 from dsgd.options.constraints import (
     FINITE,
+    GIVEN,
     Checked,
     Must,
     OnlyWith,
@@ -37,6 +38,7 @@ from dsgd.options.constraints import (
 __all__ = [
     "FINITE",
     "AsynchronousConfig",
+    "ComputeConfig",
     "DataConfig",
     "ExchangeConfig",
     "Ge",
@@ -68,6 +70,7 @@ SAMPLED = OnlyWith(dataset=("xor", "digits"))
 LEARNED = OnlyWith(dataset=("xor", "digits", "quadratic"))
 QUADRATIC = OnlyWith(dataset="quadratic")
 WITHOUT_WORKLOAD = OnlyWith(workload=None)
+WITH_WORKLOAD = OnlyWith(workload=GIVEN)
 ON_RAY = OnlyWith(engine=("ray", "both"))
 SIMULATED = OnlyWith(engine="sim")
 PORT = Must("must be a port, 0 to 65535", lambda port: 0 <= port < 65536)
@@ -219,6 +222,22 @@ class RayConfig(Checked):
     def on(self, engine: str) -> RayConfig:
         """Return these options as far as they have an effect on that engine."""
         return RayConfig(device=self.device) if engine == "sim" else self
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputeConfig(Checked):
+    """How the gradient of a workload's module is computed (--workload)."""
+
+    precision: Annotated[Literal["float32", "bf16"], WITH_WORKLOAD] = "float32"
+    """bf16: the loss is computed under torch's autocast, in bfloat16 where that is safe. Weights, gradients
+    and evaluations are float32."""
+
+    accumulate: Annotated[int, Ge(1), WITH_WORKLOAD] = 1
+    """Parts of a mini-batch that are computed one after another, so that less memory is needed; the gradient
+    is that of the whole mini-batch."""
+
+    compile: Annotated[bool, WITH_WORKLOAD] = False
+    """Compile the loss with torch.compile before the run begins; needs a C++ compiler on a CPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -483,6 +502,7 @@ class TrainConfig(Checked):
     timing: TimingConfig = field(default_factory=TimingConfig)
     stop: StopConfig = field(default_factory=StopConfig)
     ray: RayConfig = field(default_factory=RayConfig)
+    compute: ComputeConfig = field(default_factory=ComputeConfig)
     fault: FaultConfig = field(default_factory=FaultConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
@@ -502,6 +522,8 @@ class TrainConfig(Checked):
             ("optima", self.data.optimum_values),
         ):
             require(len(values) in (1, self.num_workers), option, getattr(self.data, option), rule)
+        accumulate, size = self.compute.accumulate, self.batch_size
+        require(accumulate <= size, "accumulate", accumulate, f"must be at most --batch-size {size}")
         require(self.warmup <= self.steps, "warmup", self.warmup, f"must be at most --steps {self.steps}")
         self.live.require_few(self.num_workers)
         checkpoints = self.checkpoint.checkpoint_every is not None

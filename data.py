@@ -7,8 +7,9 @@ Shapes: N samples, F features, B samples a mini-batch, P workers, D weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -138,6 +139,8 @@ class Workload(NamedTuple):
     shards: Sequence[Shard]
     test: tuple[Vector, ...]
     samples_per_batch: int
+    about: Mapping[str, Any] = MappingProxyType({})
+    """Of a workload's file: what the record keeps of its model and data."""
 
     def evaluate(self, w: Vector) -> Evaluation | None:
         """Evaluate the weights w (D,); a loss that overflows is infinite or NaN, without a warning."""
@@ -169,8 +172,10 @@ def make_workload(cfg: TrainConfig) -> Workload:
 
 def _of_file(cfg: TrainConfig, file: str) -> Workload:
     """Return the workload of a file, each worker with its part of the training data."""
+    import torch
+
     from dsgd.work.module_objective import ModuleObjective, ProblemShard
-    from dsgd.work.problem import labels, length
+    from dsgd.work.problem import ProblemError, labels, length
     from dsgd.workloads import make_problem
 
     problem = make_problem(cfg.data, cfg.seed)
@@ -186,13 +191,29 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
         ProblemShard(i, problem.train, rows, batch_size=cfg.batch_size, seed=cfg.seed)
         for i, rows in enumerate(_parts(classes, cfg))
     ]
-    objective = ModuleObjective(problem)
-    if cfg.engine != "ray":  # on Ray that would keep the driver busy: a worker finds out
-        try:
-            objective.try_out(shards[0])
-        except ValueError as error:
-            raise ValueError(f"--workload {file}: {error}") from None
-    return Workload(objective, shards, (), cfg.batch_size)
+    on_gpu = cfg.engine == "sim" and cfg.ray.device == "cuda" and torch.cuda.is_available()
+    device = "cuda" if on_gpu else "cpu"
+    try:
+        objective = ModuleObjective(
+            problem,
+            precision=cfg.compute.precision,
+            accumulate=cfg.compute.accumulate,
+            compiled=cfg.compute.compile,
+            evaluated_on=device,
+            evaluated_at_once=min(256, max(8, -(-cfg.batch_size // cfg.compute.accumulate))),
+        )
+        if cfg.engine != "ray":  # there each process tries it before the run begins
+            objective.try_out(shards[0].on_device(shards[:1], device)[0])
+    except ProblemError as error:
+        raise ValueError(f"--workload {file}: {error}") from error
+    about = {
+        "weights": objective.num_weights,
+        "train": {"samples": length(problem.train)},
+        "test": {"samples": length(problem.test)},
+        "bytes_per_token": problem.bytes_per_token,
+        **problem.about,
+    }
+    return Workload(objective, shards, (), cfg.batch_size, about)
 
 
 def _parts(labels: Indices, cfg: TrainConfig) -> list[Indices]:

@@ -18,19 +18,16 @@ import torch
 from numpy.typing import NDArray
 
 from dsgd.datasets import (
+    BytePairs,
     DataError,
-    Split,
-    Tokens,
     Windows,
     about,
     arrays,
-    byte_pairs,
     fashion,
     labelled,
     mnist,
     python_sources,
     shakespeare,
-    split_text,
     texts,
     tokens,
 )
@@ -66,7 +63,7 @@ def test_shakespeare_is_split_at_the_end() -> None:
     train, test = shakespeare()
     assert (len(train), len(test)) == (4_551_478, 505_720)
     assert (train.vocabulary, train.bytes_per_token) == (256, 1.0)
-    assert train.decode(train.ids[:18]) == "ALL'S WELL THAT EN"
+    assert train.ids[:18].tobytes() == b"ALL'S WELL THAT EN"
 
 
 def test_mnist_keeps_a_tenth_of_the_samples_drawn_for_all_seeds_alike() -> None:
@@ -415,44 +412,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-TEXT = Tokens(
-    ids=np.frombuffer("ein Männlein steht im Walde ganz still und stumm\n".encode() * 400, np.uint8)
-)
-
-
-def test_byte_pairs_are_the_text(cache: Path) -> None:
-    """Decoded, they are the text, and there are fewer; made anew or kept, they are the same."""
+def test_byte_pairs_are_learned_once(cache: Path) -> None:
+    """Kept ones are those that are made anew; another text has others."""
     pytest.importorskip("tokenizers")
-    whole = split_text(TEXT)
-    made = byte_pairs(whole, 280)
-    for part, of in zip(made, whole, strict=True):
-        assert part.decode(part.ids).encode() == of.ids.tobytes()
-        assert part.ids.max() < part.vocabulary == 280
-        assert part.bytes_per_token == len(of) / len(part) > 2
-    assert made.test.decode(made.test.encode("Wald ist dünn")) == "Wald ist dünn"
-    (kept,) = cache.rglob("*.npz")
-    again = byte_pairs(whole, 280)
-    kept.unlink()
-    anew = byte_pairs(whole, 280)
-    for other in (again, anew):
-        assert np.array_equal(other.train.ids, made.train.ids)
-        assert other.train.tokenizer == made.train.tokenizer
-
-
-@pytest.mark.parametrize(
-    ("text", "vocabulary", "message"),
-    [
-        (TEXT, 256, "a vocabulary of 256 does not lie in \\[257, 65536\\]"),
-        (Tokens(ids=np.full(40, 0xFF, np.uint8)), 300, "not UTF-8 \\(invalid start byte at byte 0\\)"),
-        (Tokens(ids=IDS, vocabulary=1000, bytes_per_token=None), 300, "need text as bytes"),
-    ],
-)
-@pytest.mark.usefixtures("cache")
-def test_byte_pairs_that_cannot_be_learned_are_one_line(text: Tokens, vocabulary: int, message: str) -> None:
-    """The message says what is wrong."""
-    pytest.importorskip("tokenizers")
-    with pytest.raises(DataError, match=message):
-        byte_pairs(Split(text, text), vocabulary)
+    text = "ein Männlein steht im Walde ganz still und stumm\n".encode() * 400
+    made = BytePairs(text, 280).encode(text)
+    kept = sorted(cache.rglob("*.npy"))
+    assert len(kept) == 2
+    assert np.array_equal(BytePairs(text, 280).encode(text), made)
+    assert sorted(cache.rglob("*.npy")) == kept
+    shutil.rmtree(cache)
+    assert np.array_equal(BytePairs(text, 280).encode(text), made)
+    assert not np.array_equal(BytePairs(text[:-98], 280).encode(text[:-98]), made)
 
 
 def test_a_look_at_large_data_takes_a_part_of_them() -> None:
@@ -493,7 +464,7 @@ def test_data_in_s3_are_fetched_once(aws: Any, tmp_path: Path) -> None:
     there = pickle.loads(pickled)
     assert np.array_equal(there[0], X)
     aws.put_object(Bucket="lab", Key="note.txt", Body=b"to be")
-    assert tokens("s3://lab/note.txt").decode(tokens("s3://lab/note.txt").ids) == "to be"
+    assert tokens("s3://lab/note.txt").ids.tobytes() == b"to be"
     aws.put_object(Bucket="lab", Key="note.txt", Body=b"or not to be")
     fetched.cache_clear()
     assert len(tokens("s3://lab/note.txt")) == 12

@@ -167,6 +167,9 @@ def test_what_is_under_way_or_damaged_is_said(unrelated: Path, capsys: pytest.Ca
     assert "Not read: 2" in text
     assert "larger: config.yaml: cannot be read" in text
     assert "real: meta.json: is larger than 4 MB, so not read" in text
+    (unrelated / "real" / "meta.json").unlink()
+    os.mkfifo(unrelated / "real" / "meta.json")
+    assert "real: meta.json: is not a file" in "".join(printed(capsys, "--list", str(unrelated)))
 
 
 # --- What can be compared -----------------------------------------------------------------------------------

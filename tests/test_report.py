@@ -235,7 +235,7 @@ def test_rows_agree_with_their_records(race: Path) -> None:
     assert frames.runs.columns == [
         "variant", "folder", "mode", "engine", "num_workers", "seed", "stopped_by", "wall_s",
         "best_eval_loss", "time_to_target_s", "gradients_to_target", "eval_loss", "eval_accuracy",
-        "updates", "updates_per_s",
+        "eval_bits_per_byte", "updates", "updates_per_s",
         "gradients", "gradients_per_s", "clock_s", "staleness_mean", "staleness_p95", "staleness_max",
         "clock_gap_max", "drift", "idle_share", "restarts", "wasted", "faults", "repeated", "recovery_p50_s",
         "bytes",

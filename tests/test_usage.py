@@ -16,6 +16,7 @@ import pytest
 from conftest import ROOT, CommandLine
 
 from dsgd.config import OnlyWith, TimingConfig, TrainConfig, option_fields
+from dsgd.options.constraints import GIVEN
 from dsgd.strategies import load, modes
 from dsgd.terminal.cli import parse
 from dsgd.terminal.commands import COMMANDS, command_of
@@ -375,16 +376,16 @@ def test_the_version_is_printed(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("mode", modes())
 def test_a_rule_of_effect_names_options_and_values_that_exist(mode: str) -> None:
-    """Each value is a choice of a known option, or None where it may be that: `OnlyWith(dataset="digit")`
-    would refuse it always.
+    """Each value is a choice of a known option, or None or GIVEN where it may be None:
+    `OnlyWith(dataset="digit")` would refuse it always.
     """
     known = option_fields(load(mode).Config)
     for option in known.values():
         for rule in option.rules:
             if isinstance(rule, OnlyWith):
                 for other, allowed in rule.allowed.items():
-                    left_out = allowed == (None,) and known[other].optional
-                    assert left_out or set(allowed) < set(known[other].choices), (option.name, other)
+                    free = allowed in ((None,), (GIVEN,)) and known[other].optional
+                    assert free or set(allowed) < set(known[other].choices), (option.name, other)
 
 
 @pytest.mark.parametrize("mode", modes())

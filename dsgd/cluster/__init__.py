@@ -16,7 +16,9 @@ from typing import NamedTuple, Protocol
 
 from dsgd.cluster.clocks import Clocks
 from dsgd.cluster.state import ClusterState
+from dsgd.data import Workload
 from dsgd.faults.seen import FaultSeen
+from dsgd.work.model import Evaluation
 from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Vector, Weights
@@ -173,6 +175,12 @@ class Telemetry(Protocol):
     def faults_seen(self) -> Sequence[FaultSeen]:
         """The faults that are over, in the order in which they ended; it only grows."""
 
+    def evaluate(self, workload: Workload, w: Vector) -> Evaluation | None:
+        """Return the evaluation of weights w (D,), off the clock; one thread at a time may call it.
+
+        Raises EvaluationLost.
+        """
+
     def reached(self, version: int) -> None:
         """Learn that the run has recorded this version of the weights: faults may be due with it."""
 
@@ -199,6 +207,10 @@ class DriverLost(Exception):
         super().__init__("the driver was ended by --faults")
         self.lasts_s = lasts_s
         """Engine seconds until it is back."""
+
+
+class EvaluationLost(Exception):
+    """An evaluation was not made, and will not be; the run goes on without it."""
 
 
 class TimeUp(Exception):

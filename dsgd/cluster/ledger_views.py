@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from dsgd.cluster.ledger import Flight, Ledger
+from dsgd.data import Workload
 from dsgd.work import rules
-from dsgd.work.weights import Weights
+from dsgd.work.model import Evaluation
+from dsgd.work.weights import Vector, Weights
 
 F = TypeVar("F", bound=Flight)
 
@@ -25,6 +27,9 @@ class LedgerViews(Generic[F]):
         self._ledger = ledger
         # Attributes, not properties: every task reads them.
         self.idle, self.clocks, self.in_flight = ledger.idle, ledger.clocks, ledger.in_flight
+
+    def evaluate(self, workload: Workload, w: Vector) -> Evaluation | None:
+        return workload.evaluate(w)
 
     @property
     def workers(self) -> Sequence[int]:

@@ -28,6 +28,7 @@ from dsgd.cluster.fault_book import FaultBook, OpenFault
 from dsgd.cluster.hosts import Hosts
 from dsgd.cluster.ledger import Ledger
 from dsgd.cluster.ledger_views import LedgerViews
+from dsgd.cluster.ray_evaluation import EvaluatingProcess
 from dsgd.cluster.ray_processes import HostProcess, HostProcesses
 from dsgd.cluster.ray_start import choose_device, lacking, start_hosts
 from dsgd.cluster.ray_states import StateCopies
@@ -40,8 +41,10 @@ from dsgd.faults.fault import Fault
 from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
 from dsgd.faults.seen import FaultSeen
+from dsgd.work.model import Evaluation
+from dsgd.work.problem import ProblemError
 from dsgd.work.tasks import Task
-from dsgd.work.weights import Weights
+from dsgd.work.weights import Vector, Weights
 
 _POLL_S = 1.0  # how often waiting looks for what Ray does not report by an answer
 _LOOK_S = 0.02  # the same while no answer can come, and while a node starts
@@ -98,6 +101,7 @@ class RayCluster(LedgerViews[RayFlight]):
         self._now_s = 0.0
         self._connection = connection or connect(cfg.ray.start_timeout_s)
         self._processes: HostProcesses | None = None
+        self._evaluating: EvaluatingProcess | None = None
         try:
             self.device = choose_device(cfg, self._connection)
             times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
@@ -111,6 +115,8 @@ class RayCluster(LedgerViews[RayFlight]):
             self.close()
             raise
         self._running = dict(enumerate(started))
+        if workload.objective.in_own_process:
+            self._evaluating = EvaluatingProcess(workload, self.device, self._place_to_evaluate)
         self._pids = [process.pid for process in started]
 
     def __enter__(self) -> RayCluster:
@@ -230,8 +236,20 @@ class RayCluster(LedgerViews[RayFlight]):
         self._messages = [0] * len(self._messages)
         self._send_unsent()
 
+    def evaluate(self, workload: Workload, w: Vector) -> Evaluation | None:
+        return self._evaluating.evaluate(w) if self._evaluating else workload.evaluate(w)
+
+    def _place_to_evaluate(self) -> tuple[str, str] | None:
+        """Return the node of a process that computes on a GPU, and its GPUs; None if none does."""
+        for process in list(self._running.values()) if self.device == "cuda" else ():
+            if process.node_id:
+                return process.node_id, ray.get(process.actor.gpus.remote())
+        return None
+
     def close(self) -> None:
         """Stop the workers, and the cluster if this run started it."""
+        if self._evaluating:
+            self._evaluating.close()
         if self._processes:
             self._processes.close()
         self._connection.close()
@@ -302,6 +320,8 @@ class RayCluster(LedgerViews[RayFlight]):
             if isinstance(error.cause, ObjectLostError):
                 self._lost_with_its_machine(ref)
                 return None
+            if isinstance(error.cause, ProblemError):
+                raise ClusterError(f"worker {worker}: {error.cause}") from error
             raise ClusterError(
                 f"worker {worker} failed in its task: {error.cause!r}; try --engine sim, which shows where"
             ) from error

@@ -60,6 +60,7 @@ class Host:
         self._objective, self._times, self._device = objective, times, device
         self._padding = np.zeros(padding_bytes // 4, np.float32)
         self._shards: dict[int, Shard] = {}
+        self._tried = False
         self._tasks: dict[bytes, Task] = {}
         self._stopped: dict[int, int] = {}  # by worker: no task up to this ticket need go on
         self._stop = threading.Condition()
@@ -81,7 +82,15 @@ class Host:
         self._shards[worker] = found
 
     def ready(self) -> tuple[int, str]:
-        """Return the process id and the node's, once all that was sent before is done."""
+        """Return the process id and the node's, once all that was sent before is done.
+
+        The first time, see that a gradient can be computed, which also gets all ready for the next.
+        """
+        if not self._tried and self._objective.num_weights:
+            for shard in self._shards.values():
+                self._objective.try_out(shard)
+                self._tried = True
+                break
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def run(self, request: bytes, large: Vector | None = None, state: Vector | None = None) -> Any:
@@ -129,6 +138,11 @@ class Host:
         with self._stop:
             self._stopped[worker] = max(self._stopped.get(worker, -1), ticket)
             self._stop.notify_all()
+
+    @ray.method(concurrency_group="control")
+    def gpus(self) -> str:
+        """Return the GPUs that this process may use, as the environment names them."""
+        return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     @ray.method(concurrency_group="control")
     def end_process(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
-from dsgd.cluster.ray_connection import Connection, resources
+from dsgd.cluster.ray_connection import Connection, last_line, resources
 
 # isort: split
 import ray
@@ -22,6 +22,7 @@ from dsgd.cluster.ray_nodes import Nodes
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.config import TrainConfig
 from dsgd.work.model import Objective
+from dsgd.work.problem import ProblemError
 from dsgd.work.shard import Shard
 
 _SLIVER = 0.001  # of a CPU, the least that Ray counts
@@ -54,7 +55,8 @@ class HostProcesses:
     ) -> None:
         self._private = connection.private
         self.nodes = Nodes(cfg.fault.nodes if connection.private else 1)
-        self._arguments = objective, times, device, cfg.timing.padding_bytes
+        self._objective: Any = objective
+        self._arguments = times, device, cfg.timing.padding_bytes
         self._gpus = cfg.ray.gpus_per_worker if device == "cuda" else 0
         self._shards: list[Any] = []
         self._started: list[HostProcess] = []
@@ -62,8 +64,12 @@ class HostProcesses:
         """Each process that has ended, or, True, has had notice that it will be."""
 
     def prepare(self, shards: Sequence[Shard]) -> None:
-        """Start the nodes, and put the workers' shards where each of them can get them."""
+        """Start the nodes, and put the objective and the shards where each process can get them."""
         self.nodes.start()
+        try:
+            self._objective = ray.put(self._objective.for_gradients())
+        except Exception as error:  # whatever pickle raises for what is a user's
+            raise ProblemError(f"it cannot be sent to a worker's process: {last_line(error)}") from error
         self._shards = [ray.put(shard.alone()) for shard in shards]
 
     def start(self, host: int, workers: Sequence[int]) -> HostProcess:
@@ -82,7 +88,7 @@ class HostProcesses:
                 scheduling_strategy=strategy,
                 enable_task_events=False,
             )
-            .remote(*self._arguments)
+            .remote(self._objective, *self._arguments)
         )
         process = HostProcess(host, actor, None)
         self._started.append(process)

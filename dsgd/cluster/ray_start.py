@@ -11,13 +11,14 @@ from dsgd.cluster.ray_connection import Connection, last_line, resources
 
 # isort: split
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from dsgd.cluster import ClusterError
 from dsgd.cluster.capacity import num_processes, shortage
 from dsgd.cluster.hosts import Hosts
 from dsgd.cluster.ray_processes import HostProcess, HostProcesses, room_for
 from dsgd.config import TrainConfig
+from dsgd.work.problem import ProblemError
 from dsgd.work.shard import Shard
 
 _POLL_S = 1.0
@@ -84,6 +85,9 @@ def start_hosts(
         raise ClusterError(lacking(cfg, device, f"{count - num_ready} of {count} workers")) from None
     finally:
         given_up.set()
+    wrong = found.cause if isinstance(found, RayTaskError) else found
+    if isinstance(wrong, ProblemError):
+        raise ValueError(f"--workload {cfg.data.workload}: {wrong}") from wrong
     if isinstance(found, RayActorError):
         raise ClusterError(
             f"a worker died while it started: {last_line(found)}; look for the reason in its "

@@ -8,10 +8,10 @@ samples. Nothing is downloaded, except a user's own s3:// paths.
     train, test = fashion()                # or mnist(), shakespeare(), python_sources()
 """
 
-from dsgd.datasets.about import about as about
 from dsgd.datasets.array_files import arrays as arrays
 from dsgd.datasets.array_files import labelled as labelled
-from dsgd.datasets.byte_pairs import byte_pairs as byte_pairs
+from dsgd.datasets.byte_pairs import BytePairs as BytePairs
+from dsgd.datasets.digest import about as about
 from dsgd.datasets.local_files import DataError as DataError
 from dsgd.datasets.shipped import fashion as fashion
 from dsgd.datasets.shipped import mnist as mnist

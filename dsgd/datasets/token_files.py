@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dsgd.datasets.blocks import blocks
 from dsgd.datasets.local_files import DataError, local, reading
 from dsgd.datasets.mapped import Array, Mapped
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 BYTES = 256
 GPT2 = 50257
@@ -31,38 +26,17 @@ class Tokens:
     """How many different ids there may be."""
     bytes_per_token: float | None = 1.0
     """Bytes of the text, divided by N; None if the text is not known."""
-    tokenizer: str | None = None
-    """What made the ids, as the JSON of `tokenizers`; None: they are bytes, or it is not known."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def are_bytes(self) -> bool:
-        return self.bytes_per_token == 1 and self.tokenizer is None
+        return self.vocabulary == BYTES and self.bytes_per_token == 1
 
     def part(self, tokens: slice) -> Tokens:
         """Return some of the text."""
         return replace(self, ids=self.ids[tokens])
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of another text. Raises DataError where that is not known."""
-        return list(text.encode()) if self.are_bytes else list(self._tokenizer().encode(text).ids)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of some ids, U+FFFD in place of what is no UTF-8. Raises DataError where that is
-        not known.
-        """
-        if self.are_bytes:
-            return bytes(ids).decode(errors="replace")
-        return str(self._tokenizer().decode(list(ids)))
-
-    def _tokenizer(self) -> Tokenizer:
-        if self.tokenizer is None:
-            raise DataError("a .bin file does not say what its token ids stand for; give the text itself")
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_str(self.tokenizer)
 
 
 def tokens(path: str, vocabulary: int = GPT2) -> Tokens:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from dsgd.checkpoints.run_state import DueEvaluation
-from dsgd.data import Workload
+from dsgd.cluster import EvaluationLost
 from dsgd.work.model import Evaluation
-from dsgd.work.weights import Weights
+from dsgd.work.weights import Vector, Weights
 
 _MOST_WAITING = 8  # each keeps a version of the weights in memory
 
@@ -25,13 +26,16 @@ class Evaluated(NamedTuple):
 
 
 class Evaluator:
-    """Evaluates in a thread of the driver or, where the clock is virtual and does not wait, at once.
+    """Has weights evaluated while the run goes on or, where the clock is virtual and does not wait, at once.
 
+    evaluate: returns the evaluation of weights (D,), or raises EvaluationLost.
     With `background`, an evaluation that is due while several others wait is left out.
     """
 
-    def __init__(self, workload: Workload, *, background: bool) -> None:
-        self._workload = workload
+    def __init__(self, evaluate: Callable[[Vector], Evaluation | None], *, background: bool) -> None:
+        self._evaluate = evaluate
+        self.notes: list[str] = []
+        """A line for each evaluation that was lost."""
         self._pool = ThreadPoolExecutor(1) if background else None
         self._waiting: deque[tuple[Weights, float, int, int, Future[Evaluation | None]]] = deque()
 
@@ -50,10 +54,10 @@ class Evaluator:
             return False
         future: Future[Evaluation | None]
         if self._pool:
-            future = self._pool.submit(self._workload.evaluate, w.vector)
+            future = self._pool.submit(self._evaluate, w.vector)
         else:
             future = Future()
-            future.set_result(self._workload.evaluate(w.vector))
+            future.set_result(self._evaluate(w.vector))
         self._waiting.append((w, t_s, gradients, num_bytes, future))
         return True
 
@@ -70,7 +74,11 @@ class Evaluator:
         found = []
         while self._waiting and (wait or self._waiting[0][-1].done()):
             w, t_s, gradients, num_bytes, future = self._waiting.popleft()
-            evaluation = future.result()
+            try:
+                evaluation = future.result()
+            except EvaluationLost as lost:
+                self.notes.append(f"the evaluation of version {w.version} was lost: {lost}")
+                continue
             if evaluation:
                 found.append(Evaluated(w.version, t_s, gradients, num_bytes, evaluation))
         return found

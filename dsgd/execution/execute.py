@@ -13,8 +13,8 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -74,6 +74,8 @@ class Running:
     """Counts all updates so far."""
     path: Path | None
     """The folder of its record, if it has one."""
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """The model and the data of a workload's file."""
 
 
 class Watcher:
@@ -122,7 +124,7 @@ class Ended:
     checkpoints_written: int = 0
     """In all places outside this process."""
     notes: Sequence[str] = ()
-    """What went wrong with checkpoints, in a line each; the run went on."""
+    """What went wrong with checkpoints and evaluations, in a line each; the run went on."""
 
     @cached_property
     def summary(self) -> Any:
@@ -186,7 +188,10 @@ def execute(
                 following.go_on(point, started)
             elif record:
                 record.open(
-                    started=started, cluster=cluster, weights=first if cfg.checkpoint.init_from else None
+                    started=started,
+                    cluster=cluster,
+                    weights=first if cfg.checkpoint.init_from else None,
+                    about=workload.about,
                 )
             with _few_collections() if cfg.engine == "sim" else nullcontext():
                 return following.to_the_end(interruptions, started)
@@ -232,7 +237,9 @@ class _Following:
         self._cfg, self._strategy, self._cluster = cfg, strategy, cluster
         self._record, self._watchers = record, watchers
         self._tally = Tally(cfg.num_workers, workload.samples_per_batch, cluster.clocks)
-        self._evaluator = Evaluator(workload, background=cfg.engine == "ray") if evaluate else None
+        self._evaluator: Evaluator | None = None
+        if evaluate:
+            self._evaluator = Evaluator(partial(cluster.evaluate, workload), background=cfg.engine == "ray")
         self._evaluations: list[Evaluated] = []
         self._evaluated_version = -1
         self._evaluate_each = cfg.stop.eval_every * cfg.num_workers or math.inf
@@ -398,7 +405,13 @@ class _Following:
         """Show the watchers, once, that the run begins: before the first update, recorded or new."""
         if not self._begun:
             self._begun = True
-            running = Running(cfg=self._cfg, cluster=self._cluster, tally=self._tally, path=self._path)
+            running = Running(
+                cfg=self._cfg,
+                cluster=self._cluster,
+                tally=self._tally,
+                path=self._path,
+                about=self._workload.about,
+            )
             for watcher in self._watchers:
                 watcher.started(running)
 
@@ -674,7 +687,11 @@ class _Following:
             startup_s=startup_s,
             written=written,
             checkpoints_written=sum(tier.written for tier in self._checkpoints.tiers),
-            notes=(*self._skipped, *self._checkpoints.notes()),
+            notes=(
+                *self._skipped,
+                *self._checkpoints.notes(),
+                *(self._evaluator.notes if self._evaluator else ()),
+            ),
         )
 
 
@@ -701,6 +718,8 @@ def _summary(ended: Ended) -> dict[str, Any]:
         "eval": {
             "loss": finite(found.loss) if found else None,
             "accuracy": found.accuracy if found else None,
+            "bits_per_byte": finite(found.bits_per_byte) if found else None,
+            "perplexity": finite(found.perplexity) if found else None,
         },
         **counted,
         "theory": compare(

@@ -230,7 +230,8 @@ def require_same_start(cfg: TrainConfig, path: Path, first: Vector) -> None:
 
 
 def _evaluated(line: RecordedEvaluation) -> Evaluated:
-    found = Evaluation(math.nan if line.loss is None else line.loss, line.accuracy)
+    loss = math.nan if line.loss is None else line.loss
+    found = Evaluation(loss, line.accuracy, line.bits_per_byte)
     return Evaluated(line.version, line.t_s, line.gradients, line.bytes, found)
 
 

@@ -75,9 +75,13 @@ def whole_or_inf(least: int) -> Must:
     )
 
 
+GIVEN = "any value"
+"""In `OnlyWith`: the other option is given, whatever its value."""
+
+
 class OnlyWith:
     """The option has an effect only where each of the other options has one of these values; None: is not
-    given.
+    given; GIVEN: is given.
 
     >>> OnlyWith(dataset=("xor", "digits"), model="mlp").allowed
     {'dataset': ('xor', 'digits'), 'model': ('mlp',)}
@@ -325,8 +329,11 @@ def _number(x: Any) -> str:
 def _require_effect(name: str, values: Mapping[str, Any], rule: OnlyWith) -> None:
     """Raise ValueError for an option that is set but, given these options, has no effect."""
     for other, allowed in rule.allowed.items():
-        if other in values and values[other] not in allowed:
-            with_ = f"--{other.replace('_', '-')}"
+        with_ = f"--{other.replace('_', '-')}"
+        if allowed == (GIVEN,):
+            given = other not in values or values[other] is not None
+            require(given, name, values[name], f"has an effect only with {with_}; leave it out")
+        elif other in values and values[other] not in allowed:
             names = [name for name in allowed if name is not None]
             only = f"only with {with_} {' or '.join(names)}" if names else "only without it"
             require(

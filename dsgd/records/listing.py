@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,12 +168,14 @@ def _listed(path: Path) -> ListedRun:
 
 
 def _require_small(file: Path) -> Path:
-    """Return the file; raises RecordError if it is not there, or too large for what it should be."""
+    """Return the file; raises RecordError if it is not there, no file, or too large for what it should be."""
     try:
-        size = file.stat().st_size
+        found = file.stat()
     except OSError as error:
         raise RecordError(f"{file}: cannot be read ({error.strerror})") from None
-    if size > _LARGEST:
+    if not stat.S_ISREG(found.st_mode):  # a folder, or a pipe that nobody writes
+        raise RecordError(f"{file}: is not a file")
+    if found.st_size > _LARGEST:
         raise RecordError(f"{file}: is larger than {_LARGEST >> 20} MB, so not read")
     return file
 

@@ -97,7 +97,7 @@ class RecordedUpdate(Struct, frozen=True, kw_only=True, omit_defaults=True):
 # --- evals.jsonl
 
 
-class RecordedEvaluation(Struct, frozen=True, kw_only=True, gc=False):
+class RecordedEvaluation(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A line of evals.jsonl."""
 
     version: Annotated[int, field("updates", "the weights evaluated")]
@@ -112,6 +112,10 @@ class RecordedEvaluation(Struct, frozen=True, kw_only=True, gc=False):
         float | None,
         field("0 to 1", "share of held-out samples classified correctly; null for the quadratic"),
     ]
+    bits_per_byte: Annotated[
+        float | None,
+        field("bits a byte", "of held-out text: the loss to base 2; left out of all but language models"),
+    ] = None
 
 
 # --- faults.jsonl
@@ -180,11 +184,17 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
 # --- summary.json
 
 
-class LastEvaluation(Struct, frozen=True, kw_only=True):
+class LastEvaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`eval` of summary.json."""
 
     loss: Annotated[float | None, field("", "of the last evaluation")]
     accuracy: Annotated[float | None, field("0 to 1", "of the last evaluation")]
+    bits_per_byte: Annotated[
+        float | None, field("bits a byte", "of the last evaluation; left out of all but language models")
+    ] = None
+    perplexity: Annotated[
+        float | None, field("tokens", "e to the loss; left out of all but language models")
+    ] = None
 
 
 class FirstAndLast(Struct, frozen=True, kw_only=True):
@@ -469,6 +479,16 @@ class Meta(Struct, frozen=True, kw_only=True):
         str | None,
         field("", "of the file of `workload`, which the record has as `workload.py`; null without"),
     ] = None
+    workload: Annotated[
+        dict[str, Any],
+        field(
+            "",
+            "the model and data of `workload`: `weights`, `bytes_per_token` (null unless a language model), "
+            "`train` and `test`, each with `samples`, and what its file adds, like `flops_per_sample` of a "
+            "gradient and, of text, `gzip_bits_per_byte` and `xz_bits_per_byte`. Empty without",
+            key="NAME",
+        ),
+    ] = msgspec.field(default_factory=dict)
     attempts: Annotated[
         tuple[LaterAttempt, ...],
         field("", "the later ones of a resumed run, each with the fields below"),

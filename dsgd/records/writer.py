@@ -80,10 +80,17 @@ class RunRecord:
         self._tensorboard: TensorBoard | None = None
         self._flushed_s = time.monotonic()
 
-    def open(self, *, started: float, cluster: Engine, weights: Vector | None = None) -> None:
+    def open(
+        self,
+        *,
+        started: float,
+        cluster: Engine,
+        weights: Vector | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> None:
         """Make the folder and write what is known before the first update.
 
-        weights: the first ones, where they are another run's.
+        weights: the first ones, where they are another run's. about: the workload's model and data.
 
         Raises ValueError where the folder cannot be made, WriteError where nothing can be written in it; then
         there is no folder.
@@ -94,7 +101,7 @@ class RunRecord:
         workload = self._cfg.data.workload
         code = b"" if workload is None else workload_copy.content_of(workload)
         if code:
-            meta = replace(meta, workload_sha256=workload_copy.digest(code))
+            meta = replace(meta, workload_sha256=workload_copy.digest(code), workload=dict(about or {}))
         self._make_folder()
         self._take_lock()
         try:
@@ -232,6 +239,7 @@ class RunRecord:
             bytes=evaluated.bytes,
             loss=finite(evaluated.found.loss),
             accuracy=evaluated.found.accuracy,
+            bits_per_byte=finite(evaluated.found.bits_per_byte),
         )
         self._append("evals.jsonl", line)
 

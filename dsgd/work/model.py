@@ -32,6 +32,14 @@ class Evaluation(NamedTuple):
 
     loss: float
     accuracy: float | None
+    bits_per_byte: float | None = None
+    """Of a language model: its loss per byte of text instead of per token, to base 2."""
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of a language model: e to its loss, as many tokens as it hesitates between."""
+        with np.errstate(over="ignore"):
+            return None if self.bits_per_byte is None else float(np.exp(self.loss))
 
 
 class Objective(ABC):
@@ -42,10 +50,25 @@ class Objective(ABC):
     one_thread = False
     """Whether only one thread of a process may compute: torch has one generator for all of them."""
 
+    in_own_process: ClassVar[bool] = False
+    """Whether evaluations on Ray have a process for themselves: they would keep the driver's interpreter
+    busy."""
+
     @property
     @abstractmethod
     def num_weights(self) -> int:
         """D, the length of the weight vector."""
+
+    def try_out(self, shard: Shard) -> None:  # noqa: B027 - most cannot fail
+        """Raise ValueError, in one line, if gradients cannot be computed; called before a run begins."""
+
+    def for_gradients(self) -> Objective:
+        """Return what a worker needs, which has its shard."""
+        return self
+
+    def for_evaluation(self, device: str) -> Objective:
+        """Return what an evaluation needs, on this torch device if torch computes it."""
+        return self
 
     @abstractmethod
     def initial_weights(self, seed: int) -> Vector:

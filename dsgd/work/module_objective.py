@@ -7,16 +7,21 @@ on the data all work, which neither `functional_call` nor `vmap` gives.
 from __future__ import annotations
 
 import copy
+import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dsgd.options.user_code import located
 from dsgd.work.model import Evaluation, Objective
-from dsgd.work.problem import Problem, length, part, take
+from dsgd.work.problem import Problem, ProblemError, length, part, take
+from dsgd.work.replica import Replica, require_trainable, trained
 from dsgd.work.reshuffled import Indices, Reshuffled
 from dsgd.work.rng import Purpose, at
 from dsgd.work.weights import Vector
@@ -26,8 +31,7 @@ if TYPE_CHECKING:
 
     from dsgd.work.shard import Shard
 
-_EVALUATED_AT_ONCE = 256  # samples
-_ESTIMATED_FROM = 1024  # samples
+_ESTIMATED_FROM, _ESTIMATED_AT_ONCE = 1024, 256  # samples
 
 
 class ProblemShard(Reshuffled):
@@ -39,7 +43,16 @@ class ProblemShard(Reshuffled):
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
         """Return the mini-batch number `step`: tensors, samples first."""
-        return tuple(tensor.to(self.device) for tensor in take(self.data, self.batch_rows(step)))
+        return _on(self.device, take(self.data, self.batch_rows(step)))
+
+    def parts(self, step: int, count: int) -> Iterator[tuple[float, tuple[Tensor, ...]]]:
+        """Yield the mini-batch number `step` in `count` parts, each with the share of its samples.
+
+        Their sizes differ by one at most; each is read when it is asked for.
+        """
+        rows = self.batch_rows(step)
+        for some in np.array_split(rows, count):
+            yield len(some) / len(rows), _on(self.device, take(self.data, some))
 
     def torch_seed(self, step: int) -> int:
         """Return what torch's generator is seeded with for a gradient, so that dropout repeats with it."""
@@ -64,24 +77,8 @@ class ProblemShard(Reshuffled):
         return shards
 
 
-class Replica:
-    """A copy of the module whose trained parameters, and their gradients, are views into one vector each."""
-
-    def __init__(self, module: torch.nn.Module, device: str) -> None:
-        self.module = copy.deepcopy(module).to(device).train()
-        parameters = trained(self.module)
-        sizes = [parameter.numel() for parameter in parameters]
-        self.w = torch.empty(sum(sizes), device=device)
-        self.g = torch.zeros_like(self.w)
-        for parameter, w, g in zip(
-            parameters, torch.split(self.w, sizes), torch.split(self.g, sizes), strict=True
-        ):
-            parameter.data, parameter.grad = w.view_as(parameter), g.view_as(parameter)
-
-
-def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Return the parameters that are trained, in the order of the flat vector; those that are tied once."""
-    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+def _on(device: str, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(tensor.to(device) for tensor in batch)
 
 
 def _seed(device: torch.device, seed: int) -> None:
@@ -98,13 +95,31 @@ class ModuleObjective(Objective):
     Its buffers never travel, and do not count: before an evaluation the running statistics of batch
     normalization are estimated anew, from the first training samples, so that an evaluation is a function of
     the weights (Wu & Johnson 2021, "Rethinking batch in BatchNorm", section 3).
+
+    precision: float32, or bf16 for torch's autocast around the loss. accumulate: parts of a mini-batch that
+    are computed one after another. compiled: whether by torch.compile. An evaluation is of the module as it
+    is, in float32, on the device evaluated_on and with so many samples at once. Raises ProblemError for
+    parameters that it cannot train.
     """
 
     row_by_row: ClassVar[bool] = True
+    in_own_process: ClassVar[bool] = True
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        precision: str = "float32",
+        accumulate: int = 1,
+        compiled: bool = False,
+        evaluated_on: str = "cpu",
+        evaluated_at_once: int = 256,
+    ) -> None:
+        require_trainable(problem.module)
         self.problem = problem._replace(module=problem.module.float())
         self._num_weights = sum(parameter.numel() for parameter in trained(problem.module))
+        self._bf16, self._accumulate, self._compiled = precision == "bf16", accumulate, compiled
+        self._evaluated_on, self._evaluated_at_once = evaluated_on, evaluated_at_once
         self._replicas = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,63 +141,124 @@ class ModuleObjective(Objective):
     def loss(self, w: Any, *batch: Any) -> Any:
         raise AssertionError("a module's loss is computed with its gradient")
 
+    def for_gradients(self) -> ModuleObjective:
+        """Return it without its data, of which a worker gets its shard."""
+        return self._changed(problem=self.problem._replace(train=(), test=()))
+
+    def for_evaluation(self, device: str) -> ModuleObjective:
+        """Return it for evaluations on a device, with the training data that they need."""
+        train = self.problem.train
+        if not _normalizing(self.problem.module):
+            train = ()
+        elif isinstance(train, tuple):
+            train = tuple(array[:_ESTIMATED_FROM] for array in train)
+        return self._changed(problem=self.problem._replace(train=train), _evaluated_on=device)
+
+    def _changed(self, **attributes: Any) -> ModuleObjective:
+        changed = copy.copy(self)
+        changed.__dict__.update(attributes)
+        return changed
+
     def _replica(self, device: str) -> Replica:
         replicas = self._replicas.__dict__
         if device not in replicas:
             replicas[device] = Replica(self.problem.module, device)
         return cast(Replica, replicas[device])
 
-    def try_out(self, shard: ProblemShard) -> None:
-        """Compute one loss; raise ValueError for one that cannot be minimised. See whether it is random."""
-        mine = self._replica("cpu")
-        mine.w.copy_(torch.from_numpy(self.initial_weights(0)))
+    def _loss_of(self, mine: Replica) -> Any:
+        """Return the loss as it is computed for a gradient, compiled once for each replica."""
+        if not self._compiled:
+            return self.problem.loss
+        if mine.compiled is None:
+            mine.compiled = torch.compile(self.problem.loss)
+        return mine.compiled
+
+    def try_out(self, shard: Shard) -> None:
+        """Compute one gradient, at the initial weights; see whether that draws random numbers.
+
+        Raises ProblemError for a loss that fails or cannot be minimised.
+        """
+        assert isinstance(shard, ProblemShard)
+        w = torch.from_numpy(self.initial_weights(0)).to(shard.device)[None]
+        _seed(w.device, 0)
         before = torch.default_generator.get_state()
-        loss = self.problem.loss(mine.module, *shard.batch(0))
-        self.one_thread = not torch.equal(before, torch.default_generator.get_state())
-        if not isinstance(loss, torch.Tensor) or loss.dim():
-            shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise ValueError(f"its loss has {shape}; return one number, the mean over the mini-batch")
+        try:
+            loss, _ = self._gradient(w[0], shard, 0, seed=0)
+        except ProblemError:
+            raise
+        except Exception as error:  # of the user's loss, module or data
+            code = getattr(self.problem.loss, "__code__", None)
+            file = Path(code.co_filename) if code else Path()
+            raise ProblemError(f"its loss cannot be computed: {located(error, file)}") from error
+        # Two threads that compile at once are more than torch.compile allows.
+        drawn = not torch.equal(before, torch.default_generator.get_state())
+        self.one_thread = drawn or self._compiled
         if not torch.isfinite(loss):
-            raise ValueError(
+            raise ProblemError(
                 f"its loss is {loss.item()} at the start; look at the data and the initial weights"
             )
 
     def loss_and_gradient(
         self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        mine = self._replica(str(w.device))
         losses, gradients = w.new_empty(len(w)), torch.empty_like(w)
         for p, (shard, step) in enumerate(zip(cast("Sequence[ProblemShard]", shards), steps, strict=True)):
-            _seed(w.device, shard.torch_seed(step))
-            mine.w.copy_(w[p])
-            mine.g.zero_()
-            loss = self.problem.loss(mine.module, *shard.batch(step))
-            loss.backward()  # type: ignore[no-untyped-call]
-            losses[p], gradients[p] = loss.detach(), mine.g
+            losses[p], gradients[p] = self._gradient(w[p], shard, step, seed=shard.torch_seed(step))
         return losses, gradients
 
+    def _gradient(self, w: Tensor, shard: ProblemShard, step: int, *, seed: int) -> tuple[Tensor, Tensor]:
+        """Return the loss and the gradient (D,) at w (D,); the gradient is overwritten by the next one."""
+        with _memory_named(self._num_weights, shard, self._accumulate):
+            mine = self._replica(str(w.device))
+            compute = self._loss_of(mine)
+            _seed(w.device, seed)
+            mine.w.copy_(w)
+            mine.g.zero_()
+            total = w.new_zeros(())
+            for share, batch in shard.parts(step, self._accumulate):
+                if self._bf16:
+                    with torch.autocast(w.device.type, torch.bfloat16):
+                        loss = compute(mine.module, *batch)
+                else:
+                    loss = compute(mine.module, *batch)
+                _require_scalar(loss)
+                (loss if share == 1 else share * loss).backward()
+                total += share * loss.detach()
+        return total, mine.g
+
     def evaluate(self, w: Vector, *test: Any) -> Evaluation | None:
-        problem, mine = self.problem, self._replica("cpu")
+        problem, device = self.problem, self._evaluated_on
+        mine = self._replica(device)
         mine.w.copy_(torch.from_numpy(np.array(w)))
         n, loss, score = length(problem.test), 0.0, 0.0
         self._estimate_statistics(mine.module)
         mine.module.eval()
         with torch.no_grad():
-            for rows in np.array_split(np.arange(n), -(-n // _EVALUATED_AT_ONCE)):
-                batch = take(problem.test, rows)
+            for rows in np.array_split(np.arange(n), -(-n // self._evaluated_at_once)):
+                batch = _on(device, take(problem.test, rows))
                 loss += len(rows) / n * float(problem.loss(mine.module, *batch))
                 if problem.score:
                     score += len(rows) / n * float(problem.score(mine.module, *batch))
         mine.module.train()
-        return Evaluation(loss, score if problem.score else None)
+        bits = loss / math.log(2) / problem.bytes_per_token if problem.bytes_per_token else None
+        return Evaluation(loss, score if problem.score else None, bits)
+
+    def module_at(self, w: Vector) -> torch.nn.Module:
+        """Return a copy of the module with the weights w (D,), as an evaluation has it."""
+        module = copy.deepcopy(self.problem.module).train()
+        parameters = trained(module)
+        sizes = [parameter.numel() for parameter in parameters]
+        parts = torch.split(torch.from_numpy(np.array(w)), sizes)
+        with torch.no_grad():
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.copy_(part.view_as(parameter))
+        with torch.random.fork_rng(devices=[]):
+            self._estimate_statistics(module)
+        return module.eval()
 
     def _estimate_statistics(self, module: torch.nn.Module) -> None:
         """Set the running statistics to the means over some training samples at the present weights."""
-        layers = [
-            layer
-            for layer in module.modules()
-            if isinstance(layer, _BatchNorm) and layer.running_mean is not None
-        ]
+        layers = _normalizing(module)
         if not layers:
             return
         momenta = [layer.momentum for layer in layers]
@@ -190,9 +266,47 @@ class ModuleObjective(Objective):
             layer.reset_running_stats()
             layer.momentum = None  # then each of the mini-batches counts the same
         samples = np.arange(min(length(self.problem.train), _ESTIMATED_FROM))
-        torch.default_generator.manual_seed(0)  # for dropout before such a layer
+        _seed(torch.device(self._evaluated_on), 0)  # for dropout before such a layer
         with torch.no_grad():
-            for rows in np.array_split(samples, -(-len(samples) // _EVALUATED_AT_ONCE)):
-                self.problem.loss(module, *take(self.problem.train, rows))
+            for rows in np.array_split(samples, -(-len(samples) // _ESTIMATED_AT_ONCE)):
+                self.problem.loss(module, *_on(self._evaluated_on, take(self.problem.train, rows)))
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
+
+
+def _normalizing(module: torch.nn.Module) -> list[_BatchNorm]:
+    """Return the layers of a module that have running statistics."""
+    found = (layer for layer in module.modules() if isinstance(layer, _BatchNorm))
+    return [layer for layer in found if layer.running_mean is not None]
+
+
+def _require_scalar(loss: Any) -> None:
+    """Raise ProblemError unless a loss is one number that depends on the weights."""
+    if not isinstance(loss, torch.Tensor) or loss.dim():
+        shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise ProblemError(f"its loss has {shape}; return one number, the mean over the mini-batch")
+    if not loss.requires_grad:
+        raise ProblemError(
+            "its loss does not depend on the parameters; compute it with the module it is given"
+        )
+
+
+@contextmanager
+def _memory_named(num_weights: int, shard: ProblemShard, accumulate: int) -> Iterator[None]:
+    """Give the error of a device whose memory is full a line that has the sizes and the remedy."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        at_once = -(-shard.batch_size // accumulate)
+        sizes = f"{num_weights:,} weights of {_gb(4 * num_weights)} in all, and {at_once} samples at once"
+        if "cuda" in shard.device:
+            free, total = torch.cuda.mem_get_info()
+            sizes += f"; it has {_gb(total)}, of which {_gb(free)} are free"
+        raise ProblemError(
+            f"{shard.device} is out of memory: {sizes}; lower --batch-size, raise --accumulate, or give "
+            "--precision bf16 or fewer workers a device"
+        ) from error
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,10 @@ from dsgd.work.reshuffled import Indices
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+
+class ProblemError(ValueError):
+    """A problem cannot be trained; the message is one line, without the workload's name."""
 
 
 class Problem(NamedTuple):
@@ -28,6 +33,13 @@ class Problem(NamedTuple):
     test: Any
     score: Callable[..., Tensor] | None = None
     """score(module, *batch): what is reported beside the loss, like the accuracy; a mean, too."""
+    bytes_per_token: float | None = None
+    """Of a language model, whose loss is in nats a token: bits a byte and the perplexity are shown, too."""
+    about: Mapping[str, Any] = MappingProxyType({})
+    """What the run's record keeps of the model and the data, like their sizes; numbers and text."""
+    sample: Callable[..., str] | None = None
+    """Of a language model: sample(module, prompt, tokens=, temperature=, seed=), the text that follows the
+    prompt (dsgd/models/sampling.py makes one)."""
 
 
 def length(data: Any) -> int:

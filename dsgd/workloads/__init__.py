@@ -114,8 +114,8 @@ def _wrong(problem: Any) -> str | None:
     """Return what is wrong with what `make` returned; None if it can be trained."""
     import torch
 
-    from dsgd.work.module_objective import trained
     from dsgd.work.problem import Problem, length
+    from dsgd.work.replica import trained
 
     if not isinstance(problem, Problem):
         return f"make() returned a {type(problem).__name__}; return a dsgd.Problem"

@@ -1,0 +1,1 @@
+"""The networks of the workloads that ship; a workload of your own may use them, too."""

@@ -1,0 +1,59 @@
+"""A copy of a module whose trained parameters, and their gradients, are views into one flat vector each."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from dsgd.work.problem import ProblemError
+
+
+def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the parameters that are trained, in the order of the flat vector; those that are tied once."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def require_trainable(module: torch.nn.Module) -> None:
+    """Raise ProblemError for parameters or buffers that a flat float32 vector cannot stand for."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ProblemError(
+                f"its {name} has no shape yet, as in a lazy module; run a mini-batch through it in make()"
+            )
+        if tensor.is_meta:
+            raise ProblemError(f"its {name} is on the meta device and has no values; make it on the CPU")
+        if tensor.is_complex() and tensor.requires_grad:
+            raise ProblemError(f"its {name} is complex; keep its parts as real numbers (torch.view_as_real)")
+
+
+class Replica:
+    """One copy, on one device, for one thread.
+
+    w (D,): the weights, to be written before each computation. g (D,): the gradient, to which `backward`
+    adds. Parameters that the loss does not depend on have a gradient of 0. In the vector each is laid out
+    row by row, whatever its strides were.
+    Raises ProblemError for a module that cannot be copied.
+    """
+
+    def __init__(self, module: torch.nn.Module, device: str) -> None:
+        try:
+            self.module = copy.deepcopy(module).to(device).train()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever the user's __deepcopy__ or __reduce__ raises
+            text = " ".join(str(error).split())
+            raise ProblemError(
+                f"its module cannot be copied ({type(error).__name__}: {text}), and each process and thread "
+                "needs a copy; keep what cannot be copied outside of it"
+            ) from error
+        self.compiled: Any = None
+        """The problem's loss as torch.compile made it for this copy, if it is compiled."""
+        parameters = trained(self.module)
+        sizes = [parameter.numel() for parameter in parameters]
+        self.w = torch.empty(sum(sizes), device=device)
+        self.g = torch.zeros_like(self.w)
+        parts: Any = zip(parameters, torch.split(self.w, sizes), torch.split(self.g, sizes), strict=True)
+        for parameter, w, g in parts:
+            parameter.data, parameter.grad = w.view(parameter.shape), g.view(parameter.shape)

@@ -1,0 +1,32 @@
+"""What the workloads of grey images share: the choice of a network, and the problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dsgd.config import DataConfig
+
+if TYPE_CHECKING:
+    from dsgd.datasets import Split
+    from dsgd.work.problem import Problem
+
+CLASSES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig(DataConfig):
+    """The network."""
+
+    network: Literal["cnn", "resnet"] = "cnn"
+    """cnn: two convolutions. resnet: three residual blocks with batch normalization."""
+
+
+def image_problem(cfg: ImageConfig, images: Split[tuple[Any, ...]]) -> Problem:
+    """Return the problem of x (N, 28, 28) uint8 and y (N,) int64."""
+    from dsgd.models.convnets import accuracy, classification_loss, flops_per_image, small_cnn, small_resnet
+    from dsgd.work.problem import Problem
+
+    module = small_cnn(CLASSES) if cfg.network == "cnn" else small_resnet(CLASSES)
+    about = {"flops_per_sample": flops_per_image(module)}
+    return Problem(module, classification_loss, *images, score=accuracy, about=about)
