@@ -168,3 +168,41 @@ def test_options_of_the_language_model_that_do_not_fit(
     with pytest.raises(ValueError, match="-") as caught:
         make_workload(config("ssgd", **SMALL | {"data": text} | options))
     assert message in str(caught.value)
+
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (40, 28, 28)).astype(np.uint8)
+CLASSES = np.arange(40) % 10
+
+
+@pytest.mark.parametrize("network", ["cnn", "resnet"])
+def test_images_of_a_user_are_trained_and_reported_as_accuracy(network: str, tmp_path: Path) -> None:
+    """Files of the same form take the place of those that ship; the record knows their classes."""
+    file = str(tmp_path / "images.npz")
+    np.savez(file, x=IMAGES, y=CLASSES)
+    options: dict[str, Any] = {"workload": "fashion", "data": file, "network": network, "batch_size": 4}
+    where = {"out": str(tmp_path), "run_name": "a"}
+    cfg = config("ssgd", **options, num_workers=2, steps=2, **where)
+    ended = execute(cfg, record=RunRecord(cfg))
+    record = read_record(tmp_path / "a")
+    assert 0 <= (ended.evaluations[-1].found.accuracy or 0) <= 1
+    assert record.summary.eval.accuracy is not None
+    assert record.summary.eval.bits_per_byte is None
+    assert record.meta.workload["train"]["samples"] + record.meta.workload["test"]["samples"] == 40
+    assert sum(record.meta.workload["train"]["classes"]) == record.meta.workload["train"]["samples"]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (IMAGES[:, :8], CLASSES, "has samples of 8 x 28, uint8; give images of 28 x 28 bytes (uint8)"),
+        (IMAGES / 255, CLASSES, "has samples of 28 x 28, float64"),
+        (IMAGES, CLASSES + 5, "has other labels than 0 to 9; give whole numbers of that range"),
+    ],
+)
+def test_images_of_another_form_are_one_line(x: Any, y: Any, message: str, tmp_path: Path) -> None:
+    """The message names the file, what it holds and what is needed."""
+    file = str(tmp_path / "images.npz")
+    np.savez(file, x=x, y=y)
+    with pytest.raises(ValueError, match="workload fashion: ") as caught:
+        make_workload(config("ssgd", workload="fashion", data=file, num_workers=2, batch_size=4))
+    assert f"--workload fashion: {file}: {message}" in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,22 +12,42 @@ if TYPE_CHECKING:
     from dsgd.datasets import Split
     from dsgd.work.problem import Problem
 
-CLASSES = 10
+CLASSES, SIDE = 10, 28
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(DataConfig):
     """The network."""
 
+    data: str | None = None
+    """Other images of the same form, bytes of 28 x 28 pixels in ten classes: a .npz, .npy, .parquet or idx
+    file, or a folder of idx files. None: those of the workload."""
+
     network: Literal["cnn", "resnet"] = "cnn"
     """cnn: two convolutions. resnet: three residual blocks with batch normalization."""
 
 
-def image_problem(cfg: ImageConfig, images: Split[tuple[Any, ...]]) -> Problem:
-    """Return the problem of x (N, 28, 28) uint8 and y (N,) int64."""
+def image_problem(cfg: ImageConfig, shipped: Callable[[], Split[tuple[Any, ...]]]) -> Problem:
+    """Return the problem of x (N, 28, 28) uint8 and y (N,) int64; `shipped` gives those of the workload."""
+    from dsgd.datasets import labelled
     from dsgd.models.convnets import accuracy, classification_loss, flops_per_image, small_cnn, small_resnet
     from dsgd.work.problem import Problem
 
+    images = shipped() if cfg.data is None else labelled(cfg.data)
+    for part in images:
+        _require_images(part, cfg.data)
     module = small_cnn(CLASSES) if cfg.network == "cnn" else small_resnet(CLASSES)
     about = {"flops_per_sample": flops_per_image(module)}
     return Problem(module, classification_loss, *images, score=accuracy, about=about)
+
+
+def _require_images(part: tuple[Any, ...], path: str | None) -> None:
+    from dsgd.datasets import DataError
+    from dsgd.work.problem import labels
+
+    x, classes = part[0], labels(part)
+    if x.shape[1:] != (SIDE, SIDE) or x.dtype != "uint8":
+        found = f"{' x '.join(map(str, x.shape[1:])) or 'no pixels'}, {x.dtype}"
+        raise DataError(f"{path}: has samples of {found}; give images of {SIDE} x {SIDE} bytes (uint8)")
+    if classes is None or not 0 <= classes.min() <= classes.max() < CLASSES:
+        raise DataError(f"{path}: has other labels than 0 to {CLASSES - 1}; give whole numbers of that range")
