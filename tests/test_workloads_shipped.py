@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
+import torch
 
 from dsgd.data import Workload, make_workload
 from dsgd.datasets.byte_pairs import BytePairs
@@ -22,6 +23,7 @@ from dsgd.records.writer import RunRecord
 from dsgd.report.build import build_report
 from dsgd.strategies import modes
 from dsgd.terminal.list_command import list_runs
+from dsgd.workloads import make_problem
 from dsgd.workloads.gpt import Config as GptConfig
 
 TEXT = b"".join(
@@ -78,8 +80,6 @@ def test_the_windows_are_the_text_in_order(text: str) -> None:
 
 
 def make_problem_of(text: str) -> Any:
-    from dsgd.workloads import make_problem
-
     return make_problem(config("ssgd", **SMALL, data=text).data, 0)
 
 
@@ -206,3 +206,28 @@ def test_images_of_another_form_are_one_line(x: Any, y: Any, message: str, tmp_p
     with pytest.raises(ValueError, match="workload fashion: ") as caught:
         make_workload(config("ssgd", workload="fashion", data=file, num_workers=2, batch_size=4))
     assert f"--workload fashion: {file}: {message}" in str(caught.value)
+
+
+def test_ssgd_with_adamw_is_the_model_trained_alone(text: str) -> None:
+    """Two workers and the server's AdamW take the steps of torch's own, on mini-batches twice as large."""
+    steps, warmup, lr = 12, 3, 3e-3
+    options: dict[str, Any] = {**SMALL, "data": text, "num_workers": 2, "steps": steps, "lr": lr}
+    cfg = config("ssgd", **options, optimizer="adamw", schedule="cosine", warmup=warmup)
+    ended = execute(cfg)
+
+    problem, shards = make_problem(cfg.data, cfg.seed), make_workload(cfg).shards
+    parameters = list(problem.module.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01)
+    for step in range(steps):
+        done = (step - warmup) / (steps - warmup)
+        factor = (step + 1) / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * done))
+        optimizer.param_groups[0]["lr"] = lr * factor
+        batches: list[Any] = [shard.batch(step) for shard in shards]  # type: ignore[attr-defined]
+        x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        optimizer.zero_grad()
+        problem.loss(problem.module, x, y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    alone = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    begun = torch.tensor(make_workload(cfg).objective.initial_weights(cfg.seed))
+    apart = (torch.tensor(ended.weights.vector) - alone).norm() / (alone - begun).norm()
+    assert apart < 1e-3  # of the way; where gradients are near 0, Adam divides rounding by rounding
