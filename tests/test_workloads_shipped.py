@@ -180,6 +180,7 @@ def test_images_of_a_user_are_trained_and_reported_as_accuracy(network: str, tmp
     file = str(tmp_path / "images.npz")
     np.savez(file, x=IMAGES, y=CLASSES)
     options: dict[str, Any] = {"workload": "fashion", "data": file, "network": network, "batch_size": 4}
+    options |= {"eval_images": 3}
     where = {"out": str(tmp_path), "run_name": "a"}
     cfg = config("ssgd", **options, num_workers=2, steps=2, **where)
     ended = execute(cfg, record=RunRecord(cfg))
@@ -187,7 +188,8 @@ def test_images_of_a_user_are_trained_and_reported_as_accuracy(network: str, tmp
     assert 0 <= (ended.evaluations[-1].found.accuracy or 0) <= 1
     assert record.summary.eval.accuracy is not None
     assert record.summary.eval.bits_per_byte is None
-    assert record.meta.workload["train"]["samples"] + record.meta.workload["test"]["samples"] == 40
+    assert record.meta.workload["train"]["samples"] == 36
+    assert record.meta.workload["test"]["samples"] == 3
     assert sum(record.meta.workload["train"]["classes"]) == record.meta.workload["train"]["samples"]
 
 
@@ -230,4 +232,4 @@ def test_ssgd_with_adamw_is_the_model_trained_alone(text: str) -> None:
     alone = torch.cat([parameter.detach().flatten() for parameter in parameters])
     begun = torch.tensor(make_workload(cfg).objective.initial_weights(cfg.seed))
     apart = (torch.tensor(ended.weights.vector) - alone).norm() / (alone - begun).norm()
-    assert apart < 1e-3  # of the way; where gradients are near 0, Adam divides rounding by rounding
+    assert apart < 1e-4  # of the way

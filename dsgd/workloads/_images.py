@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from annotated_types import Ge
 
 from dsgd.config import DataConfig
 
@@ -26,26 +29,33 @@ class ImageConfig(DataConfig):
     network: Literal["cnn", "resnet"] = "cnn"
     """cnn: two convolutions. resnet: three residual blocks with batch normalization."""
 
+    eval_images: Annotated[int | None, Ge(1)] = None
+    """Held-out images that an evaluation reads, the first ones. None: all."""
+
 
 def image_problem(cfg: ImageConfig, shipped: Callable[[], Split[tuple[Any, ...]]]) -> Problem:
     """Return the problem of x (N, 28, 28) uint8 and y (N,) int64; `shipped` gives those of the workload."""
     from dsgd.datasets import labelled
     from dsgd.models.convnets import accuracy, classification_loss, flops_per_image, small_cnn, small_resnet
-    from dsgd.work.problem import Problem
+    from dsgd.work.problem import Problem, length, part
 
     images = shipped() if cfg.data is None else labelled(cfg.data)
-    for part in images:
-        _require_images(part, cfg.data)
+    for samples in images:
+        _require_images(samples, cfg.data)
     module = small_cnn(CLASSES) if cfg.network == "cnn" else small_resnet(CLASSES)
     about = {"flops_per_sample": flops_per_image(module)}
-    return Problem(module, classification_loss, *images, score=accuracy, about=about)
+    test = images.test
+    if cfg.eval_images is not None:
+        first = np.arange(min(cfg.eval_images, length(test)))
+        test = tuple(part(array, first) for array in test)
+    return Problem(module, classification_loss, images.train, test, score=accuracy, about=about)
 
 
-def _require_images(part: tuple[Any, ...], path: str | None) -> None:
+def _require_images(samples: tuple[Any, ...], path: str | None) -> None:
     from dsgd.datasets import DataError
     from dsgd.work.problem import labels
 
-    x, classes = part[0], labels(part)
+    x, classes = samples[0], labels(samples)
     if x.shape[1:] != (SIDE, SIDE) or x.dtype != "uint8":
         found = f"{' x '.join(map(str, x.shape[1:])) or 'no pixels'}, {x.dtype}"
         raise DataError(f"{path}: has samples of {found}; give images of {SIDE} x {SIDE} bytes (uint8)")
