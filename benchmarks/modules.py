@@ -4,9 +4,9 @@
     python benchmarks/modules.py gradient simulator   # some of: gradient simulator ray memory
 
 This file is also a workload: python main.py --workload benchmarks/modules.py --case gpt-1m. The data are
-random, since only time is measured. All loops read their mini-batches in the same way, and each process has one
-thread. Each time is the median of turns that alternate between the sides, so that other load falls on both; a
-gradient's is processor time.
+random, since only time is measured. All loops read their mini-batches in the same way, in one thread a process.
+Each time is the median of turns that alternate between the sides, so that other load falls on both; a gradient's
+is processor time.
 """
 
 from __future__ import annotations
@@ -72,17 +72,23 @@ def make(cfg: Config) -> Problem:
     return Problem(module, classification_loss, data, data)
 
 
-def configured(case: str, batch_size: int, **options: Any) -> Any:
+def configured(case: str, batch_size: int, mode: str = "ssgd", **options: Any) -> Any:
+    """Return the configuration of a run of this file's workload, without evaluations on the way."""
     from dsgd.execution.quick import config
 
-    return config("ssgd", workload=FILE, case=case, batch_size=batch_size, eval_every=0, **options)
+    return config(mode, workload=FILE, case=case, batch_size=batch_size, eval_every=0, **options)
 
 
-def bare_loop(problem: Any, shard: Any) -> Callable[[int], None]:
-    """Return a plain training loop without its optimizer, for so many mini-batches."""
+def bare_loop(
+    problem: Any, shard: Any, *, bf16: bool = False, compiled: bool = False
+) -> Callable[[int], None]:
+    """Return a plain training loop without its optimizer, for so many mini-batches, on the shard's device."""
     import copy
 
-    module = copy.deepcopy(problem.module)
+    import torch
+
+    module = copy.deepcopy(problem.module).to(shard.device)
+    loss = torch.compile(problem.loss) if compiled else problem.loss
     parameters = list(module.parameters())
     for p in parameters:
         p.requires_grad_()
@@ -91,7 +97,10 @@ def bare_loop(problem: Any, shard: Any) -> Callable[[int], None]:
         for step in range(steps):
             for p in parameters:
                 p.grad = None  # what Optimizer.zero_grad does
-            problem.loss(module, *shard.batch(step)).backward()
+            batch = shard.batch(step)
+            with torch.autocast(shard.device, torch.bfloat16, enabled=bf16):
+                found = loss(module, *batch)
+            found.backward()
 
     return loop
 
@@ -216,7 +225,7 @@ def _ddp(rank: int, port: int, batch_size: int, steps: int, turns: int, answers:
     dist.destroy_process_group()
 
 
-def on_ray(steps: int = 12, turns: int = 5) -> None:
+def on_ray(steps: int = 8, turns: int = 5) -> None:
     """Measure synchronous SGD with two workers on Ray, and torch DDP with gloo: one waits while one runs."""
     import socket
 
@@ -225,7 +234,7 @@ def on_ray(steps: int = 12, turns: int = 5) -> None:
     from dsgd.execution.execute import execute
     from dsgd.execution.quick import Keep
 
-    batch_size, context = 8, SIZES["1m"].context
+    batch_size, context = 4, SIZES["1m"].context
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

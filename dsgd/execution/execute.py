@@ -554,6 +554,7 @@ class _Following:
             if tally.last_update_s >= checkpoint_s:
                 self._checkpoint()
                 checkpoint_s = checkpoints.next_s
+            del update  # its values may be large: they are not kept while the next are computed
         return None
 
     def _checkpoint(self) -> None:

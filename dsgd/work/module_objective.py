@@ -192,9 +192,9 @@ class ModuleObjective(Objective):
             code = getattr(self.problem.loss, "__code__", None)
             file = Path(code.co_filename) if code else Path()
             raise ProblemError(f"its loss cannot be computed: {located(error, file)}") from error
-        # Two threads that compile at once are more than torch.compile allows.
+        # torch.compile may not run in two threads at once, and a GPU computes one task after another anyway.
         drawn = not torch.equal(before, torch.default_generator.get_state())
-        self.one_thread = drawn or self._compiled
+        self.one_thread = drawn or self._compiled or w.is_cuda
         if not torch.isfinite(loss):
             raise ProblemError(
                 f"its loss is {loss.item()} at the start; look at the data and the initial weights"
