@@ -208,8 +208,8 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
         raise ValueError(f"--workload {file}: {error}") from error
     about = {
         "weights": objective.num_weights,
-        "train_samples": length(problem.train),
-        "test_samples": length(problem.test),
+        "train": {"samples": length(problem.train)},
+        "test": {"samples": length(problem.test)},
         "bytes_per_token": problem.bytes_per_token,
         **problem.about,
     }

@@ -436,7 +436,11 @@ QUANTITIES: list[Quantity] = [
         name="eval",
         per="evaluation",
         text="loss, and share of samples classified correctly, on held-out data",
-        of_evaluation={"loss": lambda found: found.loss, "accuracy": lambda found: found.accuracy},
+        of_evaluation={
+            "loss": lambda found: found.loss,
+            "accuracy": lambda found: found.accuracy,
+            "bits_per_byte": lambda found: found.bits_per_byte,
+        },
         families={
             "dsgd_eval_loss": Family(
                 "gauge", "Loss on held-out samples at the last evaluation.", "eval_loss"
@@ -452,6 +456,7 @@ QUANTITIES: list[Quantity] = [
         columns={
             "eval_loss": Column(float, lambda summary: summary.eval.loss),
             "eval_accuracy": Column(float, lambda summary: summary.eval.accuracy),
+            "eval_bits_per_byte": Column(float, lambda summary: summary.eval.bits_per_byte),
         },
     ),
     Quantity(

@@ -4,9 +4,9 @@
     python benchmarks/modules.py gradient simulator   # some of: gradient simulator ray memory
 
 This file is also a workload: python main.py --workload benchmarks/modules.py --case gpt-1m. The data are
-random, since only time is measured. All loops read their mini-batches in the same way, in one thread a process.
-Each time is the median of turns that alternate between the sides, so that other load falls on both; a gradient's
-is processor time.
+random, since only time is measured. All loops read mini-batches in the same way, in one thread a process.
+Each time is the median of turns that alternate between the sides, so that other load falls on both. The time
+of a gradient is processor time.
 """
 
 from __future__ import annotations

@@ -19,13 +19,17 @@ if TYPE_CHECKING:
     from dsgd.api import Result as Result
     from dsgd.api import Watcher as Watcher
     from dsgd.api import experiment as experiment
+    from dsgd.api import load as load
     from dsgd.api import modes as modes
     from dsgd.api import replay as replay
     from dsgd.api import run as run
     from dsgd.config import DataConfig as DataConfig
     from dsgd.work.problem import Problem as Problem
 
-_LAZY = ("DataConfig", "Problem", "Comparison", "Result", "Watcher", "experiment", "modes", "replay", "run")
+_LAZY = (
+    "DataConfig", "Problem", "Comparison", "Result", "Watcher",
+    "experiment", "load", "modes", "replay", "run",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

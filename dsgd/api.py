@@ -36,18 +36,19 @@ if TYPE_CHECKING:
     import polars as pl
 
     from dsgd.cluster import Update
+    from dsgd.execution.trained_run import TrainedRun
     from dsgd.report.frames import Frames
     from dsgd.report.pictures import Picture
     from dsgd.work.weights import Vector
 
-__all__ = ["Comparison", "Result", "Watcher", "experiment", "modes", "replay", "run"]
+__all__ = ["Comparison", "Result", "Watcher", "experiment", "load", "modes", "replay", "run"]
 
 _OF_A_RECORD = {*option_fields(OutputConfig), *option_fields(LiveConfig)} - {"out"}
 _TASKS = (
     "version", "worker", "step", "batches", "staleness", "started_s", "finished_s", "compute_s", "loss",
     "applied",
 )  # fmt: skip
-_EVALUATIONS = ("version", "t_s", "gradients", "bytes", "loss", "accuracy")
+_EVALUATIONS = ("version", "t_s", "gradients", "bytes", "loss", "accuracy", "bits_per_byte")
 
 
 class _Rows(Watcher):
@@ -128,9 +129,11 @@ class Result:
 
     @cached_property
     def evaluations(self) -> pl.DataFrame:
-        """The loss curve, one row per evaluation: version, t_s, gradients, bytes, loss, accuracy."""
+        """The loss curve, one row per evaluation: version, t_s, gradients, bytes, loss, accuracy, and
+        bits_per_byte, null except of language models.
+        """
         found = self._ended.evaluations
-        return _frame([(e.version, e.t_s, e.gradients, e.bytes, *e.found[:2]) for e in found], _EVALUATIONS)
+        return _frame([(e.version, e.t_s, e.gradients, e.bytes, *e.found[:3]) for e in found], _EVALUATIONS)
 
     @cached_property
     def updates(self) -> pl.DataFrame:
@@ -263,11 +266,7 @@ def replay(
     """
     from dsgd.execution.replaying import Differs, difference, recorded_run, replayed
 
-    if isinstance(recorded, Result) and recorded.path is None:
-        raise ValueError("dsgd.replay: this run has no record; give it out=")
-    place = recorded.path if isinstance(recorded, Result) else recorded
-    folder = fetch(str(place), "dsgd.replay") if is_s3(str(place)) else Path(str(place))
-    both = replayed(recorded_run(folder), until)
+    both = replayed(recorded_run(Path(_place(recorded, "dsgd.replay"))), until)
 
     def updates() -> Iterator[Update]:
         for update, line in both:
@@ -278,6 +277,30 @@ def replay(
     return updates()
 
 
+def load(recorded: str | Path | Result) -> TrainedRun:
+    """Return what a run has trained: `.module()` is the torch module with its weights.
+
+    recorded: the folder of a record, its URL in S3, or the result of a run that has one; RUN@VERSION is one
+    of its checkpoints. Of a run that has not ended, the weights are those of its newest checkpoint. It runs
+    the code of the run's workload: load only records that you trust.
+
+    Raises ValueError, in one line, for what is no record, is damaged or has no weights yet.
+    """
+    from dsgd.execution.trained_run import trained_run
+
+    return trained_run(_place(recorded, "dsgd.load", weights=True))
+
+
+def _place(recorded: str | Path | Result, caller: str, *, weights: bool = False) -> str:
+    """Return the folder of a record, which is fetched if it is in S3."""
+    if isinstance(recorded, Result):
+        if recorded.path is None:
+            raise ValueError(f"{caller}: this run has no record; give it out=")
+        return str(recorded.path)
+    place = str(recorded)
+    return str(fetch(place, caller, weights=weights)) if is_s3(place) else place
+
+
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """An experiment that has ended."""
@@ -286,7 +309,7 @@ class Comparison:
     runs: pl.DataFrame
     """One row per run; docs/experiments.md describes the columns of results.parquet."""
     curves: pl.DataFrame
-    """One row per evaluation: variant, seed, version, t_s, gradients, bytes, loss, accuracy."""
+    """One row per evaluation: variant, seed and the columns of `Result.evaluations`."""
     failed: Mapping[str, str]
     """The runs that failed, and why."""
     chosen: Mapping[str, Mapping[str, Any]]
@@ -427,7 +450,7 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
 def _frame(rows: list[tuple[Any, ...]], columns: tuple[str, ...]) -> pl.DataFrame:
     import polars as pl
 
-    floats = {"loss", "accuracy", *taken_of_updates()}
+    floats = {"loss", "accuracy", "bits_per_byte", *taken_of_updates()}
     kinds = {name: pl.Float64 for name in columns if name in floats}
     schema = {name: kinds.get(name) for name in columns}  # a column of only None is numeric, too
     return pl.DataFrame(rows, schema=schema, orient="row", infer_schema_length=None)

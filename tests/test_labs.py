@@ -30,7 +30,7 @@ from main import main
 
 LABS = ROOT / "docs" / "labs"
 SAMPLES = Path(__file__).parent / "labs"
-NUMBERS = ("01", "02", "03", "04", "05", "06", "07")
+NUMBERS = ("01", "02", "03", "04", "05", "06", "07", "08")
 each_lab = pytest.mark.parametrize("number", NUMBERS)
 
 
@@ -252,6 +252,10 @@ WRONG_OPTIONS = [
     ("06", {"local_steps": 7}, "One local step fewer"),
     ("07", {"checkpoint_every": 60}, "at most 247,000"),
     ("07", {"checkpoint_every": 300}, "at most 247,000"),
+    ("08", {"local_steps": 11, "lr": 0.75}, "At least 2.8"),
+    ("08", {"local_steps": 13, "lr": 0.75}, "One local step fewer"),
+    ("08", {"local_steps": 12, "lr": 0.4}, "The loss"),
+    ("08", {"local_steps": 12, "lr": 1.2}, "The loss"),
 ]
 
 

@@ -235,7 +235,7 @@ def test_rows_agree_with_their_records(race: Path) -> None:
     assert frames.runs.columns == [
         "variant", "folder", "mode", "engine", "num_workers", "seed", "stopped_by", "wall_s",
         "best_eval_loss", "time_to_target_s", "gradients_to_target", "eval_loss", "eval_accuracy",
-        "updates", "updates_per_s",
+        "eval_bits_per_byte", "updates", "updates_per_s",
         "gradients", "gradients_per_s", "clock_s", "staleness_mean", "staleness_p95", "staleness_max",
         "clock_gap_max", "drift", "idle_share", "restarts", "wasted", "faults", "repeated", "recovery_p50_s",
         "bytes",
@@ -251,7 +251,7 @@ def test_rows_agree_with_their_records(race: Path) -> None:
         idle = [worker["idle_s"] / summary["clock_s"] for worker in summary["workers"].values()]
         assert row["idle_share"] == pytest.approx(np.mean(idle))
         own = frames.curves.filter(pl.col("variant") == row["variant"], pl.col("seed") == row["seed"])
-        assert own.drop("variant", "seed").rows(named=True) == evals
+        assert own.drop("variant", "seed", "bits_per_byte").rows(named=True) == evals
 
 
 def test_loose_records_are_grouped_by_what_differs(race: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dsgd.checkpoints.store import require_whole, version_of
 from dsgd.config import TrainConfig, require
 from dsgd.data import Workload
 from dsgd.records.s3 import CHECKPOINTS
-from dsgd.work.weights import Vector
+from dsgd.work.weights import Vector, Weights
 
 
 def first_weights(cfg: TrainConfig, workload: Workload) -> Vector:
@@ -39,18 +39,26 @@ def first_weights(cfg: TrainConfig, workload: Workload) -> Vector:
 
 def _of_run(source: str) -> Vector:
     run, at, version = source.rpartition("@")
-    if not (at and version.isdigit()):
-        path = Path(source) / "weights.npy"
-        if not path.is_file():
-            raise ValueError("has no weights.npy: it is no record, or its run has not ended")
-        vector: Vector = np.load(path, allow_pickle=False)
-        return vector.astype(np.float32, copy=False)
-    store = DiskStore(Path(run) / CHECKPOINTS)
+    if at and version.isdigit():
+        return of_checkpoint(Path(run), int(version)).vector
+    path = Path(source) / "weights.npy"
+    if not path.is_file():
+        raise ValueError("has no weights.npy: it is no record, or its run has not ended")
+    vector: Vector = np.load(path, allow_pickle=False)
+    return vector.astype(np.float32, copy=False)
+
+
+def of_checkpoint(run: Path, version: int) -> Weights:
+    """Return the weights in a record's checkpoint of a version.
+
+    Raises ValueError, in one line, where there is none or it is damaged; OSError where it cannot be read.
+    """
+    store = DiskStore(run / CHECKPOINTS)
     names = store.names()
-    found = next((name for name in names if version_of(name) == int(version)), None)
+    found = next((name for name in names if version_of(name) == version), None)
     if found is None:
         there = ", ".join(str(version_of(name)) for name in names) or "none"
         raise ValueError(f"has no checkpoint of that version; it has {there}")
     content = store.read(found)
     require_whole(found, content)
-    return weights_in(content).vector
+    return weights_in(content)

@@ -18,12 +18,13 @@ from dsgd.cluster.replay import RecordUsedUp, ReplayCluster, rollbacks_at, rolle
 from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
 from dsgd.execution.first_weights import first_weights
+from dsgd.execution.recorded_config import recorded_config, recorded_options
 from dsgd.faults.fault import MEMBERSHIP
 from dsgd.metrics import finite
-from dsgd.records.reader import is_record, read_faults, read_meta, read_summary, read_updates, read_yaml
+from dsgd.records.reader import read_faults, read_meta, read_summary, read_updates
 from dsgd.records.schema import Meta, RecordedFault, RecordedTask, RecordedUpdate, RecordError, Summary
 from dsgd.records.workload_copy import changed_since
-from dsgd.strategies import configured, strategy_of
+from dsgd.strategies import strategy_of
 from dsgd.work.weights import Vector, Weights
 
 
@@ -57,19 +58,10 @@ class ReplayableRun:
 
 def recorded_run(path: Path) -> ReplayableRun:
     """Read a record; raises RecordError, in one line, for one that cannot be replayed."""
-    if not path.is_dir():
-        raise RecordError(f"{path}: there is no such folder; give the folder of a run")
-    if not is_record(path):
-        raise RecordError(f"{path}: is not a run record (it has no config.yaml); give the folder of a run")
-    options = read_yaml(path / "config.yaml")
+    options = recorded_options(path)
     if (recorded := options.get("record", "all")) != "all":
         raise RecordError(f"{path}: has not every update (--record {recorded}), so it cannot be replayed")
-    try:
-        cfg = configured(options)
-    except KeyError as error:
-        raise RecordError(f"{path / 'config.yaml'}: has no {error.args[0]}; the record is damaged") from None
-    except (TypeError, ValueError) as error:
-        raise RecordError(f"{path / 'config.yaml'}: {error}") from None
+    cfg = recorded_config(path, options)
     ended = (path / "summary.json").is_file()
     meta = read_meta(path)
     if reason := changed_since(path, options):

@@ -387,7 +387,7 @@ def _asked(
             baseline=baseline,
             measure=None if name is None else required(name, target_loss, tuned),
         )
-        needing = (*OF_TARGET, "last-loss", "eval_loss", "eval_accuracy")
+        needing = (*OF_TARGET, "last-loss", "eval_loss", "eval_accuracy", "eval_bits_per_byte")
         if asked.measure in needing and (bare := [v.name for v in variants if v.cfg.data.dataset == "none"]):
             raise ValueError(f"measure: {asked.measure}: variant {bare[0]} has dataset none, and so no loss")
         members = [Member(name=v.name, config=options(v.cfg), parts=v.parts) for v in variants]

@@ -133,6 +133,24 @@ def distance(run: QuickRun, *, to: float) -> Value:
     return Value(abs(weight.measured - to), None if weight.theory is None else abs(weight.theory - to))
 
 
+def weights(run: QuickRun) -> Value:
+    """Return the number of weights, D."""
+    return Value(float(run.w.size))
+
+
+def kilobytes_an_update(run: QuickRun) -> Value:
+    """Return the kB that go to the workers and come back for an update; in theory 8 P D bytes, for SSGD."""
+    both_ways = 2 * run.w.nbytes * run.cfg.num_workers
+    return Value(
+        run.tally.bytes / run.tally.updates / 1000, both_ways / 1000 if run.cfg.mode == "ssgd" else None
+    )
+
+
+def held_out_loss(run: QuickRun) -> Value:
+    """Return the loss on held-out data after the last update; infinite if it is no number."""
+    return Value(run.eval_loss if math.isfinite(run.eval_loss) else math.inf)
+
+
 def seconds_to_loss(run: QuickRun, *, loss: float) -> Value:
     """Return the virtual seconds until the loss on held-out data is so low; infinite if it never is."""
     workload, step = make_workload(run.cfg), run.cfg.num_workers

@@ -1,9 +1,9 @@
 """A causal transformer in its plain present form, for tokens or bytes.
 
-Pre-normalization (RMSNorm, Zhang & Sennrich 2019, arXiv 1910.07467), rotary positions (Su et al. 2021, arXiv
-2104.09864), normalized queries and keys (Henry et al. 2020, arXiv 2010.04245), squared rectified linear units
-(So et al. 2021, arXiv 2109.08668), no biases. The norms have no gains: all weights are matrices, so one weight
-decay suits them all.
+Normalization before each part (RMSNorm, Zhang & Sennrich 2019, arXiv 1910.07467), rotary positions (Su et al.
+2021, arXiv 2104.09864), normalized queries and keys (Henry et al. 2020, arXiv 2010.04245), squared rectified
+linear units (So et al. 2021, arXiv 2109.08668), no biases. The norms have no gains: all weights are matrices,
+so one weight decay suits them all.
 
 Shapes: B sequences, T tokens, d width, h heads, V vocabulary.
 """

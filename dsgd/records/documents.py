@@ -30,6 +30,7 @@ _WORDS: Mapping[Any, str] = {
     str: "text",
     bool: "true or false",
     NoneType: "null",
+    Any: "value",
 }
 
 

@@ -107,7 +107,7 @@ class Record:
         return frame.explode("gradients").drop_nulls("gradients").unnest("gradients")
 
     def eval_frame(self) -> pl.DataFrame:
-        """Return the evaluations, one a row: version, t_s, gradients, bytes, loss, accuracy."""
+        """Return the evaluations, one a row, with what a line of evals.jsonl has."""
         import polars as pl
 
         rows = [astuple(evaluation) for evaluation in self.evals]

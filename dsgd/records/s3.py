@@ -26,6 +26,7 @@ _LEASE = "lease"
 _KEPT_OF_UNFINISHED = 2
 _CLAIMANT = "claimed-by"  # in the metadata of the first
 _READ_BY_REPORTS = {".yaml", ".json", ".jsonl", ".parquet"}
+_OF_WEIGHTS = {".npy", ".py", ".safetensors"}
 
 
 def is_s3(place: str) -> bool:
@@ -219,10 +220,11 @@ class Destination:
         return f"{self._prefix}{name}/{file}"
 
 
-def fetch(url: str, option: str = "--report") -> Path:
+def fetch(url: str, option: str = "--report", *, weights: bool = False) -> Path:
     """Download what reports are made of from a URL to runs/from-s3, and return the folder there.
 
-    option: what asked for it, as messages name it.
+    option: what asked for it, as messages name it. weights: fetch those too, with the workload's file and
+    the checkpoints of a run that has not ended.
     What an earlier call has fetched is not fetched again, unless it was written since.
     Raises ValueError for what the user can fix (an empty prefix too), OSError if S3 or the disk fails.
     """
@@ -231,12 +233,13 @@ def fetch(url: str, option: str = "--report") -> Path:
     except ValueError as error:
         raise ValueError(f"{option} {url}: {error}") from None
     folder, found = Path("runs", "from-s3", bucket, prefix), False
+    wanted = _READ_BY_REPORTS | (_OF_WEIGHTS if weights else set())
     with explained(f"{option} {url}"):
         client = s3_client()
         for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
             for entry in page.get("Contents", []):
                 name = PurePosixPath(entry["Key"].removeprefix(prefix))
-                if name.suffix not in _READ_BY_REPORTS or name.name == "trace.json":
+                if name.suffix not in wanted or name.name == "trace.json":
                     continue
                 if name.is_absolute() or ".." in name.parts:  # would be written somewhere else
                     continue

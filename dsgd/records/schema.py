@@ -483,9 +483,9 @@ class Meta(Struct, frozen=True, kw_only=True):
         dict[str, Any],
         field(
             "",
-            "the model and data of `workload`: `weights`, `train_samples`, `test_samples`, `bytes_per_token` "
-            "(null unless a language model), and what its file adds, like `flops_per_sample` of a gradient "
-            "and, of text, `gzip_bits_per_byte` and `xz_bits_per_byte`. Empty without",
+            "the model and data of `workload`: `weights`, `bytes_per_token` (null unless a language model), "
+            "`train` and `test`, each with `samples`, and what its file adds, like `flops_per_sample` of a "
+            "gradient and, of text, `gzip_bits_per_byte` and `xz_bits_per_byte`. Empty without",
             key="NAME",
         ),
     ] = msgspec.field(default_factory=dict)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsgd.records.reader import read_meta
+from dsgd.records.schema import RecordError
 from dsgd.workloads import file_of
 
 COPY = "workload.py"
@@ -37,3 +38,19 @@ def changed_since(path: Path, config: Mapping[str, Any]) -> str | None:
     except (OSError, ValueError):
         return f"its workload {workload} is not there any more; put {path / COPY} in its place"
     return None if same else f"its workload {workload} has changed since; put {path / COPY} in its place"
+
+
+def code_in(path: Path, config: Mapping[str, Any]) -> Path:
+    """Return the file that a record's run trained: the user's if it is the same still, so that it finds what
+    lies beside it; else the record's own.
+
+    config: the record's, which names a workload. Raises RecordError for a copy that is not there or damaged.
+    """
+    copy, recorded = path / COPY, read_meta(path).workload_sha256
+    try:
+        content = copy.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{copy}: cannot be read ({error.strerror}); the record is damaged") from None
+    if digest(content) != recorded:
+        raise RecordError(f"{copy}: is not the file that was trained (its digest differs); it was changed")
+    return copy if changed_since(path, config) else file_of(str(config["workload"]))

@@ -85,7 +85,7 @@ class Frames:
     time_to_target_s and gradients_to_target (null: never, or no target), then the columns of the table of
     quantities (dsgd/metrics.py), like updates, clock_s, staleness_mean."""
     curves: pl.DataFrame
-    """One row per evaluation: variant, seed, version, t_s, gradients, bytes, loss, accuracy."""
+    """One row per evaluation: variant, seed and what a line of evals.jsonl has."""
     left_out: Sequence[tuple[str, str]]
     """Folders that are not in the tables, and why."""
     title: str

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from dsgd.metrics import QUANTITIES, Column
 from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedEvaluation
+from dsgd.report.loss_scale import LOSS, LossScale
 
 OF_TARGET = ("time-to-loss", "gradients-to-loss", "bytes-to-loss")
 """Measures that need the file's target_loss."""
@@ -57,10 +58,10 @@ class Measure:
         return self.value.format(text)
 
 
-def measure(name: str, target: float | None, unit: str) -> Measure:
+def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS) -> Measure:
     """Return the measure that an experiment's file names (`required` has checked it).
 
-    unit: of the engine's clock, like virtual s.
+    unit: of the engine's clock, like virtual s. scale: of losses.
     """
     loss = "" if target is None else f"loss {target:g}"
     nobody = f"no variant reaches {loss} in the median of its seeds"
@@ -111,11 +112,11 @@ def measure(name: str, target: float | None, unit: str) -> Measure:
         case "last-loss":
             return Measure(
                 name=name,
-                label="loss at the end",
-                noun="loss at the end",
-                of=_last_loss,
-                wins="ends with the lowest loss",
-                times="ends with {} times the loss",
+                label=f"{scale.noun} at the end",
+                noun=f"{scale.noun} at the end",
+                of=lambda r: math.inf if r.summary.stopped_by == "diverged" else scale.of(r.summary.eval),
+                wins=f"ends with the {scale.lowest} {scale.noun}",
+                times=f"ends with {{}} times the {scale.noun}",
                 nobody="every variant diverges in the median of its seeds",
                 low_is_good=True,
             )
@@ -157,7 +158,7 @@ def measure(name: str, target: float | None, unit: str) -> Measure:
     row_unit = unit if row.unit == "engine s" else row.unit
     if not name.startswith(row.name) or name.endswith("_per_s"):  # a share or a rate of the row's number
         row_unit = ""
-    if name in ("eval_accuracy", "eval_loss"):
+    if name in ("eval_accuracy", "eval_loss", "eval_bits_per_byte"):
         high = name == "eval_accuracy"
         return Measure(
             name=name,
@@ -177,21 +178,23 @@ def measure(name: str, target: float | None, unit: str) -> Measure:
     )
 
 
-def loss_at(name: str, at: float, place: Callable[[RecordedEvaluation], float], words: str) -> Measure:
+def loss_at(
+    name: str, at: float, place: Callable[[RecordedEvaluation], float], words: str, scale: LossScale = LOSS
+) -> Measure:
     """Return the loss known at a time or after so many gradients: for runs that do not reach the target."""
 
     def known(record: Record) -> float:
-        losses = [e.loss for e in record.evals if place(e) <= at]
+        losses = [scale.of(e) for e in record.evals if place(e) <= at]
         diverged = record.summary.stopped_by == "diverged" and place(record.evals[-1]) < at
         return math.inf if diverged or not losses or losses[-1] is None else losses[-1]
 
     return Measure(
         name=name,
-        label=f"loss after {words}",
-        noun=f"loss after {words}",
+        label=f"{scale.noun} after {words}",
+        noun=f"{scale.noun} after {words}",
         of=known,
-        wins=f"has the lowest loss after {words}",
-        times="has {} times the loss",
+        wins=f"has the {scale.lowest} {scale.noun} after {words}",
+        times=f"has {{}} times the {scale.noun}",
         nobody="every variant diverges in the median of its seeds",
         low_is_good=True,
     )
@@ -223,10 +226,6 @@ def required(name: str, target: float | None, tuned: Sequence[str]) -> str:
         else f"choose from {', '.join(NAMED)}, best OPTION, {', '.join(columns)}"
     )
     raise ValueError(f"measure: {name}: there is no such measure; {hint}")
-
-
-def _last_loss(record: Record) -> float | None:
-    return math.inf if record.summary.stopped_by == "diverged" else record.summary.eval.loss
 
 
 def _number(column: Column, record: Record) -> float | None:

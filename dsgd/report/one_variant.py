@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dsgd.records.fault_words import all_of_them
 from dsgd.records.reader import Record
 from dsgd.report.frames import Frames
+from dsgd.report.loss_scale import scale_of
 from dsgd.report.panels import seconds
 from dsgd.report.parts import Answer
 from dsgd.report.questions import until
@@ -43,7 +44,8 @@ def _how_it_went(records: Sequence[Record], target: float | None, unit: str) -> 
         error = f": {one.error}" if one.error else ""
         return f"The run {verb} after {plural(one.updates, 'update')}{error}."
     gradients = median_interval([record.summary.gradients for record in records]).centre
-    losses = [loss for record in records if (loss := record.summary.eval.loss) is not None]
+    scale = scale_of(records)
+    losses = [loss for record in records if (loss := scale.of(record.summary.eval)) is not None]
     if target is not None and losses:
         times = median_interval([until(record, target, lambda e: e.t_s) for record in records])
         if math.isinf(times.centre):
@@ -55,6 +57,8 @@ def _how_it_went(records: Sequence[Record], target: float | None, unit: str) -> 
         at_end = median_interval(losses)
         clock_s = median_interval([record.summary.clock_s for record in records]).centre
         after = f"after {number(gradients, 6)} gradients and {number(clock_s)} {unit}"
+        if scale.in_bits:
+            return f"Held-out text takes {number(at_end.centre)} bits a byte {after} ({_detail(at_end)})."
         return f"The loss on held-out data is {number(at_end.centre)} {after} ({_detail(at_end)})."
     rates = [rate for record in records if (rate := record.summary.gradients_per_s) is not None]
     throughput = median_interval(rates or [0.0])

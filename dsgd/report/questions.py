@@ -12,6 +12,7 @@ from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedEvaluation
 from dsgd.report.frames import Frames
 from dsgd.report.layout import Layout
+from dsgd.report.loss_scale import scale_of
 from dsgd.report.measures import BEST, OF_TARGET, Measure, loss_at, measure
 from dsgd.report.panels import seconds
 from dsgd.report.statistics import SIGNIFICANT, Interval, Pair, compare, median_interval
@@ -116,8 +117,9 @@ def questions(frames: Frames, layout: Layout | None = None) -> list[Question]:
     unit, target, asked = seconds(frames), frames.target_loss, frames.asked.measure
     if asked is not None and asked.startswith(BEST):
         return []
+    scale = scale_of(run.record for run in frames.records)
     if asked is not None and asked not in OF_TARGET:
-        return [_question(frames, layout, measure(asked, target, unit))]
+        return [_question(frames, layout, measure(asked, target, unit, scale))]
     if not all(run.record.evals for run in frames.records):
         return [_question(frames, layout, measure("throughput", target, unit))]
     if target is not None and any(run.record.reached(target) for run in frames.records):
@@ -129,13 +131,14 @@ def questions(frames: Frames, layout: Layout | None = None) -> list[Question]:
     return [
         _question(frames, layout, one, opening)
         for one, opening in (
-            (loss_at("loss-at-time", equal_s, lambda e: e.t_s, f"{number(equal_s)} {unit}"), none),
+            (loss_at("loss-at-time", equal_s, lambda e: e.t_s, f"{number(equal_s)} {unit}", scale), none),
             (
                 loss_at(
                     "loss-at-gradients",
                     equal_gradients,
                     lambda e: e.gradients,
                     f"{number(equal_gradients, 6)} gradients",
+                    scale,
                 ),
                 "",
             ),

@@ -112,6 +112,7 @@ def results(frames: Frames) -> Table:
         *([(f"gradients to loss {target:g}", "gradients_to_target", number)] if target is not None else []),
         ("last loss", "eval_loss", lambda x: "diverged" if math.isinf(x) else number(x)),
         ("accuracy", "eval_accuracy", percent),
+        ("bits a byte", "eval_bits_per_byte", number),
         (f"gradients/{unit}", "gradients_per_s", number),
         (f"updates/{unit}", "updates_per_s", number),
         ("idle", "idle_share", percent),

@@ -25,6 +25,7 @@ _LOG_LINE_S = 10.0  # where a line cannot be redrawn: in a file, or a pod's log
 _BAR_WIDTH = 24
 _MOST_BARS = 8
 _WORKERS_PER_LINE = 6
+_FLOPS = ("flops_per_sample", "flops_per_token")
 _MOST_WORKERS = 24  # beyond which the table shows mean and minimum
 
 
@@ -63,6 +64,10 @@ class ProgressLine(Watcher):
 
     def started(self, running: Running) -> None:
         self._running = running
+        if running.about and not running.cfg.output.quiet:
+            with suppress(BrokenPipeError, UnicodeEncodeError):
+                line = workload_line(running.cfg.data.name, running.about)
+                self._progress.console.print(f"workload  {line}", soft_wrap=True, highlight=False)
 
     def updated(self, update: Update) -> None:
         now_s = time.monotonic()
@@ -89,6 +94,27 @@ class ProgressLine(Watcher):
             with suppress(BrokenPipeError, UnicodeEncodeError):  # closed pipe, or no such characters
                 print(f"{done / self._budget:4.0%} · {status}", flush=True)
         self._progress.update(self._task, completed=done, status=status)
+
+
+def workload_line(name: str, about: Mapping[str, Any]) -> str:
+    """Return what is trained, and on how much, in a line.
+
+    >>> of = {"train": {"samples": 71116}, "test": {"samples": 1024}}
+    >>> workload_line("gpt", {"weights": 98304, "flops_per_sample": 44040192, **of})
+    'gpt: 98,304 weights; a gradient takes 44 Mflop a sample; 71,116 samples, 1,024 to test'
+    """
+    flops = [f"{_flop(about[key])} a {key.removeprefix('flops_per_')}" for key in _FLOPS if key in about]
+    parts = [f"{about['weights']:,} weights"]
+    parts += [f"a gradient takes {', '.join(flops)}"] if flops else []
+    parts.append(f"{about['train']['samples']:,} samples, {about['test']['samples']:,} to test")
+    return f"{name}: {'; '.join(parts)}"
+
+
+def _flop(x: float) -> str:
+    for unit, name in ((1e12, "Tflop"), (1e9, "Gflop"), (1e6, "Mflop"), (1e3, "kflop")):
+        if x >= unit:
+            return f"{x / unit:.3g} {name}"
+    return f"{x:.3g} flop"
 
 
 def print_ended(ended: Ended, console: Console) -> None:
@@ -127,6 +153,9 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         accuracy = evaluation["accuracy"]
         percent = "" if accuracy is None else f", accuracy {accuracy:.1%}"
         rows.append(("evaluation", f"loss {_number(evaluation['loss'])}{percent}"))
+        if (bits := evaluation.get("bits_per_byte")) is not None:
+            perplexity = _number(evaluation["perplexity"])
+            rows.append(("held-out text", f"{bits:.4g} bits a byte, perplexity {perplexity}"))
     rows += [(name, _number(summary[name])) for name in taken_of_updates() if summary[name] is not None]
     staleness = summary["staleness"]
     if staleness["mean"] is not None:

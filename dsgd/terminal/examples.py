@@ -55,6 +55,15 @@ OF_COMMANDS = {
         Example("a run, real and asynchronous ones too", "--replay runs/NAME"),
         Example("its weights at version 50", "--replay runs/NAME --until 50 --save w50.npy"),
     ),
+    "--evaluate": (
+        Example("on the run's own test data", "--evaluate runs/NAME"),
+        Example("on data of yours", "--evaluate runs/NAME --on my/data.npz"),
+    ),
+    "--export": (Example("for any program that reads tensors", "--export runs/NAME model.safetensors"),),
+    "--sample": (
+        Example("200 bytes or tokens after a prompt", "--sample runs/NAME --prompt 'To be'"),
+        Example("nothing but what is most probable", "--sample runs/NAME --temperature 0 --tokens 50"),
+    ),
     "--list": (
         Example("the newest 20 runs in runs/", "--list --last 20"),
         Example("the runs of an experiment", "--list runs/compare-modes"),

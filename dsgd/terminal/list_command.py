@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dsgd.records.listing import ListedRun, Listing, list_folder
-from dsgd.records.schema import RecordError
+from dsgd.records.schema import LastEvaluation, RecordError
 from dsgd.records.variants import option_text
 from dsgd.terminal import examples
 from dsgd.terminal.cli import UsageError
@@ -89,11 +89,19 @@ def _result(run: ListedRun) -> str:
     if run.result is None:
         return "under way or killed"
     seconds = f"{run.result.clock_s:.4g} {'wall' if run.engine == 'ray' else 'virtual'} s"
-    loss = "" if run.result.eval.loss is None else f"loss {run.result.eval.loss:.4g} after "
+    loss = "" if run.result.eval.loss is None else f"{_how_good(run.result.eval)} after "
     ended = "" if run.result.stopped_by == "budget" else f", stopped by {run.result.stopped_by}"
     if run.result.stopped_by in ("failed", "interrupted", "diverged"):
         ended = f", {run.result.stopped_by}"
     return f"{loss}{run.result.updates:,} updates, {seconds}{ended}"
+
+
+def _how_good(found: LastEvaluation) -> str:
+    """Return the last evaluation in the units in which such runs are compared."""
+    if found.bits_per_byte is not None:
+        return f"{found.bits_per_byte:.4g} bits a byte"
+    percent = "" if found.accuracy is None else f", accuracy {found.accuracy:.1%}"
+    return f"loss {found.loss:.4g}{percent}"
 
 
 def _said(kind: str, count: int) -> str:

@@ -253,6 +253,19 @@ class ModuleObjective(Objective):
         bits = loss / math.log(2) / problem.bytes_per_token if problem.bytes_per_token else None
         return Evaluation(loss, score if problem.score else None, bits)
 
+    def module_at(self, w: Vector) -> torch.nn.Module:
+        """Return a copy of the module with the weights w (D,), as an evaluation has it."""
+        module = copy.deepcopy(self.problem.module).train()
+        parameters = trained(module)
+        sizes = [parameter.numel() for parameter in parameters]
+        parts = torch.split(torch.from_numpy(np.array(w)), sizes)
+        with torch.no_grad():
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.copy_(part.view_as(parameter))
+        with torch.random.fork_rng(devices=[]):
+            self._estimate_statistics(module)
+        return module.eval()
+
     def _estimate_statistics(self, module: torch.nn.Module) -> None:
         """Set the running statistics to the means over some training samples at the present weights."""
         layers = _normalizing(module)

@@ -34,9 +34,12 @@ class Problem(NamedTuple):
     score: Callable[..., Tensor] | None = None
     """score(module, *batch): what is reported beside the loss, like the accuracy; a mean, too."""
     bytes_per_token: float | None = None
-    """Of a language model, whose loss is in nats a token: then bits a byte and the perplexity are reported."""
+    """Of a language model, whose loss is in nats a token: bits a byte and the perplexity are shown, too."""
     about: Mapping[str, Any] = MappingProxyType({})
     """What the run's record keeps of the model and the data, like their sizes; numbers and text."""
+    sample: Callable[..., str] | None = None
+    """Of a language model: sample(module, prompt, tokens=, temperature=, seed=), the text that follows the
+    prompt (dsgd/models/sampling.py makes one)."""
 
 
 def length(data: Any) -> int:

@@ -11,14 +11,28 @@ from annotated_types import Ge
 
 from dsgd.config import DataConfig
 from dsgd.models.transformer_sizes import SIZES
+from dsgd.options.constraints import Must
 
 if TYPE_CHECKING:
     from dsgd.work.problem import Problem
 
 
+def is_tokenizer(text: str) -> bool:
+    """Whether a text is `bytes`, or `bpe:V` with a vocabulary above that of bytes."""
+    name, _, size = text.partition(":")
+    return text == "bytes" or (name == "bpe" and size.isdecimal() and int(size) > _BYTES)
+
+
+_BYTES = 256
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config(DataConfig):
     """The language model and its text."""
+
+    data: str | None = None
+    """The text: a .txt file, of which each byte is a token, or a .bin file of token ids. Its last tenth is
+    held out. None: Shakespeare's works."""
 
     size: Literal["100k", "1m", "5m", "11m", "30m", "124m", "350m", "1b"] = "100k"
     """The model, named by its number of weights."""
@@ -29,32 +43,53 @@ class Config(DataConfig):
     tied: bool = True
     """One matrix embeds the tokens and predicts them."""
 
+    tokenizer: Annotated[str, Must("must be bytes or bpe:V with a vocabulary V above 256", is_tokenizer)] = (
+        "bytes"
+    )
+    """Tokens of a .txt file: bytes, or bpe:V, byte pairs learned from the training text."""
+
     eval_tokens: Annotated[int, Ge(1)] = 65_536
     """Tokens of the held-out text that an evaluation reads, from its beginning."""
 
 
 def make(cfg: Config) -> Problem:
-    """Return the problem: Shakespeare's works, the last tenth held out."""
-    from dsgd.datasets import Windows, shakespeare
+    """Return the problem: a text, its last tenth held out."""
+    from dsgd.datasets import DataError, Tokens, Windows, shakespeare, split_text, tokens
+    from dsgd.datasets.byte_pairs import BytePairs
+    from dsgd.models.sampling import Sampler, bytes_of, text_of
     from dsgd.models.transformer import Transformer, flops_per_token, next_token_loss
     from dsgd.work.problem import Problem
 
-    train, test = shakespeare()
+    train, test = split_text(tokens(cfg.data)) if cfg.data else shakespeare()
     size = SIZES[cfg.size]
     context = cfg.context or size.context
+    is_text = train.vocabulary == _BYTES
+    about = compressed(bytes(test.ids[:])) if is_text else {}
+    sampler = Sampler(context=context, encode=bytes_of, decode=text_of) if is_text else None
+    pairs = None
+    if cfg.tokenizer != "bytes":
+        if not is_text:
+            raise DataError(f"--tokenizer {cfg.tokenizer}: is for text, and {cfg.data} has token ids already")
+        pairs = BytePairs(bytes(train.ids[:]), int(cfg.tokenizer.removeprefix("bpe:")))
+        sampler = Sampler(context=context, encode=pairs.ids_of, decode=pairs.text_of)
+        train, test = (
+            Tokens(ids=pairs.encode(bytes(part.ids[:])), vocabulary=len(pairs.lengths))
+            for part in (train, test)
+        )
+    windows = max(1, min(cfg.eval_tokens // context, (len(test) - 1) // context))
+    held_out = test.ids[: windows * context + 1]
+    bytes_per_token = test.bytes_per_token if pairs is None else float(pairs.lengths[held_out[1:]].mean())
     module = Transformer(replace(size, vocabulary=train.vocabulary), tied=cfg.tied)
-    held_out = test.ids[: max(cfg.eval_tokens // context, 1) * context + 1]
     flops = flops_per_token(module, context)
-    about = {"flops_per_token": flops, "flops_per_sample": flops * context, "tokens_per_sample": context}
-    if train.vocabulary == 256:
-        about |= compressed(bytes(test.ids))
+    about |= {"flops_per_token": flops, "flops_per_sample": flops * context, "context": context}
     return Problem(
         module,
         next_token_loss,
         Windows(train.ids, context),
         Windows(held_out, context),
-        bytes_per_token=test.bytes_per_token,
+        bytes_per_token=bytes_per_token,
         about=about,
+        sample=sampler,
     )
 
 

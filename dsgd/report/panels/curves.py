@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedEvaluation
+from dsgd.report.loss_scale import LOSS, LossScale, scale_of
 from dsgd.report.panels import Canvas, Panel, Scene, Section, labels, legend, readable_ticks, rule, spread
 from dsgd.report.statistics import median_bands
 from dsgd.report.style import INK, Style
@@ -63,33 +64,49 @@ Seeds = Mapping[str, Sequence[tuple[Floats, Floats]]]
 def loss(scene: Scene) -> Section:
     """Draw loss on held-out data against time, against gradients and against bytes, for each scenario."""
     shown, others = scene.some_scenarios()
+    scale = scale_of(run.record for run in scene.frames.records)
+    noun = scale.noun.capitalize()
     kinds: list[tuple[str, str, str, Callable[[RecordedEvaluation], float]]] = [
-        ("loss-time", "Loss against time", f"time ({scene.seconds})", lambda e: e.t_s),
-        ("loss-gradients", "Loss against gradients", "gradients (mini-batches)", lambda e: e.gradients),
-        ("loss-bytes", "Loss against bytes", "MB both ways", lambda e: e.bytes / 1e6),
+        ("loss-time", f"{noun} against time", f"time ({scene.seconds})", lambda e: e.t_s),
+        ("loss-gradients", f"{noun} against gradients", "gradients (mini-batches)", lambda e: e.gradients),
+        ("loss-bytes", f"{noun} against bytes", "MB both ways", lambda e: e.bytes / 1e6),
     ]
     drawings = []
     marks = _marks(scene, shown)
     for name, title, unit, at in kinds:
         seeds = {
-            scenario: {variant: [steps(record, at) for record in scene.of(variant)] for variant in variants}
+            scenario: {
+                variant: [steps(record, at, scale) for record in scene.of(variant)] for variant in variants
+            }
             for scenario, variants in shown.items()
         }
-        drawing = _drawing(name, title, unit, "loss", seeds)
+        drawing = _drawing(name, title, unit, scale.noun, seeds)
         drawings.append(replace(drawing, marks=marks) if name == "loss-time" else drawing)
     return Section(
         name="loss",
         heading="How does the loss fall?"
         if len(scene.variants) == 1
         else "Which learns fastest, in time, per gradient and per byte?",
-        caption=_loss_caption(scene, shown) + others,
-        panels=draw(scene, drawings, target=scene.frames.target_loss),
+        caption=_loss_caption(scene, shown, scale) + others,
+        panels=draw(scene, drawings, rules=_rules(scene, scale)),
         columns=len(kinds),
     )
 
 
-def _loss_caption(scene: Scene, shown: Mapping[str, Sequence[str]]) -> str:
+def _rules(scene: Scene, scale: LossScale) -> dict[str, float]:
+    """Return by name the heights at which lines run across: the target, and what compresses the same text."""
+    target = scale.target(scene.frames.target_loss)
+    return ({} if target is None else {f"target {number(target)}": target}) | {
+        f"{name} {number(bits)}": bits for name, bits in scale.yardsticks.items()
+    }
+
+
+def _loss_caption(scene: Scene, shown: Mapping[str, Sequence[str]], scale: LossScale) -> str:
     caption = "Loss on held-out data of the weights at that moment."
+    if scale.in_bits:
+        caption = "Bits that a byte of held-out text takes with the weights at that moment."
+    if scale.yardsticks:
+        caption += f" Dotted: {' and '.join(scale.yardsticks)}, of all the held-out text."
     seeds = max(len(scene.of(variant)) for variant in scene.variants)
     if seeds > 1:
         caption += " Thick lines are medians over seeds"
@@ -145,10 +162,12 @@ def _drift_curve(record: Record) -> tuple[Floats, Floats]:
     return frame["t_s"].to_numpy(), frame["drift"].to_numpy()
 
 
-def steps(record: Record, place: Callable[[RecordedEvaluation], float]) -> tuple[Floats, Floats]:
+def steps(
+    record: Record, place: Callable[[RecordedEvaluation], float], scale: LossScale = LOSS
+) -> tuple[Floats, Floats]:
     """Return where a run was evaluated and the losses there; infinite once it has diverged."""
     x = [place(e) for e in record.evals]
-    y = [np.inf if e.loss is None else e.loss for e in record.evals]
+    y = [np.inf if (loss := scale.of(e)) is None else loss for e in record.evals]
     if _diverged(record):
         x, y = [*x, np.inf], [*y, np.inf]
     return np.array(x, dtype=float), np.array(y, dtype=float)
@@ -205,18 +224,28 @@ def _median(seeds: Sequence[tuple[Floats, Floats]], span: Range) -> SeedCurves:
 
 
 def draw(
-    scene: Scene, drawings: Sequence[Drawing], *, target: float | None = None, seeds_too: bool = True
+    scene: Scene,
+    drawings: Sequence[Drawing],
+    *,
+    rules: Mapping[str, float] | None = None,
+    seeds_too: bool = True,
 ) -> list[Panel]:
     """Draw the panels of each scenario, one of each kind, all with the same vertical axis.
 
+    rules: by name, the heights of dotted lines across them.
+
     Where names do not fit beside the lines, a panel with the legend of all comes first.
     """
-    y = _vertical([c for one in drawings for found in one.curves.values() for c in found.values()], target)
+    rules = rules or {}
+    every = [c for one in drawings for found in one.curves.values() for c in found.values()]
+    y = _vertical(every, list(rules.values()))
     named = {
         scenario: {v: scene.frames.layout.level(scenario, v) for v in found}
         for scenario, found in drawings[0].curves.items()
     }
-    beside = all(labels.fit([*names.values(), "target"], _HEIGHT) for names in named.values())
+    beside = all(
+        labels.fit([*names.values(), *(list(rules) or ["target"])], _HEIGHT) for names in named.values()
+    )
     panels, canvases = [], []
     if not beside:
         entries = {name: scene.looks[v] for names in named.values() for v, name in names.items()}
@@ -239,10 +268,9 @@ def draw(
                 _name_lines(canvas, axes, one, y, names, scene.looks, scenario)
             if any(other.marks.get(scenario) for other in drawings):
                 _mark_faults(canvas, axes, one.marks.get(scenario, {}), scene.looks)
-            if target is not None:
-                rule(axes, target)
-                ink = Style(INK, "-", "")
-                canvas.name(axes, f"target {number(target)}", [one.x.low, one.x.high], [target] * 2, ink)
+            for text, height in rules.items():
+                rule(axes, height)
+                canvas.name(axes, text, [one.x.low, one.x.high], [height] * 2, Style(INK, "-", ""))
             canvases.append((f"{one.name}-{place + 1}" if len(named) > 1 else one.name, canvas))
     right = max((canvas.room for _, canvas in canvases), default=0.0)
     for name, canvas in canvases:
@@ -356,14 +384,14 @@ def _places(curve: SeedCurves, x: Range, y: Range) -> Floats:
     return np.where((along >= own[0] - 0.01) & (along <= own[-1] + 0.01), heights, np.nan)
 
 
-def _vertical(curves: Sequence[SeedCurves], target: float | None) -> Range:
+def _vertical(curves: Sequence[SeedCurves], rules: Sequence[float]) -> Range:
     """Choose the vertical axis: logarithmic if that shows more; what rises far above the start is cut."""
     finite = [curve.centre[np.isfinite(curve.centre)] for curve in curves]
     shown = np.concatenate([np.ones(0), *finite])
     if not len(shown):
         return Range(low=0, high=1, log=False)
     first = max((float(centre[0]) for centre in finite if len(centre)), default=1.0)
-    low = float(min(shown.min(), np.inf if target is None else target))
+    low = float(min(shown.min(), *rules, np.inf))
     high = float(shown[shown <= 3 * max(first, 1e-300)].max(initial=low))
     if low > 0 and high / low > 4:
         return Range(low=low / 1.12, high=high * 1.12, log=True)
