@@ -59,11 +59,12 @@ def make(cfg: Config) -> Problem:
     if cfg.case.startswith("gpt-"):
         size = SIZES[cfg.case.removeprefix("gpt-")]
         context = cfg.context or size.context
-        module: nn.Module = Transformer(size)
+        transformer = Transformer(size)
         ids = torch.randint(size.vocabulary, (WINDOWS * context + 1,)).numpy()
         data: Any = Windows(ids, context)
-        about = {"flops_per_token": flops_per_token(module, context), "tokens_per_sample": context}
-        return Problem(module, next_token_loss, data, Windows(ids[: 8 * context + 1], context), about=about)
+        about = {"flops_per_token": flops_per_token(transformer, context), "tokens_per_sample": context}
+        test = Windows(ids[: 8 * context + 1], context)
+        return Problem(transformer, next_token_loss, data, test, about=about)
     if cfg.case == "cnn":
         data = torch.randint(256, (WINDOWS, 28, 28), dtype=torch.uint8), torch.randint(10, (WINDOWS,))
         return Problem(small_cnn(10), classification_loss, data, data)
@@ -227,23 +228,26 @@ def _ddp(rank: int, port: int, batch_size: int, steps: int, turns: int, answers:
 
 def on_ray(steps: int = 8, turns: int = 5) -> None:
     """Measure synchronous SGD with two workers on Ray, and torch DDP with gloo: one waits while one runs."""
+    import multiprocessing
     import socket
 
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import spawn
 
-    from dsgd.execution.execute import execute
-    from dsgd.execution.quick import Keep
+    from dsgd.execution.execute import Watcher, execute
 
     batch_size, context = 4, SIZES["1m"].context
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    spawning = mp.get_context("spawn")
+    spawning = multiprocessing.get_context("spawn")
     answers, go = spawning.Queue(), [spawning.Queue() for _ in range(2)]
-    started = mp.spawn(_ddp, (port, batch_size, steps, turns, answers, go), nprocs=2, join=False)
-    ours, theirs, computing = [], [], []
+    arguments = port, batch_size, steps, turns, answers, go
+    started: Any = spawn(_ddp, arguments, nprocs=2, join=False)  # type: ignore[no-untyped-call]
+    ours: list[float] = []
+    theirs: list[float] = []
+    computing: list[float] = []
 
-    class Turns(Keep):
+    class Turns(Watcher):
         """After each turn of ours, has DDP take one while Ray's workers wait."""
 
         began_s = 0.0

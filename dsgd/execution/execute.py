@@ -169,6 +169,8 @@ def execute(
     interruptions = interruptions or Interruptions()
     require_room(cfg)
     workload = make_workload(cfg)
+    if workload.objective.in_own_process:
+        require_room(cfg, workload.objective.num_weights)
     own = [strategy] if cfg.strategy_file else []
     if cfg.data.workload is not None:
         own.append(code_of(cfg.data.workload))
