@@ -10,7 +10,7 @@ PYTEST := $(PYTHON) -m pytest
 PARALLEL := -n $(PROCESSES) --dist loadgroup
 
 .PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies \
-	fault-timelines theory dst kills chaos docs references labs dashboards observe bench clean \
+	fault-timelines theory dst kills chaos docs references labs dashboards observe bench gpu clean \
 	requirements image push manifests
 
 help:  ## list the targets
@@ -126,6 +126,9 @@ observe: setup  ## start Prometheus and Alertmanager here with the rules; ctrl-C
 
 bench: setup  ## run the benchmarks (minutes; keep the machine idle)
 	for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(PYTHON) $$benchmark || exit 1; done
+
+gpu: setup  ## the tests and benchmarks that need a GPU, less than nine minutes; elsewhere a line that says so
+	@$(PYTHON) benchmarks/gpu.py
 
 clean:  ## remove the environment and caches (run records stay)
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis
