@@ -157,7 +157,8 @@ def test_byte_pairs_give_the_text_back() -> None:
             {"tokenizer": "bpe:256"},
             "--tokenizer bpe:256: must be bytes or bpe:V with a vocabulary V above 256",
         ),
-        ({"context": 2000}, "a window of 2000 needs one more than that"),
+        ({"context": 2000}, "tokens: a window of 2000 needs one more than that"),
+        ({"data": "nowhere.txt"}, "--workload gpt: nowhere.txt: there is no such file"),
     ],
 )
 def test_options_of_the_language_model_that_do_not_fit(

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from dsgd.cluster.clocks import Clocks
 from dsgd.cluster.state import ClusterState
-from dsgd.data import Workload
 from dsgd.faults.seen import FaultSeen
 from dsgd.work.model import Evaluation
 from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Vector, Weights
+
+if TYPE_CHECKING:
+    from dsgd.data import Workload
 
 
 class Done(NamedTuple):

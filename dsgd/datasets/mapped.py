@@ -22,7 +22,7 @@ class Mapped(np.memmap[Any, Any]):
 
     _mmap: Any
     source: str
-    """The path, as messages name it."""
+    """Its whole path, or its URL in S3."""
     _first: int
     """The address of the first element that was mapped."""
 
@@ -42,7 +42,8 @@ class Mapped(np.memmap[Any, Any]):
             self: Any = super().__new__(cls, local(source), dtype, "r", offset, shape, order)
         except OSError as error:
             raise DataError(f"{source}: cannot be read ({error.strerror})") from None
-        self.source, self._first = source, self.ctypes.data
+        self.source = source if source.startswith("s3://") else str(local(source))
+        self._first = self.ctypes.data
         mapped: Mapped = self
         return mapped
 

@@ -13,14 +13,16 @@ from dsgd.checkpoints.disk_store import DiskStore
 from dsgd.checkpoints.run_state import weights_in
 from dsgd.checkpoints.store import newest_whole
 from dsgd.config import TrainConfig, option_fields
-from dsgd.data import DatasetShard, Workload, make_workload
+from dsgd.data import DatasetShard, Workload, make_workload, module_objective
 from dsgd.execution.first_weights import of_checkpoint
 from dsgd.execution.recorded_config import recorded_config, recorded_options
+from dsgd.models.sampling import Sampler
 from dsgd.records.reader import read_summary
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.workload_copy import code_in, digest
 from dsgd.work.model import Classifier, Evaluation
+from dsgd.work.problem import take
 from dsgd.work.weights import Vector
 from dsgd.workloads import make_problem, name_of
 
@@ -118,9 +120,7 @@ class TrainedRun:
         return self._objective(self._problem).module_at(self.weights)
 
     def _objective(self, problem: Problem) -> ModuleObjective:
-        from dsgd.work.module_objective import ModuleObjective
-
-        objective = ModuleObjective(problem)
+        objective = module_objective(self.cfg, problem)
         if objective.num_weights != self.weights.size:
             raise ValueError(
                 f"{self.path}: has {self.weights.size:,} weights, and the module of its workload "
@@ -143,7 +143,8 @@ class TrainedRun:
             return found
         problem = self._problem
         if on is not None:
-            problem = problem._replace(test=self._problem_on(str(on)).test)
+            other = self._problem_on(str(on))
+            problem = problem._replace(test=other.test, bytes_per_token=other.bytes_per_token)
         found = self._objective(problem).evaluate(self.weights)
         assert found is not None
         return found
@@ -162,6 +163,8 @@ class TrainedRun:
         )
         if shapes != others:
             raise ValueError(f"{self.path}: its workload {self.name} makes another module for {path}")
+        if not _same_tokens(self._problem, problem):
+            raise ValueError(f"{self.path}: its workload {self.name} learns other tokens from {path}")
         return problem
 
     def sample(self, prompt: str, *, tokens: int = 200, temperature: float = 1.0, seed: int = 0) -> str:
@@ -174,6 +177,15 @@ class TrainedRun:
         if continued is None:
             raise ValueError(f"{self.path}: {self.name} is no language model: its Problem has no `sample`")
         return continued(self.module(), prompt, tokens=tokens, temperature=temperature, seed=seed)
+
+
+def _same_tokens(ours: Problem, theirs: Problem) -> bool:
+    """Whether two language models have the same ids for the text that one of them is tested on."""
+    if not isinstance(ours.sample, Sampler) or not isinstance(theirs.sample, Sampler):
+        return True
+    ids = take(theirs.test, np.arange(1))[0].flatten().tolist()
+    text = theirs.sample.decode(ids)
+    return list(ours.sample.encode(text)) == list(theirs.sample.encode(text))
 
 
 def trained_run(source: str) -> TrainedRun:

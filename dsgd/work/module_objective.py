@@ -245,7 +245,7 @@ class ModuleObjective(Objective):
 
     def module_at(self, w: Vector) -> torch.nn.Module:
         """Return a copy of the module with the weights w (D,), as an evaluation has it."""
-        module = copy.deepcopy(self.problem.module).train()
+        module = copy.deepcopy(self.problem.module).to(self._evaluated_on).train()
         parameters = trained(module)
         sizes = [parameter.numel() for parameter in parameters]
         parts = torch.split(torch.from_numpy(np.array(w)), sizes)
@@ -254,7 +254,7 @@ class ModuleObjective(Objective):
                 parameter.copy_(part.view_as(parameter))
         with torch.random.fork_rng(devices=[]):
             self._estimate_statistics(module)
-        return module.eval()
+        return module.eval().cpu()
 
     def _estimate_statistics(self, module: torch.nn.Module) -> None:
         """Set the running statistics to the means over some training samples at the present weights."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from dsgd.datasets.local_files import DataError
 from dsgd.options.user_code import UserCodeError, load_code, located
 from dsgd.work.rng import Purpose, generator
 
@@ -102,6 +103,8 @@ def make_problem(data: DataConfig, seed: int) -> Problem:
         try:
             own = getattr(code, "Config", None)
             problem = code.make(data) if own is not None and isinstance(data, own) else code.make()
+        except DataError as error:  # in words for the user already
+            raise ValueError(f"--workload {workload}: {error}") from None
         except Exception as error:
             raise ValueError(f"--workload {workload}: {located(error, file_of(workload))}") from None
     if wrong := _wrong(problem):

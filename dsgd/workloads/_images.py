@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from annotated_types import Ge
 
 from dsgd.config import DataConfig
 
@@ -21,6 +23,9 @@ class ImageConfig(DataConfig):
     network: Literal["cnn", "resnet"] = "cnn"
     """cnn: two convolutions. resnet: three residual blocks with batch normalization."""
 
+    eval_images: Annotated[int | None, Ge(1)] = None
+    """Held-out images that an evaluation reads, the first ones. None: all."""
+
 
 def image_problem(cfg: ImageConfig, images: Split[tuple[Any, ...]]) -> Problem:
     """Return the problem of x (N, 28, 28) uint8 and y (N,) int64."""
@@ -29,4 +34,5 @@ def image_problem(cfg: ImageConfig, images: Split[tuple[Any, ...]]) -> Problem:
 
     module = small_cnn(CLASSES) if cfg.network == "cnn" else small_resnet(CLASSES)
     about = {"flops_per_sample": flops_per_image(module)}
-    return Problem(module, classification_loss, *images, score=accuracy, about=about)
+    test = tuple(array[: cfg.eval_images] for array in images.test)
+    return Problem(module, classification_loss, images.train, test, score=accuracy, about=about)

@@ -54,7 +54,7 @@ class Config(DataConfig):
 
 def make(cfg: Config) -> Problem:
     """Return the problem: a text, its last tenth held out."""
-    from dsgd.datasets import Tokens, Windows, shakespeare, split_text, tokens
+    from dsgd.datasets import DataError, Tokens, Windows, shakespeare, split_text, tokens
     from dsgd.datasets.byte_pairs import BytePairs
     from dsgd.models.sampling import Sampler, bytes_of, text_of
     from dsgd.models.transformer import Transformer, flops_per_token, next_token_loss
@@ -69,9 +69,7 @@ def make(cfg: Config) -> Problem:
     pairs = None
     if cfg.tokenizer != "bytes":
         if not is_text:
-            raise ValueError(
-                f"--tokenizer {cfg.tokenizer}: is for text, and {cfg.data} has token ids already"
-            )
+            raise DataError(f"--tokenizer {cfg.tokenizer}: is for text, and {cfg.data} has token ids already")
         pairs = BytePairs(bytes(train.ids[:]), int(cfg.tokenizer.removeprefix("bpe:")))
         sampler = Sampler(context=context, encode=pairs.ids_of, decode=pairs.text_of)
         train, test = (
