@@ -195,6 +195,7 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
         objective = module_objective(cfg, problem)
         if cfg.engine != "ray":  # there each process tries it before the run begins
             objective.try_out(shards[0].on_device(shards[:1], _evaluated_on(cfg))[0])
+            objective.try_evaluation()
     except ProblemError as error:
         raise ValueError(f"--workload {file}: {error}") from error
     about = {

@@ -334,6 +334,19 @@ def test_a_mistake_with_a_language_model_is_one_line(
     assert message in line
 
 
+def test_a_function_of_the_workload_that_fails_is_one_line(language: Path) -> None:
+    """The message names the run, and the line of its file."""
+    run = dsgd.load(language)
+
+    def broken(*_: Any, **__: Any) -> Any:
+        return {}["no"]
+
+    vars(run)["_problem"] = run.problem()._replace(sample=broken, score=broken)
+    for use in (lambda: run.sample("a"), run.evaluate):
+        with pytest.raises(ValueError, match=f"{language}: its workload words failed: KeyError: 'no'"):
+            use()
+
+
 def test_weights_that_are_not_finite_sample_nothing(language: Path) -> None:
     """A run that diverged says so, where it would draw from what is no distribution."""
     run = dsgd.load(language)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +19,7 @@ from dsgd.data import DatasetShard, Workload, make_workload, module_objective
 from dsgd.execution.first_weights import of_checkpoint
 from dsgd.execution.recorded_config import recorded_config, recorded_options
 from dsgd.models.sampling import Sampler
+from dsgd.options.user_code import located
 from dsgd.records.reader import read_summary
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
@@ -117,7 +120,8 @@ class TrainedRun:
         """
         if self.cfg.data.workload is None:
             return self._built_in_problem(self.weights).module.eval()
-        return self._objective(self._problem).module_at(self.weights)
+        with self._users_code():
+            return self._objective(self._problem).module_at(self.weights)
 
     def _objective(self, problem: Problem) -> ModuleObjective:
         objective = module_objective(self.cfg, problem)
@@ -145,9 +149,21 @@ class TrainedRun:
         if on is not None:
             other = self._problem_on(str(on))
             problem = problem._replace(test=other.test, bytes_per_token=other.bytes_per_token)
-        found = self._objective(problem).evaluate(self.weights)
+        with self._users_code():
+            found = self._objective(problem).evaluate(self.weights)
         assert found is not None
         return found
+
+    @contextmanager
+    def _users_code(self) -> Iterator[None]:
+        """Give an error of the workload's functions one line, with the line of its file."""
+        try:
+            yield
+        except ValueError:
+            raise
+        except Exception as error:
+            where = located(error, Path(str(self.cfg.data.workload)))
+            raise ValueError(f"{self.path}: its workload {self.name} failed: {where}") from error
 
     def _problem_on(self, path: str) -> Problem:
         """Return what the workload makes of other data; raises ValueError for another module too."""
@@ -176,7 +192,9 @@ class TrainedRun:
         continued = None if self.cfg.data.workload is None else self._problem.sample
         if continued is None:
             raise ValueError(f"{self.path}: {self.name} is no language model: its Problem has no `sample`")
-        return continued(self.module(), prompt, tokens=tokens, temperature=temperature, seed=seed)
+        module = self.module()
+        with self._users_code():
+            return continued(module, prompt, tokens=tokens, temperature=temperature, seed=seed)
 
 
 def _same_tokens(ours: Problem, theirs: Problem) -> bool:
