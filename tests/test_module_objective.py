@@ -21,7 +21,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from dsgd.cluster import ClusterError, EvaluationLost
-from dsgd.data import Workload, make_workload
+from dsgd.data import Workload
 from dsgd.execution.evaluation import Evaluator
 from dsgd.execution.execute import execute
 from dsgd.execution.quick import config, run, same_bytes
@@ -241,6 +241,7 @@ def test_a_compiled_loss_has_the_same_gradient() -> None:
 class TestOnRay:
     """Evaluations have a process for themselves."""
 
+    @pytest.mark.slow
     def test_evaluations_are_those_of_the_simulator(self) -> None:
         """Bit for bit, in order, the first and the last among them; another process than a worker's."""
         options: dict[str, Any] = {"workload": TINY, "num_workers": 2, "steps": 8, "eval_every": 2}
@@ -251,52 +252,42 @@ class TestOnRay:
         assert found == {version: expected[version] for version in sorted(found)}
         assert not real.notes
 
-    def test_a_lost_process_costs_no_evaluation(self) -> None:
-        """Another takes its place; what was evaluated when it was lost is evaluated again."""
+    @pytest.mark.slow
+    def test_a_lost_process_costs_an_evaluation_at_most(self) -> None:
+        """Another takes its place, and evaluates again what was interrupted; what ends that one too is lost,
+        and noted. An error of the workload's own is one line that ends the run.
+        """
         from dsgd.cluster.ray_evaluation import EvaluatingProcess
 
-        cfg = config("ssgd", workload=TINY)
-        made = make_workload(cfg)
+        def score(module: Any, x: Tensor, y: Tensor) -> Tensor:
+            bias: Tensor = module[0].bias
+            if bias[0] == 7:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if bias[0] == 8:
+                raise ValueError("no such score")
+            return bias.sum()
+
+        made = Workload(ModuleObjective(problem(mlp())._replace(score=score)), [shard()], (), N)
         w = made.objective.initial_weights(0)
         process = EvaluatingProcess(_by_value(made), "cpu", lambda: None)
+        evaluator = Evaluator(process.evaluate, background=True)
         try:
             first, lost = process.evaluate(w), process.pid
             assert lost is not None
             os.kill(lost, signal.SIGKILL)
             assert process.evaluate(w) == first == made.evaluate(w)
             assert process.pid not in (None, lost, os.getpid())
+            for version, vector in enumerate((w, np.full_like(w, 7), w)):
+                evaluator.submit(Weights(vector, version), 0.0, 0, 0)
+            assert [e.version for e in evaluator.finished(wait=True)] == [0, 2]
+            (note,) = evaluator.notes
+            assert note.startswith("the evaluation of version 1 was lost: its process was lost 2 times (")
+            with pytest.raises(ClusterError, match="the evaluation failed: ValueError"):
+                process.evaluate(np.full_like(w, 8))
         finally:
             process.close()
         with pytest.raises(EvaluationLost, match="the run is over"):
             process.evaluate(w)
-
-    def test_an_evaluation_that_ends_its_process_is_lost_and_noted(self) -> None:
-        """The run goes on without it; an error of the workload's own is one line that ends the run."""
-        from dsgd.cluster.ray_evaluation import EvaluatingProcess
-
-        def deadly(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            os.kill(os.getpid(), signal.SIGKILL)
-            return x
-
-        def wrong(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-            raise ValueError("no such score")
-
-        def evaluator(score: Any) -> tuple[EvaluatingProcess, Evaluator]:
-            made = Workload(ModuleObjective(problem(mlp())._replace(score=score)), [shard()], (), N)
-            process = EvaluatingProcess(_by_value(made), "cpu", lambda: None)
-            evaluator = Evaluator(process.evaluate, background=True)
-            evaluator.submit(Weights(made.objective.initial_weights(0)), 0.0, 0, 0)
-            return process, evaluator
-
-        process, deadly_one = evaluator(deadly)
-        assert deadly_one.finished(wait=True) == []
-        (note,) = deadly_one.notes
-        assert note.startswith("the evaluation of version 0 was lost: its process was lost 2 times (")
-        process.close()
-        process, wrong_one = evaluator(wrong)
-        with pytest.raises(ClusterError, match="the evaluation failed: ValueError"):
-            wrong_one.finished(wait=True)
-        process.close()
 
     @pytest.mark.parametrize("fault", ["lock", "nan"])
     def test_a_module_that_cannot_be_trained_ends_before_the_run(self, fault: str, tmp_path: Any) -> None:

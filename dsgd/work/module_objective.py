@@ -10,7 +10,6 @@ import copy
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -51,6 +50,9 @@ class ProblemShard(Reshuffled):
 
         Their sizes differ by one at most; each is read when it is asked for.
         """
+        if count == 1:
+            yield 1.0, self.batch(step)
+            return
         rows = self.batch_rows(step)
         for some in np.array_split(rows, count):
             yield len(some) / len(rows), _on(self.device, take(self.data, some))
@@ -99,8 +101,8 @@ class ModuleObjective(Objective):
 
     precision: float32, or bf16 for torch's autocast around the loss. accumulate: parts of a mini-batch that
     are computed one after another. compiled: whether by torch.compile. An evaluation is of the module as it
-    is, in float32, on the device evaluated_on and with so many samples at once. Raises ProblemError for
-    parameters that it cannot train.
+    is, in float32, on the device `evaluated_on`, of `evaluated_at_once` samples at a time.
+    Raises ProblemError for parameters that it cannot train.
     """
 
     row_by_row: ClassVar[bool] = True
@@ -225,20 +227,24 @@ class ModuleObjective(Objective):
     def loss_and_gradient(
         self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        losses, gradients = w.new_empty(len(w)), torch.empty_like(w)
+        losses, gradients = [], []
         for p, (shard, step) in enumerate(zip(cast("Sequence[ProblemShard]", shards), steps, strict=True)):
-            losses[p], gradients[p] = self._gradient(w[p], shard, step, seed=shard.torch_seed(step))
-        return losses, gradients
+            loss, g = self._gradient(w[p], shard, step, seed=shard.torch_seed(step))
+            losses.append(loss)
+            gradients.append(g.clone())
+        if len(gradients) == 1:  # the engines compute row by row: no second copy
+            return losses[0][None], gradients[0][None]
+        return torch.stack(losses), torch.stack(gradients)
 
     def _gradient(self, w: Tensor, shard: ProblemShard, step: int, *, seed: int) -> tuple[Tensor, Tensor]:
         """Return the loss and the gradient (D,) at w (D,); the gradient is overwritten by the next one."""
-        with _memory_named(self._num_weights, shard, self._accumulate):
+        try:
             mine = self._replica(str(w.device))
             compute = self._loss_of(mine)
             _seed(w.device, seed)
             mine.w.copy_(w)
             mine.g.zero_()
-            total = w.new_zeros(())
+            total = None
             for share, batch in shard.parts(step, self._accumulate):
                 if self._bf16:
                     with torch.autocast(w.device.type, torch.bfloat16):
@@ -246,9 +252,13 @@ class ModuleObjective(Objective):
                 else:
                     loss = compute(mine.module, *batch)
                 _require_scalar(loss)
-                (loss if share == 1 else share * loss).backward()
-                total += share * loss.detach()
-        return total, mine.g
+                if share != 1:
+                    loss = share * loss
+                loss.backward()
+                total = loss.detach() if total is None else total + loss.detach()
+        except torch.OutOfMemoryError as error:
+            raise ProblemError(_full(self._num_weights, shard, self._accumulate)) from error
+        return cast("Tensor", total).float(), mine.g
 
     def evaluate(self, w: Vector, *test: Any) -> Evaluation | None:
         problem, device = self.problem, self._evaluated_on
@@ -321,21 +331,17 @@ def _require_scalar(loss: Any) -> None:
         )
 
 
-@contextmanager
-def _memory_named(num_weights: int, shard: ProblemShard, accumulate: int) -> Iterator[None]:
-    """Give the error of a device whose memory is full a line that has the sizes and the remedy."""
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        at_once = -(-shard.batch_size // accumulate)
-        sizes = f"{num_weights:,} weights of {_gb(4 * num_weights)} in all, and {at_once} samples at once"
-        if "cuda" in shard.device:
-            free, total = torch.cuda.mem_get_info()
-            sizes += f"; it has {_gb(total)}, of which {_gb(free)} are free"
-        raise ProblemError(
-            f"{shard.device} is out of memory: {sizes}; lower --batch-size, raise --accumulate, or give "
-            "--precision bf16 or fewer workers a device"
-        ) from error
+def _full(num_weights: int, shard: ProblemShard, accumulate: int) -> str:
+    """Return in one line that the device's memory is full, with the sizes and the remedy."""
+    at_once = -(-shard.batch_size // accumulate)
+    sizes = f"{num_weights:,} weights of {_gb(4 * num_weights)} in all, and {at_once} samples at once"
+    if "cuda" in shard.device:
+        free, total = torch.cuda.mem_get_info()
+        sizes += f"; it has {_gb(total)}, of which {_gb(free)} are free"
+    return (
+        f"{shard.device} is out of memory: {sizes}; lower --batch-size, raise --accumulate, or give "
+        "--precision bf16 or fewer workers a device"
+    )
 
 
 def _gb(num_bytes: float) -> str:
