@@ -135,7 +135,7 @@ clean:  ## remove the environment and caches (run records stay)
 
 # --- image and cluster (docs/deploy.md)
 
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+VERSION := $(shell sed -n '/^version = /{s/.*"\(.*\)"/\1/p;q}' pyproject.toml)
 # The commit that an image holds; empty while there are uncommitted changes.
 COMMIT := $(shell test -z "$$(git status --porcelain 2>&1)" && git rev-parse HEAD)
 REGISTRY = $(AWS_ACCOUNT).dkr.ecr.$(AWS_REGION).amazonaws.com
