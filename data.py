@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dsgd.config import TrainConfig
+    from dsgd.work.module_objective import ModuleObjective
+    from dsgd.work.problem import Problem
 
 
 class DatasetShard(Reshuffled):
@@ -172,10 +174,8 @@ def make_workload(cfg: TrainConfig) -> Workload:
 
 def _of_file(cfg: TrainConfig, file: str) -> Workload:
     """Return the workload of a file, each worker with its part of the training data."""
-    import torch
-
     from dsgd.datasets import about
-    from dsgd.work.module_objective import ModuleObjective, ProblemShard
+    from dsgd.work.module_objective import ProblemShard
     from dsgd.work.problem import ProblemError, labels, length
     from dsgd.workloads import make_problem
 
@@ -192,19 +192,11 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
         ProblemShard(i, problem.train, rows, batch_size=cfg.batch_size, seed=cfg.seed)
         for i, rows in enumerate(_parts(classes, cfg))
     ]
-    on_gpu = cfg.engine == "sim" and cfg.ray.device == "cuda" and torch.cuda.is_available()
-    device = "cuda" if on_gpu else "cpu"
     try:
-        objective = ModuleObjective(
-            problem,
-            precision=cfg.compute.precision,
-            accumulate=cfg.compute.accumulate,
-            compiled=cfg.compute.compile,
-            evaluated_on=device,
-            evaluated_at_once=min(256, max(8, -(-cfg.batch_size // cfg.compute.accumulate))),
-        )
+        objective = module_objective(cfg, problem)
         if cfg.engine != "ray":  # there each process tries it before the run begins
-            objective.try_out(shards[0].on_device(shards[:1], device)[0])
+            objective.try_out(shards[0].on_device(shards[:1], _evaluated_on(cfg))[0])
+            objective.try_evaluation()
     except ProblemError as error:
         raise ValueError(f"--workload {file}: {error}") from error
     kept = {
@@ -215,6 +207,30 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
         **problem.about,
     }
     return Workload(objective, shards, (), cfg.batch_size, kept)
+
+
+def module_objective(cfg: TrainConfig, problem: Problem) -> ModuleObjective:
+    """Return the objective of a workload's problem, as a run with these options computes and evaluates it.
+
+    Raises ProblemError for parameters that cannot be trained.
+    """
+    from dsgd.work.module_objective import ModuleObjective
+
+    return ModuleObjective(
+        problem,
+        precision=cfg.compute.precision,
+        accumulate=cfg.compute.accumulate,
+        compiled=cfg.compute.compile,
+        evaluated_on=_evaluated_on(cfg),
+        evaluated_at_once=min(256, max(8, -(-cfg.batch_size // cfg.compute.accumulate))),
+    )
+
+
+def _evaluated_on(cfg: TrainConfig) -> str:
+    import torch
+
+    on_gpu = cfg.engine == "sim" and cfg.ray.device == "cuda" and torch.cuda.is_available()
+    return "cuda" if on_gpu else "cpu"
 
 
 def _parts(labels: Indices, cfg: TrainConfig) -> list[Indices]:

@@ -24,15 +24,16 @@ def texts(notebook: Any) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_notebook_gives_what_it_shows() -> None:
-    """Executed anew, in another folder, each cell has the output in the file; two are figures."""
-    path = ROOT / "docs/notebook.ipynb"
+@pytest.mark.parametrize(("name", "drawn"), [("notebook", 2), ("own-model", 1)])
+def test_a_notebook_gives_what_it_shows(name: str, drawn: int) -> None:
+    """Executed anew, in another folder, each cell has the output in the file; some are figures."""
+    path = ROOT / f"docs/{name}.ipynb"
     shown, found = read(path), executed(path)
     assert texts(found) == texts(shown)
     figures = [
         o for cell in found.cells for o in cell.get("outputs", ()) if "image/svg+xml" in o.get("data", {})
     ]
-    assert len(figures) == 2
+    assert len(figures) == drawn
 
 
 def test_results_are_short_to_look_at() -> None:

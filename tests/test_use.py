@@ -243,7 +243,7 @@ def test_a_run_in_s3_is_used_from_there(aws: Any, capsys: pytest.CaptureFixture[
 
 @pytest.fixture(scope="module")
 def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train a language model of bytes on a text that is abcd again and again."""
+    """Train a language model of letters on a text that is abcd again and again."""
     folder = tmp_path_factory.mktemp("language")
     options = SMALL | {"workload": str(ROOT / "tests/workloads/words.py"), "lr": 100.0, "batch_size": 8}
     path = dsgd.run("ssgd", out=folder, run_name="words", **options).path
@@ -255,7 +255,7 @@ def test_a_language_model_continues_a_text(language: Path, capsys: pytest.Captur
     """It has learned the text; the same seed draws the same, another seed something else."""
     code, text = said(capsys, "--sample", str(language), "--prompt", "cd", "--tokens", "10")
     assert (code, text) == (0, "cdabcdabcdab\n")
-    hot = ["--sample", str(language), "--temperature", "20", "--tokens", "40"]
+    hot = ["--sample", str(language), "--prompt", "a", "--temperature", "20", "--tokens", "40"]
     drawn = [said(capsys, *hot, "--seed", seed)[1] for seed in ("1", "1", "2")]
     assert drawn[0] == drawn[1] != drawn[2]
     run = dsgd.load(language)
@@ -296,6 +296,10 @@ def test_a_run_is_evaluated_on_another_file(
     run = dsgd.load(language)
     assert run.evaluate(on=same) == run.evaluate()
     assert run.evaluate(on=other).loss > 2 * run.evaluate().loss
+    for text, why in (("wxyz", "learns other tokens from"), ("abc", "makes another module for")):
+        (tmp_path / "no.txt").write_text(text * 400)
+        with pytest.raises(ValueError, match=f"words {why} {tmp_path}/no.txt"):
+            run.evaluate(on=tmp_path / "no.txt")
     code, page = said(capsys, "--evaluate", str(language), "--on", str(other))
     assert code == 0
     found = run.evaluate(on=other)
@@ -306,14 +310,15 @@ def test_a_run_is_evaluated_on_another_file(
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("--evaluate RUN --on none.txt", "none.txt: there is no such file or folder"),
-        ("--evaluate RUN --on short.txt", "DataError: 7 tokens: a window of 16 needs one more"),
+        ("--evaluate RUN --on none.txt", "FileNotFoundError: [Errno 2] No such file or directory"),
+        ("--evaluate RUN --on short.txt", "words.py: 7 tokens: a window of 16 needs one more than that"),
         ("--sample RUN --tokens 0", "--tokens 0: must be at least 1"),
         ("--sample RUN --temperature -1", "--temperature -1.0: must be finite, 0 or more"),
         ("--sample RUN --temperature nan", "--temperature nan: must be finite, 0 or more"),
         ("--sample RUN --seed -1", "--seed -1: must be in [0, 2^63)"),
         ("--sample RUN --seed x", "--seed x: must be a whole number"),
         ("--sample RUN --prompt=", "--prompt: is empty; begin the text with a letter"),
+        ("--sample RUN --prompt ???", "the prompt is empty; begin the text with a letter, or with a"),
         ("--sample RUN --promt x", "--promt: is not an option of --sample; did you mean --prompt?"),
     ],
 )
@@ -327,6 +332,20 @@ def test_a_mistake_with_a_language_model_is_one_line(
     code, line = said(capsys, *command.replace("RUN", str(language)).split())
     assert (code, line.count("\n")) == (2, 1)
     assert message in line
+
+
+def test_a_function_of_the_workload_that_fails_is_one_line(language: Path) -> None:
+    """The message names the run, and the line of its file."""
+    run = dsgd.load(language)
+
+    def broken(*_: Any, **__: Any) -> Any:
+        nothing: dict[str, Any] = {}
+        return nothing["no"]
+
+    vars(run)["_problem"] = run.problem()._replace(sample=broken, score=broken)
+    for use in (lambda: run.sample("a"), run.evaluate):
+        with pytest.raises(ValueError, match=f"{language}: its workload words failed: KeyError: 'no'"):
+            use()
 
 
 def test_weights_that_are_not_finite_sample_nothing(language: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +15,17 @@ from dsgd.checkpoints.disk_store import DiskStore
 from dsgd.checkpoints.run_state import weights_in
 from dsgd.checkpoints.store import newest_whole
 from dsgd.config import TrainConfig, option_fields
-from dsgd.data import DatasetShard, Workload, make_workload
+from dsgd.data import DatasetShard, Workload, make_workload, module_objective
 from dsgd.execution.first_weights import of_checkpoint
 from dsgd.execution.recorded_config import recorded_config, recorded_options
+from dsgd.models.sampling import Sampler
+from dsgd.options.user_code import located
 from dsgd.records.reader import read_summary
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.workload_copy import code_in, digest
 from dsgd.work.model import Classifier, Evaluation
+from dsgd.work.problem import take
 from dsgd.work.weights import Vector
 from dsgd.workloads import make_problem, name_of
 
@@ -115,12 +120,11 @@ class TrainedRun:
         """
         if self.cfg.data.workload is None:
             return self._built_in_problem(self.weights).module.eval()
-        return self._objective(self._problem).module_at(self.weights)
+        with self._users_code():
+            return self._objective(self._problem).module_at(self.weights)
 
     def _objective(self, problem: Problem) -> ModuleObjective:
-        from dsgd.work.module_objective import ModuleObjective
-
-        objective = ModuleObjective(problem)
+        objective = module_objective(self.cfg, problem)
         if objective.num_weights != self.weights.size:
             raise ValueError(
                 f"{self.path}: has {self.weights.size:,} weights, and the module of its workload "
@@ -143,10 +147,23 @@ class TrainedRun:
             return found
         problem = self._problem
         if on is not None:
-            problem = problem._replace(test=self._problem_on(str(on)).test)
-        found = self._objective(problem).evaluate(self.weights)
+            other = self._problem_on(str(on))
+            problem = problem._replace(test=other.test, bytes_per_token=other.bytes_per_token)
+        with self._users_code():
+            found = self._objective(problem).evaluate(self.weights)
         assert found is not None
         return found
+
+    @contextmanager
+    def _users_code(self) -> Iterator[None]:
+        """Give an error of the workload's functions one line, with the line of its file."""
+        try:
+            yield
+        except ValueError:
+            raise
+        except Exception as error:
+            where = located(error, Path(str(self.cfg.data.workload)))
+            raise ValueError(f"{self.path}: its workload {self.name} failed: {where}") from error
 
     def _problem_on(self, path: str) -> Problem:
         """Return what the workload makes of other data; raises ValueError for another module too."""
@@ -162,6 +179,8 @@ class TrainedRun:
         )
         if shapes != others:
             raise ValueError(f"{self.path}: its workload {self.name} makes another module for {path}")
+        if not _same_tokens(self._problem, problem):
+            raise ValueError(f"{self.path}: its workload {self.name} learns other tokens from {path}")
         return problem
 
     def sample(self, prompt: str, *, tokens: int = 200, temperature: float = 1.0, seed: int = 0) -> str:
@@ -173,7 +192,18 @@ class TrainedRun:
         continued = None if self.cfg.data.workload is None else self._problem.sample
         if continued is None:
             raise ValueError(f"{self.path}: {self.name} is no language model: its Problem has no `sample`")
-        return continued(self.module(), prompt, tokens=tokens, temperature=temperature, seed=seed)
+        module = self.module()
+        with self._users_code():
+            return continued(module, prompt, tokens=tokens, temperature=temperature, seed=seed)
+
+
+def _same_tokens(ours: Problem, theirs: Problem) -> bool:
+    """Whether two language models have the same ids for the text that one of them is tested on."""
+    if not isinstance(ours.sample, Sampler) or not isinstance(theirs.sample, Sampler):
+        return True
+    ids = take(theirs.test, np.arange(1))[0].flatten().tolist()
+    text = theirs.sample.decode(ids)
+    return list(ours.sample.encode(text)) == list(theirs.sample.encode(text))
 
 
 def trained_run(source: str) -> TrainedRun:

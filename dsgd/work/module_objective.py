@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dsgd.work.shard import Shard
 
 _ESTIMATED_FROM, _ESTIMATED_AT_ONCE = 1024, 256  # samples
+_TRIED = 8  # samples
 
 
 class ProblemShard(Reshuffled):
@@ -84,11 +85,13 @@ def _on(device: str, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _seed(device: torch.device, seed: int) -> None:
-    """Seed the generator of one device alone: `torch.manual_seed` takes 70 times as long."""
+    """Seed the generators of a device and of the processor, where samples may be changed at random.
+
+    `torch.manual_seed` seeds those of all devices, and takes 70 times as long.
+    """
+    torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
 
 
 class ModuleObjective(Objective):
@@ -162,10 +165,10 @@ class ModuleObjective(Objective):
         return changed
 
     def _replica(self, device: str) -> Replica:
-        replicas = self._replicas.__dict__
-        if device not in replicas:
-            replicas[device] = Replica(self.problem.module, device)
-        return cast(Replica, replicas[device])
+        replicas, kind = self._replicas.__dict__, torch.device(device).type  # a process uses one GPU
+        if kind not in replicas:
+            replicas[kind] = Replica(self.problem.module, device)
+        return cast(Replica, replicas[kind])
 
     def _loss_of(self, mine: Replica) -> Any:
         """Return the loss as it is computed for a gradient, compiled once for each replica."""
@@ -189,9 +192,8 @@ class ModuleObjective(Objective):
         except ProblemError:
             raise
         except Exception as error:  # of the user's loss, module or data
-            code = getattr(self.problem.loss, "__code__", None)
-            file = Path(code.co_filename) if code else Path()
-            raise ProblemError(f"its loss cannot be computed: {located(error, file)}") from error
+            why = located(error, _file_of(self.problem.loss))
+            raise ProblemError(f"its loss cannot be computed: {why}") from error
         # torch.compile may not run in two threads at once, and a GPU computes one task after another anyway.
         drawn = not torch.equal(before, torch.default_generator.get_state())
         self.one_thread = drawn or self._compiled or w.is_cuda
@@ -199,6 +201,30 @@ class ModuleObjective(Objective):
             raise ProblemError(
                 f"its loss is {loss.item()} at the start; look at the data and the initial weights"
             )
+
+    def try_evaluation(self) -> None:
+        """Compute the loss and the score of a few test samples, at the initial weights.
+
+        Raises ProblemError where one fails or is not one number.
+        """
+        problem, device = self.problem, self._evaluated_on
+        mine = self._replica(device)
+        mine.w.copy_(torch.from_numpy(self.initial_weights(0)))
+        mine.module.eval()
+        for name, compute in (("loss", problem.loss), ("score", problem.score)):
+            if compute is None:
+                continue
+            try:
+                rows = np.arange(min(length(problem.test), _TRIED))
+                with torch.no_grad():
+                    found = compute(mine.module, *_on(device, take(problem.test, rows)))
+                shape = tuple(torch.as_tensor(found).shape)
+            except Exception as error:  # of the user's function, module or data
+                why = located(error, _file_of(compute))
+                raise ProblemError(f"its {name} of test data cannot be computed: {why}") from error
+            if shape:
+                raise ProblemError(f"its {name} of test data has shape {shape}; return one number, the mean")
+        mine.module.train()
 
     def loss_and_gradient(
         self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int]
@@ -263,7 +289,7 @@ class ModuleObjective(Objective):
 
     def module_at(self, w: Vector) -> torch.nn.Module:
         """Return a copy of the module with the weights w (D,), as an evaluation has it."""
-        module = copy.deepcopy(self.problem.module).train()
+        module = copy.deepcopy(self.problem.module).to(self._evaluated_on).train()
         parameters = trained(module)
         sizes = [parameter.numel() for parameter in parameters]
         parts = torch.split(torch.from_numpy(np.array(w)), sizes)
@@ -272,7 +298,7 @@ class ModuleObjective(Objective):
                 parameter.copy_(part.view_as(parameter))
         with torch.random.fork_rng(devices=[]):
             self._estimate_statistics(module)
-        return module.eval()
+        return module.eval().cpu()
 
     def _estimate_statistics(self, module: torch.nn.Module) -> None:
         """Set the running statistics to the means over some training samples at the present weights."""
@@ -290,6 +316,12 @@ class ModuleObjective(Objective):
                 self.problem.loss(module, *_on(self._evaluated_on, take(self.problem.train, rows)))
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
+
+
+def _file_of(function: Any) -> Path:
+    """Return the file of a user's function; of what is none, no file."""
+    code = getattr(function, "__code__", None)
+    return Path(code.co_filename) if code else Path()
 
 
 def _normalizing(module: torch.nn.Module) -> list[_BatchNorm]:

@@ -1,6 +1,7 @@
-"""A tiny language model of bytes on a text that repeats: what --sample needs, and an option --data."""
+"""A tiny language model whose tokens are the letters of its text: what --sample and --evaluate --on need."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -8,9 +9,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dsgd import DataConfig, Problem
-from dsgd.datasets import Windows, split_text, tokens
-from dsgd.datasets.token_files import Tokens
-from dsgd.models.sampling import Sampler, bytes_of, text_of
+from dsgd.datasets import Tokens, Windows, split_text
+from dsgd.models.sampling import Sampler
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,11 +22,11 @@ class Config(DataConfig):
 
 
 class Words(nn.Module):
-    """Predicts a byte from the one before it."""
+    """Predicts a letter from the one before it."""
 
-    def __init__(self) -> None:
+    def __init__(self, letters: int) -> None:
         super().__init__()
-        self.table = nn.Embedding(256, 256)
+        self.table = nn.Embedding(letters, letters)
         nn.init.zeros_(self.table.weight)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -39,8 +39,14 @@ def loss(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def make(cfg: Config) -> Problem:
-    own = Tokens(ids=np.frombuffer(b"abcd" * 400, np.uint8))
-    train, test = split_text(tokens(cfg.data) if cfg.data else own)
-    sample = Sampler(context=16, encode=bytes_of, decode=text_of)
+    text = Path(cfg.data).read_text() if cfg.data else "abcd" * 400
+    letters = sorted(set(text))
+
+    def encode(some: str) -> list[int]:
+        return [letters.index(letter) for letter in some if letter in letters]
+
+    whole = Tokens(ids=np.array(encode(text)), vocabulary=len(letters))
+    train, test = split_text(whole)
+    sample = Sampler(context=16, encode=encode, decode=lambda ids: "".join(letters[i] for i in ids))
     data = Windows(train.ids, 16), Windows(test.ids, 16)
-    return Problem(Words(), loss, *data, bytes_per_token=test.bytes_per_token, sample=sample)
+    return Problem(Words(len(letters)), loss, *data, bytes_per_token=1.0, sample=sample)

@@ -1,0 +1,87 @@
+"""What a user may get wrong in a workload: one line, exit code 2, and nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from main import main
+
+START = """\
+from dsgd import Problem as P
+import torch
+from torch import nn
+x, f = torch.ones(64, 2), nn.Linear(2, 1)
+mean = lambda m, x: m(x).mean()
+"""
+
+FILES = {
+    "nothing = 1": "needs a function make() that returns a dsgd.Problem",
+    "make = 3": "needs a function make() that returns a dsgd.Problem",
+    "def make(): pass": "make() returned a NoneType; return a dsgd.Problem",
+    "def make(cfg): pass": "TypeError: make() missing 1 required positional argument: 'cfg'",
+    "def make(): return P(nn.ReLU(), mean, (x,), (x,))": "its module has no parameter that requires a",
+    "def make(): return P(f, lambda m, x: m(x), (x,), (x,))": "its loss has shape (8, 1); return one",
+    "def make(): return P(f, lambda m, x: m(x).mean() * float('nan'), (x,), (x,))": "its loss is nan at the",
+    "def make(): return P(f, lambda m, x: m(x).mean() + 1 / 0, (x,), (x,))": (
+        "its loss cannot be computed: line 6: ZeroDivisionError: division by zero"
+    ),
+    "def make(): return P(f, lambda m, x, y: 0, (x,), (x,))": "missing 1 required positional argument: 'y'",
+    "def make(): return P(f, lambda m, x: m(x).mean().detach(), (x,), (x,))": "its loss does not depend on",
+    "def make(): return P(f, mean, (x,), (torch.ones(5, 3),))": (
+        "its loss of test data cannot be computed: line 5: RuntimeError: "
+    ),
+    "def make(): return P(f, mean, (x,), (x,), lambda m, x: [][1])": (
+        "its score of test data cannot be computed: line 6: IndexError: list index out of range"
+    ),
+    "def make(): return P(f, mean, (x,), (x,), lambda m, x: m(x))": "its score of test data has shape (8, 1)",
+    "def make(): return P(f, mean, (x[:6],), (x,))": "--batch-size 8: worker 0's shard has only 3 of the 6",
+    "import json; json.loads('{')": "cannot be imported: line 6: JSONDecodeError: Expecting property name",
+    "from torch import not_there": "cannot be imported: line 6: ImportError: cannot import name 'not_there'",
+    "import sys; sys.exit(3)": "cannot be imported: line 6: SystemExit: 3",
+}
+
+OPTIONS = {
+    "--workload nowhere": "--workload nowhere: there is no such workload; give digits_cnn, ",
+    "--workload my/none.py": "my/none.py: cannot be read (No such file or directory)",
+    "--workload gpt --size 3m": "--size 3m: must be one of 100k, 1m, ",
+    "--workload gpt --context 0": "--context 0: must be at least 1",
+    "--workload gpt --data none.txt": "none.txt: there is no such file or folder",
+    "--workload digits_cnn --size 1m": "--size is an option of --workload gpt; leave it out or choose that",
+    "--size 1m": "--size is an option of --workload gpt; leave it out or choose that workload",
+    "--workload digits_cnn --dataset digits": "--dataset digits: has no effect with --workload",
+    "--workload digits_cnn --batch-size 900": "--batch-size 900: worker 0's shard has only 700 of the 1400",
+    "--workload digits_cnn --num-workers 2000": "2000 workers need at least one sample each",
+}
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line of a run that is not begun."""
+    capsys.readouterr()
+    code = main(["--engine", "sim", "--num-workers", "2", "--steps", "3", *arguments])
+    out, err = capsys.readouterr()
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert not Path("runs").exists()
+    return err
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_a_file_that_cannot_be_trained_is_one_line(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the file, its line where there is one, and what to return."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(f"{START}{text}\n")
+    line = refused(["--workload", "mine.py", "--batch-size", "8"], capsys)
+    assert FILES[text] in line
+    assert str(tmp_path / "mine.py") in line or line.startswith("main.py: --batch-size")
+
+
+@pytest.mark.parametrize("arguments", OPTIONS)
+def test_options_that_do_not_fit_a_workload_are_one_line(
+    arguments: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message names the option, and what to give in its place."""
+    monkeypatch.chdir(tmp_path)
+    assert OPTIONS[arguments] in refused(arguments.split(), capsys)
