@@ -10,7 +10,7 @@ PYTEST := $(PYTHON) -m pytest
 PARALLEL := -n $(PROCESSES) --dist loadgroup
 
 .PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies \
-	fault-timelines theory dst kills chaos docs references labs dashboards observe bench clean \
+	fault-timelines theory dst kills chaos docs references labs dashboards observe bench gpu clean \
 	requirements image push manifests
 
 help:  ## list the targets
@@ -127,12 +127,15 @@ observe: setup  ## start Prometheus and Alertmanager here with the rules; ctrl-C
 bench: setup  ## run the benchmarks (minutes; keep the machine idle)
 	for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(PYTHON) $$benchmark || exit 1; done
 
+gpu: setup  ## the tests and benchmarks that need a GPU, less than nine minutes; elsewhere a line that says so
+	@$(PYTHON) benchmarks/gpu.py
+
 clean:  ## remove the environment and caches (run records stay)
 	rm -rf .venv .tools .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # --- image and cluster (docs/deploy.md)
 
-VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+VERSION := $(shell sed -n '/^version = /{s/.*"\(.*\)"/\1/p;q}' pyproject.toml)
 # The commit that an image holds; empty while there are uncommitted changes.
 COMMIT := $(shell test -z "$$(git status --porcelain 2>&1)" && git rev-parse HEAD)
 REGISTRY = $(AWS_ACCOUNT).dkr.ecr.$(AWS_REGION).amazonaws.com

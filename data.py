@@ -174,6 +174,7 @@ def make_workload(cfg: TrainConfig) -> Workload:
 
 def _of_file(cfg: TrainConfig, file: str) -> Workload:
     """Return the workload of a file, each worker with its part of the training data."""
+    from dsgd.datasets import about
     from dsgd.work.module_objective import ProblemShard
     from dsgd.work.problem import ProblemError, labels, length
     from dsgd.workloads import make_problem
@@ -198,14 +199,14 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
             objective.try_evaluation()
     except ProblemError as error:
         raise ValueError(f"--workload {file}: {error}") from error
-    about = {
+    kept = {
         "weights": objective.num_weights,
-        "train": {"samples": length(problem.train)},
-        "test": {"samples": length(problem.test)},
+        "train": about(problem.train),
+        "test": about(problem.test),
         "bytes_per_token": problem.bytes_per_token,
         **problem.about,
     }
-    return Workload(objective, shards, (), cfg.batch_size, about)
+    return Workload(objective, shards, (), cfg.batch_size, kept)
 
 
 def module_objective(cfg: TrainConfig, problem: Problem) -> ModuleObjective:

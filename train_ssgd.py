@@ -48,6 +48,7 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         dones = run_all(cluster, gradient, w)
         w = cluster.combine(rule, w, dones)
         yield Update(w, dones)
+        del dones  # P gradients: not kept while the next are computed
 
 
 def theory(cfg: Config) -> ClosedForms:

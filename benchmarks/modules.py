@@ -4,9 +4,9 @@
     python benchmarks/modules.py gradient simulator   # some of: gradient simulator ray memory
 
 This file is also a workload: python main.py --workload benchmarks/modules.py --case gpt-1m. The data are
-random, since only time is measured. All loops read their mini-batches in the same way, and each process has
-one thread. Each time is the median of turns that alternate between the sides, so that other load falls on
-both; a gradient's is processor time.
+random, since only time is measured. All loops read mini-batches in the same way, in one thread a process.
+Each time is the median of turns that alternate between the sides, so that other load falls on both. The time
+of a gradient is processor time.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ def make(cfg: Config) -> Problem:
     if cfg.case.startswith("gpt-"):
         size = SIZES[cfg.case.removeprefix("gpt-")]
         context = cfg.context or size.context
-        model = Transformer(size)
+        transformer = Transformer(size)
         ids = torch.randint(size.vocabulary, (WINDOWS * context + 1,)).numpy()
         data: Any = Windows(ids, context)
-        about = {"flops_per_token": flops_per_token(model, context), "tokens_per_sample": context}
-        return Problem(model, next_token_loss, data, Windows(ids[: 8 * context + 1], context), about=about)
+        about = {"flops_per_token": flops_per_token(transformer, context), "tokens_per_sample": context}
+        test = Windows(ids[: 8 * context + 1], context)
+        return Problem(transformer, next_token_loss, data, test, about=about)
     if cfg.case == "cnn":
         data = torch.randint(256, (WINDOWS, 28, 28), dtype=torch.uint8), torch.randint(10, (WINDOWS,))
         return Problem(small_cnn(10), classification_loss, data, data)
@@ -72,17 +73,23 @@ def make(cfg: Config) -> Problem:
     return Problem(module, classification_loss, data, data)
 
 
-def configured(case: str, batch_size: int, **options: Any) -> Any:
+def configured(case: str, batch_size: int, mode: str = "ssgd", **options: Any) -> Any:
+    """Return the configuration of a run of this file's workload, without evaluations on the way."""
     from dsgd.execution.quick import config
 
-    return config("ssgd", workload=FILE, case=case, batch_size=batch_size, eval_every=0, **options)
+    return config(mode, workload=FILE, case=case, batch_size=batch_size, eval_every=0, **options)
 
 
-def bare_loop(problem: Any, shard: Any) -> Callable[[int], None]:
-    """Return a plain training loop without its optimizer, for so many mini-batches."""
+def bare_loop(
+    problem: Any, shard: Any, *, bf16: bool = False, compiled: bool = False
+) -> Callable[[int], None]:
+    """Return a plain training loop without its optimizer, for so many mini-batches, on the shard's device."""
     import copy
 
-    module = copy.deepcopy(problem.module)
+    import torch
+
+    module = copy.deepcopy(problem.module).to(shard.device)
+    loss = torch.compile(problem.loss) if compiled else problem.loss
     parameters = list(module.parameters())
     for p in parameters:
         p.requires_grad_()
@@ -91,7 +98,10 @@ def bare_loop(problem: Any, shard: Any) -> Callable[[int], None]:
         for step in range(steps):
             for p in parameters:
                 p.grad = None  # what Optimizer.zero_grad does
-            problem.loss(module, *shard.batch(step)).backward()
+            batch = shard.batch(step)
+            with torch.autocast(shard.device, torch.bfloat16, enabled=bf16):
+                found = loss(module, *batch)
+            found.backward()
 
     return loop
 
@@ -216,30 +226,28 @@ def _ddp(rank: int, port: int, batch_size: int, steps: int, turns: int, answers:
     dist.destroy_process_group()
 
 
-def on_ray(steps: int = 12, turns: int = 5) -> None:
+def on_ray(steps: int = 8, turns: int = 5) -> None:
     """Measure synchronous SGD with two workers on Ray, and torch DDP with gloo: one waits while one runs."""
+    import multiprocessing
     import socket
 
-    from torch import multiprocessing
     from torch.multiprocessing.spawn import spawn
 
-    from dsgd.execution.execute import execute
-    from dsgd.execution.quick import Keep
+    from dsgd.execution.execute import Watcher, execute
 
-    batch_size, context = 8, SIZES["1m"].context
+    batch_size, context = 4, SIZES["1m"].context
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     spawning = multiprocessing.get_context("spawn")
     answers, go = spawning.Queue(), [spawning.Queue() for _ in range(2)]
-    started: Any = spawn(  # type: ignore[no-untyped-call]
-        _ddp, (port, batch_size, steps, turns, answers, go), nprocs=2, join=False
-    )
+    arguments = port, batch_size, steps, turns, answers, go
+    started: Any = spawn(_ddp, arguments, nprocs=2, join=False)  # type: ignore[no-untyped-call]
     ours: list[float] = []
     theirs: list[float] = []
     computing: list[float] = []
 
-    class Turns(Keep):
+    class Turns(Watcher):
         """After each turn of ours, has DDP take one while Ray's workers wait."""
 
         began_s = 0.0

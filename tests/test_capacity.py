@@ -34,6 +34,19 @@ def test_as_many_workers_fit_as_have_the_memory(dataset: str) -> None:
     assert shortage(config(num_workers=9, dataset=dataset), enough - 1, "this machine has") is None
 
 
+def test_large_modules_need_memory_for_their_vectors() -> None:
+    """Vectors of more than 2^31 bytes count in full: a module of 600 million weights has some of 2.4 GB."""
+    import dsgd.cluster.ray_connection  # noqa: F401 - sets what Ray reads at its import
+    from dsgd.cluster.capacity import shortage
+
+    cfg = config(num_workers=4, workload="digits_cnn")
+    assert shortage(cfg, 50e9, "this machine has", 600_000_000) is None
+    message = shortage(cfg, 48e9, "this machine has", 600_000_000)
+    assert message is not None
+    assert "4 Ray worker processes need at least 49 GB of memory (12 GB each" in message
+    assert "lower --num-workers (3 fit)" in message
+
+
 @pytest.mark.parametrize("engine", ["ray", "both"])
 @pytest.mark.parametrize("dataset", ["none", "xor"])
 def test_a_million_workers_are_refused_before_ray_starts(

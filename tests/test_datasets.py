@@ -6,7 +6,9 @@ import gzip
 import hashlib
 import json
 import pickle
+import re
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,12 @@ import numpy as np
 import polars
 import pytest
 import torch
+from conftest import ROOT
 from numpy.typing import NDArray
 
+from dsgd import datasets
+from dsgd.config import options
+from dsgd.data import make_workload
 from dsgd.datasets import (
     BytePairs,
     DataError,
@@ -35,10 +41,14 @@ from dsgd.datasets.blocks import blocks, is_sampled
 from dsgd.datasets.fetched import fetched
 from dsgd.datasets.mapped import Mapped
 from dsgd.datasets.shipped import FASHION
+from dsgd.execution.quick import run, same_bytes
+from dsgd.terminal.cli import parse
 from dsgd.work.module_objective import ProblemShard
 from dsgd.work.problem import labels, take
 
-HAS_FASHION = pytest.mark.skipif(not Path(FASHION).exists(), reason="needs dataset-fashion-mnist")
+HAS_FASHION = pytest.mark.skipif(
+    not Path(FASHION).exists(), reason="needs Fashion-MNIST: apt-get install dataset-fashion-mnist"
+)
 
 
 def idx(array: NDArray[Any], code: int = 8) -> bytes:
@@ -484,3 +494,52 @@ def test_data_that_are_not_in_s3_are_one_line(url: str, message: str) -> None:
     with pytest.raises(DataError) as caught:
         tokens(url)
     assert str(caught.value).startswith(message)
+
+
+FOLDER = str(ROOT / "tests/workloads/folder.py")
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_worker_opens_the_files_itself(tmp_path: Path) -> None:
+    """Trained on samples that stay in their files, both engines give the same bytes."""
+    write_npy_files(tmp_path)
+    options: dict[str, Any] = {"workload": FOLDER, "data": str(tmp_path), "num_workers": 2}
+    options |= {"batch_size": 4, "steps": 6}
+    assert same_bytes(run("ssgd", **options), run("ssgd", **options, engine="ray"))
+
+
+def test_a_recorded_path_of_data_holds_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative path becomes a whole one; a URL stays."""
+    monkeypatch.chdir(tmp_path)
+    for given, recorded in (("x.npz", str(tmp_path / "x.npz")), ("s3://lab/x.npz", "s3://lab/x.npz")):
+        cfg = parse(["--workload", FOLDER, "--data", given, "--mode", "ssgd"])
+        assert options(cfg)["data"] == recorded
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--workload=digits_cnn", "--data", "x"], "--data is an option of --workload "),
+        (["--data", "x"], "--data is an option of --workload "),
+        (
+            [f"--workload={FOLDER}", "--data=/nothing"],
+            f"--workload {FOLDER}: /nothing: there is no such file",
+        ),
+    ],
+)
+def test_data_that_do_not_fit_the_workload_are_one_line(given: list[str], message: str) -> None:
+    """A workload that reads no files refuses --data; a file that is not there is named."""
+    with pytest.raises(ValueError, match="--") as caught:
+        make_workload(parse([*given, "--mode=ssgd"]))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_page_has_the_formats_that_are_read() -> None:
+    """docs/workloads.md shows names that dsgd.datasets has, and what to install."""
+    page = (ROOT / "docs/workloads.md").read_text()
+    shown = page.partition("from dsgd.datasets import ")[2].partition("\n")[0]
+    assert all(hasattr(datasets, name) for name in shown.split(", "))
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"--extra (\w+)", page)) <= extras.keys()

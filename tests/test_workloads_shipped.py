@@ -11,6 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
+import torch
 
 from dsgd.data import Workload, make_workload
 from dsgd.datasets.byte_pairs import BytePairs
@@ -22,6 +23,7 @@ from dsgd.records.writer import RunRecord
 from dsgd.report.build import build_report
 from dsgd.strategies import modes
 from dsgd.terminal.list_command import list_runs
+from dsgd.workloads import make_problem
 from dsgd.workloads.gpt import Config as GptConfig
 
 TEXT = b"".join(
@@ -78,8 +80,6 @@ def test_the_windows_are_the_text_in_order(text: str) -> None:
 
 
 def make_problem_of(text: str) -> Any:
-    from dsgd.workloads import make_problem
-
     return make_problem(config("ssgd", **SMALL, data=text).data, 0)
 
 
@@ -168,3 +168,68 @@ def test_options_of_the_language_model_that_do_not_fit(
     with pytest.raises(ValueError, match="-") as caught:
         make_workload(config("ssgd", **SMALL | {"data": text} | options))
     assert message in str(caught.value)
+
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (40, 28, 28)).astype(np.uint8)
+CLASSES = np.arange(40) % 10
+
+
+@pytest.mark.parametrize("network", ["cnn", "resnet"])
+def test_images_of_a_user_are_trained_and_reported_as_accuracy(network: str, tmp_path: Path) -> None:
+    """Files of the same form take the place of those that ship; the record knows their classes."""
+    file = str(tmp_path / "images.npz")
+    np.savez(file, x=IMAGES, y=CLASSES)
+    options: dict[str, Any] = {"workload": "fashion", "data": file, "network": network, "batch_size": 4}
+    options |= {"eval_images": 3}
+    where = {"out": str(tmp_path), "run_name": "a"}
+    cfg = config("ssgd", **options, num_workers=2, steps=2, **where)
+    ended = execute(cfg, record=RunRecord(cfg))
+    record = read_record(tmp_path / "a")
+    assert 0 <= (ended.evaluations[-1].found.accuracy or 0) <= 1
+    assert record.summary.eval.accuracy is not None
+    assert record.summary.eval.bits_per_byte is None
+    assert record.meta.workload["train"]["samples"] == 36
+    assert record.meta.workload["test"]["samples"] == 3
+    assert sum(record.meta.workload["train"]["classes"]) == record.meta.workload["train"]["samples"]
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (IMAGES[:, :8], CLASSES, "has samples of 8 x 28, uint8; give images of 28 x 28 bytes (uint8)"),
+        (IMAGES / 255, CLASSES, "has samples of 28 x 28, float64"),
+        (IMAGES, CLASSES + 5, "has other labels than 0 to 9; give whole numbers of that range"),
+    ],
+)
+def test_images_of_another_form_are_one_line(x: Any, y: Any, message: str, tmp_path: Path) -> None:
+    """The message names the file, what it holds and what is needed."""
+    file = str(tmp_path / "images.npz")
+    np.savez(file, x=x, y=y)
+    with pytest.raises(ValueError, match="workload fashion: ") as caught:
+        make_workload(config("ssgd", workload="fashion", data=file, num_workers=2, batch_size=4))
+    assert f"--workload fashion: {file}: {message}" in str(caught.value)
+
+
+def test_ssgd_with_adamw_is_the_model_trained_alone(text: str) -> None:
+    """Two workers and the server's AdamW take the steps of torch's own, on mini-batches twice as large."""
+    steps, warmup, lr = 12, 3, 3e-3
+    options: dict[str, Any] = {**SMALL, "data": text, "num_workers": 2, "steps": steps, "lr": lr}
+    cfg = config("ssgd", **options, optimizer="adamw", schedule="cosine", warmup=warmup)
+    ended = execute(cfg)
+
+    problem, shards = make_problem(cfg.data, cfg.seed), make_workload(cfg).shards
+    parameters = list(problem.module.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01)
+    for step in range(steps):
+        done = (step - warmup) / (steps - warmup)
+        factor = (step + 1) / warmup if step < warmup else 0.5 * (1 + math.cos(math.pi * done))
+        optimizer.param_groups[0]["lr"] = lr * factor
+        batches: list[Any] = [shard.batch(step) for shard in shards]  # type: ignore[attr-defined]
+        x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        optimizer.zero_grad()
+        problem.loss(problem.module, x, y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    alone = torch.cat([parameter.detach().flatten() for parameter in parameters])
+    begun = torch.tensor(make_workload(cfg).objective.initial_weights(cfg.seed))
+    apart = (torch.tensor(ended.weights.vector) - alone).norm() / (alone - begun).norm()
+    assert apart < 1e-4  # of the way

@@ -17,6 +17,8 @@ from dsgd.config import TrainConfig
 
 _PROCESS_BYTES = 57_000_000  # Python, Ray's client and NumPy
 _TORCH_BYTES = 282_000_000  # and the CUDA build of torch, on a CPU
+_VECTORS = 5  # the module's weights, its replica's and their gradient, a task's weights, what it returns
+_VECTORS_BESIDE_GPU = 2  # the module's weights, and what a task returns
 _GB = 1e9
 
 
@@ -25,18 +27,23 @@ def num_processes(cfg: TrainConfig) -> int:
     return (cfg.fault.hosts or cfg.num_workers) + cfg.fault.spares
 
 
-def bytes_per_worker(cfg: TrainConfig) -> int:
-    """Return the memory in bytes that the process of one worker needs at least."""
+def bytes_per_worker(cfg: TrainConfig, num_weights: int = 0) -> int:
+    """Return the memory in bytes that the process of one worker needs at least.
+
+    num_weights: of a module; 0 before they are known, and where they are few.
+    """
     torch = 0 if cfg.data.dataset == "none" else _TORCH_BYTES  # without weights, workers do not import it
-    return _PROCESS_BYTES + torch + cfg.timing.padding_bytes
+    vectors = _VECTORS_BESIDE_GPU if cfg.ray.device == "cuda" else _VECTORS
+    return _PROCESS_BYTES + torch + cfg.timing.padding_bytes + 4 * vectors * num_weights
 
 
-def shortage(cfg: TrainConfig, free_bytes: float, where: str) -> str | None:
+def shortage(cfg: TrainConfig, free_bytes: float, where: str, num_weights: int = 0) -> str | None:
     """Return in one line why the workers do not fit, and the remedy; None if they do.
 
     free_bytes: the memory that is left. where: what has it, like `this machine has`.
+    num_weights: of a module.
     """
-    each, count, fault = bytes_per_worker(cfg), num_processes(cfg), cfg.fault
+    each, count, fault = bytes_per_worker(cfg, num_weights), num_processes(cfg), cfg.fault
     if count * each <= free_bytes:
         return None
     option = f"--num-workers {cfg.num_workers}" if fault.hosts is None else f"--hosts {fault.hosts}"

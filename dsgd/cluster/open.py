@@ -12,9 +12,10 @@ from dsgd.data import Workload
 from dsgd.terminal.interruptions import Interruptions
 
 
-def require_room(cfg: TrainConfig) -> None:
+def require_room(cfg: TrainConfig, num_weights: int = 0) -> None:
     """Raise ValueError if this machine has not the memory for the workers' processes.
 
+    num_weights: of a module; 0 before they are known.
     Where workers run on other machines, the memory of those counts: `open_cluster` waits for it.
     """
     if cfg.engine == "ray":
@@ -23,7 +24,7 @@ def require_room(cfg: TrainConfig) -> None:
         # isort: split
         from dsgd.cluster.capacity import free_here, shortage
 
-        if is_private() and (lacking := shortage(cfg, free_here(), "this machine has")):
+        if is_private() and (lacking := shortage(cfg, free_here(), "this machine has", num_weights)):
             raise ValueError(lacking)
 
 

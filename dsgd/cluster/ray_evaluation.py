@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dsgd.cluster import ClusterError, EvaluationLost
 from dsgd.data import Workload
 from dsgd.work.model import Evaluation
+from dsgd.work.problem import ProblemError
 from dsgd.work.weights import Vector
 
 _TRIES = 2
@@ -77,7 +78,8 @@ class EvaluatingProcess:
             try:
                 found, self.pid = ray.get(actor.evaluate.remote([self._held], sent))
             except RayTaskError as error:
-                raise ClusterError(f"the evaluation failed: {error.cause!r}") from error
+                text = error.cause if isinstance(error.cause, ProblemError) else repr(error.cause)
+                raise ClusterError(f"the evaluation failed: {text}") from error
             except RayActorError as error:
                 lost = error
                 self._forget(actor)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,12 +103,16 @@ class LazyValues:
         self._objective, self._device = workload.objective, device
         self._shards = workload.shards[0].on_device(workload.shards, device)
         self._chunk = max(64, min(1024, _CHUNK_BYTES // (4 * workload.objective.num_weights)))
-        if workload.objective.row_by_row:
-            self._chunk = 1  # so that threads share the work, and no more weights than theirs are stacked
         self._waiting: dict[int, tuple[Task, int, Vector]] = {}
         self._computed: dict[int, tuple[float, Vector, Tensor | None]] = {}
         self._states: dict[int, Tensor] = {}  # (state_rows, D) by worker, after its last finished task
         self._threads = 1 if workload.objective.one_thread else threads or os.cpu_count() or 1
+        self._at_once: int | None = None
+        """Tasks that are computed when one is asked for; None: all that wait."""
+        if workload.objective.row_by_row:
+            # Threads share the work, and few values wait to be taken: each may be as large as memory allows.
+            self._chunk = 1
+            self._at_once = 1 if self._threads == 1 else 4 * self._threads
         self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -126,16 +131,22 @@ class LazyValues:
 
     def take(self, worker: int) -> tuple[float, Vector]:
         if worker in self._waiting:
-            self._compute_waiting()
+            self._compute_with(worker)
         loss, value, state = self._computed.pop(worker)
         if state is not None:
             self._states[worker] = state
         return loss, value
 
-    def _compute_waiting(self) -> None:
+    def _compute_with(self, worker: int) -> None:
+        """Compute the task of a worker, and others that wait, the oldest first."""
+        if self._at_once is None:
+            chosen = list(self._waiting)
+        else:
+            others = (other for other in self._waiting if other != worker)
+            chosen = [worker, *islice(others, self._at_once - 1)]
         by_task: dict[Task, list[int]] = {}
-        for worker, (task, _, _) in self._waiting.items():
-            by_task.setdefault(task, []).append(worker)
+        for number in chosen:
+            by_task.setdefault(self._waiting[number][0], []).append(number)
         chunks = [
             (task, workers[i : i + self._chunk])
             for task, workers in by_task.items()
@@ -144,7 +155,8 @@ class LazyValues:
         run = self._pool.map if self._pool and len(chunks) > 1 else map
         for (_, workers), computed in zip(chunks, run(self._compute, chunks), strict=True):
             self._computed.update(zip(workers, zip(*computed, strict=True), strict=True))
-        self._waiting.clear()
+        for number in chosen:
+            del self._waiting[number]
 
     def _compute(self, chunk: tuple[Task, list[int]]) -> tuple[list[float], Vector, Sequence[Tensor | None]]:
         import torch

@@ -99,11 +99,12 @@ class Rows:
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        return self.array[self.rows[index]]
+        rows = self.rows[index]
+        return Rows(self.array, rows) if isinstance(index, slice) else self.array[rows]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         return np.asarray(self.array[self.rows], dtype)
 
     def part(self, rows: Indices) -> Rows:
-        """Return some of these rows."""
+        """Return some of these rows, not read yet."""
         return Rows(self.array, self.rows[rows])

@@ -169,6 +169,8 @@ def execute(
     interruptions = interruptions or Interruptions()
     require_room(cfg)
     workload = make_workload(cfg)
+    if workload.objective.in_own_process:
+        require_room(cfg, workload.objective.num_weights)
     own = [strategy] if cfg.strategy_file else []
     if cfg.data.workload is not None:
         own.append(code_of(cfg.data.workload))
@@ -554,6 +556,7 @@ class _Following:
             if tally.last_update_s >= checkpoint_s:
                 self._checkpoint()
                 checkpoint_s = checkpoints.next_s
+            del update  # its values may be large: they are not kept while the next are computed
         return None
 
     def _checkpoint(self) -> None:

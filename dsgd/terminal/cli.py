@@ -147,7 +147,16 @@ def _chosen(file_options: dict[str, Any], arguments: list[str]) -> tuple[str, st
 
 
 def _workload(file_options: dict[str, Any], arguments: list[str]) -> str | None:
-    """Return the workload, if any. A path is put into the arguments as one that holds in any folder."""
+    """Return the workload, if any. Its path and that of its data are put into the arguments as ones that hold
+    in any folder.
+    """
+    data = _value(arguments, "--data")
+    if data not in (None, "", "None") and "://" not in data:
+        arguments[:] = [
+            *take_option(arguments, "--data")[0],
+            "--data",
+            str(Path(data).expanduser().absolute()),
+        ]
     workload = _value(arguments, "--workload") or file_options.get("workload")
     if workload in (None, "None") or not isinstance(workload, str):  # other types are refused as all are
         return None

@@ -133,6 +133,7 @@ class Interruptions:
                     return
                 self._raises = False
                 yield item
+                del item  # it may be large, and the next one is made now
         finally:
             self._raises = False
 

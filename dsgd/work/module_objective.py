@@ -139,7 +139,7 @@ class ModuleObjective(Objective):
     def initial_weights(self, seed: int) -> Vector:
         """Return the weights with which the module was made, from this seed."""
         parts = [parameter.detach().flatten() for parameter in trained(self.problem.module)]
-        return cast(Vector, torch.cat(parts).cpu().numpy().copy())
+        return cast(Vector, torch.cat(parts).cpu().numpy())
 
     def loss(self, w: Any, *batch: Any) -> Any:
         raise AssertionError("a module's loss is computed with its gradient")
@@ -192,9 +192,9 @@ class ModuleObjective(Objective):
         except Exception as error:  # of the user's loss, module or data
             why = located(error, _file_of(self.problem.loss))
             raise ProblemError(f"its loss cannot be computed: {why}") from error
-        # Two threads that compile at once are more than torch.compile allows.
+        # torch.compile may not run in two threads at once, and a GPU computes one task after another anyway.
         drawn = not torch.equal(before, torch.default_generator.get_state())
-        self.one_thread = drawn or self._compiled
+        self.one_thread = drawn or self._compiled or w.is_cuda
         if not torch.isfinite(loss):
             raise ProblemError(
                 f"its loss is {loss.item()} at the start; look at the data and the initial weights"
@@ -257,10 +257,18 @@ class ModuleObjective(Objective):
                 loss.backward()
                 total = loss.detach() if total is None else total + loss.detach()
         except torch.OutOfMemoryError as error:
-            raise ProblemError(_full(self._num_weights, shard, self._accumulate)) from error
+            at_once = -(-shard.batch_size // self._accumulate)
+            raise ProblemError(_full(shard.device, self._num_weights, at_once)) from error
         return cast("Tensor", total).float(), mine.g
 
     def evaluate(self, w: Vector, *test: Any) -> Evaluation | None:
+        try:
+            return self._evaluation(w)
+        except torch.OutOfMemoryError as error:
+            full = _full(self._evaluated_on, self._num_weights, self._evaluated_at_once)
+            raise ProblemError(full) from error
+
+    def _evaluation(self, w: Vector) -> Evaluation:
         problem, device = self.problem, self._evaluated_on
         mine = self._replica(device)
         mine.w.copy_(torch.from_numpy(np.array(w)))
@@ -331,15 +339,14 @@ def _require_scalar(loss: Any) -> None:
         )
 
 
-def _full(num_weights: int, shard: ProblemShard, accumulate: int) -> str:
-    """Return in one line that the device's memory is full, with the sizes and the remedy."""
-    at_once = -(-shard.batch_size // accumulate)
+def _full(device: str, num_weights: int, at_once: int) -> str:
+    """Return in one line that a device's memory is full, with the sizes and the remedy."""
     sizes = f"{num_weights:,} weights of {_gb(4 * num_weights)} in all, and {at_once} samples at once"
-    if "cuda" in shard.device:
+    if "cuda" in device:
         free, total = torch.cuda.mem_get_info()
         sizes += f"; it has {_gb(total)}, of which {_gb(free)} are free"
     return (
-        f"{shard.device} is out of memory: {sizes}; lower --batch-size, raise --accumulate, or give "
+        f"{device} is out of memory: {sizes}; lower --batch-size, raise --accumulate, or give "
         "--precision bf16 or fewer workers a device"
     )
 

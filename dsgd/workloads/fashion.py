@@ -20,4 +20,4 @@ def make(cfg: Config) -> Problem:
     """Return the problem."""
     from dsgd.datasets import fashion
 
-    return image_problem(cfg, fashion())
+    return image_problem(cfg, fashion)

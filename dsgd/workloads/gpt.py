@@ -11,7 +11,7 @@ from annotated_types import Ge
 
 from dsgd.config import DataConfig
 from dsgd.models.transformer_sizes import SIZES
-from dsgd.options.constraints import Must
+from dsgd.options.constraints import Must, OnlyWith
 
 if TYPE_CHECKING:
     from dsgd.work.problem import Problem
@@ -24,6 +24,7 @@ def is_tokenizer(text: str) -> bool:
 
 
 _BYTES = 256
+_COMPRESSED = 1 << 20  # bytes: a second's work for xz
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +32,11 @@ class Config(DataConfig):
     """The language model and its text."""
 
     data: str | None = None
-    """The text: a .txt file, of which each byte is a token, or a .bin file of token ids. Its last tenth is
-    held out. None: Shakespeare's works."""
+    """The text: a .txt file, of which each byte is a token, a .bin file of token ids, or a folder with such
+    files to train on and to test. The last tenth of one file is held out. None: what --corpus says."""
+
+    corpus: Annotated[Literal["shakespeare", "python"], OnlyWith(data=None)] = "shakespeare"
+    """Shakespeare's works, 5 MB, or the Python sources of torch."""
 
     size: Literal["100k", "1m", "5m", "11m", "30m", "124m", "350m", "1b"] = "100k"
     """The model, named by its number of weights."""
@@ -54,26 +58,29 @@ class Config(DataConfig):
 
 def make(cfg: Config) -> Problem:
     """Return the problem: a text, its last tenth held out."""
-    from dsgd.datasets import DataError, Tokens, Windows, shakespeare, split_text, tokens
+    from dsgd.datasets import DataError, Tokens, Windows, python_sources, shakespeare, texts
     from dsgd.datasets.byte_pairs import BytePairs
     from dsgd.models.sampling import Sampler, bytes_of, text_of
     from dsgd.models.transformer import Transformer, flops_per_token, next_token_loss
     from dsgd.work.problem import Problem
 
-    train, test = split_text(tokens(cfg.data)) if cfg.data else shakespeare()
+    if cfg.data is not None:
+        train, test = texts(cfg.data)
+    else:
+        train, test = shakespeare() if cfg.corpus == "shakespeare" else python_sources()
     size = SIZES[cfg.size]
     context = cfg.context or size.context
-    is_text = train.vocabulary == _BYTES
-    about = compressed(bytes(test.ids[:])) if is_text else {}
+    is_text = train.are_bytes
+    about = compressed(test.ids[:_COMPRESSED].tobytes()) if is_text else {}
     sampler = Sampler(context=context, encode=bytes_of, decode=text_of) if is_text else None
     pairs = None
     if cfg.tokenizer != "bytes":
         if not is_text:
             raise DataError(f"--tokenizer {cfg.tokenizer}: is for text, and {cfg.data} has token ids already")
-        pairs = BytePairs(bytes(train.ids[:]), int(cfg.tokenizer.removeprefix("bpe:")))
+        pairs = BytePairs(train.ids.tobytes(), int(cfg.tokenizer.removeprefix("bpe:")))
         sampler = Sampler(context=context, encode=pairs.ids_of, decode=pairs.text_of)
         train, test = (
-            Tokens(ids=pairs.encode(bytes(part.ids[:])), vocabulary=len(pairs.lengths))
+            Tokens(ids=pairs.encode(part.ids.tobytes()), vocabulary=len(pairs.lengths))
             for part in (train, test)
         )
     windows = max(1, min(cfg.eval_tokens // context, (len(test) - 1) // context))
@@ -81,7 +88,7 @@ def make(cfg: Config) -> Problem:
     bytes_per_token = test.bytes_per_token if pairs is None else float(pairs.lengths[held_out[1:]].mean())
     module = Transformer(replace(size, vocabulary=train.vocabulary), tied=cfg.tied)
     flops = flops_per_token(module, context)
-    about |= {"flops_per_token": flops, "flops_per_sample": flops * context, "context": context}
+    about |= {"flops_per_token": flops, "flops_per_sample": flops * context}
     return Problem(
         module,
         next_token_loss,

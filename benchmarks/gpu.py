@@ -1,0 +1,226 @@
+"""All that needs a GPU, in one command of less than nine minutes: the tests marked `gpu`, then a table.
+
+    make gpu                               # where there is no GPU, one line says so
+    python benchmarks/gpu.py --rehearse    # the table's code on a CPU, with small models: is it in order?
+
+The table: a worker's gradient of a transformer of 124 million weights against the bare module loop, in
+tokens/s and as the share of the GPU's peak (MFU); the simulator on the GPU; several workers on one GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.modules import bare_loop, configured, in_turns
+
+MOST_S = 520.0
+TESTS_S = 240.0
+PEAKS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}
+"""Floating point operations a second in bfloat16, not sparse, by part of the device's name (data sheets)."""
+LOCAL_STEPS = 8
+
+
+class Scale(NamedTuple):
+    """How large everything is."""
+
+    device: str
+    worker_case: str
+    worker_batch: int
+    shared_case: str
+    shared_batch: int
+    steps: int
+    turns: int
+
+
+REAL = Scale("cuda", "gpt-124m", 16, "gpt-11m", 16, 6, 3)
+REHEARSAL = Scale("cpu", "gpt-100k", 2, "gpt-100k", 2, 1, 1)
+
+
+def main(scale: Scale, began_s: float) -> None:
+    """Print the table, as far as there is time."""
+    parts: list[Callable[[Scale], None]] = [
+        *(lambda scale, options=options: worker(scale, **options) for options in WAYS),
+        simulator,
+        lambda scale: shared(scale, 1),
+        lambda scale: shared(scale, 4),
+    ]
+    for number, part in enumerate(parts, 1):
+        left_s = MOST_S - (time.monotonic() - began_s)
+        if left_s < 45:
+            print(f"not run for lack of time: parts {number} to {len(parts)} of {len(parts)}", flush=True)
+            return
+        part(scale)
+
+
+WAYS: tuple[dict[str, Any], ...] = (
+    {"precision": "float32"},
+    {"precision": "bf16"},
+    {"precision": "bf16", "compile": True},
+)
+
+
+def worker(scale: Scale, **options: Any) -> None:
+    """Measure a worker's task, weights in and values out included, against the bare loop on the device."""
+    import torch
+
+    from dsgd.cluster.values import compute_alone
+    from dsgd.data import make_workload
+    from dsgd.work.tasks import LocalSGD, Task, gradient
+
+    cfg = configured(scale.worker_case, scale.worker_batch, num_workers=1, device=scale.device, **options)
+    made: Any = make_workload(cfg)
+    objective, w = made.objective, made.objective.initial_weights(0)
+    shard = made.shards[0].on_device(made.shards, scale.device)[0]
+    local = LocalSGD(batches=LOCAL_STEPS, lr=0.01)
+
+    def computing(task: Task) -> Callable[[int], None]:
+        def run(steps: int) -> None:
+            for step in range(0, steps, task.batches):
+                compute_alone(task, objective, shard, step, w, None, scale.device)
+
+        return run
+
+    plain = bare_loop(
+        objective.problem, shard, bf16=cfg.compute.precision == "bf16", compiled=cfg.compute.compile
+    )
+
+    def bare(steps: int) -> None:
+        plain(steps)
+        if scale.device == "cuda":
+            torch.cuda.synchronize()
+
+    sides = (bare, computing(gradient), computing(local))
+    times = in_turns(sides, max(1, scale.steps // LOCAL_STEPS) * LOCAL_STEPS, scale.turns)
+    about = objective.problem.about
+    tokens = scale.worker_batch * about["tokens_per_sample"]
+    peak = next((f for name, f in PEAKS.items() if name in device_name(scale)), None)
+    label = " ".join([cfg.compute.precision, *(["compiled"] if cfg.compute.compile else [])])
+    for name, own in zip(("bare loop", "gradient", f"{LOCAL_STEPS} local steps"), times, strict=True):
+        rate = tokens / median(own)
+        share = f", MFU {rate * about['flops_per_token'] / peak:.3f}" if peak else ""
+        against = median(b / a for a, b in zip(own, times[0], strict=True))
+        print(
+            f"worker     {scale.worker_case} {label:17} {name:14} {rate:>11,.0f} tokens/s{share}, "
+            f"{against:.3f} x the bare loop",
+            flush=True,
+        )
+
+
+def simulator(scale: Scale, workers: int = 8) -> None:
+    """Measure the simulator's gradients on the device against the bare loop, and the device's memory."""
+    import torch
+
+    from dsgd.cluster.sim import SimCluster
+    from dsgd.cluster.timing import ComputeTimes
+    from dsgd.data import make_workload
+    from dsgd.strategies import load
+    from dsgd.work.weights import Weights
+
+    cfg = configured(
+        scale.shared_case,
+        scale.shared_batch,
+        num_workers=workers,
+        steps=10**6,
+        precision="bf16",
+        device=scale.device,
+    )
+    made: Any = make_workload(cfg)
+    cluster = SimCluster(made, ComputeTimes(cfg.timing.compute_law, 0), device=scale.device)
+    updates = load("ssgd").train(cluster, Weights(made.objective.initial_weights(0)), cfg)
+
+    def simulated(gradients: int) -> None:
+        for _ in range(gradients // workers):
+            next(updates)
+
+    shard = made.shards[0].on_device(made.shards[:1], scale.device)[0]
+    plain = bare_loop(made.objective.problem, shard, bf16=True)
+    own, bare = in_turns((simulated, plain), scale.steps * workers, scale.turns)
+    vectors = ""
+    if scale.device == "cuda":
+        peak = torch.cuda.max_memory_allocated() / (4 * made.objective.num_weights)
+        vectors = f"; the GPU's peak memory is that of {peak:.1f} vectors"
+    print(
+        f"simulator  {scale.shared_case} bf16, {workers} workers: {1 / median(own):,.1f} gradients/s, "
+        f"{median(b / a for a, b in zip(own, bare, strict=True)):.3f} x the bare loop (aim 0.95){vectors}",
+        flush=True,
+    )
+
+
+def shared(scale: Scale, workers: int) -> None:
+    """Measure real workers that share one GPU, with several local steps between two exchanges."""
+    from dsgd.execution.execute import execute
+    from dsgd.execution.quick import Keep
+
+    placed: dict[str, Any] = {"device": scale.device}
+    if scale.device == "cuda":
+        placed["gpus_per_worker"] = 0.9 / workers  # so that evaluations could have a part as well
+    cfg = configured(
+        scale.shared_case,
+        scale.shared_batch,
+        "localsgd",
+        engine="ray",
+        num_workers=workers,
+        steps=LOCAL_STEPS * (2 + scale.steps),
+        local_steps=LOCAL_STEPS,
+        precision="bf16",
+        **placed,
+    )
+    keep = Keep()
+    ended = execute(cfg, [keep], evaluate=False)
+    if ended.exception:
+        raise ended.exception
+    tokens = sum(d.batches for u in keep.updates[2:] for d in u.dones) * scale.shared_batch
+    about = _about(cfg)
+    seconds = keep.updates[-1].finished_s - keep.updates[1].finished_s
+    print(
+        f"shared     {scale.shared_case} bf16, {workers} workers on one {ended.cluster.device} device, "
+        f"LocalSGD, H = {LOCAL_STEPS}: {tokens * about['tokens_per_sample'] / seconds:,.0f} tokens/s in all",
+        flush=True,
+    )
+
+
+def _about(cfg: Any) -> Any:
+    from dsgd.workloads import make_problem
+
+    return make_problem(cfg.data, cfg.seed).about
+
+
+def device_name(scale: Scale) -> str:
+    """Return the device's name."""
+    import torch
+
+    return torch.cuda.get_device_name() if scale.device == "cuda" else "CPU"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rehearse", action="store_true", help="run the table on the CPU, small")
+    rehearse = parser.parse_args().rehearse
+    import torch
+
+    started_s = time.monotonic()
+    if rehearse:
+        main(REHEARSAL, started_s)
+    elif not torch.cuda.is_available():
+        print("no GPU that torch can use on this machine: nothing was run")
+    else:
+        print(f"{device_name(REAL)}, torch {torch.__version__}", flush=True)
+        try:
+            tests = subprocess.run(
+                [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests"], cwd=ROOT, timeout=TESTS_S
+            ).returncode
+        except subprocess.TimeoutExpired:
+            print(f"the tests were ended after {TESTS_S:g} s", flush=True)
+            tests = 1
+        main(REAL, started_s)
+        sys.exit(tests)
