@@ -42,7 +42,7 @@ from dsgd.datasets.fetched import fetched
 from dsgd.datasets.mapped import Mapped
 from dsgd.datasets.shipped import FASHION
 from dsgd.execution.quick import run, same_bytes
-from dsgd.terminal.cli import parse
+from dsgd.terminal.cli import UsageError, parse
 from dsgd.work.module_objective import ProblemShard
 from dsgd.work.problem import labels, take
 
@@ -530,7 +530,7 @@ def test_a_recorded_path_of_data_holds_in_any_folder(tmp_path: Path, monkeypatch
 )
 def test_data_that_do_not_fit_the_workload_are_one_line(given: list[str], message: str) -> None:
     """A workload that reads no files refuses --data; a file that is not there is named."""
-    with pytest.raises(ValueError, match="--") as caught:
+    with pytest.raises((UsageError, ValueError), match="--") as caught:
         make_workload(parse([*given, "--mode=ssgd"]))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)

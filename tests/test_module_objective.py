@@ -269,7 +269,7 @@ class TestOnRay:
 
         made = Workload(ModuleObjective(problem(mlp())._replace(score=score)), [shard()], (), N)
         w = made.objective.initial_weights(0)
-        process = EvaluatingProcess(_by_value(made), "cpu", lambda: None)
+        process = EvaluatingProcess(_by_value(made), "cpu", lambda: None, 60.0)
         evaluator = Evaluator(process.evaluate, background=True)
         try:
             first, lost = process.evaluate(w), process.pid

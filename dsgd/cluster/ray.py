@@ -7,6 +7,7 @@ what it sent; so when a host is lost, another gets the same bytes again. Who car
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import math
@@ -47,6 +48,7 @@ from dsgd.work.tasks import Task
 from dsgd.work.weights import Vector, Weights
 
 _POLL_S = 1.0  # how often waiting looks for what Ray does not report by an answer
+_PLACE_S = 5.0  # how long to wait for a process to say which GPUs it has
 _LOOK_S = 0.02  # the same while no answer can come, and while a node starts
 
 
@@ -116,7 +118,9 @@ class RayCluster(LedgerViews[RayFlight]):
             raise
         self._running = dict(enumerate(started))
         if workload.objective.in_own_process:
-            self._evaluating = EvaluatingProcess(workload, self.device, self._place_to_evaluate)
+            self._evaluating = EvaluatingProcess(
+                workload, self.device, self._place_to_evaluate, cfg.ray.start_timeout_s
+            )
         self._pids = [process.pid for process in started]
 
     def __enter__(self) -> RayCluster:
@@ -242,8 +246,9 @@ class RayCluster(LedgerViews[RayFlight]):
     def _place_to_evaluate(self) -> tuple[str, str] | None:
         """Return the node of a process that computes on a GPU, and its GPUs; None if none does."""
         for process in list(self._running.values()) if self.device == "cuda" else ():
-            if process.node_id:
-                return process.node_id, ray.get(process.actor.gpus.remote())
+            with contextlib.suppress(RayError):  # that one is lost, or silent: another will do
+                if process.node_id:
+                    return process.node_id, ray.get(process.actor.gpus.remote(), timeout=_PLACE_S)
         return None
 
     def close(self) -> None:

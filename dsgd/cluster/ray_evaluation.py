@@ -16,7 +16,7 @@ from dsgd.cluster.ray_connection import last_line
 
 # isort: split
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dsgd.cluster import ClusterError, EvaluationLost
@@ -36,29 +36,37 @@ class EvaluatingActor:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # before torch looks
         self._workload: Workload | None = None
 
-    def evaluate(self, workload: list[Any], w: Vector) -> tuple[Evaluation | None, int]:
-        """Return the evaluation of weights w (D,) on the workload of which this is the reference, and the
-        process id.
-        """
+    def ready(self) -> int:
+        """Return the process id."""
+        return os.getpid()
+
+    def evaluate(self, workload: list[Any], w: Vector) -> Evaluation | None:
+        """Return the evaluation of weights w (D,) on the workload of which this is the reference."""
         if self._workload is None:
             import torch
 
             torch.set_num_threads(1)  # as in the simulator: the last bit of a sum depends on it
             self._workload = ray.get(workload[0])
         assert self._workload
-        return self._workload.evaluate(w), os.getpid()
+        return self._workload.evaluate(w)
 
 
 class EvaluatingProcess:
     """Evaluates, one after another, in a process that is started again when it is lost.
 
     place: returns the node's id and the GPUs of worker 0, as CUDA_VISIBLE_DEVICES names them; None for the
-    driver's node and no GPU.
+    driver's node and no GPU. start_timeout_s: seconds within which the process must have started.
     """
 
-    def __init__(self, workload: Workload, device: str, place: Callable[[], tuple[str, str] | None]) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        device: str,
+        place: Callable[[], tuple[str, str] | None],
+        start_timeout_s: float,
+    ) -> None:
         self._workload = workload._replace(objective=workload.objective.for_evaluation(device), shards=())
-        self._place = place
+        self._place, self._start_timeout_s = place, start_timeout_s
         self._held: Any = None
         self._actor: Any = None
         self._closed = False
@@ -69,25 +77,30 @@ class EvaluatingProcess:
     def evaluate(self, w: Vector) -> Evaluation | None:
         """Return the evaluation of weights w (D,).
 
-        Raises EvaluationLost if the process is lost, and the one after it too, or if the run is over;
-        ClusterError if the workload's own code fails.
+        Raises EvaluationLost if the process is lost, and the one after it too, if none starts in time, or if
+        the run is over; ClusterError if the workload's own code fails.
         """
         sent = ray.put(w)
         for _ in range(_TRIES):
             actor = self._started()
             try:
-                found, self.pid = ray.get(actor.evaluate.remote([self._held], sent))
+                self.pid = ray.get(actor.ready.remote(), timeout=self._start_timeout_s)
+                found: Evaluation | None = ray.get(actor.evaluate.remote([self._held], sent))
             except RayTaskError as error:
                 text = error.cause if isinstance(error.cause, ProblemError) else repr(error.cause)
                 raise ClusterError(f"the evaluation failed: {text}") from error
+            except GetTimeoutError:
+                self._forget(actor)
+                ray.kill(actor)
+                within = f"--start-timeout-s {self._start_timeout_s:g}"
+                raise EvaluationLost(f"its process did not start within {within}; allow more") from None
             except RayActorError as error:
                 lost = error
                 self._forget(actor)
             except RayError as error:
                 raise ClusterError(f"the evaluation failed: {last_line(error)}") from error
             else:
-                evaluation: Evaluation | None = found
-                return evaluation
+                return found
         raise EvaluationLost(
             f"its process was lost {_TRIES} times ({last_line(lost)}); look at this machine's memory"
         ) from lost

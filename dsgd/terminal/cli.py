@@ -152,11 +152,8 @@ def _workload(file_options: dict[str, Any], arguments: list[str]) -> str | None:
     """
     data = _value(arguments, "--data")
     if data not in (None, "", "None") and "://" not in data:
-        arguments[:] = [
-            *take_option(arguments, "--data")[0],
-            "--data",
-            str(Path(data).expanduser().absolute()),
-        ]
+        whole = Path(data).expanduser().absolute()
+        arguments[:] = [*take_option(arguments, "--data")[0], "--data", str(whole)]
     workload = _value(arguments, "--workload") or file_options.get("workload")
     if workload in (None, "None") or not isinstance(workload, str):  # other types are refused as all are
         return None

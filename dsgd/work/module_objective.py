@@ -85,11 +85,13 @@ def _on(device: str, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _seed(device: torch.device, seed: int) -> None:
-    """Seed the generator of one device alone: `torch.manual_seed` takes 70 times as long."""
+    """Seed the generators of a device and of the processor, where samples may be changed at random.
+
+    `torch.manual_seed` seeds those of all devices, and takes 70 times as long.
+    """
+    torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
 
 
 class ModuleObjective(Objective):
@@ -163,10 +165,10 @@ class ModuleObjective(Objective):
         return changed
 
     def _replica(self, device: str) -> Replica:
-        replicas = self._replicas.__dict__
-        if device not in replicas:
-            replicas[device] = Replica(self.problem.module, device)
-        return cast(Replica, replicas[device])
+        replicas, kind = self._replicas.__dict__, torch.device(device).type  # a process uses one GPU
+        if kind not in replicas:
+            replicas[kind] = Replica(self.problem.module, device)
+        return cast(Replica, replicas[kind])
 
     def _loss_of(self, mine: Replica) -> Any:
         """Return the loss as it is computed for a gradient, compiled once for each replica."""

@@ -1,7 +1,7 @@
-"""What a transformer learns from equally many tokens: alone, in a plain loop of PyTorch, and in modes.
+"""Prints what a transformer learns from equally many tokens, alone and in modes (docs/workloads.md).
 
-    python benchmarks/language_model.py
-    python benchmarks/language_model.py --size 100k --steps 300 --modes ssgd diloco
+    python docs/tools/equal_tokens.py
+    python docs/tools/equal_tokens.py --size 1m --steps 600 --modes ssgd diloco --set outer_momentum=0.6
 
 The loop has torch's own AdamW and schedule and knows nothing of the suite but the module, the text and which
 windows the workers read: at each step it takes the mini-batches of all of them as one. Bits a byte are of
@@ -34,7 +34,7 @@ LOCAL_LR = 0.3  # of SGD with momentum, in the workers of the other local modes
 LOCAL_STEPS = 32
 
 
-def of_mode(mode: str) -> dict[str, Any]:
+def of_mode(mode: str, own: dict[str, str]) -> dict[str, Any]:
     """Return the options of a mode: AdamW where it has it. Times of computing are drawn."""
     known = option_fields(config_of(mode))
     found: dict[str, Any] = {"compute_time": "exponential:1"}
@@ -48,7 +48,7 @@ def of_mode(mode: str) -> dict[str, Any]:
         found |= {"local_steps": LOCAL_STEPS}
     if "lr_scaling" in known:
         found |= {"lr_scaling": "workers"}
-    return found
+    return found | {option: float(value) for option, value in own.items() if option in known}
 
 
 def alone(options: dict[str, Any]) -> float:
@@ -86,11 +86,14 @@ def in_mode(mode: str, options: dict[str, Any]) -> float:
 
 
 def main() -> None:
+    """Print a line for the loop and one for each mode."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--size", default="1m")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--size", default="100k")
+    parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--modes", nargs="*", default=list(modes()), choices=modes())
+    parser.add_argument("--set", nargs="*", default=[], metavar="OPTION=VALUE", help="of modes that have it")
     given = parser.parse_args()
+    own = dict(text.split("=", 1) for text in given.set)
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
     common: dict[str, Any] = {
         "workload": "gpt",
@@ -108,7 +111,7 @@ def main() -> None:
     print(f"| a loop alone | {by_loop:.4f} | | {time.perf_counter() - began_s:.0f} s |", flush=True)
     for mode in given.modes:
         began_s = time.perf_counter()
-        bits = in_mode(mode, common | of_mode(mode))
+        bits = in_mode(mode, common | of_mode(mode, own))
         took = f"{time.perf_counter() - began_s:.0f} s"
         print(f"| {mode} | {bits:.4f} | {bits - by_loop:+.4f} | {took} |", flush=True)
 
