@@ -19,6 +19,7 @@ import pytest
 import torch
 from conftest import ROOT
 from numpy.typing import NDArray
+from torch.utils.data import default_collate
 
 from dsgd import datasets
 from dsgd.config import options
@@ -100,6 +101,9 @@ def test_windows_are_consecutive_tokens_and_those_that_follow() -> None:
     windows = Windows(np.arange(1000, 1023, dtype=np.uint16), 5)
     assert len(windows) == 4
     x, y = take(windows, np.array([3, 0]))
+    collated = default_collate(windows.__getitems__([3, 0]))
+    assert torch.equal(x, collated[0])
+    assert torch.equal(y, collated[1])
     assert x.tolist() == [list(range(1015, 1020)), list(range(1000, 1005))]
     assert (y - x == 1).all()
 

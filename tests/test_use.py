@@ -339,8 +339,7 @@ def test_a_function_of_the_workload_that_fails_is_one_line(language: Path) -> No
     run = dsgd.load(language)
 
     def broken(*_: Any, **__: Any) -> Any:
-        nothing: dict[str, Any] = {}
-        return nothing["no"]
+        raise KeyError("no")
 
     vars(run)["_problem"] = run.problem()._replace(sample=broken, score=broken)
     for use in (lambda: run.sample("a"), run.evaluate):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,10 @@ class Windows:
 
     def __getitems__(self, rows: list[int]) -> list[tuple[Ids, Ids]]:
         """Return several samples at once, as torch's loaders ask for them."""
+        return list(zip(*self.mini_batch(rows), strict=True))
+
+    def mini_batch(self, rows: Sequence[int] | Ids) -> tuple[Ids, Ids]:
+        """Return several samples as x and y, both (B, C)."""
         starts = np.asarray(rows, np.int64)[:, None] * self.context
         windows = self.ids[starts + np.arange(self.context + 1)].astype(np.int64)
-        return [(window[:-1], window[1:]) for window in windows]
+        return windows[:, :-1].copy(), windows[:, 1:].copy()

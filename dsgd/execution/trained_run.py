@@ -178,9 +178,15 @@ class TrainedRun:
             for made in (self._problem, problem)
         )
         if shapes != others:
-            raise ValueError(f"{self.path}: its workload {self.name} makes another module for {path}")
+            raise ValueError(
+                f"{self.path}: its workload {self.name} makes another module for {path}; "
+                "give data of the form it was trained on"
+            )
         if not _same_tokens(self._problem, problem):
-            raise ValueError(f"{self.path}: its workload {self.name} learns other tokens from {path}")
+            raise ValueError(
+                f"{self.path}: its workload {self.name} learns other tokens from {path}; "
+                "only a model of bytes is evaluated on another text"
+            )
         return problem
 
     def sample(self, prompt: str, *, tokens: int = 200, temperature: float = 1.0, seed: int = 0) -> str:

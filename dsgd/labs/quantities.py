@@ -133,11 +133,6 @@ def distance(run: QuickRun, *, to: float) -> Value:
     return Value(abs(weight.measured - to), None if weight.theory is None else abs(weight.theory - to))
 
 
-def weights(run: QuickRun) -> Value:
-    """Return the number of weights, D."""
-    return Value(float(run.w.size))
-
-
 def kilobytes_an_update(run: QuickRun) -> Value:
     """Return the kB that go to the workers and come back for an update; in theory 8 P D bytes, for SSGD."""
     both_ways = 2 * run.w.nbytes * run.cfg.num_workers

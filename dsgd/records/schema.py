@@ -484,9 +484,9 @@ class Meta(Struct, frozen=True, kw_only=True):
         field(
             "",
             "the model and data of `workload`: `weights`, `bytes_per_token` (null unless a language model), "
-            "`train` and `test` (`samples`, `arrays`, `sha256`, `classes`: dsgd/datasets/about.py), and what "
-            "its file adds, like `flops_per_sample` of a gradient and, of text, `gzip_bits_per_byte` and "
-            "`xz_bits_per_byte`. Empty without",
+            "`train` and `test` (`samples`, `arrays`, `sha256`, `classes`: dsgd/datasets/digest.py), and "
+            "what its file adds, like `flops_per_sample` of a gradient and, of text, `gzip_bits_per_byte` "
+            "and `xz_bits_per_byte`. Empty without",
             key="NAME",
         ),
     ] = msgspec.field(default_factory=dict)

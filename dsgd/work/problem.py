@@ -75,6 +75,8 @@ def take(data: Any, rows: Sequence[int] | Any) -> tuple[Any, ...]:
         data = data.tensors
     if isinstance(data, tuple):
         return tuple(torch.as_tensor(array[rows]) for array in data)
+    if at_once := getattr(data, "mini_batch", None):  # of dsgd.datasets.Windows: no sample is made alone
+        return tuple(torch.from_numpy(array) for array in at_once(rows))
     if many := getattr(data, "__getitems__", None):
         samples = many([int(row) for row in rows])
     else:
