@@ -226,11 +226,15 @@ def options(cfg: Any) -> dict[str, Any]:
 def from_options(config_type: type[T], flat: Mapping[str, Any]) -> T:
     """Return the configuration that has these options, named flat as in `config.yaml`: `options` reversed.
 
-    Raises TypeError for an option that it does not have, and ValueError for a bad value.
+    A group may be given whole, too. Raises TypeError for an option that it does not have, and ValueError for a bad value.
     """
     rest, groups = dict(flat), dict[str, Any]()
     for name, member in members(config_type).items():
-        if not isinstance(member, Option):
+        if isinstance(member, Option):
+            continue
+        if isinstance(rest.get(name), member):
+            groups[name] = rest.pop(name)
+        else:
             groups[name] = member(**{key: rest.pop(key) for key in option_fields(member) if key in rest})
     return config_type(**groups, **rest)
 
