@@ -226,7 +226,8 @@ def options(cfg: Any) -> dict[str, Any]:
 def from_options(config_type: type[T], flat: Mapping[str, Any]) -> T:
     """Return the configuration that has these options, named flat as in `config.yaml`: `options` reversed.
 
-    A group may be given whole, too. Raises TypeError for an option that it does not have, and ValueError for a bad value.
+    A group may be given whole, too. Raises TypeError for an option that it does not have, and ValueError for
+    a bad value.
     """
     rest, groups = dict(flat), dict[str, Any]()
     for name, member in members(config_type).items():
