@@ -80,6 +80,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 # breaks it breaks a quicker test first.
 AROUND_RUNS = {
     "test_cluster_tooling",
+    "test_datasets",
     "test_experiments",
     "test_faults_shown",
     "test_disk_store",
@@ -105,7 +106,10 @@ AROUND_RUNS = {
     "test_theory",
     "test_trace",
     "test_uncertainty",
+    "test_use",
     "test_watch",
+    "test_workload_mistakes",
+    "test_workloads_shipped",
 }
 
 
