@@ -161,7 +161,7 @@ class TrainedRun:
             yield
         except ValueError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever they raise
             where = located(error, Path(str(self.cfg.data.workload)))
             raise ValueError(f"{self.path}: its workload {self.name} failed: {where}") from error
 

@@ -83,7 +83,7 @@ def options_of(workload: str) -> type[DataConfig] | None:
     try:
         members(found)
         found()
-    except Exception as error:
+    except Exception as error:  # of the user's class
         raise ValueError(f"{where} cannot be used: {located(error, file_of(workload))}") from None
     return found
 
@@ -105,7 +105,7 @@ def make_problem(data: DataConfig, seed: int) -> Problem:
             problem = code.make(data) if own is not None and isinstance(data, own) else code.make()
         except DataError as error:  # in words for the user already
             raise ValueError(f"--workload {workload}: {error}") from None
-        except Exception as error:
+        except Exception as error:  # of the user's file
             raise ValueError(f"--workload {workload}: {located(error, file_of(workload))}") from None
     if wrong := _wrong(problem):
         raise ValueError(f"--workload {workload}: {wrong}")
