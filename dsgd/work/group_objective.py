@@ -8,10 +8,10 @@ others; what talks to the other ranks is the loss, its gradient and the norm of 
     hsdp:R   R replicas of the parameters, each in G / R slices
     ddp      G replicas: each rank has all
 
-The blocks of the module (dsgd/work/module_blocks.py) are gathered one at a time, when they are computed, and what is
-outside of them for the whole of a gradient. Buffers are each rank's own and never travel: batch normalization
-normalises over a rank's part of the mini-batch, as it does in torch, and its statistics are estimated anew
-before an evaluation.
+The blocks of the module (dsgd/work/module_blocks.py) are gathered one at a time, when they are computed, and
+what is outside of them for the whole of a gradient. Buffers are each rank's own and never travel: batch
+normalization normalises over a rank's part of the mini-batch, as it does in torch, and its statistics are
+estimated anew before an evaluation.
 
 Shapes: G ranks, D weights of the module, d of a rank's slice.
 """
@@ -29,8 +29,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from dsgd.work.module_blocks import blocks, recompute_activations
 from dsgd.work.model import Evaluation, Objective
+from dsgd.work.module_blocks import blocks, recompute_activations
 from dsgd.work.module_objective import (
     ModuleObjective,
     ProblemShard,
