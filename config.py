@@ -38,6 +38,7 @@ from dsgd.options.constraints import (
     require,
     whole_or_inf,
 )
+from dsgd.options.group import GroupConfig
 from dsgd.options.network import NetworkConfig
 from dsgd.work.graphs import Graph
 
@@ -51,6 +52,7 @@ __all__ = [
     "ExchangeConfig",
     "Ge",
     "GradientConfig",
+    "GroupConfig",
     "Gt",
     "Le",
     "LiveConfig",
@@ -229,7 +231,8 @@ class RayConfig(Checked):
         ON_RAY,
         OnlyWith(device=("auto", "cuda")),
     ] = 1.0
-    """Share of a GPU that a worker on cuda takes, like 0.25 for four workers on one GPU."""
+    """Share of a GPU that a worker on cuda takes, like 0.25 for four workers on one GPU; with
+    --ranks-per-worker, whole GPUs of each rank."""
 
     transport: Annotated[Literal["auto", "local", "ray"], ON_RAY] = "auto"
     """How weights and gradients travel. local: by a socket and shared memory, to workers on the driver's
@@ -558,6 +561,7 @@ class TrainConfig(Checked):
     stop: StopConfig = field(default_factory=StopConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     compute: ComputeConfig = field(default_factory=ComputeConfig)
+    group: GroupConfig = field(default_factory=GroupConfig)
     compression: CompressConfig = field(default_factory=CompressConfig)
     fault: FaultConfig = field(default_factory=FaultConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -591,6 +595,11 @@ class TrainConfig(Checked):
         accumulate, size = self.compute.accumulate, self.batch_size
         require(accumulate <= size, "accumulate", accumulate, f"must be at most --batch-size {size}")
         require(self.warmup <= self.steps, "warmup", self.warmup, f"must be at most --steps {self.steps}")
+        whole_gpus = self.ray.gpus_per_worker >= 1
+        self.group.require_possible(
+            size // accumulate,
+            {"each rank needs a GPU of its own; give --gpus-per-worker 1, or leave that out": not whole_gpus},
+        )
         self._require_compressible()
         self.live.require_few(self.num_workers)
         self._require_topology()

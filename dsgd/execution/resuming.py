@@ -46,6 +46,7 @@ MAY_CHANGE = (
     "steps", "max_seconds", "target_loss",
     "checkpoint_every", "keep", "mtbf",
     "max_restarts", "restart_window_s", "start_timeout_s",
+    "ranks_per_worker", "parallel", "expert_parallel", "checkpoint_activations",
     "metrics_port", "metrics_host", "metrics_linger_s", "pushgateway", "dashboard",
     "note", "trace_last", "quiet", "log_level", "log_format", "upload_every",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from dsgd.config import DataConfig, OutputConfig, TrainConfig
+from dsgd.config import ComputeConfig, DataConfig, GroupConfig, OutputConfig, TrainConfig
 from dsgd.experiments.experiment_file import Experiment, PlannedRun, described
 from dsgd.experiments.kept import is_kept
 from dsgd.experiments.pool import Pool, cores
@@ -167,7 +167,8 @@ def _real_s(pool: Pool, runs: Sequence[PlannedRun]) -> dict[str, float]:
     for run in runs:
         clock_s, stopped_by, steps = found[run.variant]
         clock_s *= 1 if stopped_by == "seconds" else run.cfg.steps / steps
-        predicted[run.variant] = _RAY_START_S + _RAY_START_A_WORKER_S * run.cfg.num_workers + clock_s
+        processes = run.cfg.num_workers * run.cfg.group.ranks_per_worker
+        predicted[run.variant] = _RAY_START_S + _RAY_START_A_WORKER_S * processes + clock_s
     return predicted
 
 
@@ -180,6 +181,8 @@ def _scheduled(run: PlannedRun) -> PlannedRun:
         engine="sim",
         batch_size=TrainConfig.batch_size,
         data=DataConfig(dataset="none"),
+        compute=ComputeConfig(),
+        group=GroupConfig(),
         ray=cfg.ray.on("sim"),
         stop=replace(cfg.stop, target_loss=None),
         timing=replace(cfg.timing, compute_time=law, latency_s=_RAY_MESSAGE_S),
