@@ -127,9 +127,7 @@ def both(group: RankProcesses, ranks: int, make: Any, task: Task, calls: int = 1
     alone = ModuleObjective(problem, **more)
     w = torch.from_numpy(start(problem))[None]
     losses, _, value, state = run_task(alone, task, calls, shard_of(problem, batch_size), w)
-    layout = RankLayout(
-        alone.shapes, ranks, replicas=Membership(rank=0, ranks=ranks, parallel=parallel).replicas
-    )
+    layout = RankLayout(alone.shapes, Membership(rank=0, ranks=ranks, parallel=parallel).slices)
     whole, whole_state = np.full_like(value, np.nan), np.full_like(state, np.nan)
     for rank in layout.holders:
         layout.put(whole, rank, answers[rank][1])

@@ -29,6 +29,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from dsgd.options.group import Parallel
 from dsgd.work.model import Evaluation, Objective
 from dsgd.work.module_blocks import blocks, recompute_activations
 from dsgd.work.module_objective import (
@@ -57,9 +58,9 @@ class RankLost(Exception):
 class Membership:
     """Which rank of which kind of group a process is.
 
-    parallel: fsdp, hsdp:R or ddp. device: this rank's, cpu or cuda. expert_parallel: experts stay on their
-    rank, and tokens travel. checkpoint_activations: blocks are computed twice instead of kept.
-    Raises ValueError where R does not divide the ranks.
+    parallel: fsdp, hsdp:R or ddp (dsgd/options/group.py). device: this rank's, cpu or cuda. expert_parallel:
+    experts stay on their rank, and tokens travel. checkpoint_activations: blocks are computed twice instead
+    of kept.
     """
 
     rank: int
@@ -69,24 +70,10 @@ class Membership:
     expert_parallel: bool = False
     checkpoint_activations: bool = False
 
-    def __post_init__(self) -> None:
-        if self.ranks % self.replicas:
-            raise ValueError(f"{self.parallel}: {self.replicas} replicas do not divide {self.ranks} ranks")
-
     @property
-    def replicas(self) -> int:
-        return replicas(self.parallel, self.ranks)
-
-
-def replicas(parallel: str, ranks: int) -> int:
-    """Return how many times a group holds the parameters.
-
-    >>> [replicas(parallel, 4) for parallel in ("fsdp", "hsdp:2", "ddp")]
-    [1, 2, 4]
-    """
-    if parallel == "ddp":
-        return ranks
-    return int(parallel.partition(":")[2] or 1)
+    def slices(self) -> int:
+        """Into how many slices the group's vector is cut."""
+        return Parallel.parse(self.parallel).shards(self.ranks)
 
 
 class _Loss(nn.Module):
@@ -118,17 +105,16 @@ class GroupObjective(Objective):
 
     def __init__(self, objective: ModuleObjective, membership: Membership) -> None:
         self.membership, self._options = membership, objective
-        self.layout = RankLayout(objective.shapes, membership.ranks, replicas=membership.replicas)
+        self.layout = RankLayout(objective.shapes, membership.slices)
         module = objective.problem.module.train()
         _require_shardable(module)
-        shards = membership.ranks // membership.replicas
-        kind = torch.device(membership.device).type
-        if membership.replicas == 1:
-            mesh = init_device_mesh(kind, (shards,), mesh_dim_names=("shard",))
+        kind, slices = torch.device(membership.device).type, membership.slices
+        replicas = membership.ranks // slices
+        names = ("replicate", "shard")
+        if replicas == 1:
+            mesh = init_device_mesh(kind, (slices,), mesh_dim_names=names[1:])
         else:
-            mesh = init_device_mesh(
-                kind, (membership.replicas, shards), mesh_dim_names=("replicate", "shard")
-            )
+            mesh = init_device_mesh(kind, (replicas, slices), mesh_dim_names=names)
         self._device, self._peers = torch.device(membership.device), mesh.get_group("shard")
         parts = blocks(module)
         if objective.compiled:

@@ -16,21 +16,18 @@ import numpy as np
 
 
 class RankLayout:
-    """How a vector (D,) that holds parameters of these shapes, one after another, is divided among ranks.
+    """How a vector (D,) that holds parameters of these shapes, one after another, is cut into slices.
 
-    replicas: how many times the group holds the vector. Ranks are numbered replica by replica, so rank r has
-    the slice number r modulo ranks / replicas, as in a mesh of torch (replicas, slices).
-    Raises ValueError where replicas do not divide the ranks.
+    Each rank has one. Where the group holds the vector several times, ranks are numbered replica by replica:
+    rank r has slice r modulo `slices`, as in torch's mesh (replicas, slices).
 
-    >>> layout = RankLayout([(3, 2), (1,)], ranks=2)
+    >>> layout = RankLayout([(3, 2), (1,)], slices=2)
     >>> [layout.take(np.arange(7), rank).tolist() for rank in (0, 1)]
     [[0, 1, 2, 3, 6], [4, 5]]
     """
 
-    def __init__(self, shapes: Sequence[Sequence[int]], ranks: int, *, replicas: int = 1) -> None:
-        if ranks % replicas:
-            raise ValueError(f"{ranks} ranks are not divisible by {replicas} replicas")
-        self.ranks, self.slices = ranks, ranks // replicas
+    def __init__(self, shapes: Sequence[Sequence[int]], slices: int) -> None:
+        self.slices = slices
         self._segments: list[list[tuple[int, int]]] = [[] for _ in range(self.slices)]
         begin = 0
         for shape in shapes:
