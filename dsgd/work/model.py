@@ -103,6 +103,14 @@ class Objective(ABC):
         (g,) = torch.autograd.grad(loss.sum(), w)
         return loss.detach(), g if out is None else out.copy_(g)
 
+    def norm(self, g: Tensor) -> Tensor:
+        """Return the norms (P, 1) of gradients (P, D), by which tasks shorten them.
+
+        Of an objective that has a slice of the weights only: of the whole gradients.
+        """
+        norms: Tensor = g.norm(dim=1, keepdim=True)
+        return norms
+
 
 @dataclass(frozen=True)
 class Classifier(Objective):

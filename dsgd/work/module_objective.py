@@ -45,21 +45,24 @@ class ProblemShard(Reshuffled):
         """Return the mini-batch number `step`: tensors, samples first."""
         return _on(self.device, take(self.data, self.batch_rows(step)))
 
-    def parts(self, step: int, count: int) -> Iterator[tuple[float, tuple[Tensor, ...]]]:
-        """Yield the mini-batch number `step` in `count` parts, each with the share of its samples.
+    def parts(
+        self, step: int, count: int, rank: int = 0, ranks: int = 1
+    ) -> Iterator[tuple[float, tuple[Tensor, ...]]]:
+        """Yield one rank's part of the mini-batch number `step`, in `count` parts of its own, each with its
+        share of the whole mini-batch's samples.
 
-        Their sizes differ by one at most; each is read when it is asked for.
+        The sizes of ranks' parts, and of one's own, differ by one at most; each is read when it is asked for.
         """
-        if count == 1:
+        if count == ranks == 1:
             yield 1.0, self.batch(step)
             return
         rows = self.batch_rows(step)
-        for some in np.array_split(rows, count):
+        for some in np.array_split(np.array_split(rows, ranks)[rank], count):
             yield len(some) / len(rows), _on(self.device, take(self.data, some))
 
-    def torch_seed(self, step: int) -> int:
+    def torch_seed(self, step: int, rank: int = 0) -> int:
         """Return what torch's generator is seeded with for a gradient, so that dropout repeats with it."""
-        return int(at(self.seed, Purpose.DROPOUT, self.worker, step).integers(2**63))
+        return int(at(self.seed, Purpose.DROPOUT, self.worker, step).integers(2**63, size=rank + 1)[rank])
 
     @staticmethod
     def batches(shards: Sequence[ProblemShard], steps: Sequence[int]) -> tuple[Any, ...]:
@@ -84,7 +87,7 @@ def _on(device: str, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(tensor.to(device) for tensor in batch)
 
 
-def _seed(device: torch.device, seed: int) -> None:
+def seed_torch(device: torch.device, seed: int) -> None:
     """Seed the generators of a device and of the processor, where samples may be changed at random.
 
     `torch.manual_seed` seeds those of all devices, and takes 70 times as long.
@@ -122,8 +125,10 @@ class ModuleObjective(Objective):
     ) -> None:
         require_trainable(problem.module)
         self.problem = problem._replace(module=problem.module.float())
-        self._num_weights = sum(parameter.numel() for parameter in trained(problem.module))
-        self._bf16, self._accumulate, self._compiled = precision == "bf16", accumulate, compiled
+        self.shapes = tuple(tuple(parameter.shape) for parameter in trained(problem.module))
+        """Of the trained parameters, in the order of the vector."""
+        self._num_weights = sum(math.prod(shape) for shape in self.shapes)
+        self.bf16, self.accumulate, self.compiled = precision == "bf16", accumulate, compiled
         self._evaluated_on, self._evaluated_at_once = evaluated_on, evaluated_at_once
         self._replicas = threading.local()
 
@@ -172,7 +177,7 @@ class ModuleObjective(Objective):
 
     def _loss_of(self, mine: Replica) -> Any:
         """Return the loss as it is computed for a gradient, compiled once for each replica."""
-        if not self._compiled:
+        if not self.compiled:
             return self.problem.loss
         if mine.compiled is None:
             mine.compiled = torch.compile(self.problem.loss)
@@ -185,18 +190,17 @@ class ModuleObjective(Objective):
         """
         assert isinstance(shard, ProblemShard)
         w = torch.from_numpy(self.initial_weights(0)).to(shard.device)[None]
-        _seed(w.device, 0)
+        seed_torch(w.device, 0)
         before = torch.default_generator.get_state()
         try:
             loss, _ = self._gradient(w[0], shard, 0, None, seed=0)
         except ProblemError:
             raise
         except Exception as error:  # of the user's loss, module or data
-            why = located(error, _file_of(self.problem.loss))
-            raise ProblemError(f"its loss cannot be computed: {why}") from error
+            raise failed(self.problem, error) from error
         # torch.compile may not run in two threads at once, and a GPU computes one task after another anyway.
         drawn = not torch.equal(before, torch.default_generator.get_state())
-        self.one_thread = drawn or self._compiled or w.is_cuda
+        self.one_thread = drawn or self.compiled or w.is_cuda
         if not torch.isfinite(loss):
             raise ProblemError(
                 f"its loss is {loss.item()} at the start; look at the data and the initial weights"
@@ -250,26 +254,30 @@ class ModuleObjective(Objective):
         try:
             mine = self._replica(str(w.device))
             compute = self._loss_of(mine)
-            _seed(w.device, seed)
+            seed_torch(w.device, seed)
             mine.w.copy_(w)
             g = mine.g if into is None else into
             mine.gradient_in(g)
             total = None
-            for share, batch in shard.parts(step, self._accumulate):
-                if self._bf16:
+            for share, batch in shard.parts(step, self.accumulate):
+                if self.bf16:
                     with torch.autocast(w.device.type, torch.bfloat16):
                         loss = compute(mine.module, *batch)
                 else:
                     loss = compute(mine.module, *batch)
-                _require_scalar(loss)
+                require_scalar(loss)
                 if share != 1:
                     loss = share * loss
                 loss.backward()
                 total = loss.detach() if total is None else total + loss.detach()
         except torch.OutOfMemoryError as error:
-            at_once = -(-shard.batch_size // self._accumulate)
-            raise ProblemError(_full(shard.device, self._num_weights, at_once)) from error
+            raise ProblemError(self.full(shard)) from error
         return cast("Tensor", total).float(), g
+
+    def full(self, shard: ProblemShard, ranks: int = 1) -> str:
+        """Return in one line that the memory of a shard's device is full; it computes as one of `ranks`."""
+        at_once = -(-shard.batch_size // (ranks * self.accumulate))
+        return _full(shard.device, self._num_weights, at_once, ranks)
 
     def evaluate(self, w: Vector, *test: Any) -> Evaluation | None:
         try:
@@ -318,12 +326,17 @@ class ModuleObjective(Objective):
             layer.reset_running_stats()
             layer.momentum = None  # then each of the mini-batches counts the same
         samples = np.arange(min(length(self.problem.train), _ESTIMATED_FROM))
-        _seed(torch.device(self._evaluated_on), 0)  # for dropout before such a layer
+        seed_torch(torch.device(self._evaluated_on), 0)  # for dropout before such a layer
         with torch.no_grad():
             for rows in np.array_split(samples, -(-len(samples) // _ESTIMATED_AT_ONCE)):
                 self.problem.loss(module, *_on(self._evaluated_on, take(self.problem.train, rows)))
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
+
+
+def failed(problem: Problem, error: Exception) -> ProblemError:
+    """Return what to raise for an error of a problem's loss, module or data."""
+    return ProblemError(f"its loss cannot be computed: {located(error, _file_of(problem.loss))}")
 
 
 def _file_of(function: Any) -> Path:
@@ -338,7 +351,7 @@ def _normalizing(module: torch.nn.Module) -> list[_BatchNorm]:
     return [layer for layer in found if layer.running_mean is not None]
 
 
-def _require_scalar(loss: Any) -> None:
+def require_scalar(loss: Any) -> None:
     """Raise ProblemError unless a loss is one number that depends on the weights."""
     if not isinstance(loss, torch.Tensor) or loss.dim():
         shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
@@ -349,15 +362,18 @@ def _require_scalar(loss: Any) -> None:
         )
 
 
-def _full(device: str, num_weights: int, at_once: int) -> str:
+def _full(device: str, num_weights: int, at_once: int, ranks: int = 1) -> str:
     """Return in one line that a device's memory is full, with the sizes and the remedy."""
     sizes = f"{num_weights:,} weights of {_gb(4 * num_weights)} in all, and {at_once} samples at once"
+    if ranks > 1:
+        sizes += f", as one of {ranks} ranks"
     if "cuda" in device:
         free, total = torch.cuda.mem_get_info()
         sizes += f"; it has {_gb(total)}, of which {_gb(free)} are free"
+    more = ", or more --ranks-per-worker" if ranks > 1 else ""
     return (
         f"{device} is out of memory: {sizes}; lower --batch-size, raise --accumulate, or give "
-        "--precision bf16 or fewer workers a device"
+        "--precision bf16 or fewer workers a device" + more
     )
 
 

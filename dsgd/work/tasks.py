@@ -127,7 +127,7 @@ class LocalSteps:
         """Return the losses (P,) and the gradients (P, D), clipped, at the workers' mini-batches `now`."""
         loss, g = objective.loss_and_gradient(w, shards, now)
         if self.clip_norm is not None:
-            g = g * (self.clip_norm / (g.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
+            g = g * (self.clip_norm / (objective.norm(g) + 1e-6)).clamp(max=1.0)
         return loss, g
 
 

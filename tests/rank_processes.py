@@ -1,0 +1,81 @@
+"""Processes that stand for the ranks of a group, on gloo: started once, they serve many laws."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from conftest import ROOT
+
+_ANSWER_WITHIN_S = 60
+multiprocessing.set_forkserver_preload(["torch._dynamo", "dsgd.work.group_objective"])
+
+
+class RankProcesses:
+    """Some processes, of which the first G form a group of torch.distributed for each call."""
+
+    def __init__(self, count: int) -> None:
+        context = multiprocessing.get_context("forkserver")  # of a process that imports torch, once
+        self._folder = tempfile.TemporaryDirectory()
+        self._groups, self._there = 0, []
+        for _ in range(count):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, [str(ROOT), *sys.path]), daemon=True)
+            process.start()
+            self._there.append((process, here))
+
+    def __call__(self, ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Return what function(rank, ranks, *args) returns on each rank of a group."""
+        self._groups += 1
+        store = Path(self._folder.name) / f"group{self._groups}"
+        chosen = self._there[:ranks]
+        for rank, (_, connection) in enumerate(chosen):
+            connection.send((rank, ranks, str(store), function, args))
+        answers = []
+        for rank, (_, connection) in enumerate(chosen):
+            if not connection.poll(_ANSWER_WITHIN_S):
+                raise TimeoutError(f"rank {rank} of {ranks} has not answered within {_ANSWER_WITHIN_S} s")
+            answers.append(connection.recv())
+        for failed, answer in answers:
+            if failed:
+                raise AssertionError(answer)
+        return [answer for _, answer in answers]
+
+    def end(self) -> None:
+        for process, connection in self._there:
+            connection.close()
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+        self._folder.cleanup()
+
+
+def _serve(connection: Connection, path: list[str]) -> None:
+    sys.path[:] = path
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]  # untyped
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    while True:
+        try:
+            rank, ranks, store, function, args = connection.recv()
+        except EOFError:
+            return
+        try:
+            dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
+            answer = (False, function(rank, ranks, *args))
+        except Exception:
+            answer = (True, traceback.format_exc())
+        finally:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        connection.send(answer)
