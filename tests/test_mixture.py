@@ -188,7 +188,7 @@ def test_the_balance_is_moved_by_the_loads_error_and_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("balance", ["loss", "none"])
-def test_without_the_bias_the_balance_only_tells(balance: str) -> None:
+def test_without_the_bias_the_balance_has_no_effect(balance: str) -> None:
     """Its gradient is the loads' error all the same, and the outputs do not depend on it."""
     m, x = mixture(balance=balance), tokens()
     before = m(x)
@@ -217,7 +217,7 @@ def test_even_loads_have_a_balancing_loss_of_one() -> None:
     """Switch's loss is at its weight where scores and loads are even."""
     m = mixture(4, 4, balance="loss", balance_weight=0.3, spread=0.0)
     m(tokens())
-    assert float(penalty(m)) == pytest.approx(0.3)
+    torch.testing.assert_close(penalty(m), torch.tensor(0.3))
 
 
 def whole(m: nn.Module, parts: Sequence[Tensor]) -> dict[str, Tensor]:

@@ -77,7 +77,7 @@ class Mixture(nn.Module):
     loss: E sum_i f_i p_i, with f_i the share of expert i in the choices and p_i its mean share in the scores
     (Switch, equations 4-6), which is 1 where all is even. It is a product of two means: that of P workers is
     not that of their mini-batches together.
-    With either, and with none, the parameter is there and has that gradient, which tells a worker's loads to
+    With either, and with none, the parameter is there and has that gradient, which shows a worker's loads to
     whoever sees it; without the bias it has no effect on anything else.
 
     Capacity: an expert takes ceil(capacity T K / E) tokens of a training pass at most. First choices come
