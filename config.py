@@ -597,8 +597,15 @@ class TrainConfig(Checked):
         require(self.warmup <= self.steps, "warmup", self.warmup, f"must be at most --steps {self.steps}")
         whole_gpus = self.ray.gpus_per_worker >= 1
         self.group.require_possible(
-            size // accumulate,
-            {"each rank needs a GPU of its own; give --gpus-per-worker 1, or leave that out": not whole_gpus},
+            None if self.data.name in ("none", "quadratic") else size // accumulate,
+            {
+                "each rank needs a GPU of its own; give --gpus-per-worker 1, or leave that out": (
+                    not whole_gpus
+                ),
+                "ranks share a module on Ray; give a --workload, or use --engine sim": (
+                    self.engine != "sim" and self.data.workload is None
+                ),
+            },
         )
         self._require_compressible()
         self.live.require_few(self.num_workers)

@@ -73,7 +73,7 @@ def theory(cfg: Config) -> ClosedForms:
         staleness_max=lambda: ssp_staleness_bound(same_members(cfg).num_workers, cfg.slack),
         clock_gap_max=lambda: ssp_clock_gap_bound(cfg.num_workers, cfg.slack),
         s_per_update=s_per_update,
-        memory=lambda: ssp_memory(*workers(cfg), cfg.slack),
+        memory=lambda: ssp_memory(cfg.timing.compute_law, cfg.num_workers, cfg.timing.slowdowns, cfg.slack),
     )
 
 

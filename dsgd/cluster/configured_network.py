@@ -1,8 +1,10 @@
-"""The network that a run's options ask for: of the simulator, and of what is emulated on Ray."""
+"""The network and the times that a run's options ask for: the simulator's, and what is emulated on Ray."""
 
 from __future__ import annotations
 
+from dsgd.cluster.island import Island
 from dsgd.cluster.links import Links
+from dsgd.cluster.message_sizes import MessageSizes
 from dsgd.cluster.star import Network
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.config import TrainConfig
@@ -28,3 +30,25 @@ def network_of(cfg: TrainConfig) -> Network:
         ),
         peers=not cfg.has_server,
     )
+
+
+def island_of(cfg: TrainConfig) -> Island:
+    """Return the ranks of each worker, and the network among them."""
+    group = cfg.group
+    in_bf16 = cfg.compute.precision == "bf16" and group.shards > 1  # `ddp` gathers nothing
+    return Island(
+        ranks=group.ranks_per_worker,
+        copies=group.ranks_per_worker // group.shards,
+        bytes_per_s=group.rank_bytes_per_s,
+        latency_s=group.rank_latency_s,
+        gathered=0.5 if in_bf16 else 1.0,
+        parts=cfg.compute.accumulate,
+    )
+
+
+def compute_times(cfg: TrainConfig, num_weights: int) -> ComputeTimes:
+    """Return the times of all workers' mini-batches; num_weights: D."""
+    timing, law = cfg.timing, cfg.timing.compute_law
+    if cfg.engine == "sim" or timing.compute_time != "none":  # else they are the real ones
+        law = island_of(cfg).law(law, MessageSizes(num_weights, timing.padding_bytes).vector)
+    return ComputeTimes(law, cfg.seed, timing.slowdowns)

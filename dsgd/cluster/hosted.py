@@ -61,6 +61,7 @@ class HostedCluster(SimCluster):
         network: Network | None = None,
         *,
         fault: FaultConfig,
+        ranks: int = 1,
         seed: int = 0,
         deadline_s: float = math.inf,
         threads: int | None = None,
@@ -80,7 +81,7 @@ class HostedCluster(SimCluster):
             window_s=fault.restart_window_s,
             seed=seed,
         )
-        self._plan = Plan(fault.of_engine, seed=seed, hosts=num_hosts + fault.spares)
+        self._plan = Plan(fault.of_engine, seed=seed, hosts=num_hosts + fault.spares, ranks=ranks)
         self._sims = [SimHost() for _ in self._hosts.alive]
         self._copies: dict[int, list[Copy]] = {}  # by worker in flight: where its task is; empty if nowhere
         self._suspected: dict[int, FaultSeen] = {}  # by worker in flight: a second host has its task

@@ -92,12 +92,11 @@ def _engine(
         if cfg.network.parsed_topology.all_reduces:
             return RayAllReduce(cfg, workload, connection)
         return (RaySharded if cfg.network.has_servers_apart else RayCluster)(cfg, workload, connection)
-    from dsgd.cluster.configured_network import network_of
+    from dsgd.cluster.configured_network import compute_times, network_of
     from dsgd.cluster.sim import SimCluster
-    from dsgd.cluster.timing import ComputeTimes
 
     network = network_of(cfg)
-    times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
+    times = compute_times(cfg, workload.objective.num_weights)
     device = "cuda" if cfg.ray.device == "cuda" else "cpu"
     if device == "cuda":
         import torch
@@ -113,7 +112,8 @@ def _engine(
         options: dict[str, Any] = {"padding_bytes": network.padding_bytes, "deadline_s": deadline_s}
         if not cfg.fault.hosts_matter(cfg.num_workers):
             return nullcontext(AllReduceCluster(workload, times, topology, device=device, **options))
-        options |= {"fault": cfg.fault, "seed": cfg.seed, "regroup_s": cfg.network.regroup_s}
+        options |= {"fault": cfg.fault, "ranks": cfg.group.ranks_per_worker}
+        options |= {"seed": cfg.seed, "regroup_s": cfg.network.regroup_s}
         return nullcontext(HostedAllReduce(workload, times, topology, device=device, **options))
     if cfg.fault.hosts_matter(cfg.num_workers):
         from dsgd.cluster.hosted import HostedCluster
@@ -124,6 +124,7 @@ def _engine(
                 times,
                 network,
                 fault=cfg.fault,
+                ranks=cfg.group.ranks_per_worker,
                 seed=cfg.seed,
                 deadline_s=deadline_s,
                 device=device,

@@ -25,7 +25,7 @@ import ray
 from ray.exceptions import RayError
 
 from dsgd.cluster import ClusterError, Done, TimeUp
-from dsgd.cluster.configured_network import network_of
+from dsgd.cluster.configured_network import compute_times, network_of
 from dsgd.cluster.fault_book import FaultBook, OpenFault
 from dsgd.cluster.held_back import HeldBack
 from dsgd.cluster.hosts import Hosts
@@ -52,7 +52,6 @@ from dsgd.cluster.ray_tasks import (
 from dsgd.cluster.star import Star
 from dsgd.cluster.state import ClusterState
 from dsgd.cluster.timers import Timers
-from dsgd.cluster.timing import ComputeTimes
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
 from dsgd.faults.fault import Fault
@@ -97,7 +96,8 @@ class RayCluster(LedgerViews[RayFlight]):
             window_s=fault.restart_window_s,
             seed=cfg.seed,
         )
-        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=len(self._hosts.alive))
+        ranks = cfg.group.ranks_per_worker
+        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=len(self._hosts.alive), ranks=ranks)
         for worker in outside_at_first(fault.fault_list):
             self._ledger.leave(worker)
         self._book = FaultBook()
@@ -131,7 +131,7 @@ class RayCluster(LedgerViews[RayFlight]):
         self._evaluating: EvaluatingProcess | None = None
         try:
             self.device = choose_device(cfg, self._connection)
-            times = ComputeTimes(cfg.timing.compute_law, cfg.seed, cfg.timing.slowdowns)
+            times = compute_times(cfg, workload.objective.num_weights)
             self._processes = HostProcesses(cfg, workload.objective, times, self._connection, self.device)
             started = start_hosts(
                 cfg, self._connection, self.device, self._processes, workload.shards, self._hosts

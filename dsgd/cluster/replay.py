@@ -142,7 +142,9 @@ class ReplayCluster(LedgerViews[_Flight]):
             self._ledger.leave(worker)
         fault = cfg.fault
         hosts = Hosts(cfg.num_workers, fault.hosts or cfg.num_workers, fault.spares)
-        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=len(hosts.alive))
+        self._plan = Plan(
+            fault.of_engine, seed=cfg.seed, hosts=len(hosts.alive), ranks=cfg.group.ranks_per_worker
+        )
         self._moves = cfg.engine == "sim"  # whether its clock moves as the members change
         self._went_on_s = self._times_after_updates(faults)
         """By version: when the strategy went on after it, where that was later than the update."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from dsgd.config import ComputeConfig, DataConfig, GroupConfig, OutputConfig, TrainConfig
+from dsgd.config import ComputeConfig, DataConfig, OutputConfig, TrainConfig
 from dsgd.experiments.experiment_file import Experiment, PlannedRun, described
 from dsgd.experiments.kept import is_kept
 from dsgd.experiments.pool import Pool, cores
@@ -182,7 +182,7 @@ def _scheduled(run: PlannedRun) -> PlannedRun:
         batch_size=TrainConfig.batch_size,
         data=DataConfig(dataset="none"),
         compute=ComputeConfig(),
-        group=GroupConfig(),
+        group=replace(cfg.group, expert_parallel=False, checkpoint_activations=False),
         ray=cfg.ray.on("sim"),
         stop=replace(cfg.stop, target_loss=None),
         timing=replace(cfg.timing, compute_time=law, latency_s=_RAY_MESSAGE_S),

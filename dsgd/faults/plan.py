@@ -18,11 +18,12 @@ how often that was lost before."""
 class Plan:
     """The faults of a run, in the order in which they come due; each is given out once.
 
-    hosts: processes, spares among them, whose losses `spot` draws.
+    hosts: spares among them, whose losses `spot` draws. ranks: processes of each host, which is lost with the
+    first of them, and so G times as often as one.
     """
 
-    def __init__(self, faults: Faults, *, seed: int, hosts: int) -> None:
-        self._seed = seed
+    def __init__(self, faults: Faults, *, seed: int, hosts: int, ranks: int = 1) -> None:
+        self._seed, self._ranks = seed, ranks
         self._asked = [fault for fault in faults if isinstance(fault, Fault)]
         self._drawn = [fault for fault in faults if isinstance(fault, Spot | Crash)]
         self._given: set[int] = set()
@@ -110,9 +111,9 @@ class Plan:
         return found
 
     def _next_loss(self, which: int, host: int, since_s: float, count: int) -> _Timed:
-        gap_s = at(self._seed, Purpose.FAULT, host, which << 32 | count).exponential(
-            self._drawn[which].mtbf_s
-        )
+        process = self._drawn[which]
+        ranks = self._ranks if isinstance(process, Spot) else 1
+        gap_s = at(self._seed, Purpose.FAULT, host, which << 32 | count).exponential(process.mtbf_s / ranks)
         return since_s + float(gap_s), len(self._asked) + host, None, which, host, count
 
     def position(self) -> Mapping[str, Any]:

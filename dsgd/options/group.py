@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from annotated_types import Ge
+from annotated_types import Ge, Gt
 
-from dsgd.options.constraints import GIVEN, Checked, OnlyWith, Parsed, require
+from dsgd.options.constraints import FINITE, GIVEN, Checked, OnlyWith, Parsed, require
 
-_WITH_WORKLOAD = OnlyWith(workload=GIVEN)
+_WITH_WORKLOAD, _SIMULATED = OnlyWith(workload=GIVEN), OnlyWith(engine="sim")
 
 
 class Parallel(NamedTuple):
@@ -52,11 +53,11 @@ class GroupConfig(Checked):
     (docs/islands.md).
     """
 
-    ranks_per_worker: Annotated[int, Ge(1), _WITH_WORKLOAD] = 1
+    ranks_per_worker: Annotated[int, Ge(1)] = 1
     """G, the ranks of each worker: processes that share its module and its mini-batches. A rank on cuda takes
     --gpus-per-worker."""
 
-    parallel: Annotated[str, _WITH_WORKLOAD] = "fsdp"
+    parallel: str = "fsdp"
     """How the ranks share the module: fsdp (each has a part of every parameter) | hsdp:R (R copies, each
     sharded over G/R ranks) | ddp (each has a copy)."""
     parsed_parallel = Parsed("parallel", Parallel.parse)
@@ -68,6 +69,13 @@ class GroupConfig(Checked):
     checkpoint_activations: Annotated[bool, _WITH_WORKLOAD] = False
     """Compute a block's activations once more in the backward pass instead of keeping them."""
 
+    rank_bytes_per_s: Annotated[float, Gt(0), _SIMULATED] = math.inf
+    """Bandwidth between the ranks of a worker, of each in each direction (sim only); --bytes-per-s is that
+    between workers."""
+
+    rank_latency_s: Annotated[float, FINITE, Ge(0), _SIMULATED] = 0.0
+    """Seconds a message travels between ranks of a worker (sim only)."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         ranks, copies = self.ranks_per_worker, self.parsed_parallel.copies
@@ -76,6 +84,8 @@ class GroupConfig(Checked):
             ("parallel", "fsdp"),
             ("expert_parallel", False),
             ("checkpoint_activations", False),
+            ("rank_bytes_per_s", math.inf),
+            ("rank_latency_s", 0.0),
         ):
             require(ranks > 1 or getattr(self, option) == default, option, getattr(self, option), rule)
         rule = f"R must divide --ranks-per-worker {ranks}; give one that does, or fsdp or ddp"
@@ -89,16 +99,16 @@ class GroupConfig(Checked):
         """Into how many slices a group's vector is cut: one for each rank of a copy of the module."""
         return self.parsed_parallel.shards(self.ranks_per_worker)
 
-    def require_possible(self, samples: int, others: Mapping[str, bool]) -> None:
+    def require_possible(self, samples: int | None, others: Mapping[str, bool]) -> None:
         """Raise ValueError for what cannot be in this run.
 
-        samples: that are computed at once. others: by their text, options that a group cannot go with, and
-        whether they are given.
+        samples: that are computed at once; None: there are none. others: by their text, options that a group
+        cannot go with, and whether they are given.
         """
         ranks = self.ranks_per_worker
         if ranks > 1:
             rule = f"each rank needs a sample of a mini-batch, and {samples} are computed at once; raise "
             rule += "--batch-size, or lower --accumulate"
-            require(ranks <= samples, "ranks-per-worker", ranks, rule)
+            require(samples is None or ranks <= samples, "ranks-per-worker", ranks, rule)
             for text, given in others.items():
                 require(not given, "ranks-per-worker", ranks, text)

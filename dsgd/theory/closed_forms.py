@@ -24,6 +24,7 @@ from dsgd.theory.assumptions import NoClosedForm, factors_of, known
 from dsgd.theory.disturbances import members_stay, shared_hosts, spot_losses, spot_skewness
 from dsgd.theory.exchanges import all_reduce_time, served_round_time
 from dsgd.theory.failures import asgd_time_on_hosts, asgd_time_with_losses
+from dsgd.theory.islands import island_law
 from dsgd.theory.laws_of_times import memory_steps, plain_law
 from dsgd.theory.mixing import longest_way, one_peer_rounds
 from dsgd.theory.order_statistics import order_statistic_skewness
@@ -77,7 +78,7 @@ class ClosedForms:
 
 def workers(cfg: TrainConfig) -> tuple[Law, int, Mapping[int, float]]:
     """Return the law of compute times, P, and the workers' factors: the arguments of most formulas."""
-    return cfg.timing.compute_law, cfg.num_workers, cfg.timing.slowdowns
+    return island_law(cfg), cfg.num_workers, cfg.timing.slowdowns
 
 
 def equal_workers(cfg: TrainConfig) -> tuple[Law, int]:
@@ -119,9 +120,8 @@ def delivery_cycle(cfg: TrainConfig) -> float:
 
     Times the steps in which a worker's times forget their past (`memory_steps`).
     """
-    law, num_workers, slowdown = workers(cfg)
-    factors = factors_of(num_workers, slowdown)
-    return float(factors.max() * (1 / factors).sum()) * memory_steps(law)
+    factors = factors_of(cfg.num_workers, cfg.timing.slowdowns)
+    return float(factors.max() * (1 / factors).sum()) * memory_steps(cfg.timing.compute_law)
 
 
 def slowest_skewness(cfg: TrainConfig) -> float:
@@ -129,9 +129,8 @@ def slowest_skewness(cfg: TrainConfig) -> float:
 
     Sums of mini-batches are less skewed than these, so a round of local steps is too.
     """
-    law, num_workers, slowdown = workers(cfg)
-    n = num_workers if all(factor == 1 for factor in slowdown.values()) else 1
-    return order_statistic_skewness(law, n, n)
+    n = cfg.num_workers if all(factor == 1 for factor in cfg.timing.slowdowns.values()) else 1
+    return order_statistic_skewness(cfg.timing.compute_law, n, n)  # the same for a share and a constant
 
 
 def instant_links(cfg: TrainConfig) -> bool:
@@ -195,7 +194,7 @@ def asynchronous(cfg: TrainConfig) -> ClosedForms:
         own = [law for law in (cfg.timing.compute_law, cfg.timing.server_law) if law]
         if not losses:
             return max(map(order_statistic_skewness, own))
-        law = cfg.timing.compute_law
+        law = known(lambda: island_law(cfg)) or cfg.timing.compute_law
         return spot_skewness(law.mean_s, order_statistic_skewness(law), law.variance_s2, *losses)
 
     return ClosedForms(

@@ -15,6 +15,7 @@ from dsgd.faults.possible import first_of, takes_processes
 from dsgd.theory.assumptions import NoClosedForm
 from dsgd.theory.checkpointing import checkpoint_interval
 from dsgd.theory.failures import suspected_share, time_away
+from dsgd.theory.islands import island_law, island_mtbf
 
 
 def drops_members(cfg: TrainConfig) -> bool:
@@ -49,8 +50,8 @@ def _suspects(cfg: TrainConfig) -> bool:
     if after_s is None:
         return False
     try:
-        return suspected_share(cfg.timing.compute_law, after_s) > 0
-    except ValueError:  # a trace: not known
+        return suspected_share(island_law(cfg), after_s) > 0
+    except ValueError:  # a trace, or a module's size: not known
         return True
 
 
@@ -79,7 +80,8 @@ def spot_losses(cfg: TrainConfig) -> tuple[float, float]:
         raise NoClosedForm("the time of a real start is not known")
     if fault.restart_window_s > spot.back_s:
         raise NoClosedForm("a second loss within --restart-window-s delays the next start")
-    return spot.mtbf_s, time_away(spot.mtbf_s, spot.back_s, fault.restart_s)
+    mtbf_s = island_mtbf(spot.mtbf_s, cfg.group.ranks_per_worker)
+    return mtbf_s, time_away(mtbf_s, spot.back_s, fault.restart_s)
 
 
 def shared_hosts(cfg: TrainConfig) -> int:

@@ -52,6 +52,7 @@ from dsgd.theory.failures import (
     up_share,
     wasted_by_suspicion,
 )
+from dsgd.theory.islands import island_collectives_time, island_mtbf
 from dsgd.theory.mixing import (
     consensus_distance,
     eigenvalues,
@@ -308,6 +309,7 @@ def time_rows() -> Iterator[Row]:
             workers=workers,
         )
     yield from _exchange_rows(row)
+    yield from _island_rows(row)
 
 
 def _exchange_rows(row: Callable[..., Row]) -> Iterator[Row]:
@@ -372,6 +374,31 @@ def _exchange_rows(row: Callable[..., Row]) -> Iterator[Row]:
             seeds=1,
             topology=topology,
         )
+
+
+def _island_rows(row: Callable[..., Row]) -> Iterator[Row]:
+    """Yield rows of workers of 4 ranks: weights of 1 MB, 10 MB/s between ranks, 5 ms of latency."""
+    size, latency_s, rate = 1_000_000, 0.005, 1e7
+    options: dict[str, Any] = {"padding_mb": 1.0, "rank_latency_s": latency_s, "rank_bytes_per_s": rate}
+    formulas = {
+        "fsdp": "3 (G-1) (alpha + n/GB)",
+        "hsdp:2": "3 (S-1) (alpha + n/SB) + 2 (R-1) (alpha + n/GB)",
+        "ddp": "2 (G-1) (alpha + n/GB)",
+    }
+    for (parallel, formula), copies in zip(formulas.items(), (1, 2, 4), strict=True):
+        for law in ("constant:4", "lognormal:4,.5") if copies == 1 else ("constant:4",):
+            collectives_s = island_collectives_time(4, copies, size, latency_s, rate)
+            yield row(
+                f"SSGD, {law}, P=8 islands of 4 ranks, {parallel}: s an update",
+                f"E[max X]/G + {formula}",
+                ssgd_time(parse_law(law), 8) / 4 + collectives_s,
+                lambda seed, parallel, law: s_per_update(
+                    schedule("ssgd", 8, 100, seed, law, ranks_per_worker=4, parallel=parallel, **options)
+                ),
+                seeds=1 if law == "constant:4" else 20,
+                parallel=parallel,
+                law=law,
+            )
 
 
 def staleness_rows() -> Iterator[Row]:
@@ -529,6 +556,16 @@ def failure_rows() -> Iterator[Row]:
             ),
             text=text,
         )
+    yield row(
+        "ASGD, exponential, P=4 islands of 8 ranks, ranks lost every 400 s, back in 20: s an update",
+        "(M/G + b) E[e^(X/M) - 1]/P",
+        asgd_time_with_losses(
+            parse_law("exponential:1"), 4, island_mtbf(400, 8), time_away(island_mtbf(400, 8), 20, 0)
+        ),
+        lambda seed: s_per_update(
+            schedule("asgd", 4, 1000, seed, "exponential:8", ranks_per_worker=8, **_often_lost(400, 20))
+        ),
+    )
     yield row(
         "ASGD, constant, 8 workers on 4 hosts lost every 200 s, back in 100, rehost: hosts at work",
         "H M/(M + D)",

@@ -27,6 +27,7 @@ from dsgd.cluster.laws import (
     Trace,
     Uniform,
 )
+from dsgd.cluster.rescaled_laws import Shifted
 from dsgd.theory.assumptions import NoClosedForm, need
 
 
@@ -71,6 +72,8 @@ def survival(law: Law | Erlang, t_s: ArrayLike) -> Floats:
                 tail = np.where(t < fast, 1.0, np.where(t < slow, chain.p_slow, 0.0))
             case Erlang(shift, scale, terms):
                 tail = gammaincc(terms, np.maximum(t - shift, 0) / scale)
+            case Shifted(inner, plus):
+                tail = np.where(t < plus, 1.0, survival(inner, t - plus))
             case other:
                 raise NoClosedForm(f"no distribution function is known for {other}")
     return np.asarray(tail, dtype=np.float64)
@@ -112,6 +115,8 @@ def log_quantile(law: Law | Erlang, y: Floats) -> Floats:
             case Erlang(shift, scale, terms):
                 below, above = gammaincinv(terms, np.exp(log_u)), gammainccinv(terms, np.exp(log_1_u))
                 log_t = np.log(shift + scale * np.where(y < 0, below, above))
+            case Shifted(inner, plus):
+                log_t = np.logaddexp(np.log(plus), log_quantile(inner, y))
             case other:
                 raise NoClosedForm(f"no quantile function is known for {other}")
     return np.asarray(log_t, dtype=np.float64)
@@ -133,6 +138,8 @@ def mean_excess_s(law: Law | Erlang, t: Floats) -> Floats:
         case Lognormal(median, sigma):
             z = np.log(t / median) / sigma
             return np.asarray(law.mean_s * ndtr(sigma - z) - t * ndtr(-z))
+        case Shifted(inner, plus):
+            return mean_excess_s(inner, t - plus)
     return np.zeros_like(t)
 
 

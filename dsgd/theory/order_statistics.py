@@ -26,6 +26,7 @@ from dsgd.cluster.laws import (
     Trace,
     Uniform,
 )
+from dsgd.cluster.rescaled_laws import Shifted
 from dsgd.theory.assumptions import need_k, need_whole
 from dsgd.theory.laws_of_times import Erlang, log_quantile, mean_excess_s, plain_law, survival
 
@@ -73,6 +74,8 @@ def order_statistic_mean(law: Law, k: int, n: int) -> float:
             from scipy.special import betainc
 
             return fast + (slow - fast) * float(betainc(n - k + 1, k, chain.p_slow))
+        case Shifted(inner, plus):
+            return plus + order_statistic_mean(inner, k, n)
     return order_statistic_mean_by_quadrature(law, k, n)
 
 
@@ -139,6 +142,8 @@ def order_statistic_skewness(law: Law, k: int = 1, n: int = 1) -> float:
                 return math.inf
             j = np.arange(rest, n + 1)
             moments = [math.exp(-float(np.log1p(-power / (alpha * j)).sum())) for power in (1, 2, 3)]
+        case Shifted(inner, _):
+            return order_statistic_skewness(inner, k, n)
         case Lognormal(_, sigma) if sigma > 4:  # its third moment would overflow; no run is that long
             return math.inf
         case _:
