@@ -103,6 +103,22 @@ def test_many_workers_at_once_equal_one_after_the_other(options: dict[str, Any])
                 torch.testing.assert_close(a[p], b[0], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("batch_size", [3, 4, 16, 33])
+@pytest.mark.parametrize("options", [{}, {"model": "logistic"}], ids=str)
+def test_the_bits_of_a_worker_do_not_depend_on_how_many_are_computed_with_it(
+    batch_size: int, options: dict[str, Any]
+) -> None:
+    """Of two workers or more, the loss and gradient of each are the same bytes, however many there are."""
+    workload = make_workload(config("ssgd", num_workers=32, batch_size=batch_size, **options))
+    objective = workload.objective
+    shards = workload.shards[0].on_device(workload.shards, "cpu")
+    rows = torch.randn(32, objective.num_weights, generator=torch.Generator().manual_seed(0))
+    together = objective.loss_and_gradient(rows, shards, [1] * 32)
+    for count in range(2, 32):
+        some = objective.loss_and_gradient(rows[:count], shards[:count], [1] * count)
+        assert all(torch.equal(a, b[:count]) for a, b in zip(some, together, strict=True))
+
+
 @each_objective
 def test_numpy_and_torch_compute_the_same_loss(options: dict[str, Any]) -> None:
     """The driver's evaluation in numpy is the workers' loss in torch."""

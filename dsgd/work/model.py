@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from dsgd.work.shard import Shard
 
 
+_REGISTERS = 32  # numbers that torch computes at once, at most: two registers of 16
+
+
 class Evaluation(NamedTuple):
     """The loss on held-out data (or the exact loss, where it is known) and the accuracy, if any."""
 
@@ -191,8 +194,9 @@ class Classifier(Objective):
         """Return the losses (P,) of the logits z (P, B, C), and their derivative by z (P, B, C)."""
         batch_size = y.shape[1]
         if self.sizes[-1] == 1:
-            loss = _softplus(z).sub_(y.unsqueeze(2) * z).mean((1, 2))
-            return loss, z.sigmoid().sub_(y.unsqueeze(2)).div_(batch_size)
+            filled, y = _filled(z), y.unsqueeze(2)
+            loss = _softplus(filled)[:, :batch_size].sub_(y * z).mean((1, 2))
+            return loss, filled.sigmoid()[:, :batch_size].sub_(y).div_(batch_size)
         label = y.long().unsqueeze(2)
         log_p = z.log_softmax(2)
         d = log_p.exp()
@@ -286,6 +290,18 @@ def _affine(x: Any, matrix: Any, bias: Any) -> Any:
 
 def _relu(x: Any) -> Any:
     return np.maximum(x, 0) if isinstance(x, np.ndarray) else x.relu()
+
+
+def _filled(z: Tensor) -> Tensor:
+    """Return z (P, B, 1) with zeros added to the samples, so that each worker's fill whole registers.
+
+    For a sigmoid of what is left over torch has another routine, with other last bits: those of a worker
+    would depend on how many are computed with it.
+    """
+    import torch
+
+    lacking = -z.shape[1] % _REGISTERS
+    return torch.nn.functional.pad(z, (0, 0, 0, lacking)) if lacking else z
 
 
 def _softplus(z: Any) -> Any:
