@@ -1,4 +1,4 @@
-"""The shards that a process holds, which come on their own way: a task may overtake the shard that it needs."""
+"""The shards that a process holds. They come on their own way: a task may overtake the one that it needs."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ class Rank:
     def run(self, order: Order, vector: Vector | None, state: Vector | None) -> Computed:
         """Compute a task.
 
-        vector: the whole weights (D,), None if the ranks have them. state: this rank's slice (rows, d) of what
-        the worker's last such task left, None in its first.
+        vector: the whole weights (D,), None if the ranks have them. state: this rank's slice (rows, d) of
+        what the worker's last such task left, None in its first.
         """
         task, place = self._task(order.pickled), None
         if order.version is not None:
@@ -128,8 +128,8 @@ class Rank:
     # --- all-reduce: each rank with those of the other islands that have the same slices --------------------
 
     def step(self, version: int, part: bytes) -> Stepped:
-        """Take part in an all-reduce, as `Reducing.step`, up to where a rule asks for a norm: then the step is
-        taken by `advance`. part: pickled, what `Reducing.step` is given besides the version.
+        """Take part in an all-reduce, as `Reducing.step`; where the rule asks for a norm, `advance` takes the
+        step. part: pickled, what `Reducing.step` is given besides the version.
         """
         rule, workers, number, order, meeting, measures = pickle.loads(part)
         own = meeting._replace(part=self._rank)
@@ -170,6 +170,6 @@ class Rank:
 
 
 def _elementwise(pickled: bytes) -> Task:
-    """Return the task that a rank computes: without the codec, which the leader applies to the whole value."""
+    """Return the task that a rank computes: without a codec, which the leader applies to the whole value."""
     task = to_send(pickle.loads(pickled))
     return task.task.task if isinstance(task, AsMessage) else task

@@ -41,8 +41,8 @@ class RankMeeting(NamedTuple):
 def meet(meeting: RankMeeting, rank: int, own_address: str, store: TCPStore | None = None) -> None:
     """Wait until all ranks are there, and form the process group with them.
 
-    own_address: of this rank's machine, as the others reach it. store: the leader's; the others connect to it.
-    Raises RankMissing, which names the ranks that have not come.
+    own_address: of this rank's machine, as the others reach it. store: the leader's; the others connect to
+    it. Raises RankMissing, which names the ranks that have not come.
     """
     import torch.distributed as dist
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # untyped
@@ -58,8 +58,8 @@ def meet(meeting: RankMeeting, rank: int, own_address: str, store: TCPStore | No
             which = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
             raise RankMissing(
                 f"{meeting.who}: {which} of its group of {meeting.ranks} did not join within "
-                f"{meeting.within_s:.0f} s; look for the reason in the logs of Ray, free GPUs or memory, or wait "
-                "longer with --start-timeout-s"
+                f"{meeting.within_s:.0f} s; look for the reason in the logs of Ray, free GPUs or memory, or "
+                "wait longer with --start-timeout-s"
             )
         time.sleep(_LOOK_S)
         missing = [other for other in missing if not store.check([f"here{other}"])]

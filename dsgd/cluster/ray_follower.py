@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 CONCURRENCY = {"control": 1, "notice": 1, "carry": 1, "weights": 1}  # each has a thread
 
 
+def own_address(*, one_machine: bool) -> str:
+    """Return the address of this machine, as the ranks of its group reach it."""
+    return LOCAL if one_machine else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
 class Follower:
     """The actor. What a rank does is in `rank.py`."""
 
@@ -33,7 +38,7 @@ class Follower:
 
     def join(self, meeting: RankMeeting) -> tuple[int, str]:
         """Join the group; return the process id and the node's."""
-        address = LOCAL if meeting.address == LOCAL else ray.util.get_node_ip_address()
+        address = own_address(one_machine=meeting.address == LOCAL)
         return self._rank.join(meeting, address), ray.get_runtime_context().get_node_id()
 
     def try_out(self, worker: int) -> None:

@@ -30,8 +30,8 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dsgd.cluster.arena import Bytes
-from dsgd.cluster.rank_meeting import LOCAL, RankMeeting
-from dsgd.cluster.ray_follower import CONCURRENCY, Follower
+from dsgd.cluster.rank_meeting import RankMeeting
+from dsgd.cluster.ray_follower import CONCURRENCY, Follower, own_address
 from dsgd.cluster.ray_messages import INLINE_BYTES
 from dsgd.cluster.values import compute_alone
 from dsgd.options.group import GroupConfig
@@ -86,6 +86,7 @@ class Group:
         self._layout = self._rank.layout
         self._thread = ThreadPoolExecutor(1)  # of this rank: the calling one may hear followers meanwhile
         place = get_current_placement_group()
+        assert place, "a leader is started with the places of its followers"
         follower = ray.remote(concurrency_groups=CONCURRENCY)(Follower)  # type: ignore[call-overload]
         self._followers: list[Any] = [
             follower.options(
@@ -115,10 +116,6 @@ class Group:
             actor.carry.remote(worker, shard)
         self._rank.shards.carry(worker, shard)
 
-    def shard(self, worker: int) -> Shard:
-        """Return the shard of a worker, which is on its way if it is not here."""
-        return self._rank.shards.of(worker)
-
     def form(self, who: str) -> Ranks:
         """Form the process group. Raises RankMissing, which names the ranks that did not join in time.
 
@@ -126,7 +123,7 @@ class Group:
         """
         from dsgd.cluster.collective import open_store
 
-        address = LOCAL if self._plan.one_machine else ray.util.get_node_ip_address()
+        address = own_address(one_machine=self._plan.one_machine)
         store = open_store(address)
         left_s = self._until_s - time.monotonic()
         count = len(self._all_ranks)
@@ -144,7 +141,7 @@ class Group:
         self,
         task: Task,
         pickled: bytes,
-        shard: Shard,
+        worker: int,
         step: int,
         vector: Vector | None,
         state: Vector | None,
@@ -162,7 +159,7 @@ class Group:
         import torch
 
         inner = task.task.task if isinstance(task, AsMessage) else task
-        order = self._order(pickled, shard.worker, step, version, keep)
+        order = self._order(pickled, worker, step, version, keep)
         states: list[Vector | None] = [None] * len(self._all_ranks)
         if state is not None:
             states = [self._layout.take(state[: inner.state_rows], rank) for rank in self._all_ranks]
@@ -188,6 +185,7 @@ class Group:
             made = _Made(inner, torch.tensor([loss]), torch.from_numpy(value)[None], rows)
             message, objective = AsMessage(replace(task.task, task=made)), cast(Objective, None)
             assert vector is not None
+            shard = self._rank.shards.of(worker)
             return compute_alone(message, objective, shard, step, vector, state, "cpu", place)
         return loss, value if place is None else place, torch.from_numpy(kept)
 
@@ -227,9 +225,8 @@ class Group:
         holding = [stepped[rank] for rank in self._layout.holders]
         if holding[0].squares is not None:
             self._each("advance", version, part, fsum(cast(float, rank.squares) for rank in holding))
-        return [
-            float(np.hypot.reduce(parts)) for parts in zip(*(r.distances for r in holding), strict=True)
-        ], ""
+        distances = np.linalg.norm([rank.distances for rank in holding], axis=0)  # slices' make the whole's
+        return distances.tolist(), ""
 
     def leave(self, epoch: int) -> None:
         """Have all ranks leave the all-reduce of this epoch, whatever they wait for."""
@@ -252,10 +249,8 @@ class Group:
 
     def held_slots(self, version: int) -> Mapping[str, Vector]:
         """Return its slots, (D,) each."""
-        parts = [
-            self._rank.held_slots(version),
-            *ray.get([a.held_slots.remote(version) for a in self._holding]),
-        ]
+        others = ray.get([actor.held_slots.remote(version) for actor in self._holding])
+        parts = [self._rank.held_slots(version), *others]
         return {name: self._joined([part[name] for part in parts]) for name in parts[0]}
 
     def value(self, worker: int) -> Vector:

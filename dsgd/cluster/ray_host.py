@@ -238,10 +238,10 @@ class Host:
             return math.nan, vector, None
         task, pickled, worker, step, state, version, keep = given
         if self._group:
-            whole = None if version is not None else vector
-            shard = self._group.shard(worker)
-            how = {"version": version, "keep": keep}
-            return self._group.compute(task, pickled, shard, step, whole, state, place, **how)
+            read = None if version is not None else vector
+            return self._group.compute(
+                task, pickled, worker, step, read, state, place, version=version, keep=keep
+            )
         if version is not None:
             vector = self._reducing.weights(version).vector
         if keep:
@@ -332,11 +332,9 @@ class Host:
             whole[value_bytes - self._padding.nbytes :] = 0
         self._sleep(worker, ticket, step, task, began_s, slower, link.wait)
         head = ANSWER.pack(DONE, ticket, loss, time.perf_counter() - began_s)
-        return (
-            [head]
-            if place is not None or value_at == KEPT
-            else [head, value.tobytes(), self._padding.tobytes()]
-        )
+        if place is not None or value_at == KEPT:
+            return [head]
+        return [head, value.tobytes(), self._padding.tobytes()]
 
     def _pinned(self, block: Bytes) -> Bytes:
         """Return a block; where a GPU computes, its memory is pinned, once, so that copies need no other."""

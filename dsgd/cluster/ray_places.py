@@ -47,7 +47,7 @@ class Places:
         cpus = 0 if self._private else SLIVER
         return {"num_cpus": cpus, "num_gpus": self.gpus, "scheduling_strategy": strategy}, None
 
-    def _beside(self, host: int, node_id: str | None) -> PlacementGroup:
+    def _beside(self, host: int, node_id: str | None) -> Any:
         """Ask for the places of a group's ranks, a bundle each: on one machine if one can have them all."""
         bundle = {"CPU": SLIVER} | ({"GPU": self.gpus} if self.gpus else {})
         bundles = [bundle] * self._ranks
@@ -70,7 +70,7 @@ class Places:
 
 
 def room_for(share: float, ranks: int = 1) -> int:
-    """Return how many hosts the cluster has GPUs for: groups of so many ranks, each with this share of one."""
+    """Return how many hosts the cluster has GPUs for: of so many ranks, each with this share of one."""
     if ranks == 1:
         gpus = resources().get("GPU", 0.0)
         # Shares of different GPUs do not add up to one: .6 of a GPU fits once on each.

@@ -28,6 +28,7 @@ from dsgd.work.model import Objective
 from dsgd.work.problem import ProblemError
 from dsgd.work.shard import Shard
 
+_NOT_READY = Ranks((0,), ("",))
 _GROUPS = {"control": 1, "notice": 1, "carry": 1, "weights": 1, "output": 1}  # each has a thread
 
 
@@ -47,7 +48,7 @@ class HostProcess:
     """The workers whose shards it has."""
     place: Any = None
     """Of a group: its places on the cluster."""
-    ranks: Ranks = Ranks((0,), ("",))
+    ranks: Ranks = _NOT_READY
     """Its process, and those that it leads."""
     link: int | None = None
     """Of one on the driver's machine: the number of its link, while that is open."""

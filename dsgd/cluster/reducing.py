@@ -128,8 +128,9 @@ class Reducing:
         return found.squares
 
     def advance(self, version: int, rule: Rule, whole: Reduction | None = None) -> None:
-        """Make the version after this one of the mean. whole: what the rule needs to know of the whole, if this
-        is a slice.
+        """Make the version after this one of the mean.
+
+        whole: what the rule needs to know of the whole, if this is a slice.
         """
         before, given = self._versions[version], self._mean
         self._keep_only(before)
