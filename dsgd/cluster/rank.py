@@ -172,4 +172,7 @@ class Rank:
 def _elementwise(pickled: bytes) -> Task:
     """Return the task that a rank computes: without a codec, which the leader applies to the whole value."""
     task = to_send(pickle.loads(pickled))
-    return task.task.task if isinstance(task, AsMessage) else task
+    found = task.task.task if isinstance(task, AsMessage) else task
+    if hasattr(found, "part"):
+        raise ValueError("a task whose value is a part of the vector cannot be computed on slices of it")
+    return found
