@@ -31,7 +31,7 @@ from dsgd.work.tasks import Task
 from dsgd.work.weights import Vector
 
 
-class Order(NamedTuple):
+class RankTask(NamedTuple):
     """A task for all ranks of a group."""
 
     pickled: bytes
@@ -56,7 +56,7 @@ class Computed(NamedTuple):
     """(rows, d)"""
 
 
-class Stepped(NamedTuple):
+class RankStep(NamedTuple):
     """What a rank has done of a step of an all-reduce."""
 
     distances: Sequence[float]
@@ -98,7 +98,7 @@ class Rank:
         """See that the group can compute a gradient, which also gets all ready for the next."""
         self._formed.try_out(self.shards.of(worker))
 
-    def run(self, order: Order, vector: Vector | None, state: Vector | None) -> Computed:
+    def run(self, order: RankTask, vector: Vector | None, state: Vector | None) -> Computed:
         """Compute a task.
 
         vector: the whole weights (D,), None if the ranks have them. state: this rank's slice (rows, d) of
@@ -127,7 +127,7 @@ class Rank:
 
     # --- all-reduce: each rank with those of the other islands that have the same slices --------------------
 
-    def step(self, version: int, part: bytes) -> Stepped:
+    def step(self, version: int, part: bytes) -> RankStep:
         """Take part in an all-reduce, as `Reducing.step`; where the rule asks for a norm, `advance` takes the
         step. part: pickled, what `Reducing.step` is given besides the version.
         """
@@ -138,11 +138,11 @@ class Rank:
         try:
             distances = self._reducing.average(workers, number, order, own, measures)
         except GroupBroken as error:
-            return Stepped((), str(error) or "it is broken")
+            return RankStep((), str(error) or "it is broken")
         if slices.needs_whole(rule):
-            return Stepped(distances, "", self._reducing.squares(version, rule))
+            return RankStep(distances, "", self._reducing.squares(version, rule))
         self._reducing.advance(version, rule)
-        return Stepped(distances, "")
+        return RankStep(distances, "")
 
     def advance(self, version: int, part: bytes, squares: float) -> None:
         """Take the step that `step` has prepared. squares: the sum over the slices of all ranks."""

@@ -17,7 +17,7 @@ from dsgd.options.group import GroupConfig
 from dsgd.work.weights import Vector
 
 if TYPE_CHECKING:
-    from dsgd.cluster.rank import Computed, Order, Stepped
+    from dsgd.cluster.rank import Computed, RankStep, RankTask
 
 CONCURRENCY = {"control": 1, "notice": 1, "carry": 1, "weights": 1}  # each has a thread
 
@@ -44,14 +44,14 @@ class Follower:
     def try_out(self, worker: int) -> None:
         self._rank.try_out(worker)
 
-    def run(self, order: Order, vector: list[Any], state: Vector | None) -> Computed:
+    def run(self, order: RankTask, vector: list[Any], state: Vector | None) -> Computed:
         """Compute a task. vector: the weights (D,), or a reference to them; empty if the ranks have them."""
         whole = vector[0] if vector else None
         if isinstance(whole, ray.ObjectRef):
             whole = ray.get(whole)
         return self._rank.run(order, whole, state)
 
-    def step(self, version: int, part: bytes) -> Stepped:
+    def step(self, version: int, part: bytes) -> RankStep:
         return self._rank.step(version, part)
 
     def advance(self, version: int, part: bytes, squares: float) -> None:

@@ -44,7 +44,7 @@ from dsgd.work.weights import Vector
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dsgd.cluster.rank import Stepped
+    from dsgd.cluster.rank import RankStep
 
 _CAUSE_WITHIN_S = 10.0  # after the error of a rank that has lost another: why that one has ended
 
@@ -70,7 +70,7 @@ class Ranks(NamedTuple):
     node_ids: tuple[str, ...]
 
 
-class Group:
+class RankGroup:
     """The leader's side. All methods but `carry`, `leave` and those for weights are called by one thread.
 
     noticed: is called when a follower is asked to end. Raises ProblemError for a module that cannot be
@@ -78,9 +78,9 @@ class Group:
     """
 
     def __init__(self, plan: GroupPlan, device: str, objective: Any, noticed: Callable[[], None]) -> None:
-        from dsgd.cluster.rank import Order, Rank  # it needs torch
+        from dsgd.cluster.rank import Rank, RankTask  # it needs torch
 
-        self._plan, self._device, self._order = plan, device, Order
+        self._plan, self._device, self._rank_task = plan, device, RankTask
         self._until_s = time.monotonic() + plan.within_s
         self._rank = Rank(objective, device, plan.asked, 0)
         self._layout = self._rank.layout
@@ -159,7 +159,7 @@ class Group:
         import torch
 
         inner = task.task.task if isinstance(task, AsMessage) else task
-        order = self._order(pickled, worker, step, version, keep)
+        order = self._rank_task(pickled, worker, step, version, keep)
         states: list[Vector | None] = [None] * len(self._all_ranks)
         if state is not None:
             states = [self._layout.take(state[: inner.state_rows], rank) for rank in self._all_ranks]
@@ -219,7 +219,7 @@ class Group:
         part: pickled, what `Reducing.step` is given besides the version. Returns the distances, and no text,
         or why a group is broken: then no other rank counts.
         """
-        stepped: list[Stepped] = self._each("step", version, part)
+        stepped: list[RankStep] = self._each("step", version, part)
         if broken := next((rank.broken for rank in stepped if rank.broken), ""):
             return (), broken
         holding = [stepped[rank] for rank in self._layout.holders]

@@ -29,7 +29,7 @@ from dsgd.cluster.captured_output import CapturedOutput, OutputNews
 from dsgd.cluster.carried_shards import CarriedShards
 from dsgd.cluster.end_notice import EndNotice
 from dsgd.cluster.local_link import HostLink
-from dsgd.cluster.ray_group import Group, GroupPlan, Ranks
+from dsgd.cluster.ray_group import GroupPlan, RankGroup, Ranks
 from dsgd.cluster.ray_messages import (
     ANSWER,
     ASK,
@@ -126,12 +126,12 @@ class Host:
         self._stop = threading.Condition()
         self._pins: set[int] = set()  # blocks that a GPU copies from and to by itself
         self._notice = EndNotice()
-        self._group: Group | None = None
+        self._group: RankGroup | None = None
         self._ranks: Ranks | None = None
         if objective.num_weights:
             import torch  # noqa: F401 - before the start barrier: it takes a second
         if group is not None:
-            self._group = Group(group, device, objective, self._notice.pass_on)
+            self._group = RankGroup(group, device, objective, self._notice.pass_on)
 
     @ray.method(concurrency_group="carry")
     def carry(self, worker: int, shard: list[Any]) -> None:
