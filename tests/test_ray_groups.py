@@ -52,7 +52,7 @@ def test_what_cannot_be_is_refused_in_one_line(options: str, why: str, cli: Comm
 
 
 def test_a_rank_that_never_joins_is_named() -> None:
-    """The others wait no longer than they were told to."""
+    """The others wait no longer than the meeting says."""
     store = TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
     meeting = RankMeeting("worker 3", LOCAL, store.port, ranks=3, device="cpu", within_s=0.1)
     with pytest.raises(RankMissing, match="worker 3: ranks 1, 2 of its group of 3 did not join within 0 s"):

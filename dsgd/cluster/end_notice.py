@@ -8,7 +8,7 @@ import signal
 
 
 class EndNotice:
-    """Makes this process survive the signal, and tells those who wait for it.
+    """Has this process survive the signal, and ends the wait for it.
 
     Ray makes actors in the main thread, which then no longer runs Python: a handler would never be called
     there, but the number of the signal is written to this pipe at once.

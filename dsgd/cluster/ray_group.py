@@ -3,7 +3,7 @@
     driver  --task, weights-->  leader (rank 0)  --task, weights-->  followers (ranks 1 to G - 1)
             <--loss, value----                   <--slices---------
 
-To the driver a group is one host: the leader hands on what it is told, takes its own part, and puts slices of
+To the driver a group is one host: the leader hands on what it gets, takes its own part, and puts slices of
 values and states together. A group dies as one: the leader ends itself when a follower has ended, and Ray
 ends the followers of a leader that has. What ranks compute together is never cut short: a task is stopped
 before it begins, or not at all.
