@@ -195,6 +195,16 @@ def mixtures(module: nn.Module) -> Iterator[Mixture]:
     return (layer for layer in module.modules() if isinstance(layer, Mixture))
 
 
+def active_weights(module: nn.Module) -> int:
+    """Return how many weights multiply for each token: of a mixture those of K of its E experts."""
+    weights = sum(parameter.numel() for parameter in module.parameters())
+    for layer in mixtures(module):
+        experts = sum(parameter.numel() for parameter in layer.expert_parameters())
+        idle = layer.options.experts - layer.options.top_k
+        weights -= layer.balance.numel() + experts * idle // layer.options.experts
+    return weights
+
+
 def penalty(module: nn.Module) -> Tensor | float:
     """Return what the mixtures in a module add to the loss of its last forward pass; 0 in an evaluation.
 
