@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -23,6 +25,16 @@ from dsgd.work.problem import Problem, ProblemError, length, part, take
 from dsgd.work.replica import Replica, require_trainable, trained
 from dsgd.work.reshuffled import Indices, Reshuffled
 from dsgd.work.rng import Purpose, at
+from dsgd.work.routing import (
+    MOST_WORKERS,
+    ExpertUse,
+    Loads,
+    RoutedLayer,
+    agreement,
+    shares,
+    shown_by,
+    spans_of,
+)
 from dsgd.work.weights import Vector
 
 if TYPE_CHECKING:
@@ -32,6 +44,7 @@ if TYPE_CHECKING:
 
 _ESTIMATED_FROM, _ESTIMATED_AT_ONCE = 1024, 256  # samples
 _TRIED = 8  # samples
+_NONE = torch.empty(0, 0)
 
 
 class ProblemShard(Reshuffled):
@@ -291,17 +304,74 @@ class ModuleObjective(Objective):
         mine = self._replica(device)
         mine.w.copy_(torch.from_numpy(np.array(w)))
         n, loss, score = length(problem.test), 0.0, 0.0
+        routed: list[list[RoutedLayer]] = []
         self._estimate_statistics(mine.module)
         mine.module.eval()
         with torch.no_grad():
             for rows in np.array_split(np.arange(n), -(-n // self._evaluated_at_once)):
                 batch = _on(device, take(problem.test, rows))
                 loss += len(rows) / n * float(problem.loss(mine.module, *batch))
+                if problem.routing:
+                    routed.append([of._replace(chosen=_NONE) for of in problem.routing.layers(mine.module)])
                 if problem.score:
                     score += len(rows) / n * float(problem.score(mine.module, *batch))
         mine.module.train()
         bits = loss / math.log(2) / problem.bytes_per_token if problem.bytes_per_token else None
-        return Evaluation(loss, score if problem.score else None, bits)
+        use = self._use_of_experts(mine.module, routed) if routed else None
+        return Evaluation(loss, score if problem.score else None, bits, use)
+
+    def _use_of_experts(self, module: torch.nn.Module, routed: Sequence[Sequence[RoutedLayer]]) -> ExpertUse:
+        """Return how experts were used in the passes of an evaluation, each with what its layers did."""
+        assert self.problem.routing
+        layers = [list(parts) for parts in zip(*routed, strict=True)]
+        loads = [sum((part.load for part in parts[1:]), parts[0].load) for parts in layers]
+        return ExpertUse(
+            shares(loads),
+            tuple(
+                round(sum(float(part.entropy * part.load.sum()) for part in parts) / float(load.sum()), 6)
+                for parts, load in zip(layers, loads, strict=True)
+            ),
+            self.problem.routing.capacity(module),
+        )
+
+    @property
+    def has_experts(self) -> bool:
+        return self.problem.routing is not None
+
+    def loads_in(self, gradient: Vector) -> Loads | None:
+        routing, module = self.problem.routing, self.problem.module
+        if routing is None:
+            return None
+        return shown_by(gradient, spans_of(routing.balances(module), trained(module)))
+
+    def compared(self, found: Evaluation, w: Vector, models: Mapping[int, Vector]) -> Evaluation:
+        """Look at the first eighth of the test data, so eight models take as long as an evaluation."""
+        if found.experts is None:
+            return found
+        some = max(1, min(length(self.problem.test) // MOST_WORKERS, self._evaluated_at_once))
+        rows = np.arange(some)
+        of_server = [layer.chosen for layer in self._routed_at(w, rows)]
+        of_workers = {worker: self._routed_at(models[worker], rows) for worker in list(models)[:MOST_WORKERS]}
+        choices = [[layer.chosen for layer in layers] for layers in of_workers.values()]
+        pairs = [agreement(a, b) for a, b in combinations(choices, 2)]
+        use = found.experts._replace(
+            workers={worker: shares([of.load for of in layers]) for worker, layers in of_workers.items()},
+            agreement=fmean(pairs) if pairs else None,
+            agreement_with_server=fmean(agreement(own, of_server) for own in choices),
+        )
+        return found._replace(experts=use)
+
+    def _routed_at(self, w: Vector, rows: Indices) -> Sequence[RoutedLayer]:
+        """Return what the layers do with some test samples at the weights w (D,)."""
+        problem, device = self.problem, self._evaluated_on
+        assert problem.routing
+        mine = self._replica(device)
+        mine.w.copy_(torch.from_numpy(np.array(w)))
+        mine.module.eval()
+        with torch.no_grad():
+            problem.loss(mine.module, *_on(device, take(problem.test, rows)))
+        mine.module.train()
+        return problem.routing.layers(mine.module)
 
     def module_at(self, w: Vector) -> torch.nn.Module:
         """Return a copy of the module with the weights w (D,), as an evaluation has it."""
