@@ -21,25 +21,30 @@ from dsgd import metrics, strategies
 from dsgd.authoring.laws_of_runs import spends_the_budget
 from dsgd.authoring.subject import Broken, Subject
 from dsgd.cluster import Update
+from dsgd.models import mixture
 from dsgd.theory.gate import rows
 from dsgd.work.tasks import LocalSGD
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def in_strategy(mode: str, right: str, wrong: str) -> Plant:
-    """Return what replaces a strategy by a copy in which `right` reads `wrong`."""
+def in_source(module: Any, right: str, wrong: str) -> Plant:
+    """Return what replaces a module by a copy in which `right` reads `wrong`."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        original = strategies.load(mode)
-        source = Path(str(original.__file__)).read_text()
-        assert source.count(right) == 1, f"train_{mode}.py no longer has: {right}"
-        mutant = types.ModuleType(str(original.__name__))  # type: ignore[attr-defined]
-        mutant.__file__ = original.__file__
-        exec(compile(source.replace(right, wrong), f"mutant of {mode}", "exec"), mutant.__dict__)
-        monkeypatch.setitem(sys.modules, mutant.__name__, mutant)
+        source = Path(str(module.__file__)).read_text()
+        assert source.count(right) == 1, f"{module.__name__} no longer has: {right}"
+        mutant = types.ModuleType(module.__name__)
+        mutant.__file__ = module.__file__
+        monkeypatch.setitem(sys.modules, mutant.__name__, mutant)  # classes look for their module there
+        exec(compile(source.replace(right, wrong), f"mutant of {module.__name__}", "exec"), mutant.__dict__)
 
     return plant
+
+
+def in_strategy(mode: str, right: str, wrong: str) -> Plant:
+    """Return what does that to a strategy."""
+    return in_source(strategies.load(mode), right, wrong)
 
 
 RULE = "    rule = server_rule(cfg, gradients=1)\n"
@@ -137,6 +142,20 @@ MISTAKES: list[tuple[str, Plant, list[str]]] = [
         "DiLoCo's outer momentum does not wait for its option",
         in_strategy("diloco", "Momentum(cfg.outer_momentum, nesterov=True)", "Momentum(0.9, nesterov=True)"),
         ["DiLoCo, outer lr 1, outer momentum 0"],
+    ),
+    (
+        "a worker of ASGD goes on with the weights before its own gradient: one update more of delay",
+        in_strategy(
+            "asgd",
+            "w = cluster.combine(rule, w, [done])\n            start_idle(cluster, gradient, w)",
+            "start_idle(cluster, gradient, w)\n            w = cluster.combine(rule, w, [done])",
+        ),
+        ["ASGD, constant times, P=4 (delay 3), expected loads: largest stable rate"],
+    ),
+    (
+        "an expert's load is compared with the mean of the others: a slope E/(E - 1) times as large",
+        in_source(mixture, "(share - 1 / count)", "(share - (1 - share) / (count - 1))"),
+        ["shares of the load of drawn tokens: slope by the bias"],
     ),
 ]
 

@@ -29,6 +29,7 @@ from dsgd.cluster.laws import (
     Trace,
     Uniform,
 )
+from dsgd.theory import balancing
 from dsgd.theory.assumptions import NoClosedForm
 from dsgd.theory.bounded_staleness import (
     ssp_clock_gap_bound,
@@ -529,18 +530,18 @@ def test_the_noise_floor_sums_all_past_noise(delay: int, share: float, curvature
         assert floor == pytest.approx(lr * 3.0 / (n * curvature * (2 - step)), rel=1e-12)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.99])
 @pytest.mark.parametrize("delay", [0, 1, 2, 3, 7, 15, 40])
-def test_a_step_is_stable_below_the_limit_and_not_above(delay: int) -> None:
-    """The largest root of z^(tau+1) = z^tau - step passes 1 exactly at the largest stable step."""
+def test_a_step_is_stable_below_the_limit_and_not_above(delay: int, momentum: float) -> None:
+    """The largest root of z^(tau+1) = (1 + m) z^tau - m z^(tau-1) - step passes 1 exactly at the limit."""
 
     def radius(step: float) -> float:
-        polynomial = np.zeros(delay + 2)
-        polynomial[0] += 1
-        polynomial[1] -= 1
-        polynomial[-1] += step
+        polynomial = np.zeros(max(delay, 1) + 2)
+        polynomial[:3] = [1, -1 - momentum, momentum]
+        polynomial[delay + 1] += step
         return float(np.abs(np.roots(polynomial)).max())
 
-    limit = largest_stable_step(delay)
+    limit = largest_stable_step(delay, momentum)
     assert radius(0.999 * limit) < 1 < radius(1.001 * limit)
     assert radius(limit) == pytest.approx(1, abs=1e-9)
 
@@ -675,6 +676,15 @@ WRONG: Mapping[str, Callable[[], Any]] = {
     "no workers, staleness": lambda: asgd_mean_staleness(0),
     "no workers, momentum": lambda: momentum_from_asynchrony(0),
     "negative delay": lambda: largest_stable_step(-1),
+    "momentum 1": lambda: largest_stable_step(1, 1.0),
+    "all experts": lambda: balancing.curvature(8, 8),
+    "no expert": lambda: balancing.expected_shares(np.zeros(8), 0),
+    "no density": lambda: balancing.curvature(8, 2, 0.0),
+    "no gap": lambda: balancing.curvatures_of_scores(np.zeros((1, 8)), 2, gap=0.0),
+    "rate without lr": lambda: balancing.largest_stable_rate(0.0, 1.0),
+    "no tokens": lambda: balancing.share_noise(8, 2, 0),
+    "unstable bias": lambda: balancing.bias_variance(3.6, balancing.curvature(8, 2), 8, 2, 256),
+    "negative variance": lambda: balancing.max_violation(8, -1.0),
     "unstable": lambda: noise_floor(2.0, 1.0, 1.0),
     "unstable with delay": lambda: noise_floor(0.5, 1.0, 1.0, delay=3),
     "lr 0": lambda: noise_floor(0.0, 1.0, 1.0),

@@ -201,7 +201,7 @@ class MixtureRouting:
 
     def layers(self, module: nn.Module) -> list[RoutedLayer]:
         """Return what the last forward pass did, layer by layer."""
-        passes = [cast(Pass, layer.last) for layer in mixtures(module)]
+        passes = [layer.last for layer in mixtures(module) if layer.last]
         return [RoutedLayer(of.load, of.entropy, of.chosen) for of in passes]
 
     def balances(self, module: nn.Module) -> list[nn.Parameter]:

@@ -24,6 +24,13 @@ import numpy as np
 
 from dsgd.cluster.laws import parse_law
 from dsgd.execution.quick import QuickRun, run
+from dsgd.theory.balancing import (
+    bias_variance,
+    curvature,
+    expected_shares,
+    largest_stable_rate,
+    max_violation,
+)
 from dsgd.theory.bounded_staleness import (
     ssp_clock_gap_bound,
     ssp_mean_staleness,
@@ -737,6 +744,16 @@ def optimization_rows() -> Iterator[Row]:
             tolerance=0.002,  # of the bisection, and of what 400 steps can show
             tau=tau,
         )
+    for tau in (0, 3):
+        yield row(
+            f"ASGD, constant times, P={tau + 1} (delay {tau}), momentum .5: largest stable step",
+            "2 (1 + m); 2 sin(phi/2) |e^(i phi) - m|",
+            largest_stable_step(tau, 0.5),
+            lambda seed, tau: _stability_limit(tau, momentum=0.5),
+            seeds=1,
+            tolerance=0.002,
+            tau=tau,
+        )
     for workers in (1, 16):
         yield row(
             f"SSGD, step .1, unit noise, P={workers}: mean square",
@@ -850,6 +867,114 @@ def optimization_rows() -> Iterator[Row]:
     )
 
 
+_EXPERTS, _TOP_K, _TOKENS = 8, 2, 256
+_APART = 0.02  # of the first biases: little, for shares are linear in the biases only near balance
+
+
+def balancing_rows() -> Iterator[Row]:
+    """Balancing of 8 experts, of which a token is given to 2; scores are uniform."""
+    row = partial(_row, "Experts")
+    slope = curvature(_EXPERTS, _TOP_K)
+    yield row(
+        "shares of the load of drawn tokens: slope by the bias",
+        "E/(K (E - 1))",
+        slope,
+        _slope_of_shares,
+    )
+    limits: list[tuple[str, str, str, int, int, dict[str, Any]]] = [
+        ("SSGD, P=4", "2 K (E - 1)/(lr E)", "ssgd", 4, 0, {}),
+        ("LocalSGD, P=2, H=4", "2 K (E - 1)/(lr E): for any H", "localsgd", 2, 0, {"local_steps": 4}),
+        *(
+            (
+                f"ASGD, constant times, P={tau + 1} (delay {tau})",
+                "2 sin(pi/(2(2 tau + 1))) K (E - 1)/(lr E)",
+                "asgd",
+                tau + 1,
+                tau,
+                {},
+            )
+            for tau in (1, 3, 7)
+        ),
+        (
+            "ASGD, constant times, P=4 (delay 3), momentum .5",
+            "2 sin(phi/2) |e^(i phi) - m| K (E - 1)/(lr E)",
+            "asgd",
+            4,
+            3,
+            {"momentum": 0.5},
+        ),
+    ]
+    for who, formula, mode, workers, delay, options in limits:
+        limit = largest_stable_rate(1.0, slope, delay=delay, momentum=options.get("momentum", 0.0))
+        yield row(
+            f"{who}, expected loads: largest stable rate",
+            formula,
+            limit,
+            _largest_stable_rate,
+            seeds=1,
+            tolerance=0.005 * limit,  # of the bisection, and of what 100 steps can show
+            mode=mode,
+            num_workers=workers,
+            near=limit,
+            **options,
+        )
+    for tau in (0, 3):
+        rate = 0.5 * largest_stable_rate(1.0, slope, delay=tau)
+        variance = bias_variance(rate, slope, _EXPERTS, _TOP_K, _TOKENS, delay=tau)
+        yield row(
+            f"ASGD, constant times, P={tau + 1} (delay {tau}), half of that rate, {_TOKENS} tokens: MaxVio",
+            "E sqrt(E/(E - 1)) curvature sd(bias) E[largest of E normals]",
+            max_violation(_EXPERTS, slope**2 * variance),
+            _max_violation,
+            seeds=8,
+            tolerance=0.004,  # shares are linear in the biases only near balance
+            num_workers=tau + 1,
+            rate=rate,
+        )
+
+
+def _router(mode: str, num_workers: int, rate: float, **options: Any) -> QuickRun:
+    """Run a strategy on the balancing biases alone, with lr 1 and unit steps of time."""
+    return run(
+        mode,
+        workload="router",
+        experts=_EXPERTS,
+        top_k=_TOP_K,
+        balance_rate=rate,
+        num_workers=num_workers,
+        compute_time="constant:1",
+        lr=1.0,
+        **options,
+    )
+
+
+def _slope_of_shares(seed: int) -> float:
+    """Return the least-squares slope of the shares by the first biases, which are a little apart."""
+    outcome = _router("ssgd", 1, 1.0, steps=1, batch_size=32_768, unbalanced=0.1, seed=seed)
+    bias = np.linspace(-0.05, 0.05, _EXPERTS)
+    return float((bias - outcome.w) @ bias / (bias @ bias))
+
+
+def _largest_stable_rate(seed: int, mode: str, num_workers: int, near: float, **options: Any) -> float:
+    """Return the rate at which the biases stop settling; they begin a little apart."""
+
+    def settles(rate: float) -> bool:
+        outcome = _router(
+            mode, num_workers, rate, expected=True, unbalanced=_APART, batch_size=1, steps=100, **options
+        )
+        bias = np.abs(rate * iterates(outcome)[:, 0])
+        return bool(bias[len(bias) // 2 :].max() <= _APART / 2)  # growth would end by itself, far away
+
+    return _bisect(settles, 1.5 * near, 0.5 * near, 0.005 * near)
+
+
+def _max_violation(seed: int, num_workers: int, rate: float) -> float:
+    """Return the mean MaxVio of one version, by its expected loads, after a while."""
+    outcome = _router("asgd", num_workers, rate, batch_size=_TOKENS, steps=400 // num_workers, seed=seed)
+    biases = rate * iterates(outcome)[80:]
+    return float(np.mean([_EXPERTS * expected_shares(bias, _TOP_K).max() - 1 for bias in biases]))
+
+
 def compression_rows() -> Iterator[Row]:
     """Effects of what is not sent on the iterates, on quadratics."""
     row = partial(_row, "Compression")
@@ -955,14 +1080,16 @@ def _mean_square(compress: str, lr: float, steps: int, seed: int) -> float:
 _plain_outer: dict[str, Any] = {"inner": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0}
 
 
-def _stability_limit(tau: int) -> float:
+def _stability_limit(tau: int, **options: Any) -> float:
     """Return the step at which ASGD with P = tau + 1 equal workers stops converging."""
-    return _bisect(lambda lr: quadratic("asgd", tau + 1, 400, 0, lr=lr), 2.5)
+    return _bisect(
+        lambda lr: _converges(quadratic("asgd", tau + 1, 400, 0, lr=lr, **options)), 3.5 if options else 2.5
+    )
 
 
 def _largest_stable_alpha(eta: float) -> float:
     """Return the alpha at which one worker and its centre stop converging."""
-    return _bisect(lambda alpha: _easgd(1, 600, eta, alpha), 1.0)
+    return _bisect(lambda alpha: _converges(_easgd(1, 600, eta, alpha)), 1.0)
 
 
 def _easgd(
@@ -973,20 +1100,22 @@ def _easgd(
     )
 
 
-def _bisect(outcome: Callable[[float], QuickRun], high: float) -> float:
-    """Return the parameter, between 0 and `high`, at which a run stops converging."""
-
-    def grows(x: float) -> bool:
-        w = np.abs(iterates(outcome(x))[:, 0])
-        half = len(w) // 2
-        return bool(w[half:].max() > w[: half // 2].max() or not np.isfinite(w).all())
-
-    low = 0.0
+def _bisect(
+    is_stable: Callable[[float], bool], high: float, low: float = 0.0, precision: float = 1e-3
+) -> float:
+    """Return the parameter, between `low` and `high`, up to which runs are stable."""
     with np.errstate(over="ignore", invalid="ignore"):
-        while high - low > 1e-3:
+        while high - low > precision:
             middle = (low + high) / 2
-            low, high = (low, middle) if grows(middle) else (middle, high)
+            low, high = (middle, high) if is_stable(middle) else (low, middle)
     return (low + high) / 2
+
+
+def _converges(outcome: QuickRun) -> bool:
+    """Whether a run's first weight was smaller in the second half than in the first quarter."""
+    w = np.abs(iterates(outcome)[:, 0])
+    half = len(w) // 2
+    return bool(np.isfinite(w).all() and w[half:].max() <= w[: half // 2].max())
 
 
 def _decay(w: np.ndarray[Any, Any]) -> float:
@@ -1174,6 +1303,7 @@ def rows() -> list[Row]:
         *staleness_rows(),
         *failure_rows(),
         *optimization_rows(),
+        *balancing_rows(),
         *compression_rows(),
         *lie_rows(),
         *gossip_rows(),

@@ -10,17 +10,35 @@ import numpy as np
 from dsgd.theory.assumptions import need, need_whole
 
 
-def largest_stable_step(delay: int) -> float:
+def largest_stable_step(delay: int, momentum: float = 0.0) -> float:
     """Return the lr * curvature below which w_{t+1} = w_t - lr curvature w_{t-tau} is stable, tau = `delay`.
 
     2 sin(pi / (2 (2 tau + 1))), tau constant, in updates; a random staleness of that mean is another case.
     Source: Levin & May 1976, "A note on difference-delay equations".
 
-    >>> round(largest_stable_step(1), 12)
-    1.0
+    With heavy-ball momentum m, w_{t+1} = w_t + m (w_t - w_{t-1}) - lr curvature w_{t-tau}. The roots of
+    z^(tau-1) (z - 1)(z - m) = -a reach the unit circle at z = exp(i phi), where
+    (tau - 1/2) phi + arg(z - m) = pi/2; there a = 2 sin(phi/2) |z - m|. Without delay that is 2 (1 + m).
+    Source: algebra; for tau = 0 Polyak 1964, "Some methods of speeding up the convergence".
+
+    >>> round(largest_stable_step(1), 12), largest_stable_step(0, 0.5), round(largest_stable_step(3, 0.5), 4)
+    (1.0, 3.0, 0.1993)
     """
     need_whole("delay", delay, at_least=0)
-    return 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
+    need(0 <= momentum < 1, f"momentum must be at least 0 and below 1, not {momentum}")
+    if delay == 0:
+        return 2 * (1 + momentum)
+    if momentum == 0:
+        return 2 * math.sin(math.pi / (2 * (2 * delay + 1)))
+
+    def beyond(phi: float) -> bool:
+        angle = math.atan2(math.sin(phi), math.cos(phi) - momentum)
+        return (delay - 0.5) * phi + angle > math.pi / 2
+
+    low, high = 0.0, math.pi
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (low, middle) if beyond(middle) else (middle, high)
+    return 2 * math.sin(low / 2) * math.hypot(math.cos(low) - momentum, math.sin(low))
 
 
 def noise_floor(

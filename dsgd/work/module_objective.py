@@ -31,6 +31,7 @@ from dsgd.work.routing import (
     Loads,
     RoutedLayer,
     agreement,
+    joined,
     shares,
     shown_by,
     spans_of,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 
 _ESTIMATED_FROM, _ESTIMATED_AT_ONCE = 1024, 256  # samples
 _TRIED = 8  # samples
-_NONE = torch.empty(0, 0)
+_NONE = torch.empty(0, 1)
 
 
 class ProblemShard(Reshuffled):
@@ -311,8 +312,8 @@ class ModuleObjective(Objective):
             for rows in np.array_split(np.arange(n), -(-n // self._evaluated_at_once)):
                 batch = _on(device, take(problem.test, rows))
                 loss += len(rows) / n * float(problem.loss(mine.module, *batch))
-                if problem.routing:
-                    routed.append([of._replace(chosen=_NONE) for of in problem.routing.layers(mine.module)])
+                if problem.routing and (layers := problem.routing.layers(mine.module)):
+                    routed.append([of._replace(chosen=_NONE) for of in layers])
                 if problem.score:
                     score += len(rows) / n * float(problem.score(mine.module, *batch))
         mine.module.train()
@@ -323,14 +324,10 @@ class ModuleObjective(Objective):
     def _use_of_experts(self, module: torch.nn.Module, routed: Sequence[Sequence[RoutedLayer]]) -> ExpertUse:
         """Return how experts were used in the passes of an evaluation, each with what its layers did."""
         assert self.problem.routing
-        layers = [list(parts) for parts in zip(*routed, strict=True)]
-        loads = [sum((part.load for part in parts[1:]), parts[0].load) for parts in layers]
+        layers = [joined(parts) for parts in zip(*routed, strict=True)]
         return ExpertUse(
-            shares(loads),
-            tuple(
-                round(sum(float(part.entropy * part.load.sum()) for part in parts) / float(load.sum()), 6)
-                for parts, load in zip(layers, loads, strict=True)
-            ),
+            shares([layer.load for layer in layers]),
+            tuple(round(float(layer.entropy), 6) for layer in layers),
             self.problem.routing.capacity(module),
         )
 
@@ -348,7 +345,7 @@ class ModuleObjective(Objective):
         """Look at the first eighth of the test data, so eight models take as long as an evaluation."""
         if found.experts is None:
             return found
-        some = max(1, min(length(self.problem.test) // MOST_WORKERS, self._evaluated_at_once))
+        some = max(1, length(self.problem.test) // MOST_WORKERS)
         rows = np.arange(some)
         of_server = [layer.chosen for layer in self._routed_at(w, rows)]
         of_workers = {worker: self._routed_at(models[worker], rows) for worker in list(models)[:MOST_WORKERS]}
@@ -368,10 +365,13 @@ class ModuleObjective(Objective):
         mine = self._replica(device)
         mine.w.copy_(torch.from_numpy(np.array(w)))
         mine.module.eval()
+        routed = []
         with torch.no_grad():
-            problem.loss(mine.module, *_on(device, take(problem.test, rows)))
+            for some in np.array_split(rows, -(-len(rows) // self._evaluated_at_once)):
+                problem.loss(mine.module, *_on(device, take(problem.test, some)))
+                routed.append(problem.routing.layers(mine.module))
         mine.module.train()
-        return problem.routing.layers(mine.module)
+        return [joined(parts) for parts in zip(*routed, strict=True)]
 
     def module_at(self, w: Vector) -> torch.nn.Module:
         """Return a copy of the module with the weights w (D,), as an evaluation has it."""

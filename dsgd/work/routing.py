@@ -131,6 +131,17 @@ def dropped(load: Loads, capacity: float) -> float:
     return fmean(sum(max(0.0, share - capacity / len(layer)) for share in layer) for layer in load)
 
 
+def joined(parts: Sequence[RoutedLayer]) -> RoutedLayer:
+    """Return what a layer did in several passes as that in one, of all their tokens."""
+    import torch
+
+    load = torch.stack([part.load for part in parts])
+    entropy = torch.stack([part.entropy for part in parts])
+    of_each = load.sum(1)  # T K each
+    chosen = torch.cat([part.chosen for part in parts])
+    return RoutedLayer(load.sum(0), (entropy * of_each).sum() / of_each.sum(), chosen)
+
+
 def shares(loads: Sequence[Tensor]) -> Loads:
     """Return loads (E,), one a layer, as shares, to six digits."""
     return tuple(tuple(round(x, 6) for x in (load / load.sum()).tolist()) for load in loads)
