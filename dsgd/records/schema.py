@@ -129,6 +129,7 @@ class RecordedRouting(RoutingNumbers, frozen=True, kw_only=True, omit_defaults=T
     entropy: Annotated[
         tuple[float, ...], field("log E", "by layer: of the router, the mean of its scores' entropy")
     ]
+    capacity: Annotated[float | None, field("means", "of an expert in training; left out without one")] = None
     workers: Annotated[
         dict[int, tuple[tuple[float, ...], ...]],
         field(

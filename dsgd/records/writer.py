@@ -345,8 +345,8 @@ def _recorded(use: ExpertUse | None) -> RecordedRouting | None:
     numbers = routing_numbers(use)
     if use is None or numbers is None:
         return None
-    vectors = {"load": use.load, "entropy": use.entropy, "workers": dict(use.workers)}
-    return RecordedRouting(**vectors, **numbers)  # type: ignore[arg-type]
+    whole = {name: getattr(use, name) for name in ("load", "entropy", "capacity")}
+    return RecordedRouting(**whole, workers=dict(use.workers), **numbers)  # type: ignore[arg-type]
 
 
 def _meta(started: float, cluster: Engine) -> Meta:
