@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rank_processes import RankProcesses
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from dsgd.models.transformer import Transformer, next_token_loss
 from dsgd.models.transformer_sizes import TransformerSize
@@ -68,6 +70,55 @@ def uneven() -> Problem:
     return Problem(Uneven(), loss, (x,), ())
 
 
+class Dropping(nn.Module):
+    """Batch normalization, over a rank's part, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Tanh(), nn.Dropout(0.5)) for _ in range(2)
+        )
+        self.head = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        found: Tensor = self.head(x)
+        return found
+
+
+def dropping() -> Problem:
+    x = torch.linspace(-1, 1, 4 * N).cos().view(N, 4)
+    return Problem(Dropping(), lambda module, x: (module(x) - x[:, :1]).square().mean(), (x,), ())
+
+
+class Normed(nn.Module):
+    """A convolution, an embedding, and norms with gains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(9)
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        self.body = nn.Sequential(
+            nn.Conv1d(8, 8, 3, padding=1),
+            nn.BatchNorm1d(8),
+            nn.ReLU(),
+            nn.GroupNorm(2, 8),
+            nn.Conv1d(8, 8, 1),
+        )
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        found: Tensor = self.head(self.norm(self.body(self.embed(tokens).transpose(1, 2)).transpose(1, 2)))
+        return found
+
+
+def normed() -> Problem:
+    torch.manual_seed(9)
+    return Problem(Normed(), next_token_loss, (TOKENS[:, :-1], TOKENS[:, 1:]), ())
+
+
 def shard_of(problem: Problem, batch_size: int = 8, worker: int = 0, rows: Any = None) -> ProblemShard:
     rows = np.arange(N) if rows is None else rows
     return ProblemShard(worker, problem.train, rows, batch_size=batch_size, seed=0)
@@ -111,23 +162,28 @@ def run_task(objective: Any, task: Task, calls: int, shard: ProblemShard, w: Ten
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[RankProcesses]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in the processes, and as the engines have it: the bits depend on it
     processes = RankProcesses(4)
     yield processes
     processes.end()
+    torch.set_num_threads(threads)
 
 
 def both(group: RankProcesses, ranks: int, make: Any, task: Task, calls: int = 1, **more: Any) -> Any:
     """Return the losses, values (D,) and states of a group, put together, and those of one process."""
     parallel = more.pop("parallel", "fsdp")
     batch_size = more.pop("batch_size", 8)
-    member = more.pop("member", {})
+    member, as_group = more.pop("member", {}), more.pop("as_group", False)
     args = (make, task, calls, more, parallel, batch_size)
     answers = group(ranks, on_rank_with, member, *args)
-    problem = make()
+    problem, slices = make(), Membership(rank=0, ranks=ranks, parallel=parallel).slices
+    if as_group:
+        more |= {"ranks": ranks, "slices": slices}
     alone = ModuleObjective(problem, **more)
     w = torch.from_numpy(start(problem))[None]
     losses, _, value, state = run_task(alone, task, calls, shard_of(problem, batch_size), w)
-    layout = RankLayout(alone.shapes, Membership(rank=0, ranks=ranks, parallel=parallel).slices)
+    layout = RankLayout(alone.shapes, slices)
     whole, whole_state = np.full_like(value, np.nan), np.full_like(state, np.nan)
     for rank in layout.holders:
         layout.put(whole, rank, answers[rank][1])
@@ -194,6 +250,128 @@ def test_recomputed_activations_change_nothing(group: RankProcesses) -> None:
         for whether in (False, True)
     )
     assert np.array_equal(kept, recomputed)
+
+
+@pytest.mark.parametrize(("ranks", "parallel"), [(2, "fsdp"), (3, "fsdp"), (4, "hsdp:2"), (2, "ddp")])
+@pytest.mark.parametrize("task", LOCAL.values(), ids=LOCAL)
+def test_one_process_has_the_bits_of_a_group(
+    group: RankProcesses, ranks: int, parallel: str, task: Task
+) -> None:
+    """What computes a worker's parts one after another, as the simulator does: the same losses, weights and
+    state, bit for bit, whatever the ranks draw for dropout.
+    """
+    for make, accumulate in ((uneven, 1), (dropping, 2)):
+        found = both(group, ranks, make, task, 2, parallel=parallel, accumulate=accumulate, as_group=True)
+        loss, w, state, loss_alone, w_alone, state_alone = found
+        assert loss == loss_alone
+        assert np.array_equal(w, w_alone)
+        assert np.array_equal(state, state_alone)
+
+
+def test_ranks_drop_different_units() -> None:
+    """Each rank of each worker has a seed of its own for a step; the first rank has that of a lone worker."""
+    shards = [shard_of(dropping(), worker=worker) for worker in (0, 1)]
+    seeds = [shard.torch_seed(step, rank) for shard in shards for step in (0, 1) for rank in (0, 1, 2)]
+    assert len(set(seeds)) == len(seeds)
+    assert shards[0].torch_seed(1) == seeds[3]
+
+
+def test_islands_with_their_mean_are_one_hybrid_group_and_one_process(group: RankProcesses) -> None:
+    """Synchronous SGD between two groups of two, one group hsdp:2 of four, one process: with the same large
+    mini-batch, the weights are the same to 1e-5 of what they have moved in three steps.
+    """
+    islands = group(2, islands_step, 2)
+    hybrid = group(4, islands_step, 1, "hsdp:2")
+    problem = uneven()
+    alone = ModuleObjective(problem)
+    w = first = start(problem)
+    for step in range(3):
+        shard = shard_of(problem, 16, rows=np.arange(16))
+        _, g = alone.loss_and_gradient(torch.from_numpy(w)[None], [shard], [step])
+        w = w - 0.2 * g[0].numpy()
+    layout, found = RankLayout(alone.shapes, 2), np.empty((2, len(w)), np.float32)
+    for rank in layout.holders:
+        layout.put(found[0], rank, islands[rank])
+        layout.put(found[1], rank, hybrid[rank])
+    moved = np.linalg.norm(w - first)
+    assert moved > 0.1
+    assert np.linalg.norm(found - w, axis=1).max() <= 1e-5 * moved
+
+
+def islands_step(rank: int, ranks: int, islands: int, parallel: str = "fsdp") -> Any:
+    """Take three steps with the mean of the islands' gradients; one group plays them in turn."""
+    problem = uneven()
+    w, membership = start(problem), Membership(rank=rank, ranks=ranks, parallel=parallel)
+    objective = GroupObjective(ModuleObjective(problem), membership)
+    w = objective.layout.take(w, rank).copy()
+    shards = [shard_of(problem, len(rows), rows=rows) for rows in np.split(np.arange(16), islands)]
+    for step in range(3):
+        gradients = [
+            objective.loss_and_gradient(torch.from_numpy(w)[None], [shard], [step])[1] for shard in shards
+        ]
+        w = w - 0.2 * torch.stack(gradients).mean(0)[0].numpy()
+    return w
+
+
+def test_a_rank_holds_its_slice_and_one_block(group: RankProcesses) -> None:
+    """Between two gradients a rank has no more of the model than its slice, to the byte; and in the forward
+    pass no other parameters than one block's and those outside of blocks.
+    """
+    block = sum(p.numel() for p in transformer().module.blocks[0].parameters())  # type: ignore[index, union-attr]
+    embedding = 2 * 19 * 16  # 37 rows, of which FSDP gives each rank as many
+    for at_rest, gathered in group(2, held_bytes):
+        assert at_rest == 4 * (embedding + 2 * block) // 2
+        assert gathered == [4 * (embedding + block)] * 2
+
+
+def held_bytes(rank: int, ranks: int) -> tuple[int, list[int]]:
+    """Return the bytes of all tensors that the objective has made, and of the parameters that are whole
+    whenever a block is computed.
+    """
+    tensors_before = {id(storage) for storage in storages()}
+    problem = transformer()
+    w = start(problem)
+    objective = GroupObjective(ModuleObjective(problem), Membership(rank=rank, ranks=ranks))
+    gathered: list[int] = []
+
+    def look(*_: Any) -> None:
+        whole = [p for p in problem.module.parameters() if not isinstance(p, DTensor)]
+        gathered.append(sum(p.untyped_storage().nbytes() for p in whole))
+
+    hooks = [part.register_forward_pre_hook(look) for part in problem.module.blocks]  # type: ignore[union-attr]
+    shard = shard_of(problem)
+    part = torch.from_numpy(objective.layout.take(w, rank).copy())[None]
+    objective.loss_and_gradient(part, [shard], [0])
+    for hook in hooks:
+        hook.remove()
+    del part, w
+    found = [storage for storage in storages() if id(storage) not in tensors_before]
+    return sum(storage.nbytes() for storage in found), gathered
+
+
+def storages() -> list[Any]:
+    """Return the memory of all tensors that are alive, each once, without that of the data."""
+    gc.collect()
+    found = {}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), Tensor) and thing.is_floating_point() and not isinstance(thing, DTensor):
+            found[thing.untyped_storage().data_ptr()] = thing.untyped_storage()
+    return list(found.values())
+
+
+def test_bfloat16_is_near_float32_in_a_group(group: RankProcesses) -> None:
+    """Weights are gathered in half precision and gradients are added in float32: within 3 % of those in
+    float32; convolutions, embeddings and all norms work.
+    """
+    for make in (transformer, normed):
+        _, g, _, _, full, _ = both(group, 2, make, Gradient(), precision="bf16", as_group=True)
+        problem = make()
+        exact = ModuleObjective(problem, ranks=2, slices=2)
+        w = torch.from_numpy(start(problem))[None]
+        exact_g = run_task(exact, Gradient(), 1, shard_of(problem), w)[2]
+        assert g.dtype == np.float32
+        assert 0 < np.linalg.norm(g - exact_g) <= 3e-2 * np.linalg.norm(exact_g)
+        assert np.linalg.norm(g - full) <= 3e-2 * np.linalg.norm(full)
 
 
 @given(

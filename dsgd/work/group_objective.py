@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.modules.batchnorm import _NormBase
 
 from dsgd.options.group import Parallel
 from dsgd.work.model import Evaluation, Objective
@@ -41,6 +42,7 @@ from dsgd.work.module_objective import (
 )
 from dsgd.work.problem import ProblemError
 from dsgd.work.rank_layout import RankLayout
+from dsgd.work.rank_sums import SumInRankOrder, summed
 from dsgd.work.replica import trained
 
 if TYPE_CHECKING:
@@ -125,19 +127,23 @@ class GroupObjective(Objective):
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.data = parameter.data.contiguous()
-        policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16 if objective.bf16 else None,
-            reduce_dtype=torch.float32,
-            cast_forward_inputs=False,  # autocast does it, where an operation wants it
-        )
+        # Autocast casts inputs, where an operation wants it.
+        full = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        policy = full
+        if objective.bf16:
+            policy = replace(full, param_dtype=torch.bfloat16)
+            statistics = [part for part in module.modules() if isinstance(part, _NormBase)]
+            parts = [*statistics, *(part for part in parts if part not in statistics)]
         self._loss = _Loss(module, objective.problem.loss)
-        for part in (*parts, self._loss):
-            fully_shard(part, mesh=mesh, mp_policy=policy)
+        for part in (*parts, self._loss):  # what keeps statistics in float32 stays in float32
+            fully_shard(part, mesh=mesh, mp_policy=full if isinstance(part, _NormBase) else policy)
         root = cast(FSDPModule, self._loss)
         for part in (*parts, self._loss):
             # The parts of a mini-batch bring their share along: what is reduced is summed, and not divided.
             cast(FSDPModule, part).set_force_sum_reduction_for_comms(True)
             cast(FSDPModule, part).set_gradient_divide_factor(1.0)
+            if kind == "cpu":
+                cast(FSDPModule, part).set_custom_reduce_scatter(cast(Any, SumInRankOrder()))
         # What one rank's part does not use, another one's may: experts, for one.
         root.set_reduce_scatter_unused_params(True)
         self._parameters = trained(module)
@@ -192,10 +198,10 @@ class GroupObjective(Objective):
 
     def norm(self, g: Tensor) -> Tensor:
         """Return the norm (1, 1) of the gradient of which g (1, d) is this rank's slice."""
-        squares = g.norm(dim=1, keepdim=True).square()
-        _all_reduce(squares, self._peers)
-        norm: Tensor = squares.sqrt()
-        return norm
+        try:
+            return summed(g.norm(dim=1).square()[0], self._peers).sqrt().view(1, 1)
+        except RuntimeError as error:
+            raise _told_apart(error) from error
 
     def _gradient(
         self, w: Tensor | None, shard: ProblemShard, step: int, into: Tensor | None
@@ -209,16 +215,18 @@ class GroupObjective(Objective):
         self._write(w)
         root = cast(FSDPModule, self._loss)
         half = torch.autocast(self._device.type, torch.bfloat16) if options.bf16 else nullcontext()
-        total = torch.zeros((), device=self._device)
+        own = None
         try:
             for number, (share, batch) in enumerate(shard.parts(step, options.accumulate, rank, ranks)):
                 # Until the last part of the mini-batch, each rank keeps its gradient of all weights.
                 root.set_requires_gradient_sync(number == options.accumulate - 1)
                 with half:
-                    loss = share * self._loss(*batch)
+                    loss = self._loss(*batch)
+                if share != 1:
+                    loss = share * loss
                 loss.backward()
-                total += loss.detach()
-            dist.all_reduce(total)
+                own = loss.detach() if own is None else own + loss.detach()
+            total = summed(cast("Tensor", own).float())
         except torch.OutOfMemoryError as error:
             raise ProblemError(options.full(shard, ranks)) from error
         except RuntimeError as error:
@@ -226,9 +234,7 @@ class GroupObjective(Objective):
         return total, self._read(into)
 
     def _write(self, w: Tensor | None) -> None:
-        """Make a slice (d,) the weights, and forget the last gradient."""
-        for parameter in self._parameters:
-            parameter.grad = None
+        """Make a slice (d,) the weights."""
         if w is None:
             return
         with torch.no_grad():
@@ -236,22 +242,17 @@ class GroupObjective(Objective):
                 there.copy_(part.view(there.shape))
 
     def _read(self, into: Tensor | None) -> Tensor:
-        """Return this rank's slice of the gradient (d,); zeros where the loss does not depend on it."""
+        """Return this rank's slice of the gradient (d,), which the module then no longer has; zeros where
+        the loss does not depend on a parameter.
+        """
         g = torch.empty(self.num_weights, device=self._device) if into is None else into
         for parameter, part in zip(self._parameters, torch.split(g, self._sizes), strict=True):
             if parameter.grad is None:
                 part.zero_()
-            else:
-                part.copy_(cast(Any, parameter.grad).to_local().flatten())
+            else:  # to which 0 is added, as one process does: -0 becomes 0
+                torch.add(cast(Any, parameter.grad).to_local().flatten(), 0.0, out=part)
+            parameter.grad = None
         return g
-
-
-def _all_reduce(tensor: Tensor, group: Any = None) -> None:
-    """Sum over a group. Raises RankLost if a rank of it has ended."""
-    try:
-        dist.all_reduce(tensor, group=group)
-    except RuntimeError as error:
-        raise _told_apart(error) from error
 
 
 def _told_apart(error: RuntimeError) -> Exception:

@@ -22,6 +22,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dsgd.options.user_code import located
 from dsgd.work.model import Evaluation, Objective
 from dsgd.work.problem import Problem, ProblemError, length, part, take
+from dsgd.work.rank_layout import RankLayout
+from dsgd.work.rank_sums import in_order
 from dsgd.work.replica import Replica, require_trainable, trained
 from dsgd.work.reshuffled import Indices, Reshuffled
 from dsgd.work.rng import Purpose, at
@@ -119,8 +121,11 @@ class ModuleObjective(Objective):
     the weights (Wu & Johnson 2021, "Rethinking batch in BatchNorm", section 3).
 
     precision: float32, or bf16 for torch's autocast around the loss. accumulate: parts of a mini-batch that
-    are computed one after another. compiled: whether by torch.compile. An evaluation is of the module as it
-    is, in float32, on the device `evaluated_on`, of `evaluated_at_once` samples at a time.
+    are computed one after another. compiled: whether by torch.compile. recomputed: whether activations are
+    computed once more in the backward pass. ranks: of the group that a worker is; its gradient is computed in
+    as many parts, one after another. On a CPU, in float32, these are the bits of the group's ranks, each with
+    one of `slices` slices of the weights, if it has two replicas at most. An evaluation is of the module as
+    it is, in float32, on the device `evaluated_on`, of `evaluated_at_once` samples at a time.
     Raises ProblemError for parameters that it cannot train.
     """
 
@@ -134,6 +139,9 @@ class ModuleObjective(Objective):
         precision: str = "float32",
         accumulate: int = 1,
         compiled: bool = False,
+        recomputed: bool = False,
+        ranks: int = 1,
+        slices: int = 1,
         evaluated_on: str = "cpu",
         evaluated_at_once: int = 256,
     ) -> None:
@@ -143,6 +151,7 @@ class ModuleObjective(Objective):
         """Of the trained parameters, in the order of the vector."""
         self._num_weights = sum(math.prod(shape) for shape in self.shapes)
         self.bf16, self.accumulate, self.compiled = precision == "bf16", accumulate, compiled
+        self.recomputed, self.ranks, self.slices = recomputed, ranks, slices
         self._evaluated_on, self._evaluated_at_once = evaluated_on, evaluated_at_once
         self._replicas = threading.local()
 
@@ -186,7 +195,9 @@ class ModuleObjective(Objective):
     def _replica(self, device: str) -> Replica:
         replicas, kind = self._replicas.__dict__, torch.device(device).type  # a process uses one GPU
         if kind not in replicas:
-            replicas[kind] = Replica(self.problem.module, device)
+            replicas[kind] = Replica(
+                self.problem.module, device, recomputed=self.recomputed, apart=self.ranks > 1
+            )
         return cast(Replica, replicas[kind])
 
     def _loss_of(self, mine: Replica) -> Any:
@@ -207,7 +218,7 @@ class ModuleObjective(Objective):
         seed_torch(w.device, 0)
         before = torch.default_generator.get_state()
         try:
-            loss, _ = self._gradient(w[0], shard, 0, None, seed=0)
+            loss, _ = self._gradient(w[0], shard, 0, None, seeds=[0] * self.ranks)
         except ProblemError:
             raise
         except Exception as error:  # of the user's loss, module or data
@@ -227,7 +238,7 @@ class ModuleObjective(Objective):
         """
         problem, device = self.problem, self._evaluated_on
         mine = self._replica(device)
-        mine.w.copy_(torch.from_numpy(self.initial_weights(0)))
+        mine.write(torch.from_numpy(self.initial_weights(0)))
         mine.module.eval()
         for name, compute in (("loss", problem.loss), ("score", problem.score)):
             if compute is None:
@@ -250,7 +261,8 @@ class ModuleObjective(Objective):
         losses, gradients = [], []
         for p, (shard, step) in enumerate(zip(cast("Sequence[ProblemShard]", shards), steps, strict=True)):
             into = None if out is None else out[p]
-            loss, g = self._gradient(w[p], shard, step, into, seed=shard.torch_seed(step))
+            seeds = [shard.torch_seed(step, rank) for rank in range(self.ranks)]
+            loss, g = self._gradient(w[p], shard, step, into, seeds=seeds)
             losses.append(loss)
             if out is None:
                 gradients.append(g.clone())
@@ -258,35 +270,50 @@ class ModuleObjective(Objective):
             out = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
         return torch.stack(losses), out
 
+    def norm(self, g: Tensor) -> Tensor:
+        """Return the norms (P, 1) of gradients (P, D); those of a group are added up slice by slice."""
+        if self.slices == 1:
+            return super().norm(g)
+        layout, squares = RankLayout(self.shapes, self.slices), []
+        for rank in layout.holders:  # one may have nothing
+            part = torch.cat([g[:, :0], *(g[:, there] for there in layout.segments(rank))], 1)
+            squares.append(part.norm(dim=1, keepdim=True).square())
+        return in_order(squares).sqrt()
+
     def _gradient(
-        self, w: Tensor, shard: ProblemShard, step: int, into: Tensor | None, *, seed: int
+        self, w: Tensor, shard: ProblemShard, step: int, into: Tensor | None, *, seeds: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """Return the loss and the gradient (D,) at w (D,), written `into` a vector (D,).
 
-        Without one it is overwritten by the next.
+        Without one it is overwritten by the next. seeds: of each rank.
         """
         try:
             mine = self._replica(str(w.device))
-            compute = self._loss_of(mine)
-            seed_torch(w.device, seed)
-            mine.w.copy_(w)
+            mine.write(w)
             g = mine.g if into is None else into
-            mine.gradient_in(g)
-            total = None
-            for share, batch in shard.parts(step, self.accumulate):
-                if self.bf16:
-                    with torch.autocast(w.device.type, torch.bfloat16):
-                        loss = compute(mine.module, *batch)
-                else:
-                    loss = compute(mine.module, *batch)
-                require_scalar(loss)
-                if share != 1:
-                    loss = share * loss
-                loss.backward()
-                total = loss.detach() if total is None else total + loss.detach()
+            losses = []
+            for rank in mine.gradients_in(g, self.ranks, self.slices):
+                seed_torch(w.device, seeds[rank])
+                losses.append(self._loss_of_rank(mine, w.device.type, shard, step, rank))
         except torch.OutOfMemoryError as error:
             raise ProblemError(self.full(shard)) from error
-        return cast("Tensor", total).float(), g
+        return in_order(losses), g
+
+    def _loss_of_rank(self, mine: Replica, device: str, shard: ProblemShard, step: int, rank: int) -> Tensor:
+        """Return a rank's share of the loss, after the backward pass of all its parts."""
+        compute, total = self._loss_of(mine), None
+        for share, batch in shard.parts(step, self.accumulate, rank, self.ranks):
+            if self.bf16:
+                with torch.autocast(device, torch.bfloat16):
+                    loss = compute(mine.module, *batch)
+            else:
+                loss = compute(mine.module, *batch)
+            require_scalar(loss)
+            if share != 1:
+                loss = share * loss
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        return cast("Tensor", total).float()
 
     def full(self, shard: ProblemShard, ranks: int = 1) -> str:
         """Return in one line that the memory of a shard's device is full; it computes as one of `ranks`."""
@@ -303,7 +330,7 @@ class ModuleObjective(Objective):
     def _evaluation(self, w: Vector) -> Evaluation:
         problem, device = self.problem, self._evaluated_on
         mine = self._replica(device)
-        mine.w.copy_(torch.from_numpy(np.array(w)))
+        mine.write(torch.from_numpy(np.array(w)))
         n, loss, score = length(problem.test), 0.0, 0.0
         routed: list[list[RoutedLayer]] = []
         self._estimate_statistics(mine.module)

@@ -64,6 +64,10 @@ class RankLayout:
             out[..., own] = vector[..., whole]
         return out
 
+    def segments(self, rank: int) -> list[slice]:
+        """Return the segments of the vector that a rank's slice consists of, in order."""
+        return [whole for _, whole in self._pairs(rank)]
+
     def put(self, vector: Any, rank: int, part: Any) -> None:
         """Write a rank's slice (..., d) into its place in a vector or a state (..., D)."""
         assert vector.shape[-1] == self.num_weights
