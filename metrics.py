@@ -564,68 +564,6 @@ QUANTITIES: list[Quantity] = [
         },
     ),
     Quantity(
-        name="experts",
-        per="evaluation",
-        text="of a mixture of experts: how it is used by the weights that are evaluated, and by workers",
-        of_evaluation={name: _routing(name) for name in ROUTING},
-        families={
-            "dsgd_expert_load_share": Family(
-                "gauge",
-                "Share of a layer's choices that are this expert, on held-out data at the last evaluation.",
-                "experts.load_by_expert",
-                ("layer", "expert"),
-                "0 to 1",
-                "Of a mixture of experts: the share of its layer's choices, on held-out data at the last "
-                "evaluation; 1/E where all is even. Absent where layers and experts are more than 1,024.",
-            ),
-            "dsgd_expert_max_violation": Family(
-                "gauge",
-                "Load of the most loaded expert above the mean, in means, at the last evaluation.",
-                "experts.max_violation",
-                unit="means",
-                note="MaxVio: by how many mean loads the most loaded expert is above the mean, at the last "
-                "evaluation. 0 is even; E/K - 1, all tokens to the same experts, is the worst.",
-            ),
-            "dsgd_worker_expert_max_violation": Family(
-                "gauge",
-                "The same of a worker's loads.",
-                "experts.worker_violations",
-                ("worker",),
-                "means",
-                "The same of a worker's loads: of its mini-batch, where it returns a gradient, or of its own "
-                "weights. At most 8 workers, those of the last update.",
-            ),
-            "dsgd_router_entropy_ratio": Family(
-                "gauge",
-                "Mean entropy of the routers' scores of a token, as a share of log E.",
-                "experts.router_entropy",
-                unit="0 to 1",
-            ),
-            "dsgd_experts_idle": Family(
-                "gauge",
-                "Experts, in all layers, that no held-out token chooses.",
-                "experts.idle_experts",
-            ),
-            "dsgd_choices_dropped_ratio": Family(
-                "gauge",
-                "Share of the choices beyond the experts' capacity, at the last evaluation.",
-                "experts.dropped",
-                unit="0 to 1",
-                note="Share of the choices on held-out data that are beyond `--capacity`, as a training pass "
-                "with these loads would drop them. Absent without a capacity.",
-            ),
-            "dsgd_router_agreement_ratio": Family(
-                "gauge",
-                "Share of a token's experts that two workers' own weights both choose.",
-                "experts.agreement",
-                unit="0 to 1",
-                note="Share of a token's experts that two workers' own weights both choose, the mean over "
-                "pairs of workers; K/E by chance. Absent where workers return gradients.",
-            ),
-        },
-        columns={name: Column(float, _of_last_evaluation(name)) for name in ROUTING},
-    ),
-    Quantity(
         name="updates",
         per="run",
         unit="updates",
@@ -1041,6 +979,68 @@ QUANTITIES: list[Quantity] = [
                 "counter", "Bytes sent over a worker's link, to it.", "traffic.received", ("worker",), "bytes"
             )
         },
+    ),
+    Quantity(
+        name="experts",
+        per="evaluation",
+        text="of a mixture of experts: how it is used by the weights that are evaluated, and by workers",
+        of_evaluation={name: _routing(name) for name in ROUTING},
+        families={
+            "dsgd_expert_load_share": Family(
+                "gauge",
+                "Share of a layer's choices that are this expert, on held-out data at the last evaluation.",
+                "experts.load_by_expert",
+                ("layer", "expert"),
+                "0 to 1",
+                "Of a mixture of experts: the share of its layer's choices, on held-out data at the last "
+                "evaluation; 1/E where all is even. Absent where layers and experts are more than 1,024.",
+            ),
+            "dsgd_expert_max_violation": Family(
+                "gauge",
+                "Load of the most loaded expert above the mean, in means, at the last evaluation.",
+                "experts.max_violation",
+                unit="means",
+                note="MaxVio: by how many mean loads the most loaded expert is above the mean, at the last "
+                "evaluation. 0 is even; E/K - 1, all tokens to the same experts, is the worst.",
+            ),
+            "dsgd_worker_expert_max_violation": Family(
+                "gauge",
+                "The same of a worker's loads.",
+                "experts.worker_violations",
+                ("worker",),
+                "means",
+                "The same of a worker's loads: of its mini-batch, where it returns a gradient, or of its own "
+                "weights. At most 8 workers, those of the last update.",
+            ),
+            "dsgd_router_entropy_ratio": Family(
+                "gauge",
+                "Mean entropy of the routers' scores of a token, as a share of log E.",
+                "experts.router_entropy",
+                unit="0 to 1",
+            ),
+            "dsgd_experts_idle": Family(
+                "gauge",
+                "Experts, in all layers, that no held-out token chooses.",
+                "experts.idle_experts",
+            ),
+            "dsgd_choices_dropped_ratio": Family(
+                "gauge",
+                "Share of the choices beyond the experts' capacity, at the last evaluation.",
+                "experts.dropped",
+                unit="0 to 1",
+                note="Share of the choices on held-out data that are beyond `--capacity`, as a training pass "
+                "with these loads would drop them. Absent without a capacity.",
+            ),
+            "dsgd_router_agreement_ratio": Family(
+                "gauge",
+                "Share of a token's experts that two workers' own weights both choose.",
+                "experts.agreement",
+                unit="0 to 1",
+                note="Share of a token's experts that two workers' own weights both choose, the mean over "
+                "pairs of workers; K/E by chance. Absent where workers return gradients.",
+            ),
+        },
+        columns={name: Column(float, _of_last_evaluation(name)) for name in ROUTING},
     ),
 ]
 """All that is measured, a row each."""

@@ -243,7 +243,7 @@ def test_rows_agree_with_their_records(race: Path) -> None:
         "gradients", "gradients_per_s", "clock_s", "staleness_mean", "staleness_p95", "staleness_max",
         "clock_gap_max", "drift", "consensus", "idle_share", "exchange_s", "exchange_batches",
         "restarts", "wasted", "faults", "repeated",
-        "recovery_p50_s", "bytes", "wasted_bytes",
+        "recovery_p50_s", "bytes", "wasted_bytes", *ROUTING,
     ]  # fmt: skip
     for row in frames.runs.iter_rows(named=True):
         summary = json.loads((race / row["folder"] / "summary.json").read_text())
@@ -256,7 +256,7 @@ def test_rows_agree_with_their_records(race: Path) -> None:
         idle = [worker["idle_s"] / summary["clock_s"] for worker in summary["workers"].values()]
         assert row["idle_share"] == pytest.approx(np.mean(idle))
         own = frames.curves.filter(pl.col("variant") == row["variant"], pl.col("seed") == row["seed"])
-        assert own.drop("variant", "seed", "bits_per_byte").rows(named=True) == evals
+        assert own.drop("variant", "seed", "bits_per_byte", *ROUTING).rows(named=True) == evals
 
 
 def test_loose_records_are_grouped_by_what_differs(race: Path, tmp_path: Path) -> None:
@@ -895,7 +895,7 @@ def test_show_selects_and_orders(copy: Path) -> None:
     edit(copy, show=["timeline", "loss", "scaling"])
     assert chosen(read_folder(copy)) == ["timeline", "loss"]
     edit(copy, show=None)
-    assert set(chosen(read_folder(copy))) == set(FIGURES) - {"scaling", "sweep", "tuning"}
+    assert set(chosen(read_folder(copy))) == set(FIGURES) - {"scaling", "sweep", "tuning", "experts"}
 
 
 def test_old_figures_go_and_others_stay(copy: Path) -> None:
