@@ -23,16 +23,21 @@ class RankProcesses:
 
     def __init__(self, count: int) -> None:
         context = multiprocessing.get_context("forkserver")  # of a process that imports torch, once
-        self._folder = tempfile.TemporaryDirectory()
-        self._groups, self._there = 0, []
-        for _ in range(count):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, [str(ROOT), *sys.path]), daemon=True)
-            process.start()
-            self._there.append((process, here))
+        self._context, self._folder = context, tempfile.TemporaryDirectory()
+        self._groups = 0
+        self._there = [self._started() for _ in range(count)]
+
+    def _started(self) -> tuple[Any, Connection]:
+        here, there = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(there, [str(ROOT), *sys.path]), daemon=True)
+        process.start()
+        there.close()  # so that the end of the process is the end of what comes from it
+        return process, here
 
     def __call__(self, ranks: int, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Return what function(rank, ranks, *args) returns on each rank of a group."""
+        """Return what function(rank, ranks, *args) returns on each rank of a group; None where it ended the
+        process, which is replaced.
+        """
         self._groups += 1
         store = Path(self._folder.name) / f"group{self._groups}"
         chosen = self._there[:ranks]
@@ -42,7 +47,13 @@ class RankProcesses:
         for rank, (_, connection) in enumerate(chosen):
             if not connection.poll(_ANSWER_WITHIN_S):
                 raise TimeoutError(f"rank {rank} of {ranks} has not answered within {_ANSWER_WITHIN_S} s")
-            answers.append(connection.recv())
+            try:
+                answers.append(connection.recv())
+            except EOFError:
+                answers.append((False, None))
+                connection.close()
+                self._there[rank][0].join()
+                self._there[rank] = self._started()
         for failed, answer in answers:
             if failed:
                 raise AssertionError(answer)
