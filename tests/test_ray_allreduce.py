@@ -130,7 +130,7 @@ class TestOnRay:
                 kills[0].start()
 
         def kill(store: tuple[str, TCPStore], members: Sequence[HostProcess]) -> None:
-            PrefixStore("epoch1", store[1]).set("here0", "")  # on behalf of the stopped one
+            PrefixStore("epoch1/0", store[1]).set("here0", "")  # on behalf of the stopped one
             all_here = time.monotonic() + 60
             while store[1].num_keys() <= len(members) + 1:  # the others say how they are reached
                 assert time.monotonic() < all_here

@@ -22,19 +22,26 @@ _VECTORS_BESIDE_GPU = 2  # the module's weights, and what a task returns
 _GB = 1e9
 
 
-def num_processes(cfg: TrainConfig) -> int:
-    """Return how many processes carry the workers, spares included."""
+def num_hosts(cfg: TrainConfig) -> int:
+    """Return how many hosts carry the workers, spares included: processes, or groups of ranks."""
     return (cfg.fault.hosts or cfg.num_workers) + cfg.fault.spares
 
 
-def bytes_per_worker(cfg: TrainConfig, num_weights: int = 0) -> int:
-    """Return the memory in bytes that the process of one worker needs at least.
+def num_processes(cfg: TrainConfig) -> int:
+    """Return how many processes these are."""
+    return num_hosts(cfg) * cfg.group.ranks_per_worker
 
-    num_weights: of a module; 0 before they are known, and where they are few.
+
+def bytes_per_worker(cfg: TrainConfig, num_weights: int = 0) -> int:
+    """Return the memory in bytes that each process of the workers needs at least.
+
+    num_weights: of a module; 0 before they are known, and where they are few. A rank of a group has the whole
+    module only until it is cut, and its slice of all other vectors.
     """
     torch = 0 if cfg.data.dataset == "none" else _TORCH_BYTES  # without weights, workers do not import it
     vectors = _VECTORS_BESIDE_GPU if cfg.ray.device == "cuda" else _VECTORS
-    return _PROCESS_BYTES + torch + cfg.timing.padding_bytes + 4 * vectors * num_weights
+    whole, slices = (1, (vectors - 1) / cfg.group.shards) if cfg.group.ranks_per_worker > 1 else (vectors, 0)
+    return int(_PROCESS_BYTES + torch + cfg.timing.padding_bytes + 4 * (whole + slices) * num_weights)
 
 
 def num_servers(cfg: TrainConfig) -> int:
@@ -61,7 +68,8 @@ def shortage(cfg: TrainConfig, free_bytes: float, where: str, num_weights: int =
             "simulate them with --engine sim"
         )
     option = f"--num-workers {cfg.num_workers}" if fault.hosts is None else f"--hosts {fault.hosts}"
-    fit = max(0, int((free_bytes - servers * _PROCESS_BYTES) / each) - fault.spares)
+    group = each * cfg.group.ranks_per_worker
+    fit = max(0, int((free_bytes - servers * _PROCESS_BYTES) / group) - fault.spares)
     lower = f"lower {option.split()[0]} ({fit} fit)" if fit else "free some memory"
     spares = f" and --spares {fault.spares}" if fault.spares else ""
     return (

@@ -59,6 +59,8 @@ class Meeting(NamedTuple):
     """Of this process's machine, as the others reach it."""
     device: str
     """Where sums are made: cpu (gloo), or a CUDA device that no other process of the group uses (NCCL)."""
+    part: int = 0
+    """Of the weights: where each process has one of several slices, those with the same one meet."""
 
 
 def open_store(address: str) -> TCPStore:
@@ -103,7 +105,7 @@ class ReducingGroup:
         self._buffers: dict[str, Tensor] = {}
         _unfinished[:] = [(group, work) for group, work in _unfinished if not work.is_completed()]
         try:
-            here = PrefixStore(f"epoch{meeting.epoch}", store)
+            here = PrefixStore(f"epoch{meeting.epoch}/{meeting.part}", store)
             self._await_all(here)
             self._group: Any = self._formed_unless_left(here, meeting.own_address)
         except RuntimeError as error:

@@ -139,7 +139,7 @@ class RayCluster(LedgerViews[RayFlight]):
             self._here = ray.get_runtime_context().get_node_id()
             self._require_nodes()
             self._running.update(enumerate(started))
-            self._pids = [process.pid for process in started]
+            self._pids = [process.ranks.pids for process in started]
             self._open_links(started)
         except BaseException:
             self.close()
@@ -207,6 +207,11 @@ class RayCluster(LedgerViews[RayFlight]):
 
     @property
     def pids(self) -> Sequence[int]:
+        return [self._pids[host][0] for host in self._hosts.carrier]
+
+    @property
+    def rank_pids(self) -> Sequence[Sequence[int]]:
+        """By worker: the processes of the group that carries it, or did last, by rank."""
         return [self._pids[host] for host in self._hosts.carrier]
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
@@ -393,7 +398,7 @@ class RayCluster(LedgerViews[RayFlight]):
                 self._lost_with_its_machine(sent.worker)
             case Ready(process):
                 self._readying.discard(process)
-                self._pids[process.host] = process.pid
+                self._pids[process.host] = process.ranks.pids
                 self._back(process.host)
             case Replied(process):
                 if self._running.get(process.host) is process:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import pickle
-import select
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 # isort: split
 import numpy as np
@@ -27,7 +26,10 @@ import ray
 
 from dsgd.cluster.arena import Bytes, rounded
 from dsgd.cluster.captured_output import CapturedOutput, OutputNews
+from dsgd.cluster.carried_shards import CarriedShards
+from dsgd.cluster.end_notice import EndNotice
 from dsgd.cluster.local_link import HostLink
+from dsgd.cluster.ray_group import GroupPlan, RankGroup, Ranks
 from dsgd.cluster.ray_messages import (
     ANSWER,
     ASK,
@@ -55,7 +57,6 @@ from dsgd.cluster.values import compute_alone
 from dsgd.work.compressed import AsMessage, to_send
 from dsgd.work.model import Objective
 from dsgd.work.problem import ProblemError
-from dsgd.work.shard import Shard
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Vector
 
@@ -80,6 +81,21 @@ _WAKER = (
 )
 
 
+class Given(NamedTuple):
+    """A task that this process has been given."""
+
+    task: Task
+    pickled: bytes
+    worker: int
+    step: int
+    state: Vector | None
+    """(rows, D)"""
+    version: int | None = None
+    """Of the weights, if this process has them (all-reduce)."""
+    keep: bool = False
+    """Whether the value stays here (all-reduce)."""
+
+
 class Host:
     """The actor. Tasks are computed in the order in which they come, in one thread; `stop`, faults and
     notices have others.
@@ -96,66 +112,59 @@ class Host:
         padding_bytes: int,
         log_level: int,
         most_lines: int,
+        group: GroupPlan | None = None,
     ) -> None:
         self._output = CapturedOutput(log_level, most_lines)
         self._output.install()
         self._objective, self._times, self._device = objective, times, device
         self._padding = np.zeros(padding_bytes // 4, np.float32)
-        self._shards: dict[int, Shard | Exception] = {}
-        self._carries = threading.Condition()
+        self._shards = CarriedShards(device if objective.num_weights else None)
         self._tried = False
         self._task = lru_cache(TASKS_KEPT)(_unpickled)
         self._part: tuple[bytes, Sequence[Any]] = b"", ()  # in an all-reduce: as it came, and what it is
         self._stopped: dict[int, int] = {}  # by worker: no task up to this ticket need go on
         self._stop = threading.Condition()
         self._pins: set[int] = set()  # blocks that a GPU copies from and to by itself
-        # Ray makes actors in the main thread, which then no longer runs Python: a handler would never be
-        # called there, but the number of the signal is written to this pipe at once.
-        self._notice, notified = os.pipe()
-        os.set_blocking(notified, False)
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        signal.set_wakeup_fd(notified)
+        self._notice = EndNotice()
+        self._group: RankGroup | None = None
+        self._ranks: Ranks | None = None
         if objective.num_weights:
             import torch  # noqa: F401 - before the start barrier: it takes a second
+        if group is not None:
+            self._group = RankGroup(group, device, objective, self._notice.pass_on)
 
     @ray.method(concurrency_group="carry")
     def carry(self, worker: int, shard: list[Any]) -> None:
         """Hold the shard of a worker, of which this is the reference."""
-        found: Shard | Exception
-        try:
-            found = self._got(shard[0])
-        except Exception as error:  # who waits for the shard raises it
-            found = error
-        with self._carries:
-            self._shards[worker] = found
-            self._carries.notify_all()
+        if self._group:
+            self._group.carry(worker, shard)
+        else:
+            self._shards.carry(worker, shard)
 
-    def _got(self, shard: Any) -> Shard:
-        found: Shard = ray.get(shard)
-        return found.on_device([found], self._device)[0] if self._objective.num_weights else found
-
-    def ready(self, workers: Sequence[int] = ()) -> tuple[int, str]:
-        """Return the process id and the node's, once the tasks that were sent before are done and the shards
-        of these workers are here.
+    def ready(self, workers: Sequence[int] = ()) -> Ranks:
+        """Return the process and its node, a group's with those of all ranks, once the tasks that were sent
+        before are done and the shards of these workers are here.
 
         The first time, see that a gradient can be computed, which also gets all ready for the next.
         """
+        self._ranks = self._ranks or self._formed(workers)
         for worker in workers:
             self._output.worker = worker
-            shard = self._shard(worker)
-            if not self._tried and self._objective.num_weights:
-                self._objective.try_out(shard)
-                self._tried = True
-        return os.getpid(), ray.get_runtime_context().get_node_id()
+            if self._group:
+                if not self._tried:
+                    self._group.try_out(worker)
+            else:
+                shard = self._shards.of(worker)
+                if not self._tried and self._objective.num_weights:
+                    self._objective.try_out(shard)
+            self._tried = True
+        return self._ranks
 
-    def _shard(self, worker: int) -> Shard:
-        """Return the shard of a worker, which is on its way: a task may overtake it."""
-        with self._carries:
-            self._carries.wait_for(lambda: worker in self._shards)
-        found = self._shards[worker]
-        if isinstance(found, Exception):
-            raise found
-        return found
+    def _formed(self, workers: Sequence[int]) -> Ranks:
+        """Return the processes that compute here: this one, or a group, which is formed."""
+        if self._group is None:
+            return Ranks((os.getpid(),), (ray.get_runtime_context().get_node_id(),))
+        return self._group.form(f"worker {workers[0]}" if workers else "a spare")
 
     def run(
         self,
@@ -176,19 +185,15 @@ class Host:
         worker, ticket, step, length, slower = REQUEST.unpack_from(request)
         self._output.worker = worker
         end = REQUEST.size + length
-        task = self._task(request[REQUEST.size : end])
+        pickled = request[REQUEST.size : end]
+        task = self._task(pickled)
         keeps_state = task.state_rows and self._objective.num_weights
         if self._is_stopped(worker, ticket):
             return (b"", b"") if keeps_state else b""  # it is not read
         # Not aligned to four bytes where the task's length is not: numpy copes, and torch gets a copy.
         vector = np.frombuffer(request, np.float32, offset=end) if large is None else large
-        if version is not None:
-            vector = self._reducing.weights(version).vector
-        vector = vector[: self._objective.num_weights]
-        place = self._place(worker) if keep else None
-        loss, value, kept = self._alone(task, worker, step, vector, state, place)
-        if keep:
-            value = value[:0]
+        given = Given(task, pickled, worker, step, state, version, keep)
+        loss, value, kept = self._alone(given, vector[: self._objective.num_weights])
         self._sleep(worker, ticket, step, task, began_s, slower, self._wait)
         if len(self._padding):
             value = np.concatenate([value.view(np.uint8), self._padding.view(np.uint8)])
@@ -207,12 +212,14 @@ class Host:
         began_s = time.perf_counter()
         worker, ticket, step, _, slower = REQUEST.unpack_from(request)
         self._output.worker = worker
-        task = self._task(request[REQUEST.size :])
+        pickled = request[REQUEST.size :]
+        task = self._task(pickled)
         keeps_state = bool(task.state_rows and self._objective.num_weights)
         if self._is_stopped(worker, ticket):
             parts = 1 if isinstance(task, AsMessage) else len(slices)
             return (b"",) * (1 + parts + keeps_state)  # it is not read
-        loss, value, kept = self._alone(task, worker, step, np.concatenate(slices), state)
+        given = Given(task, pickled, worker, step, state)
+        loss, value, kept = self._alone(given, np.concatenate(slices))
         self._sleep(worker, ticket, step, task, began_s, slower, self._wait)
         reply = REPLY.pack(loss, time.perf_counter() - began_s)
         if isinstance(task, AsMessage):
@@ -221,24 +228,27 @@ class Host:
             found = np.split(value, np.cumsum([len(part) for part in slices])[:-1])
         return reply, *found, *([kept.cpu().numpy()] if keeps_state else ())
 
-    def _alone(
-        self,
-        task: Task,
-        worker: int,
-        step: int,
-        vector: Vector,
-        state: Vector | None,
-        place: Bytes | None = None,
-    ) -> Any:
-        """Return the loss, the value (D,) and the state of a task; no loss where there are no weights."""
+    def _alone(self, given: Given, vector: Vector, place: Bytes | None = None) -> Any:
+        """Return the loss, the value (D,) and the state of a task; no loss where there are no weights, and an
+        empty value where it stays here.
+
+        place: the bytes where the value is written.
+        """
         if not self._objective.num_weights:
             return math.nan, vector, None
-        shard, device = self._shard(worker), self._device
-        return compute_alone(task, self._objective, shard, step, vector, state, device, place)
-
-    def _place(self, worker: int) -> Bytes:
-        """Return where the value of a worker's task stays."""
-        return self._reducing.place(worker, self._objective.num_weights).view(np.uint8)
+        task, pickled, worker, step, state, version, keep = given
+        if self._group:
+            read = None if version is not None else vector
+            return self._group.compute(
+                task, pickled, worker, step, read, state, place, version=version, keep=keep
+            )
+        if version is not None:
+            vector = self._reducing.weights(version).vector
+        if keep:
+            place = self._reducing.place(worker, self._objective.num_weights).view(np.uint8)
+        shard = self._shards.of(worker)
+        found = compute_alone(task, self._objective, shard, step, vector, state, self._device, place)
+        return (found[0], found[1][:0], found[2]) if keep else found
 
     def serve(self, address: bytes, token: bytes, number: int) -> None:
         """Compute the tasks that come on a link to the driver, as long as both processes live.
@@ -293,11 +303,12 @@ class Host:
         show, num_weights, end = link.arena.show, self._objective.num_weights, ORDER.size
         if task_at < 0:
             end += length
-            task = self._task(message[ORDER.size : end])
+            pickled = message[ORDER.size : end]
         else:
-            task = self._task(show(task_at, length).tobytes())
+            pickled = show(task_at, length).tobytes()
+        task = self._task(pickled)
         if weights_at == KEPT:
-            vector = self._reducing.weights(version).vector
+            vector = np.zeros(0, np.float32)  # the version says which
         elif weights_at < 0:
             # Not aligned to four bytes where the task's length is not: numpy copes, and torch gets a copy.
             vector = np.frombuffer(message, np.float32, offset=end)[:num_weights]
@@ -305,24 +316,15 @@ class Host:
             vector = self._pinned(show(weights_at, 4 * num_weights)).view(np.float32)
         whole = None if value_at < 0 else show(value_at, value_bytes)
         place = None if whole is None else self._pinned(whole[: value_bytes - self._padding.nbytes])
-        if value_at == KEPT:
-            place = self._place(worker)
         loss, value = math.nan, vector
         if num_weights:
             rows = task.state_rows
             state = None
             if state_at >= 0:
                 state = show(state_at, 4 * rows * num_weights).view(np.float32).reshape(rows, num_weights)
-            loss, value, kept = compute_alone(
-                task,
-                self._objective,
-                self._shard(worker),
-                step,
-                vector,
-                state,
-                self._device,
-                place,
-            )
+            held_as = version if weights_at == KEPT else None
+            given = Given(task, pickled, worker, step, state, held_as, value_at == KEPT)
+            loss, value, kept = self._alone(given, vector, place)
             if kept_at >= 0:
                 left = show(kept_at, 4 * rows * num_weights).view(np.float32)
                 left.reshape(rows, num_weights)[:] = kept.cpu().numpy()
@@ -330,7 +332,9 @@ class Host:
             whole[value_bytes - self._padding.nbytes :] = 0
         self._sleep(worker, ticket, step, task, began_s, slower, link.wait)
         head = ANSWER.pack(DONE, ticket, loss, time.perf_counter() - began_s)
-        return [head] if place is not None else [head, value.tobytes(), self._padding.tobytes()]
+        if place is not None or value_at == KEPT:
+            return [head]
+        return [head, value.tobytes(), self._padding.tobytes()]
 
     def _pinned(self, block: Bytes) -> Bytes:
         """Return a block; where a GPU computes, its memory is pinned, once, so that copies need no other."""
@@ -377,6 +381,8 @@ class Host:
         """
         from dsgd.cluster.collective import GroupBroken  # it needs torch
 
+        if self._group:
+            return self._group.step(version, part)
         if self._part[0] != part:
             self._part = part, pickle.loads(part)
         try:
@@ -387,27 +393,27 @@ class Host:
     @ray.method(concurrency_group="weights")
     def hold(self, version: int, vector: Vector, slots: Mapping[str, Any]) -> None:
         """Begin with this version of the weights: vector (D,), and references to the rule's slots."""
-        self._reducing.hold(version, vector, {name: ray.get(slot) for name, slot in slots.items()})
+        (self._group or self._reducing).hold(version, vector, {n: ray.get(slot) for n, slot in slots.items()})
 
     @ray.method(concurrency_group="weights")
     def held(self, version: int) -> Vector:
         """Return the vector (D,) of a version that is held."""
-        return self._reducing.weights(version).vector
+        return self._group.held(version) if self._group else self._reducing.weights(version).vector
 
     @ray.method(concurrency_group="weights")
     def held_slots(self, version: int) -> Mapping[str, Vector]:
         """Return its slots, (D,) each."""
-        return self._reducing.weights(version).slots
+        return self._group.held_slots(version) if self._group else self._reducing.weights(version).slots
 
     @ray.method(concurrency_group="weights")
     def value(self, worker: int) -> Vector:
         """Return the value (D,) of a worker's last task."""
-        return self._reducing.value(worker)
+        return (self._group or self._reducing).value(worker)
 
     @ray.method(concurrency_group="control")
     def leave(self, epoch: int) -> None:
         """Leave the group of this epoch, whatever `step` waits for."""
-        self._reducing.leave(epoch)
+        (self._group or self._reducing).leave(epoch)
 
     # In their own concurrency groups, and so their own threads: they must be heard while a task runs.
 
@@ -468,8 +474,7 @@ class Host:
     @ray.method(concurrency_group="notice")
     def notice(self) -> None:
         """Return when this process is asked to end (SIGTERM), as a spot instance is before it is taken."""
-        while select.select([self._notice], [], []) and os.read(self._notice, 1) != bytes([signal.SIGTERM]):
-            pass
+        self._notice.wait()
 
 
 def _unpickled(pickled: bytes) -> Task:

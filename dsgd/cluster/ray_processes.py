@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsgd.cluster.captured_output import MOST_LINES
-from dsgd.cluster.ray_connection import Connection, last_line, resources
+from dsgd.cluster.ray_connection import Connection, last_line
 
 # isort: split
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from dsgd.cluster.ray_group import GroupPlan, Ranks
 from dsgd.cluster.ray_host import Host
 from dsgd.cluster.ray_nodes import Nodes
+from dsgd.cluster.ray_places import Places
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.cluster.worker_output import WorkerOutput
 from dsgd.config import TrainConfig
@@ -27,13 +28,13 @@ from dsgd.work.model import Objective
 from dsgd.work.problem import ProblemError
 from dsgd.work.shard import Shard
 
+_NOT_READY = Ranks((0,), ("",))
 _GROUPS = {"control": 1, "notice": 1, "carry": 1, "weights": 1, "output": 1}  # each has a thread
-_SLIVER = 0.001  # of a CPU, the least that Ray counts
 
 
 @dataclass(eq=False)
 class HostProcess:
-    """One process of a host."""
+    """One process of a host, or the group of processes that it leads."""
 
     host: int
     actor: Any
@@ -45,8 +46,10 @@ class HostProcess:
     """Refers to nothing, once it has been asked to end."""
     carried: set[int] = field(default_factory=set)
     """The workers whose shards it has."""
-    pid: int = 0
-    node_id: str = ""
+    place: Any = None
+    """Of a group: its places on the cluster."""
+    ranks: Ranks = _NOT_READY
+    """Its process, and those that it leads."""
     link: int | None = None
     """Of one on the driver's machine: the number of its link, while that is open."""
     ended: bool = False
@@ -55,6 +58,16 @@ class HostProcess:
     """The versions of the weights that it has (all-reduce)."""
     sent: dict[int, Any] = field(default_factory=dict)
     """By ticket: the tasks that it has. It may write to their blocks, also if they were stopped."""
+
+    @property
+    def pid(self) -> int:
+        """Of a group, its leader's."""
+        return self.ranks.pids[0]
+
+    @property
+    def node_id(self) -> str:
+        """Where it is; of a group, its leader."""
+        return self.ranks.node_ids[0]
 
 
 class HostProcesses:
@@ -68,13 +81,12 @@ class HostProcesses:
         connection: Connection,
         device: str,
     ) -> None:
-        self._private = connection.private
+        self._cfg, self._places = cfg, Places(cfg, device, private=connection.private)
         self.nodes = Nodes(cfg.fault.nodes if connection.private else 1)
         self._objective: Any = objective
         self.output = WorkerOutput()
         most_lines = max(2, MOST_LINES // (cfg.fault.hosts or cfg.num_workers))
         self._arguments = times, device, cfg.timing.padding_bytes, self.output.level, most_lines
-        self._gpus = cfg.ray.gpus_per_worker if device == "cuda" else 0
         self._shards: list[Any] = []
         self._started: list[HostProcess] = []
         self._numbers = itertools.count()
@@ -90,23 +102,14 @@ class HostProcesses:
 
     def start(self, host: int, workers: Sequence[int]) -> HostProcess:
         """Start a process for a host, with the shards of the workers that it will carry."""
-        # No whole CPUs are asked for: more workers than cores is normal here, and asking would wait forever.
-        # On a cluster of several machines, hosts are spread over those that offer CPUs: the head need not.
-        if node_id := self.nodes.of(host):
-            strategy: Any = NodeAffinitySchedulingStrategy(node_id, soft=False)
-        else:
-            strategy = "DEFAULT" if self._private else "SPREAD"
+        options, place = self._places.options(host, self.nodes.of(host))
+        arguments = (*self._arguments, self._plan() if place else None)
         actor = (
             ray.remote(concurrency_groups=_GROUPS)(Host)  # type: ignore[call-overload]
-            .options(
-                num_cpus=0 if self._private else _SLIVER,
-                num_gpus=self._gpus,
-                scheduling_strategy=strategy,
-                enable_task_events=False,
-            )
-            .remote(self._objective, *self._arguments)
+            .options(**options, enable_task_events=False)
+            .remote(self._objective, *arguments)
         )
-        process = HostProcess(host, actor, next(self._numbers))
+        process = HostProcess(host, actor, next(self._numbers), place)
         self._started.append(process)
         for worker in workers:
             self.carry(process, worker)
@@ -114,6 +117,11 @@ class HostProcesses:
         process.noticed = actor.notice.remote()
         self.output.listen(process)
         return process
+
+    def _plan(self) -> GroupPlan:
+        """Return what the leader of a group needs to know."""
+        places, within_s = self._places, self._cfg.ray.start_timeout_s
+        return GroupPlan(self._cfg.group, [self._objective], places.gpus, places.one_machine, within_s)
 
     def carry(self, process: HostProcess, worker: int) -> None:
         """Have a process hold the shard of a worker, if it does not yet."""
@@ -128,6 +136,8 @@ class HostProcesses:
             self._started.remove(process)
             with contextlib.suppress(Exception):  # the cluster may be gone already
                 ray.kill(process.actor)
+                if process.place:
+                    self._places.give_back(process.place)
 
     def close(self) -> None:
         """End all processes, and the nodes that were started for them."""
@@ -135,10 +145,3 @@ class HostProcesses:
         for process in list(self._started):
             self.end(process)
         self.nodes.close()
-
-
-def room_for(share: float) -> int:
-    """Return how many processes the cluster has GPUs for, each with this share of one."""
-    gpus = resources().get("GPU", 0.0)
-    # Shares of different GPUs do not add up to one: .6 of a GPU fits once on each.
-    return int(gpus) * int(1 / share + 1e-9) if share < 1 else int(gpus / share)

@@ -14,26 +14,32 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from dsgd.cluster import ClusterError
-from dsgd.cluster.capacity import num_processes, shortage
+from dsgd.cluster.capacity import num_hosts, shortage
 from dsgd.cluster.hosts import Hosts
-from dsgd.cluster.ray_processes import HostProcess, HostProcesses, room_for
+from dsgd.cluster.rank_meeting import RankMissing
+from dsgd.cluster.ray_places import room_for
+from dsgd.cluster.ray_processes import HostProcess, HostProcesses
 from dsgd.config import TrainConfig
 from dsgd.work.problem import ProblemError
 from dsgd.work.shard import Shard
 
 _POLL_S = 1.0
+_GROUP_S = 10.0
 
 
 def choose_device(cfg: TrainConfig, connection: Connection) -> str:
     """Return where gradients are computed, cpu or cuda; raises ValueError if no such GPU will come."""
-    wanted, share, count = cfg.ray.device, cfg.ray.gpus_per_worker, num_processes(cfg)
-    room = room_for(share)
+    wanted, share, count = cfg.ray.device, cfg.ray.gpus_per_worker, num_hosts(cfg)
+    ranks = cfg.group.ranks_per_worker
+    room = room_for(share, ranks)
     if wanted == "auto":
         return "cuda" if room >= count else "cpu"
     if wanted == "cuda" and room < count and connection.private:
+        each = f"{ranks} ranks x " * (ranks > 1)
+        fewer = "fewer --ranks-per-worker" if ranks > 1 else "a smaller --gpus-per-worker"
         raise ValueError(
-            f"--device cuda: {count} workers x {share:g} GPU are asked for and this machine has "
-            f"{resources().get('GPU', 0.0):g}; use --device cpu or a smaller --gpus-per-worker"
+            f"--device cuda: {count} workers x {each}{share:g} GPU are asked for and this machine has "
+            f"{resources().get('GPU', 0.0):g}; use --device cpu or {fewer}"
         )
     return wanted
 
@@ -73,14 +79,16 @@ def start_hosts(
                 ray.get(ready)  # raises the error of a host that died
                 num_ready += len(ready)
             for process in started:
-                process.pid, process.node_id = ray.get(process.ready)
+                process.ranks = ray.get(process.ready)
             answer.put(started)
         except BaseException as error:  # the other thread raises it
             answer.put(error)
 
     threading.Thread(target=start, daemon=True).start()
     try:
-        found = answer.get(timeout=max(0.0, until_s - time.monotonic()))
+        # The leader of a group says which rank did not join, and has begun to wait later.
+        more_s = _GROUP_S if cfg.group.ranks_per_worker > 1 else 0.0
+        found = answer.get(timeout=max(0.0, until_s + more_s - time.monotonic()))
     except Empty:
         raise ClusterError(lacking(cfg, device, f"{count - num_ready} of {count} workers")) from None
     finally:
@@ -88,6 +96,8 @@ def start_hosts(
     wrong = found.cause if isinstance(found, RayTaskError) else found
     if isinstance(wrong, ProblemError):
         raise ValueError(f"--workload {cfg.data.workload}: {wrong}") from wrong
+    if isinstance(wrong, RankMissing):
+        raise ClusterError(str(wrong)) from wrong
     if isinstance(found, RayActorError):
         raise ClusterError(
             f"a worker died while it started: {last_line(found)}; look for the reason in its "
@@ -104,10 +114,13 @@ def lacking(cfg: TrainConfig, device: str, who: str) -> str:
     have = ", ".join(
         f"{name} {amount:g}" for name, amount in sorted(resources().items()) if name in ("CPU", "GPU")
     )
+    ranks = cfg.group.ranks_per_worker
+    each = f"each of {ranks} ranks" if ranks > 1 else "each"
+    fewer = " or --ranks-per-worker" if ranks > 1 else " or --gpus-per-worker" if gpus else ""
     return (
         f"{who} could not be started within --start-timeout-s {cfg.ray.start_timeout_s:g}: asked "
-        f"for {gpus:g} GPU and 0 CPU each, the cluster has {have or 'nothing'} in all; free some, "
-        f"lower --num-workers{' or --gpus-per-worker' * bool(gpus)}, or wait longer "
+        f"for {gpus:g} GPU and 0 CPU {each}, the cluster has {have or 'nothing'} in all; free some, "
+        f"lower --num-workers{fewer}, or wait longer "
         "(beside programs that compute, RAY_worker_niceness=0 gives the workers an equal share)"
     )
 

@@ -504,7 +504,7 @@ class SentTasks:
         if error is not None:
             return Gone(process)
         if isinstance(about, Ready):
-            process.pid, process.node_id = answer.result()
+            process.ranks = answer.result()
             return None if self._serves(process) else about
         assert isinstance(about, Replied | Noticed)
         return about

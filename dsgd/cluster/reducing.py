@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from dsgd.cluster.collective import GroupBroken, Meeting, Order, ReducingGroup, join_store
-from dsgd.work import chunked
-from dsgd.work.rules import Arrived, Rule
+from dsgd.work import chunked, slices
+from dsgd.work.rules import Arrived, Chain, Reduction, Rule
 from dsgd.work.weights import CHUNK, Vector, Weights
 
 _ROOM = 1024  # numbers: at most as many processes send values from where they are
@@ -29,6 +29,7 @@ class Reducing:
     def __init__(self) -> None:
         self._versions: dict[int, Weights] = {}
         self._values: dict[int, Vector] = {}  # by worker
+        self._mean = np.zeros(0, np.float32)  # of the last values that were averaged
         self._store: tuple[int, Any] | None = None  # its port, and itself
         self._group: tuple[int, ReducingGroup] | None = None  # its epoch, and itself
         self._left = -1  # the last epoch whose group this process has been asked to leave
@@ -101,6 +102,14 @@ class Reducing:
         Returns, if it measures them, the distances of the values of this process's workers from the mean.
         Raises GroupBroken, and nothing has changed.
         """
+        distances = self.average(workers, rank, order, meeting, measures)
+        self.advance(version, rule)
+        return distances
+
+    def average(
+        self, workers: Sequence[Sequence[int]], rank: int, order: Order, meeting: Meeting, measures: bool
+    ) -> list[float]:
+        """Make the mean of all workers' values, for `advance`; arguments, result and error as of `step`."""
         try:
             group = self._in_group(meeting, rank, len(workers))
             values = [self._tensor(worker).to(meeting.device) for worker in workers[rank]]
@@ -108,17 +117,33 @@ class Reducing:
         except GroupBroken:
             self._drop()
             raise
-        distances = [_distance(value, mean) for value in values] if measures else []
+        self._mean = mean.cpu().numpy()
+        return [_distance(value, mean) for value in values] if measures else []
+
+    def squares(self, version: int, rule: Chain) -> float:
+        """Return the sum of squares that the rule's clipping needs, of the mean that is here."""
         before = self._versions[version]
+        found = rule.reduction(slices.chunks(before, [Arrived(self._mean, before)]))
+        assert found.squares is not None
+        return found.squares
+
+    def advance(self, version: int, rule: Rule, whole: Reduction | None = None) -> None:
+        """Make the version after this one of the mean.
+
+        whole: what the rule needs to know of the whole, if this is a slice.
+        """
+        before, given = self._versions[version], self._mean
         self._keep_only(before)
-        given: Vector = mean.cpu().numpy()
-        if not chunked.in_chunks(rule, len(given)):
+        if whole is not None or not chunked.in_chunks(rule, len(given)):
             given = given.copy()  # a rule may keep it, and the next mean overwrites this one
-        after = chunked.combine(rule, before, [Arrived(given, before)], self._fresh)
+        results = [Arrived(given, before)]
+        if whole is None:
+            after = chunked.combine(rule, before, results, self._fresh)
+        else:
+            after = rule.step(before, results, whole)
         if after.vector.base is None:
             after.vector.setflags(write=True)  # torch reads it where it is only if it could write
         self._versions[version + 1] = after
-        return distances
 
     def _tensor(self, worker: int) -> Tensor:
         """Return the value of a worker's last task, and the room behind it in the same memory."""

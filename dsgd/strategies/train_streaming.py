@@ -171,6 +171,10 @@ class Config(LocalConfig):
             ("topology", network.topology) if network.parsed_topology.all_reduces else network.servers_option
         )
         require(self.engine == "sim" or not whole, *option, rule)
+        rule = "--mode streaming exchanges parts of the flat vector, and ranks have slices of it on Ray; "
+        rule += "use --mode diloco, or --engine sim"
+        ranks = self.group.ranks_per_worker
+        require(self.engine == "sim" or ranks == 1, "ranks-per-worker", ranks, rule)
         rule = "has no effect with --mode streaming, which sends fragments; leave it out"
         down = self.compression
         require(down.weights is None, "compress-down", down.compress_down, rule)

@@ -1,0 +1,178 @@
+"""What each rank of a group does, the leader and its followers alike: a task on its slice of the vectors.
+
+Tasks are elementwise, so a rank runs one as if its slice were all there is; only the objective talks to the
+other ranks (dsgd/work/group_objective.py). All ranks do the same things in the same order, in one thread.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dsgd.cluster.carried_shards import CarriedShards
+from dsgd.cluster.collective import GroupBroken
+from dsgd.cluster.rank_meeting import LOCAL, RankMeeting, meet
+from dsgd.cluster.ray_messages import TASKS_KEPT
+from dsgd.cluster.reducing import Reducing
+from dsgd.cluster.values import compute_alone
+from dsgd.options.group import GroupConfig
+from dsgd.work import slices
+from dsgd.work.compressed import AsMessage, to_send
+from dsgd.work.group_objective import GroupObjective, Membership
+from dsgd.work.module_objective import ModuleObjective
+from dsgd.work.rank_layout import RankLayout
+from dsgd.work.rules import Reduction
+from dsgd.work.tasks import Task
+from dsgd.work.weights import Vector
+
+
+class RankTask(NamedTuple):
+    """A task for all ranks of a group."""
+
+    pickled: bytes
+    worker: int
+    step: int
+    version: int | None = None
+    """Of the weights, if the ranks have them (all-reduce)."""
+    keep: bool = False
+    """Whether the values stay with the ranks (all-reduce)."""
+
+
+class Computed(NamedTuple):
+    """What a rank has computed: the loss of the whole mini-batch, and slices of the value and the state.
+
+    Without slices: another rank has the same ones, or they stay where they are.
+    """
+
+    loss: float
+    value: Vector | None
+    """(d,)"""
+    kept: Vector | None
+    """(rows, d)"""
+
+
+class RankStep(NamedTuple):
+    """What a rank has done of a step of an all-reduce."""
+
+    distances: Sequence[float]
+    """Of its slices of the workers' values from that of their mean."""
+    broken: str
+    """Why the group is broken; empty if it is not."""
+    squares: float | None = None
+    """The sum of squares over its slice that the rule needs to know of the whole; None: the step is taken."""
+
+
+class Rank:
+    """One rank. Whatever any rank raises ends the group: the others may wait for this one."""
+
+    def __init__(self, objective: ModuleObjective, device: str, asked: GroupConfig, rank: int) -> None:
+        self._module, self._device, self._rank = objective, device, rank
+        self._membership = Membership(
+            rank=rank,
+            ranks=asked.ranks_per_worker,
+            parallel=asked.parallel,
+            device=device,
+            expert_parallel=asked.expert_parallel,
+            checkpoint_activations=asked.checkpoint_activations,
+        )
+        self.layout = RankLayout(objective.shapes, self._membership.slices)
+        self.shards = CarriedShards(device)
+        self._objective: GroupObjective | None = None
+        self._task = lru_cache(TASKS_KEPT)(_elementwise)
+        self._reducing = Reducing()
+
+    def join(self, meeting: RankMeeting, own_address: str, store: Any = None) -> int:
+        """Join the group and get ready to compute with it; return the process id."""
+        self._own_address = own_address
+        meet(meeting, self._rank, own_address, store)
+        self._objective = GroupObjective(self._module, self._membership)
+        del self._module
+        return os.getpid()
+
+    def try_out(self, worker: int) -> None:
+        """See that the group can compute a gradient, which also gets all ready for the next."""
+        self._formed.try_out(self.shards.of(worker))
+
+    def run(self, order: RankTask, vector: Vector | None, state: Vector | None) -> Computed:
+        """Compute a task.
+
+        vector: the whole weights (D,), None if the ranks have them. state: this rank's slice (rows, d) of
+        what the worker's last such task left, None in its first.
+        """
+        task, place = self._task(order.pickled), None
+        if order.version is not None:
+            mine = self._reducing.weights(order.version).vector
+        else:
+            assert vector is not None
+            mine = self.layout.take(vector, self._rank)
+        if order.keep:
+            place = self._reducing.place(order.worker, self._formed.num_weights).view(np.uint8)
+        shard = self.shards.of(order.worker)
+        found = compute_alone(task, self._formed, shard, order.step, mine, state, self._device, place)
+        loss, value, kept = found
+        if self._rank not in self.layout.holders:
+            return Computed(loss, None, None)
+        left = kept.cpu().numpy() if task.state_rows else None
+        return Computed(loss, None if order.keep else value, left)
+
+    @property
+    def _formed(self) -> GroupObjective:
+        assert self._objective, "the group has not been formed"
+        return self._objective
+
+    # --- all-reduce: each rank with those of the other islands that have the same slices --------------------
+
+    def step(self, version: int, part: bytes) -> RankStep:
+        """Take part in an all-reduce, as `Reducing.step`; where the rule asks for a norm, `advance` takes the
+        step. part: pickled, what `Reducing.step` is given besides the version.
+        """
+        rule, workers, number, order, meeting, measures = pickle.loads(part)
+        own = meeting._replace(part=self._rank)
+        if meeting.own_address != LOCAL:  # that of the leader's machine
+            own = own._replace(own_address=self._own_address)
+        try:
+            distances = self._reducing.average(workers, number, order, own, measures)
+        except GroupBroken as error:
+            return RankStep((), str(error) or "it is broken")
+        if slices.needs_whole(rule):
+            return RankStep(distances, "", self._reducing.squares(version, rule))
+        self._reducing.advance(version, rule)
+        return RankStep(distances, "")
+
+    def advance(self, version: int, part: bytes, squares: float) -> None:
+        """Take the step that `step` has prepared. squares: the sum over the slices of all ranks."""
+        self._reducing.advance(version, pickle.loads(part)[0], Reduction(squares=squares))
+
+    def leave(self, epoch: int) -> None:
+        """Leave the all-reduce of this epoch; another thread than `step`'s calls this."""
+        self._reducing.leave(epoch)
+
+    def hold(self, version: int, vector: Vector, slots: Mapping[str, Vector]) -> None:
+        """Begin with a version of the weights: slices (d,) of the vector and of the rule's slots."""
+        self._reducing.hold(version, vector, slots)
+
+    def held(self, version: int) -> Vector:
+        """Return the slice (d,) of a version that is held."""
+        return self._reducing.weights(version).vector
+
+    def held_slots(self, version: int) -> Mapping[str, Vector]:
+        """Return the slices (d,) of its slots."""
+        return self._reducing.weights(version).slots
+
+    def value(self, worker: int) -> Vector:
+        """Return the slice (d,) of the value of a worker's last task."""
+        return self._reducing.value(worker)
+
+
+def _elementwise(pickled: bytes) -> Task:
+    """Return the task that a rank computes: without a codec, which the leader applies to the whole value."""
+    task = to_send(pickle.loads(pickled))
+    found = task.task.task if isinstance(task, AsMessage) else task
+    if hasattr(found, "part"):
+        raise ValueError("a task whose value is a part of the vector cannot be computed on slices of it")
+    return found

@@ -1,0 +1,87 @@
+"""A follower: the actor of each rank of a group but the first, which is the host that leads it.
+
+It does what its leader says, and ends with it: Ray ends the actors of a process that has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+# isort: split
+import ray
+
+from dsgd.cluster.end_notice import EndNotice
+from dsgd.cluster.rank_meeting import LOCAL, RankMeeting
+from dsgd.options.group import GroupConfig
+from dsgd.work.weights import Vector
+
+if TYPE_CHECKING:
+    from dsgd.cluster.rank import Computed, RankStep, RankTask
+
+CONCURRENCY = {"control": 1, "notice": 1, "carry": 1, "weights": 1}  # each has a thread
+
+
+def own_address(*, one_machine: bool) -> str:
+    """Return the address of this machine, as the ranks of its group reach it."""
+    return LOCAL if one_machine else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+
+
+class Follower:
+    """The actor. What a rank does is in `rank.py`."""
+
+    def __init__(self, objective: list[Any], device: str, asked: GroupConfig, rank: int) -> None:
+        self._notice = EndNotice()
+        from dsgd.cluster.rank import Rank  # it needs torch, which takes a second
+
+        self._rank = Rank(ray.get(objective[0]), device, asked, rank)
+
+    def join(self, meeting: RankMeeting) -> tuple[int, str]:
+        """Join the group; return the process id and the node's."""
+        address = own_address(one_machine=meeting.address == LOCAL)
+        return self._rank.join(meeting, address), ray.get_runtime_context().get_node_id()
+
+    def try_out(self, worker: int) -> None:
+        self._rank.try_out(worker)
+
+    def run(self, order: RankTask, vector: list[Any], state: Vector | None) -> Computed:
+        """Compute a task. vector: the weights (D,), or a reference to them; empty if the ranks have them."""
+        whole = vector[0] if vector else None
+        if isinstance(whole, ray.ObjectRef):
+            whole = ray.get(whole)
+        return self._rank.run(order, whole, state)
+
+    def step(self, version: int, part: bytes) -> RankStep:
+        return self._rank.step(version, part)
+
+    def advance(self, version: int, part: bytes, squares: float) -> None:
+        self._rank.advance(version, part, squares)
+
+    @ray.method(concurrency_group="carry")
+    def carry(self, worker: int, shard: list[Any]) -> None:
+        self._rank.shards.carry(worker, shard)
+
+    @ray.method(concurrency_group="weights")
+    def hold(self, version: int, vector: Vector, slots: Mapping[str, Vector]) -> None:
+        self._rank.hold(version, vector, slots)
+
+    @ray.method(concurrency_group="weights")
+    def held(self, version: int) -> Vector:
+        return self._rank.held(version)
+
+    @ray.method(concurrency_group="weights")
+    def held_slots(self, version: int) -> Mapping[str, Vector]:
+        return self._rank.held_slots(version)
+
+    @ray.method(concurrency_group="weights")
+    def value(self, worker: int) -> Vector:
+        return self._rank.value(worker)
+
+    @ray.method(concurrency_group="control")
+    def leave(self, epoch: int) -> None:
+        self._rank.leave(epoch)
+
+    @ray.method(concurrency_group="notice")
+    def notice(self) -> None:
+        """Return when this process is asked to end."""
+        self._notice.wait()

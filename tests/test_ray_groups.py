@@ -1,0 +1,159 @@
+"""Workers that are groups of ranks, on real Ray with real process groups (gloo): they have the weights of one
+process, whatever is killed, and go on from the checkpoints of groups of another size.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import CommandLine
+from test_resume import run as run_recorded
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # untyped
+
+from dsgd.cluster import Engine, Update
+from dsgd.cluster.rank_meeting import LOCAL, RankMeeting, RankMissing, meet
+from dsgd.execution.quick import QuickRun, config, run, same_bytes
+from dsgd.work.weights import Vector
+
+WORKLOAD = str(Path(__file__).parent / "workloads/sized.py")  # five rows of weights for two ranks, and one
+SMALL: dict[str, Any] = {"workload": WORKLOAD, "width": 5, "num_workers": 2, "batch_size": 9, "eval_every": 0}
+ON_RAY: dict[str, Any] = {"engine": "ray", "ranks_per_worker": 2}
+DILOCO: dict[str, Any] = {"mode": "diloco", "steps": 24, "local_steps": 2, "lr": 0.01, **SMALL}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--ranks-per-worker 2 --engine ray", "ranks share a module on Ray; give a --workload"),
+        ("W --parallel ddp", "--parallel ddp: is for a worker of several ranks; give --ranks-per-worker 2"),
+        ("W --expert-parallel", "--expert-parallel True: is for a worker of several ranks"),
+        ("W --checkpoint-activations", "--checkpoint-activations True: is for a worker of several ranks"),
+        ("W --ranks-per-worker 4 --parallel hsdp:3", "hsdp:3: R must divide --ranks-per-worker 4"),
+        ("W --ranks-per-worker 2 --parallel hsdp:x", "R must be a whole number of copies of at least 1"),
+        ("W --ranks-per-worker 64", "--ranks-per-worker 64: each rank needs a sample of a mini-batch"),
+        ("W --ranks-per-worker 2 --gpus-per-worker .5 --engine ray", "each rank needs a GPU of its own"),
+        ("W --ranks-per-worker 2 --mode streaming --engine ray", "exchanges parts of the flat vector"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(options: str, why: str, cli: CommandLine) -> None:
+    """Before anything starts, with the option, the rule and the remedy."""
+    ran = cli(options.replace("W", f"--workload {WORKLOAD}"))
+    assert ran.code == 2
+    assert why in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_a_rank_that_never_joins_is_named() -> None:
+    """The others wait no longer than the meeting says."""
+    store = TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
+    meeting = RankMeeting("worker 3", LOCAL, store.port, ranks=3, device="cpu", within_s=0.1)
+    with pytest.raises(RankMissing, match="worker 3: ranks 1, 2 of its group of 3 did not join within 0 s"):
+        meet(meeting, 0, LOCAL, store)
+
+
+def distance(a: Vector, b: Vector, first: Vector) -> float:
+    """Return how far a is from b, as a share of how far b has moved."""
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b - first))
+
+
+def first_of(ran: QuickRun) -> Vector:
+    return ran.updates[0].dones[0].origin.vector
+
+
+class Kill:
+    """SIGKILLs a rank of worker 0 after each of these updates, while tasks are on their way."""
+
+    def __init__(self, by_version: Mapping[int, int]) -> None:
+        self._by_version = by_version
+        self.pids: set[int] = set()
+        """All processes that were seen."""
+
+    def __call__(self, cluster: Engine, update: Update) -> None:
+        by_worker = cluster.rank_pids  # type: ignore[attr-defined]
+        self.pids.update(pid for pids in by_worker for pid in pids)
+        rank = self._by_version.get(update.weights.version)
+        if rank is not None:
+            os.kill(by_worker[0][rank], signal.SIGKILL)
+
+    def left(self) -> set[int]:
+        """Return the processes that still live, after a while."""
+        until_s = time.monotonic() + 10
+        while (left := {pid for pid in self.pids if lives(pid)}) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        return left
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def unhurt(ray_cluster: str) -> QuickRun:
+    """Return DiLoCo between two groups of two, with a server."""
+    return run(**DILOCO, **ON_RAY)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+class TestOnRay:
+    def test_a_group_has_the_weights_of_one_process(self, unhurt: QuickRun) -> None:
+        """Local AdamW to 1e-4 of what it moved, where all islands share one group too."""
+        alone = run(**DILOCO)
+        assert distance(unhurt.w, alone.w, first_of(alone)) < 1e-4
+
+    def test_a_group_carries_several_workers_and_clips_by_the_whole_norm(self) -> None:
+        """Gradients to 1e-6, momentum, the norm of a worker's gradient over all ranks, and a codec's bytes of
+        the whole vector, which servers have in slices.
+        """
+        how = {"mode": "localsgd", "steps": 12, "local_steps": 3, "clip_norm": 0.1, "momentum": 0.5, **SMALL}
+        one = {**ON_RAY, "hosts": 1, "topology": "sharded:2", "compress": "topk:.5"}
+        alone = run(**how, compress="topk:.5")
+        assert distance(run(**how, **one).w, alone.w, first_of(alone)) < 1e-5
+
+    def test_islands_all_reduce_rank_by_rank_whatever_is_killed(self, unhurt: QuickRun) -> None:
+        """Weights that stay in the ranks have a server's bytes, also when a leader and a follower are killed
+        in the midst: their group dies and returns as one, and nothing is left behind.
+        """
+        kill, shared = Kill({3: 0, 8: 1}), set(os.listdir("/dev/shm"))
+        hurt = run(**DILOCO, **ON_RAY, topology="allreduce", on_update=kill)
+        assert same_bytes(hurt, unhurt)
+        assert hurt.cluster.restarts == [2, 0]
+        assert len(kill.pids) == 2 * 2 + 2 * 2
+        assert [fault.kind for fault in hurt.cluster.faults_seen] == ["kill", "kill"]
+        assert not kill.left()
+        assert set(os.listdir("/dev/shm")) <= shared
+
+    def test_a_killed_follower_has_its_groups_tasks_repeated(self, unhurt: QuickRun) -> None:
+        """To the same bytes, here by the one group that carries all workers."""
+        kill = Kill({3: 1})
+        hurt = run(**DILOCO, **ON_RAY, hosts=1, on_update=kill)
+        assert same_bytes(hurt, unhurt)
+        assert hurt.cluster.restarts == [1, 1]
+        assert not kill.left()
+
+    def test_a_run_goes_on_with_groups_of_another_size(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: str
+    ) -> None:
+        """From the checkpoints of others, with the workers' states: to rounding, with the weights of a run
+        that never stopped.
+        """
+        monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
+        how = {**DILOCO, "engine": "ray", "hosts": 1, "out": str(tmp_path), "run_name": "r"}
+        how |= {"checkpoint_every": "1e9"}
+        for ranks, steps in ((1, 8), (2, 16), (1, 24)):
+            cfg = config(**{**how, "steps": steps, "ranks_per_worker": ranks})
+            ended = run_recorded(cfg, resume=None if steps == 8 else "budget")
+            assert (ended.error, ended.tally.gradients) == (None, 2 * steps)
+        alone = run(**DILOCO)
+        assert distance(ended.weights.vector, alone.w, first_of(alone)) < 1e-4
