@@ -43,21 +43,33 @@ class RankProcesses:
         chosen = self._there[:ranks]
         for rank, (_, connection) in enumerate(chosen):
             connection.send((rank, ranks, str(store), function, args))
-        answers = []
-        for rank, (_, connection) in enumerate(chosen):
-            if not connection.poll(_ANSWER_WITHIN_S):
-                raise TimeoutError(f"rank {rank} of {ranks} has not answered within {_ANSWER_WITHIN_S} s")
-            try:
-                answers.append(connection.recv())
-            except EOFError:
-                answers.append((False, None))
-                connection.close()
-                self._there[rank][0].join()
-                self._there[rank] = self._started()
-        for failed, answer in answers:
-            if failed:
-                raise AssertionError(answer)
-        return [answer for _, answer in answers]
+        try:
+            answers = [self._answer(rank) for rank in range(ranks)]
+        except BaseException:
+            for rank in range(ranks):  # some may wait for others
+                self._replace(rank)
+            raise
+        return answers
+
+    def _answer(self, rank: int) -> Any:
+        _, connection = self._there[rank]
+        if not connection.poll(_ANSWER_WITHIN_S):
+            raise TimeoutError(f"rank {rank} has not answered within {_ANSWER_WITHIN_S} s")
+        try:
+            failed, answer = connection.recv()
+        except EOFError:
+            self._replace(rank)
+            return None
+        if failed:
+            raise AssertionError(answer)
+        return answer
+
+    def _replace(self, rank: int) -> None:
+        process, connection = self._there[rank]
+        connection.close()
+        process.kill()
+        process.join()
+        self._there[rank] = self._started()
 
     def end(self) -> None:
         for process, connection in self._there:
@@ -83,6 +95,7 @@ def _serve(connection: Connection, path: list[str]) -> None:
             return
         try:
             dist.init_process_group("gloo", store=FileStore(store, ranks), rank=rank, world_size=ranks)
+            dist.barrier()  # else one may leave before another has connected to it
             answer = (False, function(rank, ranks, *args))
         except Exception:
             answer = (True, traceback.format_exc())

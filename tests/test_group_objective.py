@@ -21,6 +21,7 @@ from dsgd.models.mixture_options import MixtureOptions
 from dsgd.models.transformer import Transformer, next_token_loss
 from dsgd.models.transformer_sizes import TransformerSize
 from dsgd.work.group_objective import GroupObjective, Membership, RankLost
+from dsgd.work.module_blocks import blocks, recompute_activations
 from dsgd.work.module_objective import ModuleObjective, ProblemShard
 from dsgd.work.problem import Problem, ProblemError
 from dsgd.work.rank_layout import RankLayout
@@ -84,7 +85,7 @@ class Dropping(nn.Module):
         super().__init__()
         torch.manual_seed(7)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Tanh(), nn.Dropout(0.5)) for _ in range(2)
+            nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(0.5)) for _ in range(2)
         )
         self.head = nn.Linear(4, 1)
 
@@ -147,8 +148,8 @@ class Routed(nn.Module):
 
 def experts(count: int = 4) -> Problem:
     def loss(module: nn.Module, tokens: Tensor, following: Tensor) -> Tensor:
-        found: Tensor = next_token_loss(module, tokens, following) + penalty(module)
-        return found
+        predicted = next_token_loss(module, tokens, following)
+        return predicted + penalty(module)
 
     return Problem(Routed(count), loss, (TOKENS[:, :-1], TOKENS[:, 1:]), ())
 
@@ -278,12 +279,43 @@ def test_mini_batches_that_nothing_divides(group: RankProcesses, batch_size: int
 
 
 def test_recomputed_activations_change_nothing(group: RankProcesses) -> None:
-    """With each block computed once more for the backward pass: the same gradient, bit for bit."""
-    kept, recomputed = (
-        both(group, 2, transformer, Gradient(), member={"checkpoint_activations": whether})[1]
-        for whether in (False, True)
-    )
-    assert np.array_equal(kept, recomputed)
+    """With each block computed once more for the backward pass: the same gradient, bit for bit, in a group
+    and in one process.
+    """
+    for make in (transformer, dropping):
+        kept, recomputed = (
+            both(group, 2, make, Gradient(), member={"checkpoint_activations": whether}, recomputed=whether)
+            for whether in (False, True)
+        )
+        assert np.array_equal(kept[1], recomputed[1])
+        assert np.array_equal(kept[4], recomputed[4])
+
+
+def test_recomputed_activations_are_not_kept() -> None:
+    """Each block is computed twice, and between the two passes one keeps less than half as much."""
+    kept_bytes, calls = [], []
+    for recomputed in (False, True):
+        module = transformer().module
+        if recomputed:
+            recompute_activations(blocks(module))
+        kept, called = [0], [0]
+
+        def keep(tensor: Tensor, kept: list[int] = kept) -> Tensor:
+            kept[0] += tensor.nbytes
+            return tensor
+
+        def count(*_: Any, called: list[int] = called) -> None:
+            called[0] += 1
+
+        for part in blocks(module):
+            part.up.register_forward_hook(count)  # type: ignore[union-attr]
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            found = next_token_loss(module, TOKENS[:4, :-1], TOKENS[:4, 1:])
+        found.backward()  # type: ignore[no-untyped-call]
+        kept_bytes.append(kept[0])
+        calls.append(called[0])
+    assert calls == [2, 4]
+    assert kept_bytes[1] < kept_bytes[0] / 2
 
 
 @pytest.mark.parametrize(("ranks", "parallel"), [(2, "fsdp"), (3, "fsdp"), (4, "hsdp:2"), (2, "ddp")])
@@ -292,10 +324,10 @@ def test_one_process_has_the_bits_of_a_group(
     group: RankProcesses, ranks: int, parallel: str, task: Task
 ) -> None:
     """What computes a worker's parts one after another, as the simulator does: the same losses, weights and
-    state, bit for bit, whatever the ranks draw for dropout.
+    state, bit for bit; whatever the ranks draw for dropout, and with batch normalization over their parts.
     """
-    for make, accumulate in ((uneven, 1), (dropping, 2)):
-        found = both(group, ranks, make, task, 2, parallel=parallel, accumulate=accumulate, as_group=True)
+    for make, more in ((uneven, {}), (dropping, {"accumulate": 2, "batch_size": 17})):
+        found = both(group, ranks, make, task, 2, parallel=parallel, as_group=True, **more)
         loss, w, state, loss_alone, w_alone, state_alone = found
         assert loss == loss_alone
         assert np.array_equal(w, w_alone)
@@ -427,7 +459,8 @@ def test_experts_that_stay_are_experts_that_are_gathered(
 
 def bypassed() -> Problem:
     def loss(module: Any, x: Tensor) -> Tensor:
-        return (x @ module[0].weight.T).square().mean()
+        found: Tensor = (x @ module[0].weight.T).square().mean()
+        return found
 
     return Problem(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), loss, (torch.ones(N, 4),), ())
 
@@ -450,34 +483,27 @@ def sparse() -> Problem:
     return problem
 
 
+def large() -> Problem:
+    def loss(module: Any, x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    return bypassed()._replace(loss=loss)
+
+
 def wrong() -> Problem:
     return bypassed()._replace(loss=lambda module, x: module(x[:, :3]).mean())
 
 
+EXPERT_PARALLEL = {"expert_parallel": True}
 UNFIT: dict[str, tuple[Callable[[], Problem], dict[str, Any], str]] = {
-    "bypassed": (
-        bypassed,
-        {},
-        "its ModuleList or Sequential, are used outside of that block's own call; call",
-    ),
+    "bypassed": (bypassed, {}, "used outside of that block's own call; call the block itself, or keep"),
     "scalar": (scalar, {}, "cannot shard its scale, which has no rows to divide; make it of shape (1,)"),
     "empty": (empty, {}, "cannot shard its nothing, which is empty; leave it out"),
-    "sparse": (
-        sparse,
-        {},
-        "its embed.weight, whose gradients are sparse; make the embedding with sparse=False",
-    ),
+    "sparse": (sparse, {}, "its embed.weight, whose gradients are sparse; make the embedding with"),
     "wrong": (wrong, {}, "its loss cannot be computed: line"),
-    "dense": (
-        transformer,
-        {"expert_parallel": True},
-        "--expert-parallel: its module has no layer with experts",
-    ),
-    "odd": (
-        odd,
-        {"expert_parallel": True},
-        "its blocks.0.up has 3 experts, which 2 ranks do not divide; choose",
-    ),
+    "large": (large, {}, "4 samples at once, as one of 2 ranks; lower --batch-size"),
+    "dense": (transformer, EXPERT_PARALLEL, "--expert-parallel: its module has no layer with experts"),
+    "odd": (odd, EXPERT_PARALLEL, "its blocks.0.up has 3 experts, which 2 ranks do not divide; choose"),
 }
 
 

@@ -27,13 +27,13 @@ class ExpertLayer(Protocol):
     """A layer with experts, like dsgd.models.mixture.Mixture."""
 
     exchange: Callable[[Tensor, Tensor, Apply], Tensor] | None
-    """exchange(rows (N, d), load (E,), apply): see `Exchange`, which is put here."""
+    """exchange(rows (N, d), load (E,), apply): see `TokenExchange`, which is put here."""
 
     def expert_parameters(self) -> Sequence[nn.Parameter]:
         """Return the parameters whose rows, the first dimension, are experts."""
 
 
-class Exchange:
+class TokenExchange:
     """Applies experts to rows that are sorted by expert, where those experts are."""
 
     def __init__(self, group: Any) -> None:
@@ -80,7 +80,7 @@ def hold_own_experts(module: nn.Module, rank: int, group: Any) -> set[nn.Paramet
             path, _, last = label.rpartition(".")
             cast(nn.Module, layer).get_submodule(path).register_parameter(last, held)
             found.add(held)
-        layer.exchange = Exchange(group)
+        layer.exchange = TokenExchange(group)
     if not found:
         raise ProblemError(
             "--expert-parallel: its module has no layer with experts, like dsgd.models.mixture.Mixture; "

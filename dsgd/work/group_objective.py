@@ -126,7 +126,7 @@ class GroupObjective(Objective):
             self._experts = hold_own_experts(module, membership.rank % slices, self._peers)
         parts = blocks(module)
         if objective.compiled:
-            for part in parts:
+            for part in parts or [module]:
                 part.compile()
         if membership.checkpoint_activations:
             recompute_activations(parts)
@@ -140,7 +140,8 @@ class GroupObjective(Objective):
         policy = full
         if objective.bf16:
             policy = replace(full, param_dtype=torch.bfloat16)
-            statistics = [part for part in module.modules() if isinstance(part, _NormBase)]
+            norms = (part for part in module.modules() if isinstance(part, _NormBase))
+            statistics = [norm for norm in norms if any(True for _ in norm.parameters())]
             parts = [*statistics, *(part for part in parts if part not in statistics)]
         self._loss = _Loss(module, objective.problem.loss)
         for part in (*parts, self._loss):  # what keeps statistics in float32 stays in float32
@@ -227,7 +228,7 @@ class GroupObjective(Objective):
         own = None
         try:
             for number, (share, batch) in enumerate(shard.parts(step, options.accumulate, rank, ranks)):
-                # Until the last part of the mini-batch, each rank keeps its gradient of all weights.
+                # Until the last part of the mini-batch, each rank keeps its gradient by all weights.
                 root.set_requires_gradient_sync(number == options.accumulate - 1)
                 with half:
                     loss = self._loss(*batch)
