@@ -575,6 +575,11 @@ class TrainConfig(Checked):
     from those, or neither. Only what is shown of a run depends on it.
     """
 
+    @property
+    def returns_weights(self) -> bool:
+        """Whether the values of its tasks are the workers' own weights, whatever the optimizer."""
+        return self.sends == "weights"
+
     has_server: ClassVar[bool] = True
     """Whether weights are on a server, from which tasks get them; else each worker has its own."""
 
@@ -784,6 +789,7 @@ class PeerConfig(TrainConfig):
     edges = Parsed("graph", Graph.parse)
 
     has_server: ClassVar[bool] = False
+    returns_weights = True
     directed: ClassVar[bool] = False
     """Whether a file's edges are arcs, from left to right."""
 

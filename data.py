@@ -146,10 +146,14 @@ class Workload(NamedTuple):
     about: Mapping[str, Any] = MappingProxyType({})
     """Of a workload's file: what the record keeps of its model and data."""
 
-    def evaluate(self, w: Vector) -> Evaluation | None:
-        """Evaluate the weights w (D,); a loss that overflows is infinite or NaN, without a warning."""
+    def evaluate(self, w: Vector, models: Mapping[int, Vector] | None = None) -> Evaluation | None:
+        """Evaluate the weights w (D,); a loss that overflows is infinite or NaN, without a warning.
+
+        models: by worker, its own weights (D,), whose experts are compared with those of w.
+        """
         with np.errstate(over="ignore", invalid="ignore"):
-            return self.objective.evaluate(w, *self.test)
+            found = self.objective.evaluate(w, *self.test)
+            return self.objective.compared(found, w, models) if found and models else found
 
 
 def make_workload(cfg: TrainConfig) -> Workload:

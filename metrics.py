@@ -28,6 +28,7 @@ from dsgd.cluster import Engine, Update
 from dsgd.cluster.clocks import Clocks
 from dsgd.faults.seen import FOLLOWING, FaultSeen
 from dsgd.theory.uncertainty import Marks, Totals
+from dsgd.work.routing import ExpertUse
 
 MOST_LISTED = 1024
 """Most workers that a summary lists one by one, and most values of staleness that it counts one by one."""
@@ -447,6 +448,39 @@ def _thinned(counts: dict[int, int]) -> dict[int, int]:
         unit = 10 ** max(0, len(str(value)) - 3)
         thinned[value // unit * unit] = thinned.get(value // unit * unit, 0) + n
     return thinned
+
+
+ROUTING: Mapping[str, tuple[str, str]] = {
+    "max_violation": ("means", "of the most loaded expert: by how many mean loads it is above the mean"),
+    "router_entropy": ("log E", "mean entropy of the routers' scores of a token"),
+    "idle_experts": ("", "experts, in all layers, that no test token chooses"),
+    "dropped": ("0 to 1", "share of the choices on the test data beyond `--capacity`, if there is one"),
+    "agreement": ("0 to 1", "share of a token's experts that two workers' own weights both choose"),
+    "agreement_with_server": (
+        "0 to 1",
+        "share of a token's experts that a worker's own weights and those evaluated both choose",
+    ),
+    "worker_max_violation": ("means", "`max_violation` of a worker's loads, the mean over the workers"),
+    "worker_dropped": ("0 to 1", "`dropped` of a worker's loads, the mean over the workers"),
+}
+"""What an evaluation of a mixture of experts says in one number each (dsgd/work/routing.py): the unit, and
+its meaning."""
+
+
+def routing_numbers(use: ExpertUse | None) -> dict[str, float | None] | None:
+    """Return the numbers that an evaluation has, by their names in `ROUTING`; None without experts."""
+    return None if use is None else {name: getattr(use, name) for name in ROUTING}
+
+
+def _routing(name: str) -> Callable[[Any], float | None]:
+    """Return a function that takes a number of routing from an evaluation, or from `eval` of a summary."""
+    return lambda found: None if found.experts is None else getattr(found.experts, name)
+
+
+def _of_last_evaluation(name: str) -> Callable[[Any], float | None]:
+    """Return a function that takes a number of routing from a summary."""
+    take = _routing(name)
+    return lambda summary: take(summary.eval)
 
 
 QUANTITIES: list[Quantity] = [
@@ -945,6 +979,68 @@ QUANTITIES: list[Quantity] = [
                 "counter", "Bytes sent over a worker's link, to it.", "traffic.received", ("worker",), "bytes"
             )
         },
+    ),
+    Quantity(
+        name="experts",
+        per="evaluation",
+        text="of a mixture of experts: how it is used by the weights that are evaluated, and by workers",
+        of_evaluation={name: _routing(name) for name in ROUTING},
+        families={
+            "dsgd_expert_load_share": Family(
+                "gauge",
+                "Share of a layer's choices that are this expert, on held-out data at the last evaluation.",
+                "experts.load_by_expert",
+                ("layer", "expert"),
+                "0 to 1",
+                "Of a mixture of experts: the share of its layer's choices, on held-out data at the last "
+                "evaluation; 1/E where all is even. Absent where layers and experts are more than 1,024.",
+            ),
+            "dsgd_expert_max_violation": Family(
+                "gauge",
+                "Load of the most loaded expert above the mean, in means, at the last evaluation.",
+                "experts.max_violation",
+                unit="means",
+                note="MaxVio: by how many mean loads the most loaded expert is above the mean, at the last "
+                "evaluation. 0 is even; E/K - 1, all tokens to the same experts, is the worst.",
+            ),
+            "dsgd_worker_expert_max_violation": Family(
+                "gauge",
+                "The same of a worker's loads.",
+                "experts.worker_violations",
+                ("worker",),
+                "means",
+                "The same of a worker's loads: of its mini-batch, where it returns a gradient, or of its own "
+                "weights. At most 8 workers, those of the last update.",
+            ),
+            "dsgd_router_entropy_ratio": Family(
+                "gauge",
+                "Mean entropy of the routers' scores of a token, as a share of log E.",
+                "experts.router_entropy",
+                unit="0 to 1",
+            ),
+            "dsgd_experts_idle": Family(
+                "gauge",
+                "Experts, in all layers, that no held-out token chooses.",
+                "experts.idle_experts",
+            ),
+            "dsgd_choices_dropped_ratio": Family(
+                "gauge",
+                "Share of the choices beyond the experts' capacity, at the last evaluation.",
+                "experts.dropped",
+                unit="0 to 1",
+                note="Share of the choices on held-out data that are beyond `--capacity`, as a training pass "
+                "with these loads would drop them. Absent without a capacity.",
+            ),
+            "dsgd_router_agreement_ratio": Family(
+                "gauge",
+                "Share of a token's experts that two workers' own weights both choose.",
+                "experts.agreement",
+                unit="0 to 1",
+                note="Share of a token's experts that two workers' own weights both choose, the mean over "
+                "pairs of workers; K/E by chance. Absent where workers return gradients.",
+            ),
+        },
+        columns={name: Column(float, _of_last_evaluation(name)) for name in ROUTING},
     ),
 ]
 """All that is measured, a row each."""

@@ -304,7 +304,8 @@ def test_runs_that_ended_long_ago_are_no_longer_shown() -> None:
 def test_the_text_passes_promtool(cli: CommandLine) -> None:
     """Prometheus's own linter has nothing to say, and names, types and labels are those of the contract."""
     found = dict[str, Any]()
-    for mode in ("ssgd", "adacomm", "dpsgd"):  # together they have all
+    mixture = "localsgd --workload moe --capacity 1"
+    for mode in ("ssgd", "adacomm", "dpsgd", mixture):  # together they have all
         got, _ = scraped(cli, f"{SIM} --mode {mode} --steps 20")
         if promtool := shutil.which("promtool"):
             checked = [promtool, "check", "metrics"]

@@ -346,7 +346,7 @@ def test_two_runs_without_a_name_never_collide(tmp_path: Path) -> None:
 def test_an_evaluation_that_fails_leaves_a_summary(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the last evaluation raises, the record is completed and says that the run failed."""
 
-    def evaluate(workload: Workload, w: Any) -> None:
+    def evaluate(workload: Workload, w: Any, models: Any = None) -> None:
         if np.any(w != workload.objective.initial_weights(0)):
             raise RuntimeError("planted")
 

@@ -26,6 +26,7 @@ from msgspec.structs import astuple
 from scipy import stats
 
 from docs.tools import loss_curves
+from dsgd.metrics import ROUTING
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordError
 from dsgd.report import tables
@@ -123,7 +124,8 @@ def test_frames_agree_with_the_lines(record: Path) -> None:
         (u.version, u.t_s, u.loss, u.measured["drift"], u.measured["consensus"]) for u in updates
     ]
     assert read.task_frame().rows() == [(u.version, u.t_s, *astuple(g)) for u in updates for g in u.gradients]
-    assert read.eval_frame().rows() == [astuple(e) for e in read.evals]
+    no_experts = (None,) * len(ROUTING)
+    assert read.eval_frame().rows() == [(*astuple(e)[:-1], *no_experts) for e in read.evals]
 
 
 def test_updates_are_read_one_at_a_time(copy: Path) -> None:
@@ -241,7 +243,7 @@ def test_rows_agree_with_their_records(race: Path) -> None:
         "gradients", "gradients_per_s", "clock_s", "staleness_mean", "staleness_p95", "staleness_max",
         "clock_gap_max", "drift", "consensus", "idle_share", "exchange_s", "exchange_batches",
         "restarts", "wasted", "faults", "repeated",
-        "recovery_p50_s", "bytes", "wasted_bytes",
+        "recovery_p50_s", "bytes", "wasted_bytes", *ROUTING,
     ]  # fmt: skip
     for row in frames.runs.iter_rows(named=True):
         summary = json.loads((race / row["folder"] / "summary.json").read_text())
@@ -254,7 +256,7 @@ def test_rows_agree_with_their_records(race: Path) -> None:
         idle = [worker["idle_s"] / summary["clock_s"] for worker in summary["workers"].values()]
         assert row["idle_share"] == pytest.approx(np.mean(idle))
         own = frames.curves.filter(pl.col("variant") == row["variant"], pl.col("seed") == row["seed"])
-        assert own.drop("variant", "seed", "bits_per_byte").rows(named=True) == evals
+        assert own.drop("variant", "seed", "bits_per_byte", *ROUTING).rows(named=True) == evals
 
 
 def test_loose_records_are_grouped_by_what_differs(race: Path, tmp_path: Path) -> None:
@@ -893,7 +895,7 @@ def test_show_selects_and_orders(copy: Path) -> None:
     edit(copy, show=["timeline", "loss", "scaling"])
     assert chosen(read_folder(copy)) == ["timeline", "loss"]
     edit(copy, show=None)
-    assert set(chosen(read_folder(copy))) == set(FIGURES) - {"scaling", "sweep", "tuning"}
+    assert set(chosen(read_folder(copy))) == set(FIGURES) - {"scaling", "sweep", "tuning", "experts"}
 
 
 def test_old_figures_go_and_others_stay(copy: Path) -> None:

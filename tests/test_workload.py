@@ -71,7 +71,7 @@ def test_the_page_shows_the_file() -> None:
 
 def test_the_names_are_those_of_the_folder() -> None:
     """A workload of the laboratory is trained by its name."""
-    assert names() == ("digits_cnn", "fashion", "gpt", "mnist", "router")
+    assert names() == ("digits_cnn", "fashion", "gpt", "mnist", "moe", "router")
     ran = run("ssgd", workload="digits_cnn", num_workers=2, steps=2)
     assert ran.cfg.data.name == "digits_cnn"
     assert len(ran.w) == 10 * 128 + 10 + 8 * 9 + 8

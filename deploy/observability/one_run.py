@@ -27,6 +27,7 @@ def one_run() -> Dashboard:
         ("Now", _now()),
         ("Health", _health()),
         ("Learning", _learning()),
+        ("Mixture of experts", _experts()),
         ("Workers: time", _time()),
         ("Workers: staleness", _staleness()),
         ("Faults and traffic", _faults()),
@@ -210,6 +211,54 @@ def _learning() -> list[Panel]:
             "The option --lr times the schedule's factor. A run that went back after it had diverged goes on "
             "with half of it.",
             query(f"max(dsgd_learning_rate{{{RUN}}})", "lr"),
+            width=12,
+        ),
+    ]
+
+
+def _experts() -> list[Panel]:
+    return [
+        lines(
+            "Load of each expert",
+            "percentunit",
+            "Share of its layer's choices on held-out data at the last evaluation; even loads are at 1/E. "
+            "One line far above takes most tokens; a line at 0 is an expert that none chooses. "
+            "Only with mixtures of experts.",
+            query(
+                f"max by (layer, expert) (dsgd_expert_load_share{{{RUN}}})",
+                "layer {{layer}}, expert {{expert}}",
+            ),
+            width=12,
+        ),
+        lines(
+            "Most loaded expert",
+            "none",
+            "MaxVio: by how many mean loads the most loaded expert is above the mean. 0 is even; growing, or "
+            "going up and down by more than chance, calls for another --balance-rate. A worker's own is of "
+            "its mini-batch, or of its own weights: with unequal data it may be large while the held-out "
+            "one is small. Only with mixtures of experts.",
+            query(f"max(dsgd_expert_max_violation{{{RUN}}})", "held out"),
+            query(f"max by (worker) (dsgd_worker_expert_max_violation{{{RUN}}})", WORKER, "B"),
+            width=12,
+        ),
+        lines(
+            "Routers",
+            "percentunit",
+            "Entropy: of the scores of a token, as a share of log E; near 100 % a router hardly prefers any "
+            "expert. Agreement: share of a token's experts that two workers' own weights both choose; only "
+            "where workers return weights. Dropped: share of the choices beyond --capacity. Only with "
+            "mixtures of experts.",
+            query(f"max(dsgd_router_entropy_ratio{{{RUN}}})", "entropy"),
+            query(f"max(dsgd_router_agreement_ratio{{{RUN}}})", "agreement", "B"),
+            query(f"max(dsgd_choices_dropped_ratio{{{RUN}}})", "dropped", "C"),
+            width=12,
+        ),
+        lines(
+            "Idle experts",
+            "short",
+            "Experts, in all layers, that no held-out token chooses. They learn nothing; a larger "
+            "--balance-rate brings them back. Only with mixtures of experts.",
+            query(f"max(dsgd_experts_idle{{{RUN}}})", "idle"),
             width=12,
         ),
     ]

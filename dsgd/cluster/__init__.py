@@ -212,9 +212,12 @@ class Telemetry(Protocol):
     def note(self, fault: FaultSeen) -> None:
         """Add a fault that is over to `faults_seen`: one that something around the engine has seen."""
 
-    def evaluate(self, workload: Workload, w: Vector) -> Evaluation | None:
+    def evaluate(
+        self, workload: Workload, w: Vector, models: Mapping[int, Vector] | None = None
+    ) -> Evaluation | None:
         """Return the evaluation of weights w (D,), off the clock; one thread at a time may call it.
 
+        models: by worker, its own weights (D,), whose experts are compared with those of w.
         Raises EvaluationLost.
         """
 

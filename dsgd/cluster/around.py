@@ -125,8 +125,10 @@ class Around(AroundCluster):
     def note(self, fault: FaultSeen) -> None:
         self.inner.note(fault)
 
-    def evaluate(self, workload: Workload, w: Vector) -> Evaluation | None:
-        return self.inner.evaluate(workload, w)
+    def evaluate(
+        self, workload: Workload, w: Vector, models: Mapping[int, Vector] | None = None
+    ) -> Evaluation | None:
+        return self.inner.evaluate(workload, w, models)
 
     def fetch(self, w: Weights, *, slots: bool = False) -> None:
         self.inner.fetch(w, slots=slots)

@@ -35,8 +35,10 @@ class LedgerViews(Generic[F]):
         # Attributes, not properties: every task reads them.
         self.idle, self.clocks, self.in_flight = ledger.idle, ledger.clocks, ledger.in_flight
 
-    def evaluate(self, workload: Workload, w: Vector) -> Evaluation | None:
-        return workload.evaluate(w)
+    def evaluate(
+        self, workload: Workload, w: Vector, models: Mapping[int, Vector] | None = None
+    ) -> Evaluation | None:
+        return workload.evaluate(w, models)
 
     def fetch(self, w: Weights, *, slots: bool = False) -> None:
         pass  # it is here, unless workers all-reduce

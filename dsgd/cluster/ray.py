@@ -309,8 +309,12 @@ class RayCluster(LedgerViews[RayFlight]):
                 self._ask(host)
         self._send_unsent()
 
-    def evaluate(self, workload: Workload, w: Vector) -> Evaluation | None:
-        return self._evaluating.evaluate(w) if self._evaluating else workload.evaluate(w)
+    def evaluate(
+        self, workload: Workload, w: Vector, models: Mapping[int, Vector] | None = None
+    ) -> Evaluation | None:
+        if self._evaluating:
+            return self._evaluating.evaluate(w, models)
+        return workload.evaluate(w, models)
 
     def _place_to_evaluate(self) -> tuple[str, str] | None:
         """Return the node of a process that computes on a GPU, and its GPUs; None if none does."""

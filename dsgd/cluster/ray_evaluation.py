@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dsgd.cluster.ray_connection import last_line
@@ -40,15 +40,17 @@ class EvaluatingActor:
         """Return the process id."""
         return os.getpid()
 
-    def evaluate(self, workload: list[Any], w: Vector) -> Evaluation | None:
-        """Return the evaluation of weights w (D,) on the workload of which this is the reference."""
+    def evaluate(
+        self, workload: list[Any], w: Vector, models: Mapping[int, Vector] | None
+    ) -> Evaluation | None:
+        """Return the evaluation of weights w (D,), beside workers' own, on the workload of this reference."""
         if self._workload is None:
             import torch
 
             torch.set_num_threads(1)  # as in the simulator: the last bit of a sum depends on it
             self._workload = ray.get(workload[0])
         assert self._workload
-        return self._workload.evaluate(w)
+        return self._workload.evaluate(w, models)
 
 
 class EvaluatingProcess:
@@ -74,18 +76,18 @@ class EvaluatingProcess:
         self.pid: int | None = None
         """Of the process that evaluated last."""
 
-    def evaluate(self, w: Vector) -> Evaluation | None:
-        """Return the evaluation of weights w (D,).
+    def evaluate(self, w: Vector, models: Mapping[int, Vector] | None = None) -> Evaluation | None:
+        """Return the evaluation of weights w (D,), with workers' own weights (D,) beside them.
 
         Raises EvaluationLost if the process is lost, and the one after it too, if none starts in time, or if
         the run is over; ClusterError if the workload's own code fails.
         """
-        sent = ray.put(w)
+        sent, beside = ray.put(w), ray.put(models)
         for _ in range(_TRIES):
             actor = self._started()
             try:
                 self.pid = ray.get(actor.ready.remote(), timeout=self._start_timeout_s)
-                found: Evaluation | None = ray.get(actor.evaluate.remote([self._held], sent))
+                found: Evaluation | None = ray.get(actor.evaluate.remote([self._held], sent, beside))
             except RayTaskError as error:
                 text = error.cause if isinstance(error.cause, ProblemError) else repr(error.cause)
                 raise ClusterError(f"the evaluation failed: {text}") from error

@@ -25,14 +25,14 @@ from dsgd.checkpoints.codec import Vocabulary, vocabulary
 from dsgd.checkpoints.run_state import RunState
 from dsgd.checkpoints.store import Store, forget_after
 from dsgd.checkpoints.store_faults import FaultyStore
-from dsgd.cluster import ClusterError, DriverLost, Engine, TimeUp, Update
+from dsgd.cluster import ClusterError, Done, DriverLost, Engine, TimeUp, Update
 from dsgd.cluster.around import start_again
 from dsgd.cluster.open import dressed, open_cluster, require_room
 from dsgd.cluster.replay import ReplayCluster, after_rollbacks, rollbacks_at, rolled_forward
 from dsgd.cluster.state import with_new_processes
 from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
-from dsgd.execution.evaluation import Evaluated, Evaluator
+from dsgd.execution.evaluation import Evaluated, Evaluator, of_workers
 from dsgd.execution.first_weights import first_weights
 from dsgd.execution.resuming import (
     ResumePoint,
@@ -44,7 +44,7 @@ from dsgd.execution.resuming import (
     tiers_of,
 )
 from dsgd.faults.seen import FaultSeen
-from dsgd.metrics import Tally, finite
+from dsgd.metrics import Tally, finite, routing_numbers
 from dsgd.records.files import WriteError
 from dsgd.records.outcomes import StoppedBy, one_line
 from dsgd.strategies import Strategy, strategy_of
@@ -570,7 +570,7 @@ class _Following:
             if tally.last_loss is not None and not math.isfinite(tally.last_loss):
                 return self._diverged(update)
             if tally.gradients >= self._evaluate_at:
-                self._evaluate()
+                self._evaluate(update.dones)
                 if snapshots:
                     checkpoints.remember(self._state())
                 self._evaluate_at += evaluate_each * (
@@ -579,6 +579,8 @@ class _Following:
             if evaluator and evaluator.waiting and self._collect_evaluations():
                 return "target-loss"
             if tally.gradients >= budget:
+                if self._workload.objective.has_experts and self._evaluated_version < update.weights.version:
+                    self._evaluate(update.dones, last=True)
                 return "budget"
             if tally.last_update_s >= checkpoint_s:
                 self._checkpoint()
@@ -652,12 +654,21 @@ class _Following:
         )
         return "diverged"
 
-    def _evaluate(self, *, last: bool = False) -> None:
+    def _evaluate(self, dones: Sequence[Done] = (), *, last: bool = False) -> None:
+        """Have the weights evaluated; dones: the tasks of the update that made them, if they are at hand."""
         tally = self._tally
-        if self._evaluator:
-            self._cluster.fetch(self.weights)
-        if self._evaluator and self._evaluator.submit(
-            self.weights, tally.last_update_s, tally.gradients, self._cluster.traffic.total, last=last
+        if self._evaluator is None:
+            return
+        self._cluster.fetch(self.weights)
+        models, loads = of_workers(self._cfg, self._workload.objective, dones)
+        if self._evaluator.submit(
+            self.weights,
+            tally.last_update_s,
+            tally.gradients,
+            self._cluster.traffic.total,
+            last=last,
+            models=models,
+            loads=loads,
         ):
             self._evaluated_version = self.weights.version
 
@@ -751,6 +762,7 @@ def _summary(ended: Ended) -> dict[str, Any]:
             "accuracy": found.accuracy if found else None,
             "bits_per_byte": finite(found.bits_per_byte) if found else None,
             "perplexity": finite(found.perplexity) if found else None,
+            "experts": routing_numbers(found.experts) if found else None,
         },
         **counted,
         "theory": compare(

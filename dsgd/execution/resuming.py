@@ -37,6 +37,7 @@ from dsgd.records.reader import (
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordedEvaluation, RecordedUpdate, RecordError
 from dsgd.work.model import Evaluation
+from dsgd.work.routing import ExpertUse
 from dsgd.work.weights import Vector
 
 if TYPE_CHECKING:
@@ -257,7 +258,12 @@ def require_same_start(cfg: TrainConfig, path: Path, first: Vector) -> None:
 
 def _evaluated(line: RecordedEvaluation) -> Evaluated:
     loss = math.nan if line.loss is None else line.loss
-    found = Evaluation(loss, line.accuracy, line.bits_per_byte)
+    use = None
+    if (seen := line.experts) is not None:
+        use = ExpertUse(
+            seen.load, seen.entropy, seen.capacity, seen.workers, seen.agreement, seen.agreement_with_server
+        )
+    found = Evaluation(loss, line.accuracy, line.bits_per_byte, use)
     return Evaluated(line.version, line.t_s, line.gradients, line.bytes, found)
 
 

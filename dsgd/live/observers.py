@@ -37,7 +37,7 @@ class _Metrics(Watcher):
 
     def evaluated(self, evaluated: Evaluated) -> None:
         assert self._metrics
-        self._metrics.evaluated(evaluated.found.loss, evaluated.found.accuracy)
+        self._metrics.evaluated(evaluated.found)
 
     def fault(self, fault: FaultSeen) -> None:
         assert self._metrics

@@ -21,6 +21,8 @@ from dsgd.faults.fault import Kind
 from dsgd.faults.seen import FaultSeen
 from dsgd.live.now import NormNow, step_size
 from dsgd.metrics import Tally, families
+from dsgd.work.model import Evaluation
+from dsgd.work.routing import ExpertUse
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -95,6 +97,7 @@ class RunMetrics:
         self.extra = {name: seen.last for name, seen in tally.extra.items()}
         self.eval_loss: float | None = None
         self.eval_accuracy: float | None = None
+        self.experts: ExpertUse | None = None
         self.last_update_epoch_s: float | None = None
         self.exchange_s = [0.0 for _ in cluster.workers]
         self._last_learning_rate: float | None = None
@@ -106,6 +109,7 @@ class RunMetrics:
         names = [family.reads for family in self._families.values()]
         self._counted_names = [name for name in names if name.startswith("tally.")]
         self._traffic_reads = [name for name in names if name.startswith("traffic.")]
+        self._expert_reads = [name for name in names if name.startswith("experts.")]
         self._traffic = cluster.traffic
         self._count = attrgetter(*(name.removeprefix("tally.") for name in self._counted_names))
         self._counted = self._count(tally)  # after the last update: the tally itself goes on without the lock
@@ -152,10 +156,10 @@ class RunMetrics:
                 self.extra |= update.extra
             self.last_update_epoch_s = time.time()
 
-    def evaluated(self, loss: float, accuracy: float | None) -> None:
+    def evaluated(self, found: Evaluation) -> None:
         """Take the values of an evaluation."""
         with self._lock:
-            self.eval_loss, self.eval_accuracy = loss, accuracy
+            self.eval_loss, self.eval_accuracy, self.experts = found.loss, found.accuracy, found.experts
 
     def fault(self, fault: FaultSeen) -> None:
         """Count a fault that is over, or that the run ends in."""
@@ -219,15 +223,22 @@ class RunMetrics:
         counted |= {f"means.{name}": value for name, value in self._means.items()}
         traffic = self._cluster.traffic if self.active else self._traffic
         counted |= {reads: getattr(traffic, reads[len("traffic.") :]) for reads in self._traffic_reads}
+        counted |= {reads: self._of_experts(reads) for reads in self._expert_reads}
         for name, family in self._families.items():
             value = counted[family.reads] if family.reads in counted else getattr(self, family.reads)
             by_label: Iterable[tuple[Any, Any]] = [((), value)]
             if family.labels and family.kind != "info":
-                by_label = value.items() if isinstance(value, Mapping) else enumerate(value)
-                by_label = (((str(label),), x) for label, x in by_label)
+                by_label = value.items() if isinstance(value, Mapping) else enumerate(value or ())
+                by_label = (
+                    (label if isinstance(label, tuple) else (str(label),), x) for label, x in by_label
+                )
             for labels, x in by_label:
                 if x is not None:
                     yield name, labels, x.cumulative() if isinstance(x, _Counts) else x
+
+    def _of_experts(self, reads: str) -> Any:
+        """Return a number, or a mapping from labels, of the last evaluation; None without experts."""
+        return None if self.experts is None else getattr(self.experts, reads.removeprefix("experts."))
 
 
 class RunsCollector:

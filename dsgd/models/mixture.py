@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import grouped_mm, linear, relu
 
 from dsgd.models.mixture_options import MixtureOptions
+from dsgd.work.routing import RoutedLayer
 
 
 class Compute(Protocol):
@@ -193,6 +194,33 @@ class Mixture(nn.Module):
 def mixtures(module: nn.Module) -> Iterator[Mixture]:
     """Yield the mixtures in a module, in its own order."""
     return (layer for layer in module.modules() if isinstance(layer, Mixture))
+
+
+class MixtureRouting:
+    """Where to find what the mixtures of a module did: a `Problem`'s `routing` (dsgd/work/routing.py)."""
+
+    def layers(self, module: nn.Module) -> list[RoutedLayer]:
+        """Return what the last forward pass did, layer by layer."""
+        passes = [layer.last for layer in mixtures(module) if layer.last]
+        return [RoutedLayer(of.load, of.entropy, of.chosen) for of in passes]
+
+    def balances(self, module: nn.Module) -> list[nn.Parameter]:
+        """Return the parameters that show the loads, layer by layer."""
+        return [layer.balance for layer in mixtures(module)]
+
+    def capacity(self, module: nn.Module) -> float | None:
+        """Return the experts' capacity, of the first layer."""
+        return next(mixtures(module)).options.capacity
+
+
+def active_weights(module: nn.Module) -> int:
+    """Return how many weights multiply for each token: of a mixture those of K of its E experts."""
+    weights = sum(parameter.numel() for parameter in module.parameters())
+    for layer in mixtures(module):
+        experts = sum(parameter.numel() for parameter in layer.expert_parameters())
+        idle = layer.options.experts - layer.options.top_k
+        weights -= layer.balance.numel() + experts * idle // layer.options.experts
+    return weights
 
 
 def penalty(module: nn.Module) -> Tensor | float:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, relu, rms_norm, scaled_dot_product_attention
 
+from dsgd.models.mixture import Mixture, active_weights, penalty
+from dsgd.models.mixture_options import MixtureOptions
 from dsgd.models.transformer_sizes import TransformerSize
 
 _ROTARY_BASE = 10_000.0
@@ -28,14 +30,17 @@ class Transformer(nn.Module):
     """Predicts each next token of a sequence.
 
     tied: whether one matrix embeds the tokens and gives the logits, which are then scaled by 64/d, so that
-    they start small at any width (Yang et al. 2022, arXiv 2203.03466, table 8).
+    they start small at any width (Yang et al. 2022, arXiv 2203.03466, table 8). mixture: each layer has one
+    of such perceptrons in place of its own.
     """
 
-    def __init__(self, size: TransformerSize, *, tied: bool = True) -> None:
+    def __init__(
+        self, size: TransformerSize, *, tied: bool = True, mixture: MixtureOptions | None = None
+    ) -> None:
         super().__init__()
         self.size, self.tied = size, tied
         self.embed = nn.Embedding(size.vocabulary, size.width)
-        self.blocks = nn.ModuleList(TransformerBlock(size) for _ in range(size.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(size, mixture) for _ in range(size.layers))
         self.head = nn.Linear(size.width, size.vocabulary, bias=False)
         nn.init.normal_(self.embed.weight, std=_EMBEDDING_STD)
         if tied:
@@ -54,21 +59,28 @@ class Transformer(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then a perceptron with one hidden layer; each adds to the residual stream."""
+    """Attention, then a perceptron with one hidden layer, or a mixture of them; each adds to the residual
+    stream.
+    """
 
-    def __init__(self, size: TransformerSize) -> None:
+    def __init__(self, size: TransformerSize, mixture: MixtureOptions | None = None) -> None:
         super().__init__()
         d, hidden = size.width, size.expansion * size.width
         self.heads = size.heads
         self.qkv = nn.Linear(d, 3 * d, bias=False)
         self.out = nn.Linear(d, d, bias=False)
-        self.up = nn.Linear(d, hidden, bias=False)
-        self.down = nn.Linear(hidden, d, bias=False)
-        for layer in (self.qkv, self.out, self.up, self.down):
+        self.mixture = Mixture(d, hidden, mixture) if mixture else None
+        perceptron = []
+        if self.mixture is None:
+            self.up = nn.Linear(d, hidden, bias=False)
+            self.down = nn.Linear(hidden, d, bias=False)
+            perceptron = [self.up, self.down]
+        for layer in (self.qkv, self.out, *perceptron):
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
+        last = self.mixture.down if self.mixture else self.down.weight
         with torch.no_grad():  # 2 L terms add up in the residual stream (Radford et al. 2019, section 2.3)
-            for layer in (self.out, self.down):
-                layer.weight.div_(math.sqrt(2 * size.layers))
+            for matrix in (self.out.weight, last):
+                matrix.div_(math.sqrt(2 * size.layers))
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """Return the residual stream (B, T, d) after this block."""
@@ -77,6 +89,8 @@ class TransformerBlock(nn.Module):
         q, k = rotated(_norm(q), rotation), rotated(_norm(k), rotation)
         y = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(y.transpose(1, 2).reshape(b, t, d))
+        if self.mixture is not None:
+            return cast(Tensor, x + self.mixture(_norm(x)))
         return cast(Tensor, x + self.down(relu(self.up(_norm(x))).square()))
 
 
@@ -103,12 +117,18 @@ def next_token_loss(module: nn.Module, tokens: Tensor, following: Tensor) -> Ten
     return cross_entropy(module(tokens).flatten(0, 1), following.flatten())
 
 
+def loss_with_routing(module: nn.Module, tokens: Tensor, following: Tensor) -> Tensor:
+    """Return the same, with what the module's mixtures of experts add in training."""
+    return next_token_loss(module, tokens, following) + penalty(module)
+
+
 def flops_per_token(module: Transformer, context: int) -> int:
     """Return the floating point operations of a token's gradient: 6 N + 12 L d T.
 
-    N: the weights that multiply; looking up an embedding costs nothing. Chowdhery et al. 2022 (PaLM, arXiv
-    2204.02311, appendix B); causal attention needs half of its term, which by convention counts in full.
+    N: the weights that multiply: looking up an embedding costs nothing, and neither do the experts that do
+    not get the token. Chowdhery et al. 2022 (PaLM, arXiv 2204.02311, appendix B); causal attention needs half
+    of its term, which by convention counts in full.
     """
-    weights = sum(parameter.numel() for parameter in module.parameters())
+    weights = active_weights(module)
     looked_up = 0 if module.tied else module.embed.weight.numel()
     return 6 * (weights - looked_up) + 12 * module.size.layers * module.size.width * context

@@ -17,6 +17,7 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from dsgd.metrics import ROUTING
 from dsgd.records.outcomes import is_result
 from dsgd.records.schema import (
     BriefSummary,
@@ -107,11 +108,11 @@ class Record:
         return frame.explode("gradients").drop_nulls("gradients").unnest("gradients")
 
     def eval_frame(self) -> pl.DataFrame:
-        """Return the evaluations, one a row, with what a line of evals.jsonl has."""
+        """Return the evaluations, one a row, with the numbers of a line of evals.jsonl, `experts` flat."""
         import polars as pl
 
-        rows = [astuple(evaluation) for evaluation in self.evals]
-        return pl.DataFrame(rows, schema=columns(RecordedEvaluation), orient="row")
+        rows = [evaluation_row(evaluation) for evaluation in self.evals]
+        return pl.DataFrame(rows, schema=evaluation_columns(), orient="row")
 
     def _read_updates(self, columns: Mapping[str, Any]) -> pl.DataFrame:
         import polars as pl
@@ -268,6 +269,21 @@ def columns(kind: type[Struct], without: Sequence[str] = ()) -> dict[str, Any]:
         for name in kind.__struct_fields__
         if name not in without
     }
+
+
+def evaluation_columns() -> dict[str, Any]:
+    """Return the columns of a frame of evaluations; those of mixtures of experts are null for other
+    models.
+    """
+    import polars as pl
+
+    return columns(RecordedEvaluation, without=("experts",)) | dict.fromkeys(ROUTING, pl.Float64)
+
+
+def evaluation_row(evaluation: RecordedEvaluation) -> tuple[Any, ...]:
+    """Return the values of a line of evals.jsonl for these columns."""
+    *plain, experts = astuple(evaluation)
+    return (*plain, *(None if experts is None else getattr(experts, name) for name in ROUTING))
 
 
 def _lines(file: Path, kind: type[T]) -> Iterator[T]:

@@ -22,7 +22,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec import Meta as About
 
 from dsgd.faults.fault import LASTING
-from dsgd.metrics import QUANTITIES, Quantity, quantity
+from dsgd.metrics import QUANTITIES, ROUTING, Quantity, quantity
 
 T = TypeVar("T")
 
@@ -44,6 +44,11 @@ def of_table(name: str) -> About:
     """Describe a field by its row in the table of quantities."""
     row = quantity(name)
     return field(row.unit, row.text)
+
+
+def of_routing(name: str) -> About:
+    """Describe a field by its entry in `ROUTING`."""
+    return field(*ROUTING[name])
 
 
 # --- updates.jsonl
@@ -101,6 +106,41 @@ class RecordedUpdate(Struct, frozen=True, kw_only=True, omit_defaults=True):
 # --- evals.jsonl
 
 
+class RoutingNumbers(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`experts` of a line of evals.jsonl and of `eval` in summary.json: of a mixture of experts alone."""
+
+    max_violation: Annotated[float, of_routing("max_violation")]
+    router_entropy: Annotated[float, of_routing("router_entropy")]
+    idle_experts: Annotated[int, of_routing("idle_experts")]
+    dropped: Annotated[float | None, of_routing("dropped")] = None
+    agreement: Annotated[float | None, of_routing("agreement")] = None
+    agreement_with_server: Annotated[float | None, of_routing("agreement_with_server")] = None
+    worker_max_violation: Annotated[float | None, of_routing("worker_max_violation")] = None
+    worker_dropped: Annotated[float | None, of_routing("worker_dropped")] = None
+
+
+class RecordedRouting(RoutingNumbers, frozen=True, kw_only=True, omit_defaults=True):
+    """`experts` of a line of evals.jsonl."""
+
+    load: Annotated[
+        tuple[tuple[float, ...], ...],
+        field("0 to 1", "by layer, then by expert: its share of the choices on the test data"),
+    ]
+    entropy: Annotated[
+        tuple[float, ...], field("log E", "by layer: of the router, the mean of its scores' entropy")
+    ]
+    capacity: Annotated[float | None, field("means", "of an expert in training; left out without one")] = None
+    workers: Annotated[
+        dict[int, tuple[tuple[float, ...], ...]],
+        field(
+            "0 to 1",
+            "`load` by worker, of at most 8: where workers return gradients, of the mini-batches of the last "
+            "update; where they return weights, of these on the first eighth of the test data",
+            key="I",
+        ),
+    ] = msgspec.field(default_factory=dict)
+
+
 class RecordedEvaluation(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A line of evals.jsonl."""
 
@@ -119,6 +159,9 @@ class RecordedEvaluation(Struct, frozen=True, kw_only=True, omit_defaults=True, 
     bits_per_byte: Annotated[
         float | None,
         field("bits a byte", "of held-out text: the loss to base 2; left out of all but language models"),
+    ] = None
+    experts: Annotated[
+        RecordedRouting | None, field("", "how they are used; left out of all but mixtures of experts")
     ] = None
 
 
@@ -198,6 +241,9 @@ class LastEvaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = None
     perplexity: Annotated[
         float | None, field("tokens", "e to the loss; left out of all but language models")
+    ] = None
+    experts: Annotated[
+        RoutingNumbers | None, field("", "of the last evaluation; left out of all but mixtures of experts")
     ] = None
 
 

@@ -28,7 +28,7 @@ from dsgd.cluster import Done, Engine, Update
 from dsgd.config import OutputConfig, TrainConfig, options
 from dsgd.execution.evaluation import Evaluated
 from dsgd.faults.seen import FaultSeen
-from dsgd.metrics import finite, taken_of_updates
+from dsgd.metrics import finite, routing_numbers, taken_of_updates
 from dsgd.records import workload_copy
 from dsgd.records.files import FolderLock, GrowingFile, WriteError, Writing, whole_file
 from dsgd.records.reader import length_to, read_meta
@@ -37,6 +37,7 @@ from dsgd.records.schema import (
     Meta,
     RecordedEvaluation,
     RecordedFault,
+    RecordedRouting,
     RecordedTask,
     built,
     encode,
@@ -46,6 +47,7 @@ from dsgd.records.schema import (
 )
 from dsgd.records.tensorboard import TensorBoard, require_tensorboard
 from dsgd.records.trace import write_trace
+from dsgd.work.routing import ExpertUse
 from dsgd.work.weights import Vector
 
 _FLUSH_S = 1.0  # a killed simulation loses at most the updates of this many seconds
@@ -241,6 +243,7 @@ class RunRecord:
             loss=finite(evaluated.found.loss),
             accuracy=evaluated.found.accuracy,
             bits_per_byte=finite(evaluated.found.bits_per_byte),
+            experts=_recorded(evaluated.found.experts),
         )
         self._append("evals.jsonl", line)
 
@@ -335,6 +338,15 @@ def config_text(cfg: TrainConfig) -> str:
 def default_name(cfg: TrainConfig) -> str:
     """Return the name of a run that was given none."""
     return f"{datetime.now():%Y%m%d-%H%M%S}-{cfg.mode}-w{cfg.num_workers}-s{cfg.seed}"
+
+
+def _recorded(use: ExpertUse | None) -> RecordedRouting | None:
+    """Return how experts are used, as evals.jsonl has it."""
+    numbers = routing_numbers(use)
+    if use is None or numbers is None:
+        return None
+    whole = {name: getattr(use, name) for name in ("load", "entropy", "capacity")}
+    return RecordedRouting(**whole, workers=dict(use.workers), **numbers)  # type: ignore[arg-type]
 
 
 def _meta(started: float, cluster: Engine) -> Meta:

@@ -26,7 +26,7 @@ from dsgd.workloads import name_of
 
 _SLOW = 1.5  # from here on a worker's mean time is not slow by chance
 _FIGURE_NAMES = re.compile(
-    r"(loss|time|gradients|bytes|staleness|timeline|scaling|drift|sweep|ratio|tuning)-[\w-]+"
+    r"(loss|time|gradients|bytes|staleness|timeline|scaling|drift|sweep|ratio|tuning|experts)-[\w-]+"
     r"|throughput|idle|drift|sweep|ratio|tuning"
 )
 

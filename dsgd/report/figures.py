@@ -11,6 +11,7 @@ from dsgd.report.panels import (
     Scene,
     Section,
     curves,
+    experts,
     rows,
     scaling,
     staleness,
@@ -74,6 +75,7 @@ _DRAW = {
     "staleness": staleness.staleness,
     "timeline": timeline.timeline,
     "drift": curves.drift,
+    "experts": experts.experts,
 }
 
 
@@ -99,4 +101,6 @@ def _applies(name: str, scene: Scene) -> bool:
             return any(timeline.is_complete(scene.representative(v)) for v in scene.variants)
         case "drift":
             return any(record.summary.measured["drift"] is not None for record in records)
+        case "experts":
+            return any(experts.evaluated(record) for record in records)
     return bool(scaling.series(scene.frames))

@@ -11,14 +11,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from msgspec.structs import astuple
-
 from dsgd.config import DataConfig, TimingConfig, option_fields
 from dsgd.metrics import QUANTITIES, Column
 from dsgd.options.network import LINKS
 from dsgd.records.outcomes import is_result
-from dsgd.records.reader import Record, columns, is_record, read_record, read_yaml
-from dsgd.records.schema import RecordedEvaluation, RecordError, Summary
+from dsgd.records.reader import (
+    Record,
+    evaluation_columns,
+    evaluation_row,
+    is_record,
+    read_record,
+    read_yaml,
+)
+from dsgd.records.schema import RecordError, Summary
 from dsgd.records.variants import NOT_COMPARED as NOT_COMPARED
 from dsgd.records.variants import differing, of_workload, printable
 from dsgd.records.variants import option_text as option_text
@@ -32,7 +37,7 @@ if TYPE_CHECKING:
 
 FIGURES = (
     "sweep", "tuning", "loss", "time_to_target", "staleness", "timeline", "throughput", "drift",
-    "scaling",
+    "scaling", "experts",
 )  # fmt: skip
 """What `show:` of an experiment may name."""
 
@@ -91,7 +96,7 @@ class Frames:
     quantities (dsgd/metrics.py), like updates, clock_s, staleness_mean, and the means of what strategies
     hand over in `Update.extra`, like extra_tau."""
     curves: pl.DataFrame
-    """One row per evaluation: variant, seed and what a line of evals.jsonl has."""
+    """One row per evaluation: variant, seed and what a line of evals.jsonl has, `experts` flat."""
     left_out: Sequence[tuple[str, str]]
     """Folders that are not in the tables, and why."""
     title: str
@@ -400,13 +405,15 @@ def _frames(
     types |= {option: _type_of([row[option] for row in rows]) for option in varied if option not in own}
     schema = {name: types.get(name, pl.Float64) for name in rows[0]}
     evaluations = [
-        (run.variant, run.seed, *astuple(evaluation)) for run in runs for evaluation in run.record.evals
+        (run.variant, run.seed, *evaluation_row(evaluation))
+        for run in runs
+        for evaluation in run.record.evals
     ]
     return Frames(
         runs=pl.DataFrame([_typed(row, schema) for row in rows], schema=schema, orient="row"),
         curves=pl.DataFrame(
             evaluations,
-            schema={"variant": pl.String, "seed": pl.Int64, **columns(RecordedEvaluation)},
+            schema={"variant": pl.String, "seed": pl.Int64, **evaluation_columns()},
             orient="row",
         ),
         left_out=tuple(left_out),

@@ -54,6 +54,8 @@ class Config(ExchangeConfig):
     outer_momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     """b, of the server's Nesterov momentum."""
 
+    returns_weights = True
+
     def task(self, h: int) -> LocalAdamW | LocalSGD:
         return inner_steps(self, self.inner, h)
 

@@ -41,6 +41,8 @@ EXAMPLE = "--exchange async --moving-rate 0.1 --num-workers 8 --compute-time exp
 class Config(ExchangeConfig):
     mode: str = "easgd"
 
+    returns_weights = True
+
     moving_rate: Annotated[float | None, Gt(0), Le(1)] = None
     """alpha, the share of the distance that worker and centre move. None: 0.9 / num_workers, as the paper."""
 

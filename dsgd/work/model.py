@@ -11,7 +11,7 @@ missing: the same code then takes one worker.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from dsgd.work.rng import Purpose, generator
+from dsgd.work.routing import ExpertUse, Loads
 from dsgd.work.weights import Vector
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class Evaluation(NamedTuple):
     accuracy: float | None
     bits_per_byte: float | None = None
     """Of a language model: its loss per byte of text instead of per token, to base 2."""
+    experts: ExpertUse | None = None
+    """Of a mixture of experts."""
 
     @property
     def perplexity(self) -> float | None:
@@ -87,6 +90,21 @@ class Objective(ABC):
     @abstractmethod
     def evaluate(self, w: Vector, *test: Vector) -> Evaluation | None:
         """Evaluate the weights w (D,) on the workload's test arrays; None where there is nothing to."""
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether evaluations have `experts`."""
+        return False
+
+    def compared(self, found: Evaluation, w: Vector, models: Mapping[int, Vector]) -> Evaluation:
+        """Return an evaluation of the weights w (D,) with what workers' own weights (D,) choose for a
+        token.
+        """
+        return found
+
+    def loads_in(self, gradient: Vector) -> Loads | None:
+        """Return the loads of a worker's experts, as its gradient (D,) shows them; None without experts."""
+        return None
 
     def loss_and_gradient(
         self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int], out: Tensor | None = None

@@ -9,8 +9,10 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -25,6 +27,17 @@ from dsgd.work.rank_sums import in_order
 from dsgd.work.replica import Replica, require_trainable, trained
 from dsgd.work.reshuffled import Indices, Reshuffled
 from dsgd.work.rng import Purpose, at
+from dsgd.work.routing import (
+    MOST_WORKERS,
+    ExpertUse,
+    Loads,
+    RoutedLayer,
+    agreement,
+    joined,
+    shares,
+    shown_by,
+    spans_of,
+)
 from dsgd.work.weights import Vector
 
 if TYPE_CHECKING:
@@ -34,6 +47,7 @@ if TYPE_CHECKING:
 
 _ESTIMATED_FROM, _ESTIMATED_AT_ONCE = 1024, 256  # samples
 _TRIED = 8  # samples
+_NONE = torch.empty(0, 1)
 
 
 class ProblemShard(Reshuffled):
@@ -318,17 +332,73 @@ class ModuleObjective(Objective):
         mine = self._replica(device)
         mine.write(torch.from_numpy(np.array(w)))
         n, loss, score = length(problem.test), 0.0, 0.0
+        routed: list[list[RoutedLayer]] = []
         self._estimate_statistics(mine.module)
         mine.module.eval()
         with torch.no_grad():
             for rows in np.array_split(np.arange(n), -(-n // self._evaluated_at_once)):
                 batch = _on(device, take(problem.test, rows))
                 loss += len(rows) / n * float(problem.loss(mine.module, *batch))
+                if problem.routing and (layers := problem.routing.layers(mine.module)):
+                    routed.append([of._replace(chosen=_NONE) for of in layers])
                 if problem.score:
                     score += len(rows) / n * float(problem.score(mine.module, *batch))
         mine.module.train()
         bits = loss / math.log(2) / problem.bytes_per_token if problem.bytes_per_token else None
-        return Evaluation(loss, score if problem.score else None, bits)
+        use = self._use_of_experts(mine.module, routed) if routed else None
+        return Evaluation(loss, score if problem.score else None, bits, use)
+
+    def _use_of_experts(self, module: torch.nn.Module, routed: Sequence[Sequence[RoutedLayer]]) -> ExpertUse:
+        """Return how experts were used in the passes of an evaluation, each with what its layers did."""
+        assert self.problem.routing
+        layers = [joined(parts) for parts in zip(*routed, strict=True)]
+        return ExpertUse(
+            shares([layer.load for layer in layers]),
+            tuple(round(float(layer.entropy), 6) for layer in layers),
+            self.problem.routing.capacity(module),
+        )
+
+    @property
+    def has_experts(self) -> bool:
+        return self.problem.routing is not None
+
+    def loads_in(self, gradient: Vector) -> Loads | None:
+        routing, module = self.problem.routing, self.problem.module
+        if routing is None:
+            return None
+        return shown_by(gradient, spans_of(routing.balances(module), trained(module)))
+
+    def compared(self, found: Evaluation, w: Vector, models: Mapping[int, Vector]) -> Evaluation:
+        """Look at the first eighth of the test data, so eight models take as long as an evaluation."""
+        if found.experts is None:
+            return found
+        some = max(1, length(self.problem.test) // MOST_WORKERS)
+        rows = np.arange(some)
+        of_server = [layer.chosen for layer in self._routed_at(w, rows)]
+        of_workers = {worker: self._routed_at(models[worker], rows) for worker in list(models)[:MOST_WORKERS]}
+        choices = [[layer.chosen for layer in layers] for layers in of_workers.values()]
+        pairs = [agreement(a, b) for a, b in combinations(choices, 2)]
+        use = found.experts._replace(
+            workers={worker: shares([of.load for of in layers]) for worker, layers in of_workers.items()},
+            agreement=fmean(pairs) if pairs else None,
+            agreement_with_server=fmean(agreement(own, of_server) for own in choices),
+        )
+        return found._replace(experts=use)
+
+    def _routed_at(self, w: Vector, rows: Indices) -> Sequence[RoutedLayer]:
+        """Return what the layers do with some test samples at the weights w (D,)."""
+        problem, device = self.problem, self._evaluated_on
+        assert problem.routing
+        mine = self._replica(device)
+        mine.w.copy_(torch.from_numpy(np.array(w)))
+        mine.module.eval()
+        routed = []
+        with torch.no_grad():
+            for some in np.array_split(rows, -(-len(rows) // self._evaluated_at_once)):
+                problem.loss(mine.module, *_on(device, take(problem.test, some)))
+                routed.append(problem.routing.layers(mine.module))
+        mine.module.train()
+        return [joined(parts) for parts in zip(*routed, strict=True)]
 
     def module_at(self, w: Vector) -> torch.nn.Module:
         """Return a copy of the module with the weights w (D,), as an evaluation has it."""

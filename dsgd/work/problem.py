@@ -13,6 +13,8 @@ from dsgd.work.reshuffled import Indices
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from dsgd.work.routing import Routing
+
 
 class ProblemError(ValueError):
     """A problem cannot be trained; the message is one line, without the workload's name."""
@@ -40,6 +42,9 @@ class Problem(NamedTuple):
     sample: Callable[..., str] | None = None
     """Of a language model: sample(module, prompt, tokens=, temperature=, seed=), the text that follows the
     prompt (dsgd/models/sampling.py makes one)."""
+    routing: Routing | None = None
+    """Of a module with mixtures of experts: where to find what they did. A module with those of
+    dsgd/models/mixture.py needs none."""
 
 
 def length(data: Any) -> int:

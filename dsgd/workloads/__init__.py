@@ -95,6 +95,8 @@ def make_problem(data: DataConfig, seed: int) -> Problem:
     """
     import torch
 
+    from dsgd.models.mixture import MixtureRouting, mixtures
+
     workload = data.workload
     assert workload is not None
     code = code_of(workload)
@@ -110,6 +112,8 @@ def make_problem(data: DataConfig, seed: int) -> Problem:
     if wrong := _wrong(problem):
         raise ValueError(f"--workload {workload}: {wrong}")
     made: Problem = problem
+    if made.routing is None and any(mixtures(made.module)):
+        made = made._replace(routing=MixtureRouting())
     return made
 
 

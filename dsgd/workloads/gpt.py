@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from dsgd.config import DataConfig
 from dsgd.models.transformer_sizes import SIZES
 from dsgd.options.constraints import Must, OnlyWith
+from dsgd.workloads._mixture import MixtureConfig
 
 if TYPE_CHECKING:
     from dsgd.work.problem import Problem
@@ -28,7 +28,7 @@ _COMPRESSED = 1 << 20  # bytes: a second's work for xz
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(DataConfig):
+class Config(MixtureConfig):
     """The language model and its text."""
 
     data: str | None = None
@@ -60,8 +60,9 @@ def make(cfg: Config) -> Problem:
     """Return the problem: a text, its last tenth held out."""
     from dsgd.datasets import DataError, Tokens, Windows, python_sources, shakespeare, texts
     from dsgd.datasets.byte_pairs import BytePairs
+    from dsgd.models.mixture import active_weights
     from dsgd.models.sampling import Sampler, bytes_of, text_of
-    from dsgd.models.transformer import Transformer, flops_per_token, next_token_loss
+    from dsgd.models.transformer import Transformer, flops_per_token, loss_with_routing, next_token_loss
     from dsgd.work.problem import Problem
 
     if cfg.data is not None:
@@ -86,12 +87,14 @@ def make(cfg: Config) -> Problem:
     windows = max(1, min(cfg.eval_tokens // context, (len(test) - 1) // context))
     held_out = test.ids[: windows * context + 1]
     bytes_per_token = test.bytes_per_token if pairs is None else float(pairs.lengths[held_out[1:]].mean())
-    module = Transformer(replace(size, vocabulary=train.vocabulary), tied=cfg.tied)
+    module = Transformer(replace(size, vocabulary=train.vocabulary), tied=cfg.tied, mixture=cfg.mixture)
     flops = flops_per_token(module, context)
     about |= {"flops_per_token": flops, "flops_per_sample": flops * context}
+    if cfg.mixture:
+        about["active_weights"] = active_weights(module)
     return Problem(
         module,
-        next_token_loss,
+        loss_with_routing if cfg.mixture else next_token_loss,
         Windows(train.ids, context),
         Windows(held_out, context),
         bytes_per_token=bytes_per_token,
