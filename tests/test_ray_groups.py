@@ -20,6 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # untyped
 
 from dsgd.cluster import ClusterError, Engine, Update
 from dsgd.cluster.rank_meeting import LOCAL, RankMeeting, RankMissing, meet
+from dsgd.cluster.ray import RayCluster
 from dsgd.execution.quick import QuickRun, config, run, same_bytes
 from dsgd.work.weights import Vector
 
@@ -79,7 +80,10 @@ class Kill:
         """All processes that were seen."""
 
     def __call__(self, cluster: Engine, update: Update) -> None:
-        by_worker = cluster.rank_pids  # type: ignore[attr-defined]
+        engine: Any = cluster
+        while not isinstance(engine, RayCluster):  # something is around it
+            engine = engine.inner
+        by_worker = engine.rank_pids
         self.pids.update(pid for pids in by_worker for pid in pids)
         rank = self._by_version.get(update.weights.version)
         if rank is not None:
