@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,11 +16,14 @@ from rank_processes import RankProcesses
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from dsgd.models.mixture import Mixture, penalty
+from dsgd.models.mixture_options import MixtureOptions
 from dsgd.models.transformer import Transformer, next_token_loss
 from dsgd.models.transformer_sizes import TransformerSize
-from dsgd.work.group_objective import GroupObjective, Membership
+from dsgd.work.group_objective import GroupObjective, Membership, RankLost
+from dsgd.work.module_blocks import blocks, recompute_activations
 from dsgd.work.module_objective import ModuleObjective, ProblemShard
-from dsgd.work.problem import Problem
+from dsgd.work.problem import Problem, ProblemError
 from dsgd.work.rank_layout import RankLayout
 from dsgd.work.tasks import Elastic, Gradient, LocalAdamW, LocalSGD, Task
 
@@ -70,6 +74,10 @@ def uneven() -> Problem:
     return Problem(Uneven(), loss, (x,), ())
 
 
+def odd() -> Problem:
+    return experts(3)
+
+
 class Dropping(nn.Module):
     """Batch normalization, over a rank's part, and dropout."""
 
@@ -77,7 +85,7 @@ class Dropping(nn.Module):
         super().__init__()
         torch.manual_seed(7)
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Tanh(), nn.Dropout(0.5)) for _ in range(2)
+            nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(0.5)) for _ in range(2)
         )
         self.head = nn.Linear(4, 1)
 
@@ -117,6 +125,33 @@ class Normed(nn.Module):
 def normed() -> Problem:
     torch.manual_seed(9)
     return Problem(Normed(), next_token_loss, (TOKENS[:, :-1], TOKENS[:, 1:]), ())
+
+
+class Routed(nn.Module):
+    """Two blocks, each a mixture of four experts."""
+
+    def __init__(self, count: int = 4) -> None:
+        super().__init__()
+        torch.manual_seed(11)
+        self.embed = nn.Embedding(VOCABULARY, 8)
+        options = MixtureOptions(experts=count, top_k=2, router_z=1e-3)
+        self.blocks = nn.ModuleList(Mixture(8, 12, options) for _ in range(2))
+        self.head = nn.Linear(8, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        found: Tensor = self.head(x)
+        return found
+
+
+def experts(count: int = 4) -> Problem:
+    def loss(module: nn.Module, tokens: Tensor, following: Tensor) -> Tensor:
+        predicted = next_token_loss(module, tokens, following)
+        return predicted + penalty(module)
+
+    return Problem(Routed(count), loss, (TOKENS[:, :-1], TOKENS[:, 1:]), ())
 
 
 def shard_of(problem: Problem, batch_size: int = 8, worker: int = 0, rows: Any = None) -> ProblemShard:
@@ -244,12 +279,43 @@ def test_mini_batches_that_nothing_divides(group: RankProcesses, batch_size: int
 
 
 def test_recomputed_activations_change_nothing(group: RankProcesses) -> None:
-    """With each block computed once more for the backward pass: the same gradient, bit for bit."""
-    kept, recomputed = (
-        both(group, 2, transformer, Gradient(), member={"checkpoint_activations": whether})[1]
-        for whether in (False, True)
-    )
-    assert np.array_equal(kept, recomputed)
+    """With each block computed once more for the backward pass: the same gradient, bit for bit, in a group
+    and in one process.
+    """
+    for make in (transformer, dropping):
+        kept, recomputed = (
+            both(group, 2, make, Gradient(), member={"checkpoint_activations": whether}, recomputed=whether)
+            for whether in (False, True)
+        )
+        assert np.array_equal(kept[1], recomputed[1])
+        assert np.array_equal(kept[4], recomputed[4])
+
+
+def test_recomputed_activations_are_not_kept() -> None:
+    """Each block is computed twice, and between the two passes one keeps less than half as much."""
+    kept_bytes, calls = [], []
+    for recomputed in (False, True):
+        module = transformer().module
+        if recomputed:
+            recompute_activations(blocks(module))
+        kept, called = [0], [0]
+
+        def keep(tensor: Tensor, kept: list[int] = kept) -> Tensor:
+            kept[0] += tensor.nbytes
+            return tensor
+
+        def count(*_: Any, called: list[int] = called) -> None:
+            called[0] += 1
+
+        for part in blocks(module):
+            part.up.register_forward_hook(count)  # type: ignore[union-attr]
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            found = next_token_loss(module, TOKENS[:4, :-1], TOKENS[:4, 1:])
+        found.backward()  # type: ignore[no-untyped-call]
+        kept_bytes.append(kept[0])
+        calls.append(called[0])
+    assert calls == [2, 4]
+    assert kept_bytes[1] < kept_bytes[0] / 2
 
 
 @pytest.mark.parametrize(("ranks", "parallel"), [(2, "fsdp"), (3, "fsdp"), (4, "hsdp:2"), (2, "ddp")])
@@ -258,10 +324,10 @@ def test_one_process_has_the_bits_of_a_group(
     group: RankProcesses, ranks: int, parallel: str, task: Task
 ) -> None:
     """What computes a worker's parts one after another, as the simulator does: the same losses, weights and
-    state, bit for bit, whatever the ranks draw for dropout.
+    state, bit for bit; whatever the ranks draw for dropout, and with batch normalization over their parts.
     """
-    for make, accumulate in ((uneven, 1), (dropping, 2)):
-        found = both(group, ranks, make, task, 2, parallel=parallel, accumulate=accumulate, as_group=True)
+    for make, more in ((uneven, {}), (dropping, {"accumulate": 2, "batch_size": 17})):
+        found = both(group, ranks, make, task, 2, parallel=parallel, as_group=True, **more)
         loss, w, state, loss_alone, w_alone, state_alone = found
         assert loss == loss_alone
         assert np.array_equal(w, w_alone)
@@ -372,6 +438,123 @@ def test_bfloat16_is_near_float32_in_a_group(group: RankProcesses) -> None:
         assert g.dtype == np.float32
         assert 0 < np.linalg.norm(g - exact_g) <= 3e-2 * np.linalg.norm(exact_g)
         assert np.linalg.norm(g - full) <= 3e-2 * np.linalg.norm(full)
+
+
+@pytest.mark.parametrize(("ranks", "parallel"), [(2, "fsdp"), (4, "hsdp:2")])
+def test_experts_that_stay_are_experts_that_are_gathered(
+    group: RankProcesses, ranks: int, parallel: str
+) -> None:
+    """Whether the experts' weights travel or the tokens: the same loss, bit for bit, and the same gradient to
+    2e-7, in parts and with activations that are recomputed, too.
+    """
+    more: dict[str, Any] = {"accumulate": 2, "parallel": parallel}
+    gathered = both(group, ranks, experts, Gradient(), **more)
+    for recomputed in (False, True):
+        member = {"expert_parallel": True, "checkpoint_activations": recomputed}
+        stayed = both(group, ranks, experts, Gradient(), member=member, **more)
+        assert stayed[0] == gathered[0]
+        assert np.linalg.norm(stayed[1] - gathered[1]) <= 2e-7 * np.linalg.norm(gathered[1])
+        assert np.linalg.norm(stayed[1] - stayed[4]) <= 1e-6 * np.linalg.norm(stayed[4])
+
+
+def bypassed() -> Problem:
+    def loss(module: Any, x: Tensor) -> Tensor:
+        found: Tensor = (x @ module[0].weight.T).square().mean()
+        return found
+
+    return Problem(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)), loss, (torch.ones(N, 4),), ())
+
+
+def scalar() -> Problem:
+    problem = bypassed()
+    problem.module.register_parameter("scale", nn.Parameter(torch.tensor(1.0)))
+    return problem
+
+
+def empty() -> Problem:
+    problem = bypassed()
+    problem.module.register_parameter("nothing", nn.Parameter(torch.zeros(0, 3)))
+    return problem
+
+
+def sparse() -> Problem:
+    problem = transformer()
+    problem.module.embed.sparse = True  # type: ignore[union-attr]
+    return problem
+
+
+def large() -> Problem:
+    def loss(module: Any, x: Tensor) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    return bypassed()._replace(loss=loss)
+
+
+def wrong() -> Problem:
+    return bypassed()._replace(loss=lambda module, x: module(x[:, :3]).mean())
+
+
+EXPERT_PARALLEL = {"expert_parallel": True}
+UNFIT: dict[str, tuple[Callable[[], Problem], dict[str, Any], str]] = {
+    "bypassed": (bypassed, {}, "used outside of that block's own call; call the block itself, or keep"),
+    "scalar": (scalar, {}, "cannot shard its scale, which has no rows to divide; make it of shape (1,)"),
+    "empty": (empty, {}, "cannot shard its nothing, which is empty; leave it out"),
+    "sparse": (sparse, {}, "its embed.weight, whose gradients are sparse; make the embedding with"),
+    "wrong": (wrong, {}, "its loss cannot be computed: line"),
+    "large": (large, {}, "4 samples at once, as one of 2 ranks; lower --batch-size"),
+    "dense": (transformer, EXPERT_PARALLEL, "--expert-parallel: its module has no layer with experts"),
+    "odd": (odd, EXPERT_PARALLEL, "its blocks.0.up has 3 experts, which 2 ranks do not divide; choose"),
+}
+
+
+@pytest.mark.parametrize("unfit", UNFIT)
+def test_what_cannot_be_sharded_is_said_in_one_line(group: RankProcesses, unfit: str) -> None:
+    """On every rank: what it is, and what to do about it."""
+    make, member, text = UNFIT[unfit]
+    for message in group(2, refused, make, member):
+        assert text in message
+        assert "\n" not in message
+
+
+def refused(rank: int, ranks: int, make: Callable[[], Problem], member: dict[str, Any]) -> str:
+    problem = make()
+    try:
+        objective = GroupObjective(ModuleObjective(problem), Membership(rank=rank, ranks=ranks, **member))
+        objective.try_out(shard_of(problem))
+    except ProblemError as error:
+        return str(error)
+    return "nothing was wrong"
+
+
+def test_a_good_problem_passes_the_trial(group: RankProcesses) -> None:
+    """And a loss that is not finite at the start does not."""
+    assert group(2, refused, uneven, {}) == ["nothing was wrong"] * 2
+    assert "its loss is inf at the start" in group(2, refused, infinite, {})[1]
+
+
+def infinite() -> Problem:
+    return uneven()._replace(loss=lambda module, x: module(x).mean() + torch.inf)
+
+
+def test_a_rank_that_ends_is_told_apart_from_a_mistake(group: RankProcesses) -> None:
+    """Those that wait for it raise RankLost, not an error of the problem; later groups are not harmed."""
+    first, last = group(2, left_alone)
+    assert first.startswith("RankLost")
+    assert last is None
+    both(group, 2, uneven, Gradient())
+
+
+def left_alone(rank: int, ranks: int) -> str:
+    problem = uneven()
+    objective = GroupObjective(ModuleObjective(problem), Membership(rank=rank, ranks=ranks))
+    objective.try_out(shard_of(problem))
+    if rank == 1:
+        os._exit(0)
+    try:
+        objective.try_out(shard_of(problem))
+    except (RankLost, ProblemError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "it did not notice"
 
 
 @given(

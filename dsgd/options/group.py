@@ -67,7 +67,8 @@ class GroupConfig(Checked):
     experts' weights."""
 
     checkpoint_activations: Annotated[bool, _WITH_WORKLOAD] = False
-    """Compute a block's activations once more in the backward pass instead of keeping them."""
+    """Compute a block's activations once more in the backward pass instead of keeping them; for workers of
+    one rank, too."""
 
     rank_bytes_per_s: Annotated[float, Gt(0), _SIMULATED] = math.inf
     """Bandwidth between the ranks of a worker, of each in each direction (sim only); --bytes-per-s is that
@@ -83,7 +84,6 @@ class GroupConfig(Checked):
         for option, default in (
             ("parallel", "fsdp"),
             ("expert_parallel", False),
-            ("checkpoint_activations", False),
             ("rank_bytes_per_s", math.inf),
             ("rank_latency_s", 0.0),
         ):

@@ -28,9 +28,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from dsgd.options.group import Parallel
+from dsgd.work.expert_parallel import hold_own_experts
 from dsgd.work.model import Evaluation, Objective
 from dsgd.work.module_blocks import blocks, recompute_activations
 from dsgd.work.module_objective import (
@@ -118,25 +120,33 @@ class GroupObjective(Objective):
         else:
             mesh = init_device_mesh(kind, (replicas, slices), mesh_dim_names=names)
         self._device, self._peers = torch.device(membership.device), mesh.get_group("shard")
+        self._experts: set[nn.Parameter] = set()
+        self._replicas = mesh.get_group("replicate") if replicas > 1 else None
+        if membership.expert_parallel:
+            self._experts = hold_own_experts(module, membership.rank % slices, self._peers)
         parts = blocks(module)
         if objective.compiled:
-            for part in parts:
+            for part in parts or [module]:
                 part.compile()
         if membership.checkpoint_activations:
             recompute_activations(parts)
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.data = parameter.data.contiguous()
+            for parameter in self._experts:
+                parameter.data = parameter.data.to(self._device)
         # Autocast casts inputs, where an operation wants it.
         full = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         policy = full
         if objective.bf16:
             policy = replace(full, param_dtype=torch.bfloat16)
-            statistics = [part for part in module.modules() if isinstance(part, _NormBase)]
+            norms = (part for part in module.modules() if isinstance(part, _NormBase))
+            statistics = [norm for norm in norms if any(True for _ in norm.parameters())]
             parts = [*statistics, *(part for part in parts if part not in statistics)]
         self._loss = _Loss(module, objective.problem.loss)
         for part in (*parts, self._loss):  # what keeps statistics in float32 stays in float32
-            fully_shard(part, mesh=mesh, mp_policy=full if isinstance(part, _NormBase) else policy)
+            own = full if isinstance(part, _NormBase) else policy
+            fully_shard(part, mesh=mesh, mp_policy=own, ignored_params=self._experts)
         root = cast(FSDPModule, self._loss)
         for part in (*parts, self._loss):
             # The parts of a mini-batch bring their share along: what is reduced is summed, and not divided.
@@ -148,7 +158,7 @@ class GroupObjective(Objective):
         root.set_reduce_scatter_unused_params(True)
         self._parameters = trained(module)
         # Views of the memory that FSDP gathers from: what is written here is what is computed with.
-        self._slices = [cast(Any, parameter).to_local() for parameter in self._parameters]
+        self._slices = [_own(parameter.detach()) for parameter in self._parameters]
         self._sizes = [part.numel() for part in self._slices]
         assert sum(self._sizes) == self.layout.length(membership.rank)
 
@@ -218,7 +228,7 @@ class GroupObjective(Objective):
         own = None
         try:
             for number, (share, batch) in enumerate(shard.parts(step, options.accumulate, rank, ranks)):
-                # Until the last part of the mini-batch, each rank keeps its gradient of all weights.
+                # Until the last part of the mini-batch, each rank keeps its gradient by all weights.
                 root.set_requires_gradient_sync(number == options.accumulate - 1)
                 with half:
                     loss = self._loss(*batch)
@@ -226,12 +236,21 @@ class GroupObjective(Objective):
                     loss = share * loss
                 loss.backward()
                 own = loss.detach() if own is None else own + loss.detach()
+            self._add_up_experts()
             total = summed(cast("Tensor", own).float())
         except torch.OutOfMemoryError as error:
             raise ProblemError(options.full(shard, ranks)) from error
         except RuntimeError as error:
             raise _told_apart(error) from error
         return total, self._read(into)
+
+    def _add_up_experts(self) -> None:
+        """Add up the gradients of experts that several replicas have; FSDP does not know of them."""
+        for parameter in self._parameters:
+            if self._replicas and parameter in self._experts:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad, group=self._replicas)
 
     def _write(self, w: Tensor | None) -> None:
         """Make a slice (d,) the weights."""
@@ -250,9 +269,14 @@ class GroupObjective(Objective):
             if parameter.grad is None:
                 part.zero_()
             else:  # to which 0 is added, as one process does: -0 becomes 0
-                torch.add(cast(Any, parameter.grad).to_local().flatten(), 0.0, out=part)
+                torch.add(_own(parameter.grad).flatten(), 0.0, out=part)
             parameter.grad = None
         return g
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Return what this rank has of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _told_apart(error: RuntimeError) -> Exception:
@@ -279,10 +303,8 @@ def _require_shardable(module: nn.Module) -> None:
         why = None
         if parameter.dim() == 0:
             why = "has no rows to divide; make it of shape (1,)"
-        elif parameter.is_complex():
-            why = "is complex; keep its parts as real numbers (torch.view_as_real)"
-        elif parameter.layout is not torch.strided:
-            why = "is sparse; make it dense"
+        elif parameter.numel() == 0:
+            why = "is empty; leave it out"
         if why:
             raise ProblemError(f"a group of ranks cannot shard its {name}, which {why}")
     for name, layer in module.named_modules():
