@@ -24,6 +24,7 @@ from dsgd.labs.answers import read_answers
 from dsgd.labs.finding import Finding, function
 from dsgd.labs.lab_file import read_lab
 from dsgd.labs.student import Work
+from dsgd.labs.trial import Trial
 from dsgd.records.writer import RunRecord
 from dsgd.report.figures import draw_sections
 from dsgd.report.frames import read_folder
@@ -323,6 +324,15 @@ WRONG_OPTIONS = [
     ("11", {"balance_rate": 3.8}, "With your rate"),
     ("11", {"balance_rate": 2.5}, "1.25 times"),
 ]
+
+
+@pytest.mark.parametrize(("lr", "stable"), [(0.19, True), (0.21, False)])
+def test_the_largest_step_of_an_exercise_with_momentum_is_smaller(lr: float, stable: bool) -> None:
+    """Where a lecturer adds momentum, the limit is that with momentum, and runs agree: 0.199, not 0.445."""
+    options = {"mode": "asgd", "dataset": "quadratic", "num_workers": 4, "steps": 300, "momentum": 0.5}
+    found = goals.is_stable(Trial(options | {"compute_time": "constant:1", "lr": lr}), start=1.0)
+    assert found.holds == stable
+    assert "below 0.1993" in found.theory
 
 
 @pytest.mark.parametrize(("number", "exercise", "law"), WRONG_OPTIONS)

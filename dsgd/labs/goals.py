@@ -134,9 +134,9 @@ def _largest_rate(own: Controller, cfg: TrainConfig) -> str:
 
 def _largest_stable(trial: Trial) -> float | None:
     """Return the lr below which a run on a quadratic of curvature 1 is stable; None where it is not known."""
-    cfg = trial.configured()
+    cfg: Any = trial.configured()
     plain = cfg.mode == "asgd" and cfg.compression.results is None
-    return largest_stable_step(cfg.num_workers - 1) if plain else None
+    return largest_stable_step(cfg.num_workers - 1, cfg.momentum) if plain else None
 
 
 def _compared(found: Value, holds: Callable[[float], bool], rule: str, there: bool = False) -> Finding:
