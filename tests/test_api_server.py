@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,9 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import psutil
 import pytest
 from conftest import KUBERAY_CRD, ROOT
 
+from deploy.api.api_client import ApiRefused
 from deploy.api.install_cluster import (
     CRDS as CRD_PATH,
 )
@@ -36,6 +40,7 @@ from deploy.api.install_cluster import (
 )
 from deploy.api.local_api import LocalApi, missing_binaries
 from deploy.api.played_objects import PODS, RAY_JOBS
+from deploy.api.played_ray import here
 from deploy.api.player import Player, played_cluster
 from deploy.api.scenarios import SCENARIOS
 from deploy.api.situations import TABLE, TESTS
@@ -44,6 +49,7 @@ from deploy.jobs.kubectl import Kubectl
 from deploy.manifests.job_table import JOBS
 from deploy.manifests.rayjob import manifest
 from deploy.manifests.settings import Settings
+from main import main as run_alone
 
 BUILT = Path(os.environ.get("API_SERVER", ""))
 CRDS = Path(os.environ.get("API_CRDS") or KUBERAY_CRD.parent)
@@ -61,6 +67,10 @@ pytestmark = [
         reason="needs KubeRay's CRD: export KUBERAY_CRD=FILE (the RayJob CRD as JSON)",
     ),
 ]
+
+
+# A field of KubeRay 1.7's CRD: as long as the API server does not describe it, kubectl lets everything pass.
+DESCRIBED = "preRunningDeadlineSeconds"
 
 
 class PlayedCluster(NamedTuple):
@@ -106,7 +116,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedCluster]
         ThreadPoolExecutor(1) as restarts,
         played_cluster(BUILT, folder, read_crds(CRDS), "eks-gpu") as (api, player),
     ):
-        yield PlayedCluster(api, player, restarts)
+        played = PlayedCluster(api, player, restarts)
+        wait_for(lambda: DESCRIBED in played.kubectl("get", "--raw", "/openapi/v2"), "the first description")
+        yield played
 
 
 def wait_for(condition: Callable[[], bool], what: str) -> None:
@@ -130,7 +142,7 @@ def test_the_promised_commands_work_as_they_are_written(cluster: PlayedCluster) 
 
     submitter = ("-n", "ray-jobs", "-l", "job-name=compare-localsgd")
     wait_for(lambda: "Running" in cluster.kubectl("get", "pods", *submitter), "a running submitter")
-    assert cluster.kubectl("logs", *submitter) == "Job submitted\n"
+    wait_for(lambda: cluster.kubectl("logs", *submitter) == "Job submitted\n", "the driver's first line")
     deleted = cluster.kubectl("delete", "rayjob", "compare-localsgd", "-n", "ray-jobs")
     assert deleted.splitlines()[0].startswith('rayjob.ray.io "compare-localsgd" deleted')
     wait_for(lambda: not cluster.kubectl("get", "pods", "-n", "ray-jobs").strip(), "an empty namespace")
@@ -294,13 +306,12 @@ def no_crd(cluster: PlayedCluster, tools: Tools) -> Iterator[None]:
 @contextmanager
 def older_crd(cluster: PlayedCluster, tools: Tools) -> Iterator[None]:
     """Have a CRD without a field, also in the API's description, from which kubectl takes what it knows."""
-    field = "preRunningDeadlineSeconds"
 
     def described() -> bool:
-        return field in cluster.kubectl("get", "--raw", "/openapi/v2")
+        return DESCRIBED in cluster.kubectl("get", "--raw", "/openapi/v2")
 
-    wait_for(described, "the first description")  # without one, kubectl lets everything pass
-    install_crd(cluster.api.client, without_field(of_rayjobs(), field))
+    wait_for(described, "a description")  # the CRD may just have come back
+    install_crd(cluster.api.client, without_field(of_rayjobs(), DESCRIBED))
     wait_for(lambda: not described(), "the older description")
     yield
     install_crd(cluster.api.client, of_rayjobs())
@@ -418,6 +429,109 @@ def test_a_test_goes_on_when_the_api_server_does(
     assert not cluster.left
 
 
+# --- a job that is tried again
+
+
+WAITS = """
+import time
+from pathlib import Path
+from dsgd.strategies.train_ssgd import Config, train as ssgd
+
+def train(cluster, w, cfg):
+    for update in ssgd(cluster, w, cfg):
+        while update.weights.version in (30, 45) and not Path(f"GATE{update.weights.version}").exists():
+            time.sleep(.05)
+        yield update
+"""
+
+
+def test_a_job_whose_driver_is_killed_goes_on_in_new_pods(
+    cluster: PlayedCluster, tools: Tools, aws: Any, tmp_path: Path
+) -> None:
+    """The driver is killed, and KubeRay makes a new RayCluster; then the head is lost, and made again. Each
+    time the same command finds the checkpoint under the RayJob's name; weights are those of a job left alone.
+    """
+    cluster.player.scenario = SCENARIOS["success"]
+    gate = f"{tmp_path}/gate"  # two of them: 30 and 45
+    (tmp_path / "train_waits.py").write_text(WAITS.replace("GATE", gate))
+    ssp = next(job for job in JOBS if job.name == "ssp")
+    made = manifest(ssp, Settings(image="registry.test/dsgd:1", bucket="lab", device="cpu"))
+    entrypoint, changes = made["spec"]["entrypoint"], {
+        "--mode ssp --slack 4 --lr-scaling workers": f"--strategy-file {tmp_path}/train_waits.py",
+        "--steps 2000": "--steps 60",
+        "--checkpoint-every s3=60": "--checkpoint-every s3=.2 --upload-every .1",
+    }  # fmt: skip
+    for old, new in changes.items():
+        assert old in entrypoint
+        entrypoint = entrypoint.replace(old, new)
+    made["spec"]["entrypoint"] = entrypoint
+    cluster.api.client.create(RAY_JOBS, made)
+
+    def status() -> dict[str, Any]:
+        job = cluster.api.client.find(f"{RAY_JOBS}/ssp") or {}
+        return dict(job.get("status") or {})
+
+    def checkpoints() -> set[str]:
+        found = aws.list_objects_v2(Bucket="lab", Prefix="runs/ssp-1/checkpoints/").get("Contents", [])
+        return {one["Key"] for one in found}
+
+    def drivers() -> list[psutil.Process]:
+        work = str(cluster.player.nodes.workplaces[status()["rayClusterName"]].folder)
+        found = psutil.process_iter(["cwd", "cmdline"])
+        return [p for p in found if p.info["cwd"] == work and "main.py" in (p.info["cmdline"] or ())]
+
+    wait_for(lambda: bool(checkpoints()), "a checkpoint")
+    first = status()["rayClusterName"]
+    (driver,) = drivers()
+    driver.kill()
+    before = checkpoints()
+    Path(f"{gate}30").touch()
+    wait_for(lambda: status().get("failed") == 1, "the end of the first try")
+    wait_for(lambda: status().get("jobDeploymentStatus") == "Running", "the second try")
+    second = status()["rayClusterName"]
+    assert second != first
+    wait_for(lambda: bool(checkpoints() - before), "a checkpoint of the second try")
+    ran = tools("check-job")
+    assert (ran.code, "tried again 1 times" in ran.out) == (1, True), ran
+    cluster.kubectl("delete", "pod", f"{second}-head", "-n", "ray-jobs", "--force", "--grace-period=0")
+    wait_for(lambda: not drivers(), "the end of the second driver")
+    wait_for(lambda: bool(drivers()), "the third driver")
+    Path(f"{gate}45").touch()
+    assert tools("logs-follow").code == 0
+    wait_for(lambda: status().get("jobDeploymentStatus") == "Complete", "the end of the job")
+    assert (status()["failed"], status()["succeeded"], status()["rayClusterName"]) == (1, 1, second)
+
+    def stored(name: str) -> bytes:
+        return bytes(aws.get_object(Bucket="lab", Key=f"runs/ssp-1/{name}")["Body"].read())
+
+    attempts = json.loads(stored("meta.json"))["attempts"]
+    first_from, second_from = (one["from_version"] for one in attempts)
+    assert 0 < first_from <= 30
+    assert first_from < second_from <= 45
+    assert not checkpoints()
+    alone = shlex.split(entrypoint.partition(" --out ")[0].replace("s3=.2 --upload-every .1", "1e9"))
+    assert run_alone([*here(alone, "0")[2:], "--out", str(tmp_path), "--run-name", "alone", "--quiet"]) == 0
+    for name in ("weights.npy", "updates.jsonl", "evals.jsonl"):
+        assert stored(name) == (tmp_path / "alone" / name).read_bytes()
+
+
+def test_a_job_that_fails_each_time_is_tried_three_times(cluster: PlayedCluster, tools: Tools) -> None:
+    """`backoffLimit: 2`: three RayClusters, of which nothing is left when the next one is made."""
+    cluster.player.scenario = SCENARIOS["driver-crash"]
+    assert tools("run").code == 0
+    followed = tools("logs-follow")
+    assert (followed.code, followed.out.count("main.py: worker 1 died")) == (0, 3), followed
+    job = cluster.api.client.find(f"{RAY_JOBS}/ssp")
+    assert job
+    assert (job["status"]["jobDeploymentStatus"], job["status"]["failed"]) == ("Failed", 3)
+    events = tools("debug-events").out
+    made = re.findall(r"CreatedRayCluster: Created RayCluster ray-jobs/(\S+)", events)
+    gone = re.findall(r"DeletedRayCluster: Deleted cluster ray-jobs/(\S+)", events)
+    assert len(set(made)) == 3
+    assert gone == made[:2]
+    assert "the job failed, and was tried again 2 times" in tools("check-job").out
+
+
 def test_ctrl_c_while_the_api_server_is_away_still_cleans_up(
     cluster: PlayedCluster, tools: Tools, restarted: Callable[..., Future[None]]
 ) -> None:
@@ -468,6 +582,29 @@ def test_core_validation_takes_every_pod_of_every_job(
         assert ("nodeAffinity" in str(templates[-1])) == (capacity == "spot")
 
 
+def test_pods_of_a_priority_class_need_the_component(cluster: PlayedCluster) -> None:
+    """Without it they are refused by its name; with it they get its priority, and end nobody's pods."""
+    settings = Settings(image="registry.test/dsgd:1", bucket="lab", priority_class="ray-jobs")
+    head = manifest(JOBS[0], settings)["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    pod = {"metadata": {"generateName": "any-"}, "spec": head}
+    with pytest.raises(ApiRefused, match="no PriorityClass with name ray-jobs was found"):
+        cluster.api.client.create(f"{PODS}?dryRun=All", pod)
+    file = "deploy/kubernetes/components/priority/priority-class.yaml"
+    cluster.kubectl("apply", "--server-side", "-f", file)
+    wait_for(lambda: known(cluster, pod), "the class, which pods' admission looks up in a cache")
+    taken = cluster.api.client.create(f"{PODS}?dryRun=All", pod)
+    cluster.kubectl("delete", "-f", file)
+    assert taken
+    assert (taken["spec"]["priority"], taken["spec"]["preemptionPolicy"]) == (1000, "Never")
+
+
+def known(cluster: PlayedCluster, pod: dict[str, Any]) -> bool:
+    try:
+        return bool(cluster.api.client.create(f"{PODS}?dryRun=All", pod))
+    except ApiRefused:
+        return False
+
+
 def test_only_the_rayjob_with_the_uid_is_deleted(
     cluster: PlayedCluster, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,6 +642,6 @@ def test_kustomize_replaces_image_and_bucket_as_the_document_says(
     job = cluster.api.client.find(f"{RAY_JOBS}/compare-localsgd")
     assert job
     assert json.dumps(job["spec"]).count('"registry.example.org/dsgd-lab:TAG"') == 3
-    (variable,) = job["spec"]["submitterPodTemplate"]["spec"]["containers"][0]["env"]
-    assert variable == {"name": "RESULTS_BUCKET", "value": "my-results"}
+    bucket, _ = job["spec"]["submitterPodTemplate"]["spec"]["containers"][0]["env"]
+    assert bucket == {"name": "RESULTS_BUCKET", "value": "my-results"}
     cluster.clear()

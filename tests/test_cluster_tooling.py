@@ -1240,7 +1240,7 @@ def test_the_status_is_json_as_its_schema_says(tools: Tools) -> None:
         jsonschema.validate(content, schema)
         verdicts.append((content["verdict"], ran.code))
     assert verdicts == [("absent", 1), ("running", 0), ("running", 0), ("passed", 0)]
-    assert [check["name"] for check in content["checks"]] == CHECKS
+    assert [check["name"] for check in content["checks"]] == [*CHECKS, "premise"]
     assert content["runs"][2]["staleness_max"] == 21
     assert {pod["role"] for pod in content["pods"]} == {"head", "worker", "submitter"}
 
@@ -1360,6 +1360,55 @@ def test_where_nothing_was_read_nccl_is_not_known(tools: Tools) -> None:
         state, detail = tools("check-job").checks["nccl"]
         assert state == "open"
         assert detail in ("there is no driver's log", "4 of 5 logs of head and workers were read")
+
+
+def test_a_job_that_is_tried_again_is_told_from_one_that_never_failed(tools: Tools) -> None:
+    """Which try it is, that the job did not go through without one, and no operator is missed between two."""
+    now = {"jobDeploymentStatus": "", "jobStatus": "", "failed": 1}
+    created = {"job": "initializing", "head": None, "workers": None, "submitter": None, "status": now}
+    tools.play({"based_on": "short", "frames": [created]})
+    tools("run")
+    assert "no KubeRay operator" not in tools("check-job").out
+    running = {"job": "running", "head": "running", "workers": "running", "submitter": "running"}
+    tools.play({"based_on": "short", "frames": [running | {"status": {"failed": 2}}]})
+    tools("run")
+    ran = tools("check-job")
+    assert (ran.code, ran.failed["restarts"]) == (1, "the job failed, and was tried again 2 times")
+    assert "Running, RUNNING; try 3" in ran.out
+    assert json.loads(tools("test-status").out)["status"]["failed"] == 2
+    tools.play({"based_on": "short", "last": {"status": {"failed": 1}}})
+    tools("run")
+    tools("check-job")
+    assert tools("check-job").failed["restarts"] == "the job failed, and was tried again 1 times"
+    tools.play({"based_on": "driver-crash", "last": {"status": {"failed": 1}}})
+    tools("run")
+    tools("monitor-pods")
+    assert "restarts" not in tools("check-job").failed
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ([], ("pass", "none is stated")),
+        (["idle_share is 0.7, at least 0.6: holds"], ("pass", "idle_share is 0.7, at least 0.6: holds")),
+        (
+            ["idle_share is 0.7, at least 0.6: holds", "batch_s is 2, at most 1: does not hold with ssp (2)"],
+            ("fail", "batch_s is 2, at most 1: does not hold with ssp (2)"),
+        ),
+    ],
+)
+def test_a_premise_that_did_not_hold_is_found_in_the_drivers_log(
+    said: list[str], answer: tuple[str, str], tools: Tools
+) -> None:
+    """What an experiment prints of its premises is a check of a whole job, not of a shortened test."""
+    logs = scenario("short")["frames"][-1]["logs"]
+    submitter = logs["submitter"] + "".join(f"premise {line}\n" for line in said)
+    tools.play({"based_on": "short", "last": {"logs": logs | {"submitter": submitter}}})
+    tools("run")
+    tools("monitor-pods")
+    assert tools("check-job").checks["premise"] == answer
+    tools.play({"based_on": "short", "last": {"logs": logs | {"submitter": submitter}}})
+    assert "premise" not in tools("test-cluster").checks
 
 
 def test_one_look_shows_times_conditions_address_and_utilisation(tools: Tools) -> None:
@@ -1584,9 +1633,9 @@ def test_a_snapshot_holds_what_belongs_to_the_job_and_nothing_else(tools: Tools)
 def test_the_document_names_every_command_check_limit_and_verdict() -> None:
     text = (ROOT / "docs/cluster.md").read_text()
     schema = json.loads((ROOT / "deploy/jobs/status.schema.json").read_text())["properties"]
-    named = [*COMMANDS, *CHECKS, "performance", *PATIENT, *schema["verdict"]["enum"], *schema]
+    named = [*COMMANDS, *CHECKS, "premise", "performance", *PATIENT, *schema["verdict"]["enum"], *schema]
     assert [name for name in named if f"`{name}`" not in text] == []
-    assert set(CHECKS) == set(schema["checks"]["items"]["properties"]["name"]["enum"])
+    assert {*CHECKS, "premise"} == set(schema["checks"]["items"]["properties"]["name"]["enum"])
 
 
 def test_the_document_has_the_table_that_the_api_server_is_held_to() -> None:
@@ -1598,10 +1647,12 @@ def test_the_document_has_the_table_that_the_api_server_is_held_to() -> None:
 
 
 def test_a_played_entrypoint_keeps_what_this_machine_can_do() -> None:
-    """Engine, device and ports are replaced, what needs Ray is left out, the rest stays as it is."""
+    """Engine, device, ports and data are replaced, what needs Ray is left out, the rest stays as it is."""
     words = shlex.split(
-        "python main.py --engine ray --lr 1 --metrics-port 9090 --set start_timeout_s=9 --set seeds=1"
+        "python main.py --engine ray --lr 1 --metrics-port 9090 --set start_timeout_s=9 --set seeds=1 "
+        "--workload fashion --set workload=fashion --device cuda"
     )
     assert here(words, "5") == shlex.split(
-        "python main.py --engine sim --lr 1 --metrics-port 5 --set seeds=1"
+        "python main.py --engine sim --lr 1 --metrics-port 5 --set seeds=1 "
+        "--dataset digits --set dataset=digits --device cpu"
     )

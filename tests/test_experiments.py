@@ -23,6 +23,7 @@ from conftest import ROOT, CommandLine, python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deploy.manifests.job_table import JOBS
 from dsgd.config import options
 from dsgd.execution.quick import config, run
 from dsgd.experiments import kept
@@ -205,6 +206,13 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"target_loss": "low"}, ["target_loss:", "low"]),
     ({"show": ["los"]}, ["show:", "did you mean loss"]),
     ({"show": []}, ["show:", "list of figures"]),
+    ({"premise": {"idle_share": 1}}, ["premise:", "must be a list"]),
+    ({"premise": [{"quantity": "idle_shar", "at_most": 1}]}, ["premise:", "did you mean idle_share"]),
+    ({"premise": [{"quantity": "idle_share"}]}, ["idle_share", "no range", "at_least:"]),
+    ({"premise": [{"quantity": "idle_share", "at_most": "1"}]}, ["at_most:", "must be a number"]),
+    ({"premise": [{"quantity": "drift", "at_least": 2, "at_most": 1}]}, ["drift", "2 is above at_most: 1"]),
+    ({"premise": [{"quantity": "drift", "most": 1}]}, ["no key most", "at_most"]),
+    ({"premise": [{"quantity": "drift", "at_most": 1, "variants": ["b"]}]}, ["no b", "ssgd, asgd"]),
     ({"tune": {"momentum": [0, 0.9]}}, ["tune:", "its own seeds:"]),
     ({"tune": {"momentum": [0, 0.9], "seeds": [1, 9]}}, ["1 is a seed of the experiment too", "others"]),
     ({"tune": {"momentum": [0, 2], "seeds": [9]}}, ["momentum=2", "[0, 1)"]),
@@ -314,6 +322,42 @@ def test_a_dry_run_lists_every_run_and_writes_nothing(tmp_path: Path, ask: Ask) 
     ]
     assert "8 runs, 0 of them kept; about" in asked.out
     assert not ask.out.exists()
+
+
+def test_a_premise_holds_or_does_not_in_the_report_at_the_end_and_in_the_exit_code(
+    tmp_path: Path, ask: Ask
+) -> None:
+    """Of mini-batches of 1 s, and one worker at half the speed: each variant's median decides."""
+    base = BASE | {"num_workers": 3, "compute_time": "constant:1", "slowdown": "0=2"}
+    true = {"quantity": "slowest_ratio", "at_least": 2, "at_most": 2}
+    fresh = {"quantity": "staleness_max", "at_most": 0}
+    premise = [true, fresh, fresh | {"variants": ["ssgd"]}, {"quantity": "consensus", "at_least": 0}]
+    path = write(tmp_path, seeds=1, base=base, premise=premise)
+    ran = ask(path)
+    said = [line.removeprefix("premise ") for line in ran.out.splitlines() if line.startswith("premise ")]
+    broken = r"staleness_max is 0 to (\d), at most 0: does not hold with asgd \(\1\)"
+    assert re.fullmatch(broken, said[1])
+    held = "slowest_ratio is 2, at least 2, at most 2: holds"
+    assert [*said[:1], *said[2:]] == [
+        held,
+        "staleness_max is 0, at most 0: holds",
+        "consensus at least 0: was not measured",
+    ]
+    assert ran.code == 0
+    for report in ("report.md", "report.html"):
+        text = (ask.out / "try" / report).read_text().replace("\\", "")
+        assert all(f"Premise: {line}" in text for line in said)
+    assert ask(path, "--check-premise").code == 1
+    write(tmp_path, seeds=1, base=base, premise=[true])  # of the same runs
+    assert ask(path, "--check-premise").code == 0
+    write(tmp_path, seeds=1, base=base)
+    ask.refuses(path, ["--check-premise", "has no premise:"], "--check-premise")
+
+
+def test_every_experiment_of_a_rayjob_states_its_premise() -> None:
+    """A comparison on other machines is worth what they made of its setting."""
+    for job in (job for job in JOBS if job.is_experiment):
+        assert load(ROOT / job.arguments.split()[1]).premises, job.name
 
 
 def test_killed_and_started_again_it_loses_only_what_was_being_run(tmp_path: Path, ask: Ask) -> None:

@@ -694,6 +694,26 @@ def test_overlays_build(overlay: str) -> None:
 
 
 @needs("kubectl")
+def test_a_component_adds_the_priority_class_that_jobs_are_rendered_with(tmp_path: Path) -> None:
+    """The class that the document renders jobs with: of the cluster, no default, ends nobody's pods."""
+    shutil.copytree(KUBERNETES / "components/priority", tmp_path / "components/priority")
+    (tmp_path / "overlay").mkdir()
+    kinds = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    content = kinds | {"namespace": NAMESPACE, "components": ["../components/priority"]}
+    (tmp_path / "overlay/kustomization.yaml").write_text(yaml.safe_dump(content))
+    (made,) = kustomize(tmp_path / "overlay")
+    assert (made["apiVersion"], made["kind"]) == ("scheduling.k8s.io/v1", "PriorityClass")
+    assert "namespace" not in made["metadata"]
+    assert made["value"] > 0
+    assert (made["globalDefault"], made["preemptionPolicy"]) == (False, "Never")
+    documented = re.findall(r"PRIORITY_CLASS=(\S+)`", (ROOT / "docs/deploy.md").read_text())
+    assert made["metadata"]["name"] in documented
+    settings = replace(MINE["cuda"], priority_class=made["metadata"]["name"])
+    _, head, workers = (pod["spec"] for pod in templates(manifest(JOBS[0], settings)))
+    assert head["priorityClassName"] == workers["priorityClassName"] == made["metadata"]["name"]
+
+
+@needs("kubectl")
 def test_kustomize_puts_another_image_into_a_rayjob(tmp_path: Path) -> None:
     """`images:` reaches head, workers and submitter, and a replacement the bucket, without rendering."""
     shutil.copy(ROOT / JOBS[0].file, tmp_path)

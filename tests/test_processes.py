@@ -17,6 +17,8 @@ from dsgd.cluster.processes import Calls, awaited, begun
 # isort: split
 import psutil
 
+from deploy.local_processes import end
+
 STUBBORN = (
     "import signal, sys, time\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -53,6 +55,16 @@ def test_a_process_that_does_not_end_is_killed() -> None:
         with awaited([psutil.Process(process.pid)], timeout_s=0.2):
             process.terminate()
         assert process.wait() == -signal.SIGKILL
+
+
+def test_a_server_is_asked_to_end_before_it_is_made_to() -> None:
+    """One that completes its work is given the time for it, one that does not listen is killed."""
+    with ready(SLOW_TO_END) as process:
+        end(process, 30)
+        assert process.returncode == 0
+    with ready(STUBBORN) as process:
+        end(process, 0.2)
+        assert process.returncode == -signal.SIGKILL
 
 
 def test_what_has_ended_already_is_not_waited_for() -> None:

@@ -196,6 +196,24 @@ def test_ray_asks_for_a_token() -> None:
         assert committed(job)["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
 
 
+# --- disks
+
+
+def test_what_workers_print_does_not_fill_a_disk() -> None:
+    """Ray turns its logs over: those of ten processes are less than the disk that spilling leaves."""
+    for job in JOBS:
+        _, *pods = templates(committed(job))
+        for pod in pods:
+            (ray,) = pod["spec"]["containers"]
+            environment = {one["name"]: one["value"] for one in ray["env"]}
+            kept = int(environment["RAY_ROTATION_MAX_BYTES"]) * (
+                1 + int(environment["RAY_ROTATION_BACKUP_COUNT"])
+            )
+            (spill,) = (one["emptyDir"] for one in pod["spec"]["volumes"] if one["name"] == "spill")
+            disk = ray["resources"]["requests"]["ephemeral-storage"]
+            assert 10 * kept < amount(disk) - amount(spill["sizeLimit"])
+
+
 # --- TLS
 
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from deploy.api.api_client import ApiClient
+from deploy.local_processes import end
 from deploy.observability.local_servers import NotStarted, free_port
 
 BINARIES = ("kube-apiserver", "etcd", "kubectl")
@@ -114,7 +115,7 @@ class LocalApi:
         try:
             yield
         finally:
-            end(process)
+            end(process, _STOP_TIMEOUT_S)
 
     def _write_tokens(self) -> None:
         rows = [f'{self._tokens[name]},{name},{name},"{group}"\n' for name, group in GROUPS.items()]
@@ -157,16 +158,6 @@ def start(program: Path, arguments: Mapping[str, object], log: Path) -> subproce
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process, by force if it does not listen."""
-    process.terminate()
-    try:
-        process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _make_certificate(certificate: Path, key: Path) -> None:

@@ -1,9 +1,9 @@
-"""Kubernetes' controller manager, played: its garbage collector and its count of quotas."""
+"""Kubernetes' controller manager, played: garbage collector, count of quotas, pods of Jobs."""
 
 from __future__ import annotations
 
 from deploy.api.api_client import ApiClient, Body
-from deploy.api.played_objects import Seen, gpus_of
+from deploy.api.played_objects import BATCH_JOBS, PODS, Seen, gpus_of, now, owned_by
 from deploy.project import GPU, NAMESPACE
 
 _FOREGROUND = "foregroundDeletion"
@@ -35,6 +35,38 @@ def count_quotas(client: ApiClient, seen: Seen) -> None:
         status = {"hard": quota["spec"]["hard"], "used": {f"requests.{GPU}": str(used)}}
         if quota.get("status") != status:
             client.set_status(f"{_QUOTAS}/{quota['metadata']['name']}", status)
+
+
+def run_jobs(client: ApiClient, seen: Seen) -> None:
+    """Give each Job a pod, another one if that fails, and the condition that says that it is over."""
+    for job in seen.batch_jobs:
+        metadata, status = job["metadata"], job.get("status") or {}
+        if "deletionTimestamp" in metadata or status.get("conditions"):
+            continue
+        pods = [pod for pod in seen.pods if metadata["uid"] in {owner["uid"] for owner in _owners(pod)}]
+        phases = [pod["status"]["phase"] for pod in pods]
+        failed = phases.count("Failed")
+        over = ""
+        if "Succeeded" in phases:
+            over, reason = "Complete", ""
+        elif failed > job["spec"]["backoffLimit"]:
+            over, reason = "Failed", "BackoffLimitExceeded"
+        if over:
+            when = now()
+            condition = {"type": over, "status": "True", "reason": reason, "lastTransitionTime": when}
+            path = f"{BATCH_JOBS}/{metadata['name']}"
+            client.set_status(path, {"conditions": [condition], "failed": failed, "startTime": when})
+        elif failed == len(pods):  # none is active
+            template = job["spec"]["template"]
+            labels = template["metadata"]["labels"]
+            name = metadata["name"]
+            of_job = {"job-name": name, "batch.kubernetes.io/job-name": name}
+            made = {
+                "generateName": f"{name}-",
+                "labels": labels | of_job,
+                "ownerReferences": owned_by(job, "Job", "batch/v1"),
+            }
+            client.create(PODS, {"metadata": made, "spec": template["spec"]})
 
 
 def _owners(item: Body) -> list[Body]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import base64
+import re
 import signal
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from deploy.api.api_client import ApiClient, Body
 from deploy.api.install_cluster import NODES
 from deploy.api.played_objects import PODS, Seen, gpus_of, label, now, report
+from deploy.api.played_ray import EXIT_CODE
 from deploy.api.pod_processes import PodProcess, Workplace
 from deploy.api.scenarios import Scenario
-from deploy.project import GPU, NAMESPACE
+from deploy.project import GPU, NAMESPACE, TAG_VARIABLE
 
 _SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets"
 STARTS_AFTER_S = 0.5  # what pulling an image and starting a container take here
@@ -25,11 +25,12 @@ class PlayedNodes:
 
     def __init__(self, client: ApiClient, folder: Path) -> None:
         self._client, self._folder = client, folder
-        self._processes: dict[str, PodProcess] = {}  # by the pod's name
+        self._processes: dict[str, PodProcess] = {}  # by the pod's uid
+        self._uids: dict[str, str] = {}  # of pods with a process, by their names
         self._placed: dict[str, float] = {}  # by the pod's uid: when
         self._reported: set[str] = set()  # uids of pods with a trouble that was reported
         self.workplaces: dict[str, Workplace] = {}
-        """By the name of the RayCluster, or of the probe's pod."""
+        """By the name of the RayCluster, or of the probe's pod: a head that is made again has a new one."""
         (folder / "logs").mkdir(parents=True)
 
     def log_of(self, pod: str) -> Path:
@@ -38,11 +39,20 @@ class PlayedNodes:
 
     def runs(self, pod: str) -> bool:
         """Whether a pod has a process that may still print."""
-        process = self._processes.get(pod)
+        process = self._processes.get(self._uids.get(pod, ""))
         return process is not None and process.exit_code is None
+
+    def exit_code(self, cluster: str) -> int | None:
+        """Return how the driver on a RayCluster's head has ended; None if it has not, or none was there."""
+        work = self.workplaces.get(cluster)
+        path = work.folder / EXIT_CODE if work else None
+        return int(path.read_text()) if path and path.exists() else None
 
     def step(self, seen: Seen, scenario: Scenario) -> None:
         """Do what scheduler and kubelets do for each pod."""
+        there = {pod["metadata"]["uid"] for pod in seen.pods}
+        for uid in self._processes.keys() - there:  # deleted by force
+            self._processes.pop(uid).end()
         for pod in seen.pods:
             if "deletionTimestamp" in pod["metadata"]:
                 self._take_away(pod)
@@ -60,7 +70,7 @@ class PlayedNodes:
 
     def _take_away(self, pod: Body) -> None:
         name = pod["metadata"]["name"]
-        process = self._processes.get(name)
+        process = self._processes.get(pod["metadata"]["uid"])
         if process and process.exit_code is None:  # a driver completes its record first
             if pod["metadata"]["uid"] not in self._reported:
                 self._reported.add(pod["metadata"]["uid"])
@@ -94,38 +104,45 @@ class PlayedNodes:
             return
         if time.monotonic() - self._placed.get(pod["metadata"]["uid"], 0.0) < STARTS_AFTER_S:
             return
+        if job_name := label(pod, "job-name"):
+            job = next((one for one in seen.ray_jobs if one["metadata"]["name"] == job_name), None)
+            # Its shell waits until the head answers: a new one, where the one before is gone.
+            if job is None or not seen.head_runs(job["status"]["rayClusterName"]):
+                return
         name = pod["metadata"]["name"]
-        role = label(pod, "ray.io/node-type")
-        if role:
+        if label(pod, "ray.io/node-type"):
             self.log_of(name).write_text("INFO scripts.py -- Ray runtime started.\n")
-        else:
-            self._processes[name] = self._run(pod, seen, scenario)
+        if label(pod, "ray.io/node-type") != "worker":
+            self._uids[name] = pod["metadata"]["uid"]
+            self._processes[pod["metadata"]["uid"]] = self._run(pod, seen, scenario)
         self._set(pod, "Running", ready=True, state={"running": {"startedAt": now()}})
 
     def _run(self, pod: Body, seen: Seen, scenario: Scenario) -> PodProcess:
-        """Start what a submitter or a probe runs."""
+        """Start what a head, a submitter or a probe runs. A submitter works in the folder of its head."""
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         job = next((one for one in seen.ray_jobs if one["metadata"]["name"] == label(pod, "job-name")), None)
         (container,) = pod["spec"]["containers"]
-        place = job["status"]["rayClusterName"] if job else pod["metadata"]["name"]
-        work = self.workplaces[place] = Workplace(self._folder / "work" / place)
-        env = self._environment(container)
-        if job:  # the driver runs on the head
-            (head,) = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"]
-            env = self._environment(head) | env
-        command = [*container["command"], *container.get("args", ())]
-        if scenario.driver and job:
-            command = ["/bin/sh", "-c", scenario.driver]
-        return PodProcess(command, env | work.environment, work.folder, self.log_of(pod["metadata"]["name"]))
+        env, command = self._environment(pod), [*container["command"], *container.get("args", ())]
+        if job:
+            work = self.workplaces[job["status"]["rayClusterName"]]
+            env["PLAYED_DRIVER"] = scenario.driver
+        else:
+            if cluster := label(pod, "ray.io/cluster"):
+                command = ["ray", "head"]
+            folder = self._folder / "work" / f"{cluster or name}-{uid[:5]}"
+            work = self.workplaces[cluster or name] = Workplace(folder)
+        return PodProcess(command, env | work.environment, work.folder, self.log_of(name))
 
-    def _environment(self, container: Mapping[str, Any]) -> dict[str, str]:
-        """Return a container's variables: from the secrets that it names, if they are there, and its own."""
-        found: dict[str, str] = {}
+    def _environment(self, pod: Body) -> dict[str, str]:
+        """Return a pod's variables: the image's, those of the secrets that it names and finds, its own."""
+        (container,) = pod["spec"]["containers"]
+        found = {TAG_VARIABLE: container["image"].rpartition(":")[2]}
         for source in container.get("envFrom", ()):
             secret = self._client.find(f"{_SECRETS}/{source['secretRef']['name']}") or {}
             found |= {
                 name: base64.b64decode(value).decode() for name, value in (secret.get("data") or {}).items()
             }
-        return found | {one["name"]: one["value"] for one in container.get("env", ()) if "value" in one}
+        return found | {one["name"]: _value(one, pod) for one in container.get("env", ())}
 
     def _fail_to_pull(self, pod: Body) -> None:
         if pod["metadata"]["uid"] in self._reported:
@@ -139,8 +156,7 @@ class PlayedNodes:
         report(self._client, pod, "Pod", "Failed", message, good=False)
 
     def _watch(self, pod: Body, seen: Seen, scenario: Scenario) -> None:
-        name = pod["metadata"]["name"]
-        process = self._processes.get(name)
+        process = self._processes.get(pod["metadata"]["uid"])
         if process and process.exit_code is not None:
             good = process.exit_code == 0
             ended = {
@@ -196,6 +212,14 @@ class PlayedNodes:
         if init:
             status["initContainerStatuses"] = [init]
         self._client.set_status(f"{PODS}/{pod['metadata']['name']}", status)
+
+
+def _value(variable: Body, pod: Body) -> str:
+    """Return the value of a container's variable; what is of another kind than ours is empty."""
+    path = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")
+    if found := re.fullmatch(r"metadata\.labels\['(.+)'\]", path):
+        return label(pod, found[1])
+    return str(variable.get("value", ""))
 
 
 def _container(

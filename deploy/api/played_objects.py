@@ -43,6 +43,11 @@ class Seen:
             if label(pod, "ray.io/cluster") == cluster and "deletionTimestamp" not in pod["metadata"]
         ]
 
+    def head_runs(self, cluster: str) -> bool:
+        """Whether a RayCluster has a head that runs."""
+        heads = (pod for pod in self.pods_of(cluster) if label(pod, "ray.io/node-type") == "head")
+        return any(pod["status"]["phase"] == "Running" for pod in heads)
+
 
 def look_at(client: ApiClient) -> Seen:
     """Read them. Raises ApiAway where a kind is not served: what it owns must not seem to have no owner."""

@@ -1,19 +1,34 @@
 """KubeRay's operator, played: a RayJob's states as rayjob_controller.go of KubeRay 1.7 goes through them.
 
-Names, labels, finalizer, events and the submitter's shell are its own. It retries no job (backoffLimit).
+Names, labels, finalizer, events, retries and the submitter's shell are its own. A job that fails gets a new
+RayCluster and submission, `backoffLimit` times, with the whole of its deadlines; one that has passed its
+activeDeadlineSeconds does not. A head that is lost is made again in the same RayCluster; the submitter, which
+has lost its connection, fails, and the next pod of its Job submits again there.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import yaml
 
 from deploy.api.api_client import ApiClient, ApiRefused, Body
-from deploy.api.played_objects import BATCH_JOBS, PODS, RAY_CLUSTERS, RAY_JOBS, Seen, now, owned_by, report
+from deploy.api.played_objects import (
+    BATCH_JOBS,
+    PODS,
+    RAY_CLUSTERS,
+    RAY_JOBS,
+    Seen,
+    label,
+    now,
+    owned_by,
+    report,
+)
 from deploy.api.scenarios import Scenario
 from deploy.project import NAMESPACE
 
@@ -22,17 +37,19 @@ _RAY = "ray.io/v1"
 
 
 class PlayedOperator:
-    """Takes each RayJob one state further at each look."""
+    """Takes each RayJob one state further at each look.
 
-    def __init__(self, client: ApiClient) -> None:
-        self._client = client
-        self._since: dict[str, float] = {}  # uid of a RayJob -> when it was seen first
+    exit_code: of the driver on a RayCluster's head, what Ray's job manager knows; None while it runs.
+    """
+
+    def __init__(self, client: ApiClient, exit_code: Callable[[str], int | None]) -> None:
+        self._client, self._exit_code = client, exit_code
+        self._since: dict[str, float] = {}  # uid of a RayJob -> when it was taken up last
         self._reported: set[str] = set()  # uids of RayClusters of which a pod was refused
 
     def step(self, seen: Seen, scenario: Scenario) -> None:
         """Do what one reconciliation of each RayJob does."""
         for job in seen.ray_jobs:
-            self._since.setdefault(job["metadata"]["uid"], time.monotonic())
             if "deletionTimestamp" in job["metadata"]:
                 if scenario.frees:
                     self._release(job)
@@ -48,6 +65,8 @@ class PlayedOperator:
                     self._start(job, seen)
                 case "Running":
                     self._follow(job, seen)
+                case "Retrying":
+                    self._clear(job, seen)
 
     def _release(self, job: Body) -> None:
         kept = [one for one in job["metadata"].get("finalizers") or () if one != FINALIZER]
@@ -59,39 +78,31 @@ class PlayedOperator:
         self._set(job, jobDeploymentStatus="ValidationFailed", reason="ValidationFailed", message=why)
 
     def _take_up(self, job: Body) -> None:
-        name, letters = job["metadata"]["name"], job["metadata"]["uid"][:5]
-        finalizers = [*(job["metadata"].get("finalizers") or ()), FINALIZER]
-        self._client.patch(_path(job), {"metadata": {"finalizers": finalizers}})
+        self._since[job["metadata"]["uid"]] = time.monotonic()
+        finalizers = [one for one in job["metadata"].get("finalizers") or () if one != FINALIZER]
+        self._client.patch(_path(job), {"metadata": {"finalizers": [*finalizers, FINALIZER]}})
         self._set(
             job,
             jobDeploymentStatus="Initializing",
-            jobId=f"{name}-{letters}",
-            rayClusterName=f"{name}-{letters}",
+            jobId=f"{job['metadata']['name']}-{_letters()}",
+            rayClusterName=f"{job['metadata']['name']}-{_letters()}",
             startTime=now(),
         )
 
     def _start(self, job: Body, seen: Seen) -> None:
         """Make the RayCluster, and once its pods run, the submitter."""
         name = job["status"]["rayClusterName"]
-        spec = job["spec"]["rayClusterSpec"]
-        cluster = next((one for one in seen.ray_clusters if one["metadata"]["name"] == name), None)
+        cluster = _cluster(job, seen)
         if cluster is None:
             self._make_cluster(job)
             return
-        wanted = [("head", spec["headGroupSpec"], "headgroup")] + [
-            ("worker", group, group["groupName"])
-            for group in spec["workerGroupSpecs"]
-            for _ in range(group["replicas"])
-        ]
         pods = seen.pods_of(name)
         if not pods:
             self._make_token(cluster)
-        for role, group, group_name in wanted[len(pods) :]:
-            if not self._make_pod(cluster, role, group["template"], group_name):
-                break
+        wanted = self._keep_pods(job, cluster, seen)
         ready = [pod for pod in pods if pod["status"]["phase"] == "Running"]
-        self._set(job, rayClusterStatus=_cluster_status(len(ready) == len(wanted)))
-        if len(ready) < len(wanted):
+        self._set(job, rayClusterStatus=_cluster_status(len(ready) == wanted))
+        if len(ready) < wanted:
             if self._age_s(job) > job["spec"].get("preRunningDeadlineSeconds", float("inf")):
                 self._fail(job, "PreRunningDeadlineExceeded", "The RayJob has passed its deadline to run.")
             return
@@ -106,25 +117,62 @@ class PlayedOperator:
             dashboardURL=address,
         )
 
+    def _keep_pods(self, job: Body, cluster: Body, seen: Seen) -> int:
+        """Make the pods that the RayCluster lacks, until one is refused; return how many it has to have."""
+        spec, there = job["spec"]["rayClusterSpec"], seen.pods_of(cluster["metadata"]["name"])
+        groups = [("head", 1, spec["headGroupSpec"], "headgroup")]
+        groups += [("worker", one["replicas"], one, one["groupName"]) for one in spec["workerGroupSpecs"]]
+        taken = True
+        for role, count, group, name in groups:
+            have = sum(label(pod, "ray.io/group") == name for pod in there)
+            for _ in range(count - have):
+                taken = taken and self._make_pod(cluster, role, group["template"], name)
+        return sum(count for _, count, _, _ in groups)
+
     def _follow(self, job: Body, seen: Seen) -> None:
-        name = job["metadata"]["name"]
         if self._age_s(job) > job["spec"].get("activeDeadlineSeconds", float("inf")):
             self._fail(job, "DeadlineExceeded", "The RayJob has passed the activeDeadlineSeconds.")
             return
-        phases = [
-            pod["status"]["phase"]
-            for pod in seen.pods
-            if (pod["metadata"].get("labels") or {}).get("job-name") == name
-        ]
-        if "Succeeded" in phases:
+        if cluster := _cluster(job, seen):
+            self._keep_pods(job, cluster, seen)
+        names = (one for one in seen.batch_jobs if one["metadata"]["name"] == job["metadata"]["name"])
+        conditions = [one for found in names for one in (found.get("status") or {}).get("conditions", ())]
+        ended = {one["type"]: one.get("reason") for one in conditions}
+        code = self._exit_code(job["status"]["rayClusterName"])
+        if "Failed" in ended:
+            message = f"Job submission has failed. Reason: {ended['Failed']}."
+            self._fail(job, "SubmissionFailed" if code is None else "AppFailed", message)
+        elif "Complete" in ended and code == 0:
+            done = (job.get("status") or {}).get("succeeded", 0) + 1
             status = {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED", "endTime": now()}
-            self._set(job, **status, message="Job finished successfully.")
-        elif "Failed" in phases:
-            self._fail(job, "AppFailed", "Job entrypoint command failed with exit code 1")
+            self._set(job, **status, message="Job finished successfully.", succeeded=done)
+        elif "Complete" in ended and code is not None:
+            self._fail(job, "AppFailed", f"Job entrypoint command failed with exit code {code}")
 
     def _fail(self, job: Body, reason: str, message: str) -> None:
-        status = {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "endTime": now()}
-        self._set(job, **status, reason=reason, message=message)
+        """End a job that failed, or have it tried again."""
+        failed = job["status"].get("failed", 0) + 1
+        again = failed <= job["spec"].get("backoffLimit", 0) and reason != "DeadlineExceeded"
+        status: Body = {"jobStatus": "FAILED", "reason": reason, "message": message, "failed": failed}
+        if again:
+            self._set(job, jobDeploymentStatus="Retrying", **status)
+        else:
+            self._set(job, jobDeploymentStatus="Failed", endTime=now(), **status)
+
+    def _clear(self, job: Body, seen: Seen) -> None:
+        """Delete RayCluster and submitter; once they are gone, the job is as new."""
+        cluster = _cluster(job, seen)
+        submitters = [one for one in seen.batch_jobs if one["metadata"]["name"] == job["metadata"]["name"]]
+        left = [(RAY_CLUSTERS, "RayCluster", "cluster", cluster)] if cluster else []
+        left += [(BATCH_JOBS, "RayJobSubmitter", "submitter K8s Job", one) for one in submitters]
+        for path, kind, words, one in left:
+            if "deletionTimestamp" not in one["metadata"]:
+                name = one["metadata"]["name"]
+                self._client.delete(f"{path}/{name}", propagationPolicy="Background")
+                report(self._client, job, "RayJob", f"Deleted{kind}", f"Deleted {words} {NAMESPACE}/{name}")
+        if not left:
+            names = ("jobStatus", "jobId", "rayClusterName", "dashboardURL", "reason", "message")
+            self._set(job, jobDeploymentStatus="", rayClusterStatus=None, **dict.fromkeys(names, ""))
 
     def _set(self, job: Body, **status: Any) -> None:
         self._client.set_status(_path(job), status)
@@ -187,7 +235,7 @@ class PlayedOperator:
         return True
 
     def _submit(self, job: Body) -> None:
-        """Make the submitter's Job, and its pod, which is the job controller's work."""
+        """Make the submitter's Job, of which the job controller makes pods."""
         name = job["metadata"]["name"]
         template = copy.deepcopy(job["spec"]["submitterPodTemplate"])
         (container,) = template["spec"]["containers"]
@@ -215,15 +263,9 @@ class PlayedOperator:
                 },
             },
         )
-        if made is None:
-            return
-        report(self._client, job, "RayJob", "CreatedRayJobSubmitter", f"Created Kubernetes Job {_name(job)}")
-        metadata = {
-            "generateName": f"{name}-",
-            "labels": labels | {"job-name": name, "batch.kubernetes.io/job-name": name},
-            "ownerReferences": owned_by(made, "Job", "batch/v1"),
-        }
-        self._client.create(PODS, {"metadata": metadata, "spec": template["spec"]})
+        if made:
+            message = f"Created Kubernetes Job {_name(job)}"
+            report(self._client, job, "RayJob", "CreatedRayJobSubmitter", message)
 
 
 def submitting(job: Body) -> str:
@@ -281,6 +323,17 @@ def _cluster_status(ready: bool) -> Body:
         "conditions": [one | when | (yes if ready else no) for one in conditions],
         **({"state": "ready"} if ready else {}),
     }
+
+
+def _cluster(job: Body, seen: Seen) -> Body | None:
+    """Return a RayJob's RayCluster, if it is there."""
+    name = job["status"]["rayClusterName"]
+    return next((one for one in seen.ray_clusters if one["metadata"]["name"] == name), None)
+
+
+def _letters() -> str:
+    """Return what KubeRay draws for a name: five letters without vowels, so that no words come out."""
+    return "".join(random.choices("bcdfghjklmnpqrstvwxz2456789", k=5))
 
 
 def _path(job: Body) -> str:

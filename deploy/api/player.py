@@ -11,7 +11,7 @@ from typing import Any
 from deploy.api.api_client import ApiAway, ApiClient, ApiRefused
 from deploy.api.install_cluster import install
 from deploy.api.local_api import LocalApi, local_api
-from deploy.api.played_controllers import collect, count_quotas
+from deploy.api.played_controllers import collect, count_quotas, run_jobs
 from deploy.api.played_kubelet import played_kubelet
 from deploy.api.played_nodes import PlayedNodes
 from deploy.api.played_objects import look_at
@@ -26,8 +26,8 @@ class Player:
 
     def __init__(self, client: ApiClient, nodes: PlayedNodes) -> None:
         self.scenario = Scenario()
-        self._client, self._nodes = client, nodes
-        self._operator = PlayedOperator(client)
+        self._client, self.nodes = client, nodes
+        self._operator = PlayedOperator(client, nodes.exit_code)
         self._over = threading.Event()
         self.last_trouble = ""
         """What the API server refused last; most of it is a user who was faster."""
@@ -38,7 +38,8 @@ class Player:
         """Take everything one state further."""
         seen = look_at(self._client)
         self._operator.step(seen, self.scenario)
-        self._nodes.step(seen, self.scenario)
+        run_jobs(self._client, seen)
+        self.nodes.step(seen, self.scenario)
         collect(self._client, seen)
         count_quotas(self._client, seen)
 

@@ -1,7 +1,7 @@
 """The promised commands of docs/deploy.md, typed at a real API server: `python -m deploy.api.transcript`.
 
-Prints what a terminal would show. Needs what `python -m deploy.api` needs, and a store for the records:
-that of moto, from the development environment.
+Prints what a terminal would show; the overlay is applied as the API server of 1.20 knows it. Needs what
+`python -m deploy.api` needs, and a store for the records: that of moto, from the development environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deploy.api.install_cluster import read_crds
+from deploy.api.install_cluster import apply_overlay, read_crds
 from deploy.api.local_api import DEFAULT_FOLDER, LocalApi
 from deploy.api.player import played_cluster
 from deploy.observability.local_servers import NotStarted
@@ -27,9 +27,11 @@ from deploy.project import NAMESPACE, ROOT
 JOB = "compare-localsgd"
 _GET = f"kubectl get rayjob {JOB} -n {NAMESPACE}"
 _KEYS = {"AWS_ACCESS_KEY_ID": "played", "AWS_SECRET_ACCESS_KEY": "played", "AWS_DEFAULT_REGION": "us-east-1"}
+_OVERLAY = "eks-gpu"
+_APPLY = f"kubectl apply --server-side -k deploy/kubernetes/overlays/{_OVERLAY}"  # here: apply_overlay
 # What a reader types, and what must be shown before the next line is typed.
 SESSION = (
-    ("kubectl apply --server-side -k deploy/kubernetes/overlays/eks-gpu", ""),
+    (_APPLY, ""),
     (f"sed -i 's/value: BUCKET /value: my-results /' ray-job-{JOB}.yaml", ""),
     (f"kubectl apply -f ray-job-{JOB}.yaml", ""),
     (_GET, "Initializing"),
@@ -70,10 +72,13 @@ def _play(options: argparse.Namespace, folder: Path, store: str) -> None:
     shutil.copytree(ROOT / "deploy", project / "deploy")
     shutil.copy(ROOT / f"ray-job-{JOB}.yaml", project)
     (folder / "cluster").mkdir()
-    with played_cluster(options.built, folder / "cluster", read_crds(options.crds), "eks-gpu") as (api, _):
+    with played_cluster(options.built, folder / "cluster", read_crds(options.crds), _OVERLAY) as (api, _):
         _make_store(api, store)
         for command, wanted in SESSION:
-            print(f"$ {command}\n{_type(command, wanted, project, api)}", flush=True)
+            overlay = command == _APPLY
+            said = apply_overlay(api, _OVERLAY) if overlay else _type(command, wanted, project, api)
+            shown = "\n".join(line.rstrip() for line in said.splitlines())  # tables are padded
+            print(f"$ {command}\n{shown}\n", flush=True)
 
 
 def _make_store(api: LocalApi, store: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from deploy.jobs.driver_logs import nccl_errors, uploads_in_log
+from deploy.jobs.driver_logs import nccl_errors, premises_in_log, uploads_in_log
 from deploy.jobs.evidence import Evidence
 from deploy.jobs.kubernetes_objects import KubernetesEvent, Pod
 from deploy.jobs.thresholds import Threshold
@@ -128,6 +128,8 @@ def restarts(seen: Evidence) -> Check:
             return _check(
                 "restarts", "fail", f"{pod.name}: its container was restarted {pod.restarts} times{why}"
             )
+    if seen.now.job and seen.now.job.retries:
+        return _check("restarts", "fail", f"the job failed, and was tried again {seen.now.job.retries} times")
     if len(seen.nodes) > seen.expected:
         here = {pod.uid for pod in seen.now.pods}
         lost = ", ".join(pod.name for uid, pod in seen.nodes.items() if uid not in here)
@@ -242,6 +244,18 @@ def record(seen: Evidence) -> Check:
     return _check("record", "fail" if seen.succeeded else "open", "the driver's log shows no upload")
 
 
+def premise(seen: Evidence) -> Check:
+    """Ask whether what the experiment takes for granted was so."""
+    if seen.logs is None or seen.logs.driver is None:
+        return _check("premise", "open", "the driver's log says it, at the end")
+    found = premises_in_log(seen.logs.driver)
+    if wrong := [line for line, held in found.items() if not held]:
+        return _check("premise", "fail", wrong[0])
+    if not found and not seen.over:
+        return _check("premise", "open", "the driver's log says it, at the end")
+    return _check("premise", "pass", "; ".join(found) or "none is stated")
+
+
 def performance(seen: Evidence, thresholds: Mapping[str, Threshold]) -> Check:
     """Ask whether every run is as fast, and idles as little, as its mode must; thresholds: by mode."""
     details: list[str] = []
@@ -266,6 +280,8 @@ Question = Callable[[Evidence], Check]
 
 STARTS: tuple[Question, ...] = (pods, updates, restarts, nccl)
 ALL: tuple[Question, ...] = (pods, updates, restarts, job, loss, staleness, nccl, record)
+# Of a job that was run whole: in a test, seconds of each run may be too few for its premise.
+OF_WHOLE: tuple[Question, ...] = (*ALL, premise)
 
 
 def judge(seen: Evidence, asked: Sequence[Question]) -> list[Check]:

@@ -1,4 +1,4 @@
-"""What a job has left when it is over: losses in its records, and what its logs say of uploads and NCCL."""
+"""What a job leaves: losses in its records; what its logs say of uploads, premises and NCCL."""
 
 from __future__ import annotations
 
@@ -34,6 +34,18 @@ _UPLOADED = re.compile(r"^(?:\w+ +)?(s3://\S+)$", re.MULTILINE)
 def uploads_in_log(text: str) -> list[str]:
     """Return the URL in a driver's log line of its upload: `upload  s3://BUCKET/PREFIX/NAME`."""
     return _UPLOADED.findall(text)
+
+
+_PREMISE = re.compile(r"^premise (.+: (?:holds|does not hold|was not measured).*)$", re.MULTILINE)
+
+
+def premises_in_log(text: str) -> dict[str, bool]:
+    """Return an experiment's premises as a driver's log has them, each with whether it held.
+
+    >>> premises_in_log("premise idle_share is 0.7, at least 0.6: holds")
+    {'idle_share is 0.7, at least 0.6: holds': True}
+    """
+    return {line: line.endswith(": holds") for line in _PREMISE.findall(text)}
 
 
 _NCCL = re.compile(

@@ -77,6 +77,8 @@ class RayJobStatus:
     job_status: str
     reason: str
     message: str
+    failed: int
+    """How often it has failed; after each but the last it is tried again, in a new RayCluster."""
     created: str
     """When it was applied, ISO 8601, as all times here; empty where there is none."""
     started: str
@@ -101,14 +103,21 @@ class RayJobStatus:
 
     @property
     def taken_up(self) -> bool:
-        """Whether an operator has seen it."""
-        return bool(self.deployment_status)
+        """Whether an operator has seen it. Before it is tried again, its status is empty for a moment."""
+        return bool(self.deployment_status or self.failed)
+
+    @property
+    def retries(self) -> int:
+        """How often it was begun again after it had failed."""
+        return self.failed - (self.deployment_status == "Failed")
 
     @property
     def state(self) -> str:
         """The statuses as one text, like `Running, RUNNING`."""
-        both = filter(None, (self.deployment_status, self.job_status))
-        text = ", ".join(both) or "not yet taken up by the operator"
+        text = ", ".join(filter(None, (self.deployment_status, self.job_status)))
+        if self.failed and not self.over:
+            text = f"{text or 'New'}; try {self.failed + 1}"
+        text = text or "not yet taken up by the operator"
         return f"{text}; is being deleted since {self.leaving}" if self.leaving else text
 
     @property
@@ -198,6 +207,7 @@ def _ray_job(item: JSON) -> RayJobStatus:
         job_status=status.get("jobStatus", ""),
         reason=status.get("reason", ""),
         message=" ".join(status.get("message", "").split()),
+        failed=status.get("failed") or 0,
         created=metadata.get("creationTimestamp") or "",
         started=status.get("startTime") or "",
         ended=status.get("endTime") or "",

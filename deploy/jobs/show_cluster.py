@@ -15,6 +15,8 @@ from deploy.jobs.kubectl_errors import KubectlError
 from deploy.jobs.kubernetes_objects import Pod, Snapshot
 from deploy.jobs.show_verdict import progress
 
+_LOOKS = 3  # after the end of a pod's log; one that still runs then has lost its reader, not ended
+
 
 def present(kubectl: Kubectl, job: JobManifest) -> Snapshot:
     """Return the job and its pods. Raises KubectlError if it is not there, SetupError for the namespace."""
@@ -54,27 +56,33 @@ def _line(pod: Pod, now: Snapshot) -> str:
 
 
 def follow_logs(kubectl: Kubectl, job: JobManifest, poll_s: float) -> int:
-    """Print the driver's log as it grows, from its first line to its end; return kubectl's exit code."""
+    """Print the driver's log as it grows, and that of each further try; return kubectl's last exit code."""
     shown = ""
+    followed: set[str] = set()  # uids of submitters
+    code, looks = 0, 0
+    now = present(kubectl, job)
     while True:
-        now = present(kubectl, job)
-        assert now.job
         started = [pod for pod in now.of("submitter") if pod.phase != "Pending"]
-        if started:
-            pod = started[-1]
-            return subprocess.call(
-                kubectl.command("logs", pod.name, "--container", pod.container, "--follow")
-            )
-        if now.job.over:
-            raise KubectlError(
-                f"RayJob {job.ray_job} is over and has no log of its driver: {now.job.outcome}"
-            )
-        seen = Evidence(job)
-        now = kubectl.with_events(now)
-        seen.add(now, {}, "", 0.0)
-        if shown != (shown := progress(seen)):
-            print(f"no driver yet: {shown}", flush=True)
-        time.sleep(poll_s)
+        new = [pod for pod in started if pod.uid not in followed]
+        over = now.job is None or now.job.over
+        if new:
+            pod = next((one for one in new if one.running), new[-1])  # one that runs is the later one
+            followed |= {one.uid for one in new}
+            command = kubectl.command("logs", pod.name, "--container", pod.container, "--follow")
+            code, looks = subprocess.call(command), 0
+        elif followed and (over or (looks >= _LOOKS and any(pod.running for pod in started))):
+            return code
+        elif over:
+            outcome = now.job.outcome if now.job else "it was deleted"
+            raise KubectlError(f"RayJob {job.ray_job} is over and has no log of its driver: {outcome}")
+        else:
+            seen = Evidence(job)
+            seen.add(kubectl.with_events(now), {}, "", 0.0)
+            if shown != (shown := progress(seen)) and not (followed and now.of("submitter")):
+                print(f"no driver yet: {shown}", flush=True)
+            time.sleep(poll_s)
+            looks += 1
+        now = kubectl.snapshot(job.ray_job)
 
 
 def all_logs(kubectl: Kubectl, job: JobManifest) -> int:

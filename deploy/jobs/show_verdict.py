@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from deploy.jobs.checks import ALL, Check, judge, trouble, verdict
+from deploy.jobs.checks import OF_WHOLE, Check, judge, trouble, verdict
 from deploy.jobs.driver_metrics import ScrapedRun
 from deploy.jobs.evidence import Evidence
 from deploy.jobs.kubectl import Kubectl
@@ -79,7 +79,7 @@ def latest(seen: Evidence) -> ScrapedRun | None:
 
 def status(seen: Evidence) -> int:
     """Print what one look shows of the job; return 0 if all is well, as far as it has come."""
-    found = judge(seen, ALL)
+    found = judge(seen, OF_WHOLE)
     for name, detail in _facts(seen):
         print(f"      {name:12} {detail}")
     for check in found:
@@ -128,7 +128,7 @@ def overall(seen: Evidence, found: Iterable[Check]) -> str:
 
 def status_json(seen: Evidence, kubectl: Kubectl) -> int:
     """Print what one look shows of the job, as status.schema.json describes it; return as `status`."""
-    found = judge(seen, ALL)
+    found = judge(seen, OF_WHOLE)
     state, job = overall(seen, found), seen.now.job
     content = {
         "schema": SCHEMA_VERSION,
@@ -144,6 +144,7 @@ def status_json(seen: Evidence, kubectl: Kubectl) -> int:
             "job": job.job_status,
             "reason": job.reason,
             "message": job.message,
+            "failed": job.failed,
             "cluster": job.cluster,
             "created": job.created or None,
             "started": job.started or None,

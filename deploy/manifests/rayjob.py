@@ -32,6 +32,8 @@ CHECKPOINT_S = 60
 
 _SPILL, _SPILL_SIZE = "/spill", "8Gi"  # objects that the store has no room for
 _DISK = "10Gi"  # requested: the above, Ray's logs and its session
+# Without these, what a worker prints fills the disk: Ray lets its file grow for ever. 128 MiB a process now.
+_ROTATION = {"RAY_ROTATION_MAX_BYTES": str(64 << 20), "RAY_ROTATION_BACKUP_COUNT": "1"}
 # Neither Karpenter nor the cluster autoscaler may move such a pod to save a node.
 _STAYS = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 
@@ -190,7 +192,7 @@ def _head(settings: Settings) -> Json:
             {"name": "metrics", "containerPort": RAY_METRICS_PORT},
             {"name": "driver-metrics", "containerPort": DRIVER_METRICS_PORT},
         ],
-        "env": [{"name": "RAY_JOB_STOP_WAIT_TIME_S", "value": str(STOP_WAIT_S)}],
+        "env": _env(_ROTATION | {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}),
         # Where S3 is not Amazon's: AWS_ENDPOINT_URL_S3 and keys. On EKS there is no such secret.
         "envFrom": [{"secretRef": {"name": "storage", "optional": True}}],
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", stop]}}},
@@ -210,6 +212,7 @@ def _worker(settings: Settings) -> Json:
     stop = "pkill -TERM -f '^ray::Host'; while pgrep -f '^ray::Host' >/dev/null; do sleep 1; done"
     container: Json = {
         "name": "ray-worker",
+        "env": _env(_ROTATION),
         "ports": [{"name": "metrics", "containerPort": RAY_METRICS_PORT}],
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", stop]}}},
         "resources": _resources(cpu="3", memory="12Gi"),
@@ -234,6 +237,10 @@ def _of_both(settings: Settings) -> Json:
     """Return what head and workers have in common."""
     priority = {"priorityClassName": settings.priority_class} if settings.priority_class else {}
     return {**priority, "volumes": [{"name": "spill", "emptyDir": {"sizeLimit": _SPILL_SIZE}}]}
+
+
+def _env(values: dict[str, str]) -> list[Json]:
+    return [{"name": name, "value": value} for name, value in values.items()]
 
 
 def _toleration(taint: str) -> Json:

@@ -16,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from deploy.local_processes import end
+
 FOLDER = Path(__file__).parent
 PROMETHEUS_PORT, ALERTMANAGER_PORT, RECEIVER_PORT = 9090, 9093, 9095  # as in the files of this folder
 _START_TIMEOUT_S = 30.0
@@ -115,12 +117,7 @@ def _running(names: Sequence[str], arguments: Sequence[str], log: Path, port: in
         _wait_until_ready(process, url, names[0], log)
         yield url
     finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, _STOP_TIMEOUT_S)
 
 
 def _require_free(port: int, name: str) -> None:

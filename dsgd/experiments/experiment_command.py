@@ -86,6 +86,11 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
     parser.add_argument(
         "--dry-run", action="store_true", help="list the runs and how long they would take; write nothing"
     )
+    parser.add_argument(
+        "--check-premise",
+        action="store_true",
+        help="exit with code 1 if what the file says under premise: was not so in the runs",
+    )
     parser.add_argument("--open", action="store_true", help="open the report in the browser")
     given = parser.parse(arguments)
     if given.processes is not None and given.processes < 1:
@@ -93,6 +98,10 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
     with usage_errors():
         folder = OutputConfig(out=given.out, upload_every=given.upload_every).folder
     asked = load(given.experiment, given.set, folder)
+    if given.check_premise and not asked.premises:
+        raise UsageError(
+            f"--check-premise: {given.experiment} has no premise:; give it one, or leave this out"
+        )
     with usage_errors():
         log = LogConfig(log_level=given.log_level, log_format=given.log_format)
         live = LiveConfig(
@@ -133,7 +142,8 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
             if given.open and finished.report:
                 open_page(finished.report)
             observers.linger(interruptions)
-            return EXIT_FAILED if finished.failed else 0
+            refused = given.check_premise and not finished.premises_held
+            return EXIT_FAILED if finished.failed or refused else 0
     except KeyboardInterrupt:
         kept = "interrupted; finished runs are kept, and the same command makes the others"
         return report_error(kept, EXIT_INTERRUPTED)

@@ -29,6 +29,7 @@ from dsgd.options import unique_keys
 from dsgd.report.frames import FIGURES, NOT_COMPARED
 from dsgd.report.layout import PARTS, Asked, Member, arrange
 from dsgd.report.measures import BEST, OF_TARGET, required
+from dsgd.report.premises import Premise, premises
 from dsgd.report.words import listed, option_text
 from dsgd.strategies import load as load_strategy
 from dsgd.strategies import modes
@@ -43,7 +44,7 @@ _WITHOUT_WORKLOAD = {
 
 KEYS = (
     "title", "question", "base", "variants", "grid", "tune", "seeds", "target_loss", "compare", "per",
-    "baseline", "measure", "show",
+    "baseline", "measure", "premise", "show",
 )  # fmt: skip
 
 _LONGEST_NAME = 80
@@ -126,6 +127,8 @@ class Experiment:
     tuning: Tuning | None
     target_loss: float | None
     asked: Asked
+    premises: Sequence[Premise]
+    """What its question takes for granted."""
     show: Sequence[str] | None
     folder: Path
 
@@ -212,6 +215,7 @@ def read(
         else None,
         target_loss=target_loss,
         asked=_asked(content, expanded, list(tried), target_loss, where),
+        premises=_premises(content.get("premise"), expanded, f"{where}: premise:"),
         show=_show(content.get("show"), f"{where}: show:"),
         folder=Path(out) / name,
     )
@@ -423,6 +427,14 @@ def _asked(
     except ValueError as error:
         raise UsageError(f"{where}: {error}") from None
     return asked
+
+
+def _premises(value: Any, variants: Sequence[Variant], where: str) -> tuple[Premise, ...]:
+    names = dict.fromkeys(name for v in variants for name in (v.name, *v.parts.values()) if name)
+    try:
+        return premises(value, names)
+    except ValueError as error:
+        raise UsageError(f"{where} {error}") from None
 
 
 def _show(value: Any, where: str) -> tuple[str, ...] | None:

@@ -44,6 +44,9 @@ def print_results(frames: Frames, console: Console) -> None:
         console.print(escape(sentence), highlight=False)
     if found.basis:
         console.print(escape(found.basis), style="dim", highlight=False)
+    for premise in frames.judged_premises:
+        style = "dim" if premise.held else "bold"
+        console.print(f"premise {escape(premise.text)}", style=style, highlight=False, soft_wrap=True)
 
 
 def _median(values: Sequence[float]) -> str:

@@ -41,6 +41,8 @@ class Finished(NamedTuple):
     """By variant, the options that were chosen for it, if any were tuned."""
     report: Path | None
     """None if there was nothing to report on, or no report was asked for."""
+    premises_held: bool = True
+    """Whether all that the file takes for granted was so; without a report, it was not looked at."""
 
 
 def run_experiment(
@@ -93,11 +95,11 @@ def _run_locked(
         missing = _missing(experiment.runs(), engines, display, uploads)
         _write_as_run(experiment, choices)
         failed = _run(missing, engines, display, uploads)
-    report = None
+    report, held = None, True
     if draw and len(failed) < len(experiment.runs()):
         with Interruptions():  # a second one: the caller's holds signals once the last run has ended
-            report = _report(experiment.folder, console)
-    return Finished(experiment, failed, {choice.variant: choice.chosen for choice in choices}, report)
+            report, held = _report(experiment.folder, console)
+    return Finished(experiment, failed, {choice.variant: choice.chosen for choice in choices}, report, held)
 
 
 def check_data(runs: Sequence[PlannedRun]) -> None:
@@ -220,6 +222,7 @@ def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
         "seeds": list(experiment.seeds),
         "target_loss": experiment.target_loss,
         **asked,
+        **({"premise": [one.as_file() for one in experiment.premises]} if experiment.premises else {}),
         "show": None if experiment.show is None else list(experiment.show),
     }
     if experiment.tuning:
@@ -231,8 +234,8 @@ def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
         file.write(yaml.safe_dump(as_run, sort_keys=False, allow_unicode=True).encode())
 
 
-def _report(folder: Path, console: Console) -> Path:
-    """Write the tables and the report, print the answer, and return the path of the report."""
+def _report(folder: Path, console: Console) -> tuple[Path, bool]:
+    """Write tables and report, print the answer; return the report's path, and whether the premises held."""
     from dsgd.experiments.results import print_results
     from dsgd.report.build import build_report
     from dsgd.report.frames import read_folder
@@ -247,4 +250,4 @@ def _report(folder: Path, console: Console) -> Path:
     report = build_report(folder, frames)
     with suppress(BrokenPipeError, UnicodeEncodeError):
         console.print(f"report  {report}", soft_wrap=True, highlight=False)
-    return report
+    return report, all(premise.held for premise in frames.judged_premises)

@@ -23,12 +23,13 @@ from dsgd.records.reader import (
     read_record,
     read_yaml,
 )
-from dsgd.records.schema import RecordError
+from dsgd.records.schema import RecordError, Summary
 from dsgd.records.variants import NOT_COMPARED as NOT_COMPARED
 from dsgd.records.variants import differing, of_workload, printable
 from dsgd.records.variants import option_text as option_text
 from dsgd.report.layout import PARTS, Asked, Layout, Member, arrange, by_name
 from dsgd.report.loose import as_variants, own_target
+from dsgd.report.premises import JudgedPremise, Premise, judge, premises
 from dsgd.report.words import plural
 
 if TYPE_CHECKING:
@@ -113,11 +114,27 @@ class Frames:
     """What the experiment's file asks."""
     parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By variant: the names that it has in the experiment's file."""
+    premises: Sequence[Premise] = ()
+    """What the experiment's file takes for granted."""
 
     @property
     def variants(self) -> list[str]:
         """Names of the variants that have a run, in order."""
         return list(dict.fromkeys(run.variant for run in self.records))
+
+    @property
+    def judged_premises(self) -> list[JudgedPremise]:
+        """What the experiment's file takes for granted, and whether its runs were so."""
+        return [judge(premise, self._concerned(premise)) for premise in self.premises]
+
+    def _concerned(self, premise: Premise) -> dict[str, list[Summary]]:
+        """Return the summaries of the variants that a premise is about, by variant."""
+        names = set(premise.variants)
+        return {
+            variant: [record.summary for record in self.of(variant)]
+            for variant in self.variants
+            if not names or names & {variant, *self.parts.get(variant, {}).values()}
+        }
 
     @property
     def scenarios(self) -> dict[str, list[str]]:
@@ -244,7 +261,19 @@ def _read_experiment(folder: Path) -> Frames:
             printable(v["name"]): {part: printable(str(v[part])) for part in PARTS if v.get(part)}
             for v in variants
         },
+        premises=_premises(spec, variants, file),
     )
+
+
+def _premises(
+    spec: Mapping[str, Any], variants: Sequence[Mapping[str, Any]], file: Path
+) -> Sequence[Premise]:
+    """Return what experiment.yaml takes for granted."""
+    names = {str(v[key]) for v in variants for key in ("name", *PARTS) if v.get(key)}
+    try:
+        return premises(spec.get("premise"), names)
+    except ValueError as error:
+        raise RecordError(f"{file}: premise: {error}") from None
 
 
 def _tuned(tuning: Any, file: Path) -> list[Tuned]:
@@ -361,6 +390,7 @@ def _frames(
     tuned: Sequence[Tuned] = (),
     asked: Asked | None = None,
     parts: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    premises: Sequence[Premise] = (),
 ) -> Frames:
     import polars as pl
 
@@ -396,6 +426,7 @@ def _frames(
         tuned=tuple(tuned),
         asked=asked or Asked(),
         parts=parts,
+        premises=premises,
     )
 
 
