@@ -1,6 +1,6 @@
 """How long a mini-batch takes here, on one core: what `--compute-time` of a simulation can be.
 
-    python -m benchmarks.minibatch --workload gpt --size 100k --batch-size 16
+    OMP_NUM_THREADS=1 python benchmarks/minibatch.py --workload gpt --size 100k --batch-size 16
 
 It prints seconds of this process, so other programs on the machine hardly count.
 """
@@ -13,6 +13,7 @@ import time
 from dsgd.terminal.cli import parse
 
 _FIRST, _MINI_BATCHES = 5, 40
+EXAMPLE = "--workload gpt --size 100k --batch-size 16"
 
 
 def main(arguments: list[str]) -> None:
@@ -34,4 +35,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1:] or EXAMPLE.split())

@@ -69,6 +69,8 @@ def entrypoint(job: JobDefinition, settings: Settings) -> str:
         if job.names_workload and settings.device == "cuda":
             pairs = (setting.split("=", 1) for setting in job.on_gpus)
             given += [f"--{name.replace('_', '-')} {value}" for name, value in pairs]
+        if job.ranks > 1 and settings.device == "cuda" and settings.tls == "off":
+            given += ["--topology allreduce"]  # rank by rank, past the head; between machines, TLS refuses it
         if workload:
             arguments = arguments.replace("--dataset digits", f"--workload {workload}")
         if settings.workers:
