@@ -489,7 +489,8 @@ def test_a_worker_of_several_ranks_has_a_pod_with_as_many_gpus(job: JobDefinitio
         on_gpus = settings.device == "cuda"
         assert group["replicas"] == cfg.num_workers == pods
         assert workers["resources"]["limits"].get(GPU) == (job.ranks if on_gpus else None)
-        assert options(cfg)["size"] == ("124m" if on_gpus else "100k")
+        (size,) = [one.partition("=")[2] for one in job.on_gpus if one.startswith("size=")]
+        assert options(cfg)["size"] == (size if on_gpus else "100k")
 
 
 def test_adapters_between_nodes_keep_a_job_in_one_zone() -> None:

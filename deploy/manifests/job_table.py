@@ -109,6 +109,18 @@ JOBS = (
         ranks=4,
         head_gib=32,
     ),
+    JobDefinition(
+        name="moe",
+        shows="DiLoCo between two workers that train a mixture of eight experts, two on each of their GPUs.",
+        arguments=(
+            "--mode diloco --workload gpt --experts 8 --top-k 2 --balance loss --expert-parallel "
+            f"--local-steps 32 --lr 0.001 --outer-momentum 0.6 {_ISLANDS}"
+        ),
+        on_gpus=("size=30m", "precision=bf16"),
+        workers=2,
+        ranks=4,
+        head_gib=32,
+    ),
     _experiment(
         "compare-modes",
         "Which of four modes reaches a loss first under one slow worker?",
