@@ -190,7 +190,7 @@ manifests: setup  ## render ray-job-*.yaml: IMAGE= BUCKET= DEVICE= WORKLOAD= WOR
 		$(if $(GPUS_PER_WORKER),--gpus-per-worker $(GPUS_PER_WORKER)) \
 		$(foreach label,$(NODE_SELECTOR),--node-selector $(label)) $(if $(CAPACITY),--capacity $(CAPACITY)) \
 		$(foreach taint,$(TOLERATIONS),--toleration $(taint)) $(if $(KEEP_WORKERS),--keep-workers) \
-		$(if $(PRIORITY_CLASS),--priority-class $(PRIORITY_CLASS)) $(if $(QUEUE),--queue $(QUEUE)) \
+		$(if $(EFA),--efa $(EFA)) $(if $(PRIORITY_CLASS),--priority-class $(PRIORITY_CLASS)) $(if $(QUEUE),--queue $(QUEUE)) \
 		$(if $(PULL_SECRET),--pull-secret $(PULL_SECRET)) \
 		$(if $(TLS),--tls $(TLS))
 

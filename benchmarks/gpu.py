@@ -4,7 +4,8 @@
     python benchmarks/gpu.py --rehearse    # the table's code on a CPU, with small models: is it in order?
 
 The table: a worker's gradient of a transformer of 124 million weights against the bare module loop, in
-tokens/s and as the share of the GPU's peak (MFU); the simulator on the GPU; several workers on one GPU.
+tokens/s and as the share of the GPU's peak (MFU); the same in FSDP with one rank, which has nobody to talk
+to; a mixture of experts beside its dense twin; the simulator on the GPU; several workers on one GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -50,6 +51,8 @@ def main(scale: Scale, began_s: float) -> None:
     """Print the table, as far as there is time."""
     parts: list[Callable[[Scale], None]] = [
         *(lambda scale, options=options: worker(scale, **options) for options in WAYS),
+        *(lambda scale, options=options: sharded(scale, **options) for options in WAYS[1:]),
+        mixture,
         simulator,
         lambda scale: shared(scale, 1),
         lambda scale: shared(scale, 4),
@@ -101,17 +104,109 @@ def worker(scale: Scale, **options: Any) -> None:
 
     sides = (bare, computing(gradient), computing(local))
     times = in_turns(sides, max(1, scale.steps // LOCAL_STEPS) * LOCAL_STEPS, scale.turns)
-    about = objective.problem.about
-    tokens = scale.worker_batch * about["tokens_per_sample"]
-    peak = next((f for name, f in PEAKS.items() if name in device_name(scale)), None)
-    label = " ".join([cfg.compute.precision, *(["compiled"] if cfg.compute.compile else [])])
     for name, own in zip(("bare loop", "gradient", f"{LOCAL_STEPS} local steps"), times, strict=True):
-        rate = tokens / median(own)
-        share = f", MFU {rate * about['flops_per_token'] / peak:.3f}" if peak else ""
         against = median(b / a for a, b in zip(own, times[0], strict=True))
+        rates = in_tokens(scale, own, objective.problem.about)
+        _print_worker(scale, cfg, name, f"{rates}, {against:.3f} x the bare loop")
+
+
+def in_tokens(scale: Scale, times: Sequence[float], about: Any) -> str:
+    """Return the tokens/s of mini-batches that took so long (s), and their share of the GPU's peak."""
+    rate = scale.worker_batch * about["tokens_per_sample"] / median(times)
+    peak = next((f for name, f in PEAKS.items() if name in device_name(scale)), None)
+    return f"{rate:>11,.0f} tokens/s" + (
+        f", MFU {rate * about['flops_per_token'] / peak:.3f}" if peak else ""
+    )
+
+
+def _print_worker(scale: Scale, cfg: Any, name: str, found: str) -> None:
+    label = " ".join([cfg.compute.precision, *(["compiled"] if cfg.compute.compile else [])])
+    print(f"worker     {scale.worker_case} {label:17} {name:14} {found}", flush=True)
+
+
+def sharded(scale: Scale, **options: Any) -> None:
+    """Measure the gradient of a group of one rank, FSDP with nobody to talk to, against the bare loop."""
+    from tempfile import TemporaryDirectory
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]  # untyped
+
+    from dsgd.cluster.values import compute_alone
+    from dsgd.data import make_workload
+    from dsgd.work.group_objective import GroupObjective, Membership
+    from dsgd.work.tasks import gradient
+
+    cfg = configured(scale.worker_case, scale.worker_batch, num_workers=1, device=scale.device, **options)
+    made, alone = (make_workload(cfg) for _ in range(2))  # the group shards its module in place
+    objectives: Any = made.objective, alone.objective
+    w = objectives[0].initial_weights(0)
+    shards: Any = made.shards
+    shard = shards[0].on_device(shards, scale.device)[0]
+    with TemporaryDirectory() as folder:
+        backend, store = "nccl" if scale.device == "cuda" else "gloo", FileStore(f"{folder}/store", 1)
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+        try:
+            group = GroupObjective(objectives[0], Membership(rank=0, ranks=1, device=scale.device))
+
+            def in_fsdp(steps: int) -> None:
+                for step in range(steps):
+                    compute_alone(gradient, group, shard, step, w, None, scale.device)
+
+            plain = bare_loop(
+                objectives[1].problem,
+                shard,
+                bf16=cfg.compute.precision == "bf16",
+                compiled=cfg.compute.compile,
+            )
+
+            def bare(steps: int) -> None:
+                plain(steps)
+                if scale.device == "cuda":
+                    torch.cuda.synchronize()
+
+            own, loop = in_turns((in_fsdp, bare), scale.steps, scale.turns)
+        finally:
+            dist.destroy_process_group()
+    against = median(b / a for a, b in zip(own, loop, strict=True))
+    rates = in_tokens(scale, own, objectives[1].problem.about)
+    _print_worker(scale, cfg, "FSDP, 1 rank", f"{rates}, {against:.3f} x the bare loop")
+
+
+def mixture(scale: Scale) -> None:
+    """Measure the gradient of a model whose layers have 8 experts, 2 for each token, and of its dense twin.
+
+    A layer's perceptron and each of its experts are alike, so the mixture computes two perceptrons a token
+    and has the weights of eight. Its flops are those of what a token uses.
+    """
+    from dsgd.cluster.values import compute_alone
+    from dsgd.data import make_workload
+    from dsgd.execution.quick import config
+    from dsgd.work.tasks import gradient
+
+    size = scale.worker_case.removeprefix("gpt-")
+    run_of, abouts = {}, {}
+    ways: dict[str, dict[str, Any]] = {"dense": {}, "8 experts": {"experts": 8, "top_k": 2}}
+    for name, options in ways.items():
+        options |= {"workload": "gpt", "size": size, "batch_size": scale.worker_batch, "eval_every": 0}
+        options |= {"num_workers": 1, "device": scale.device, "precision": "bf16"}
+        made: Any = make_workload(config("ssgd", **options))
+        objective, w = made.objective, made.objective.initial_weights(0)
+        shard = made.shards[0].on_device(made.shards, scale.device)[0]
+
+        def run(steps: int, objective: Any = objective, shard: Any = shard, w: Any = w) -> None:
+            for step in range(steps):
+                compute_alone(gradient, objective, shard, step, w, None, scale.device)
+
+        about = objective.problem.about
+        per_sample = about["flops_per_sample"] // about["flops_per_token"]
+        run_of[name], abouts[name] = run, about | {"tokens_per_sample": per_sample}
+    times = in_turns(tuple(run_of.values()), scale.steps, scale.turns)
+    for name, own in zip(run_of, times, strict=True):
+        against = median(dense / a for a, dense in zip(own, times[0], strict=True))
+        rates = in_tokens(scale, own, abouts[name])
         print(
-            f"worker     {scale.worker_case} {label:17} {name:14} {rate:>11,.0f} tokens/s{share}, "
-            f"{against:.3f} x the bare loop",
+            f"mixture    gpt {size} bf16 {name:10} {rates}, {against:.3f} x the dense model's tokens/s",
             flush=True,
         )
 

@@ -34,13 +34,14 @@ from deploy.manifests.rayjob import SCRAPE_INTERVAL_S, entrypoint, manifest
 from deploy.manifests.rendered_files import files, problems, read_settings, render
 from deploy.manifests.settings import Device, Settings, Tls
 from deploy.project import GPU, NAMESPACE
-from dsgd.config import TrainConfig
+from dsgd.config import TrainConfig, options
 from dsgd.experiments.experiment_file import load
 from dsgd.terminal.cli import parse, take_option
 from main import main
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 KUBERNETES = ROOT / "deploy/kubernetes"
+EFA = "vpc.amazonaws.com/efa"
 MINE: dict[Device, Settings] = {
     device: Settings(image="dsgd-lab:test", bucket="results", device=device) for device in ("cuda", "cpu")
 }
@@ -190,6 +191,7 @@ def test_options_of_the_renderer_reach_the_pods_and_are_kept(copy: Path) -> None
         gpus_per_worker=2.0,
         node_selector=(("karpenter.k8s.aws/instance-gpu-name", "l4"), ("zone", "b")),
         capacity="spot",
+        efa=4,
         keep_workers=True,
         tolerations=("spot", "team=lab"),
         priority_class="research",
@@ -205,7 +207,9 @@ def test_options_of_the_renderer_reach_the_pods_and_are_kept(copy: Path) -> None
     (cfg,) = runs(ssp, mine)
     assert (cfg.num_workers, cfg.ray.gpus_per_worker, cfg.data.workload) == (2, 2, "fashion")
     _, head, workers = (template["spec"] for template in templates(rayjob))
-    assert workers["containers"][0]["resources"]["limits"][GPU] == 2
+    (container,) = workers["containers"]
+    assert (container["resources"]["limits"][GPU], container["resources"]["limits"][EFA]) == (2, 4)
+    assert {one["name"]: one["value"] for one in container["env"]}["FI_PROVIDER"] == "efa"
     submitter, of_head, of_workers = templates(rayjob)
     assert all(pod["spec"]["imagePullSecrets"] == [{"name": "registry"}] for pod in templates(rayjob))
     assert [pod["spec"].get("priorityClassName") for pod in templates(rayjob)] == [None, *["research"] * 2]
@@ -242,6 +246,8 @@ def test_options_of_the_renderer_reach_the_pods_and_are_kept(copy: Path) -> None
         (["--workers", "0"], "--workers"),
         (["--gpus-per-worker", "1.5"], "--gpus-per-worker"),
         (["--gpus-per-worker", "0.5", "--device", "cpu"], "--gpus-per-worker"),
+        (["--efa", "1", "--device", "cpu"], "--efa"),
+        (["--efa", "-1"], "--efa"),
         (["--gpus-per-worker", "1"], "--gpus-per-worker"),  # compare-modes has 8 workers for 4 pods
         (["--node-selector", "gpu"], "--node-selector"),
         (["--workload", "my/file.py"], "--workload"),
@@ -445,11 +451,12 @@ def test_there_are_resources_for_all_workers_asked_for(job: JobDefinition, setti
     head, workers = head_and_workers(rayjob)
     (group,) = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     gpus = workers["resources"]["limits"].get(GPU, 0)
-    assert gpus == (1 if device == "cuda" else 0)
-    if device == "cuda":
-        for cfg in runs(job, settings):
+    assert gpus == (job.ranks if device == "cuda" else 0)
+    for cfg in runs(job, settings):
+        assert cfg.group.ranks_per_worker == job.ranks
+        if device == "cuda":
             each = 1 // Fraction(cfg.ray.gpus_per_worker).limit_denominator(1000)
-            assert cfg.num_workers <= group["replicas"] * gpus * each
+            assert cfg.num_workers * job.ranks <= group["replicas"] * gpus * each
     offered = rayjob["spec"]["rayClusterSpec"]["headGroupSpec"]["rayStartParams"]
     assert (offered["num-cpus"], offered["num-gpus"]) == ("0", "0")
     assert GPU not in head["resources"]["limits"]
@@ -470,6 +477,32 @@ def test_objects_that_do_not_fit_spill_to_a_disk_of_limited_size(job: JobDefinit
         there = mounted[start["object-spilling-directory"]]
         (volume,) = (one for one in spec["volumes"] if one["name"] == there)
         assert gibibytes(volume["emptyDir"]["sizeLimit"]) < gibibytes(limits["ephemeral-storage"])
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if job.ranks > 1], ids=lambda job: job.name)
+def test_a_worker_of_several_ranks_has_a_pod_with_as_many_gpus(job: JobDefinition) -> None:
+    """One pod a worker, whatever share of a GPU others take; its model fits where there are no GPUs."""
+    for settings in (MINE["cuda"], replace(MINE["cuda"], gpus_per_worker=0.5, workers=3), MINE["cpu"]):
+        rayjob, pods = manifest(job, settings), settings.workers or job.workers
+        (group,), (cfg,) = rayjob["spec"]["rayClusterSpec"]["workerGroupSpecs"], runs(job, settings)
+        _, workers = head_and_workers(rayjob)
+        on_gpus = settings.device == "cuda"
+        assert group["replicas"] == cfg.num_workers == pods
+        assert workers["resources"]["limits"].get(GPU) == (job.ranks if on_gpus else None)
+        (size,) = [one.partition("=")[2] for one in job.on_gpus if one.startswith("size=")]
+        assert options(cfg)["size"] == (size if on_gpus else "100k")
+
+
+def test_adapters_between_nodes_keep_a_job_in_one_zone() -> None:
+    """EFA does not leave a zone, so that being near each other is no wish; nobody asks for huge pages."""
+    for efa, kind in ((0, "preferred"), (1, "required")):
+        *_, workers = templates(manifest(JOBS[0], replace(MINE["cuda"], efa=efa)))
+        (rule,) = workers["spec"]["affinity"]["podAffinity"]
+        assert rule == f"{kind}DuringSchedulingIgnoredDuringExecution"
+        (container,) = workers["spec"]["containers"]
+        variables = {one["name"]: one["value"] for one in container.get("env", ())}
+        assert variables.get("FI_EFA_USE_HUGE_PAGE") == ("0" if efa else None)
+        assert "hugepages-2Mi" not in container["resources"]["limits"]
 
 
 def gibibytes(text: str) -> int:
@@ -613,7 +646,7 @@ def test_quotas_allow_the_largest_job_on_gpus_and_none_without() -> None:
         content = yaml.safe_load((KUBERNETES / f"overlays/{overlay}/gpu-quota.yaml").read_text())
         return int(content["spec"]["hard"][f"requests.{GPU}"])
 
-    assert quota("eks-gpu") >= max(job.workers for job in JOBS)
+    assert quota("eks-gpu") >= max(job.workers * job.ranks for job in JOBS)
     assert quota("cpu") == 0
 
 

@@ -15,11 +15,16 @@ class JobDefinition:
     arguments: str
     """Of main.py: the run or the experiment. Engine, device, output and metrics are the same for all."""
     on_gpus: tuple[str, ...] = ()
-    """Options, like steps=20, that fit what an experiment trains on GPUs: `GPU_WORKLOAD`, not digits."""
+    """Options, like steps=20, that fit what is trained on GPUs: `GPU_WORKLOAD` in an experiment on digits, a
+    larger model in a job that names its workload."""
     gpus_per_worker: float | None = None
     """Share of a GPU that each worker takes, where there are GPUs. None: a whole one."""
     workers: int = 4
     """Pods, of one GPU each, among which a run's workers are shared out."""
+    ranks: int = 1
+    """Ranks of each worker, which share its pod and have a GPU each."""
+    head_gib: int = 8
+    """Memory of the head: it has the weights, what strategies and workers keep, and a checkpoint of all."""
     deadline_s: int = 3600
     """From its creation to its end, starting up included."""
 
@@ -31,12 +36,24 @@ class JobDefinition:
     def is_experiment(self) -> bool:
         return self.arguments.startswith("--experiment ")
 
+    @property
+    def names_workload(self) -> bool:
+        """Whether it trains what it says, whatever the others train."""
+        return "--workload " in self.arguments
+
 
 GPU_WORKLOAD = "fashion"
 """A convolutional network of 207,000 weights: digits, of 1,200, would leave a GPU idle."""
 
 # Some three minutes, so that there is something to see in Grafana.
 _RUN = "--num-workers 4 --steps 2000 --dataset digits --eval-every 20 --compute-time exponential:0.05"
+
+# Two workers of four ranks: on GPUs a model of GPT-2's size, of which a step is a third of a second on A10Gs.
+_ISLANDS = (
+    "--num-workers 2 --ranks-per-worker 4 --steps 1000 --batch-size 32 --schedule cosine --warmup 100 "
+    "--eval-every 250 --eval-tokens 4096"
+)
+_ISLANDS_ON_GPUS = ("size=124m", "precision=bf16")
 
 
 def _experiment(
@@ -82,6 +99,27 @@ JOBS = (
         name="localsgd",
         shows="Local SGD: weights are averaged every 8 local steps.",
         arguments=f"--mode localsgd --local-steps 8 {_RUN}",
+    ),
+    JobDefinition(
+        name="islands",
+        shows="DiLoCo between two workers of four GPUs each, and FSDP within.",
+        arguments=f"--mode diloco --workload gpt --local-steps 32 --lr 0.001 --outer-momentum 0.6 {_ISLANDS}",
+        on_gpus=_ISLANDS_ON_GPUS,
+        workers=2,
+        ranks=4,
+        head_gib=32,
+    ),
+    JobDefinition(
+        name="moe",
+        shows="DiLoCo between two workers that train a mixture of eight experts, two on each of their GPUs.",
+        arguments=(
+            "--mode diloco --workload gpt --experts 8 --top-k 2 --balance loss --expert-parallel "
+            f"--local-steps 32 --lr 0.001 --outer-momentum 0.6 {_ISLANDS}"
+        ),
+        on_gpus=("size=30m", "precision=bf16"),
+        workers=2,
+        ranks=4,
+        head_gib=32,
     ),
     _experiment(
         "compare-modes",

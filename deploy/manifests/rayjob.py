@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from deploy.manifests.job_table import GPU_WORKLOAD, JobDefinition
@@ -34,6 +35,15 @@ _SPILL, _SPILL_SIZE = "/spill", "8Gi"  # objects that the store has no room for
 _DISK = "10Gi"  # requested: the above, Ray's logs and its session
 # Without these, what a worker prints fills the disk: Ray lets its file grow for ever. 128 MiB a process now.
 _ROTATION = {"RAY_ROTATION_MAX_BYTES": str(64 << 20), "RAY_ROTATION_BACKUP_COUNT": "1"}
+_EFA_DEVICES = "vpc.amazonaws.com/efa"  # of AWS's device plugin
+# NCCL's plugin sets the rest by itself. Without huge pages, for which a pod would have to ask, a process that
+# has registered memory can still fork: torch.compile does. NCCL's own connections must not take the interface
+# of the pod identity agent, which other nodes cannot reach.
+_EFA = {
+    "FI_PROVIDER": "efa",
+    "FI_EFA_USE_HUGE_PAGE": "0",
+    "NCCL_SOCKET_IFNAME": "^lo,docker,veth,pod-id-link",
+}
 # Neither Karpenter nor the cluster autoscaler may move such a pod to save a node.
 _STAYS = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 
@@ -46,8 +56,8 @@ def entrypoint(job: JobDefinition, settings: Settings) -> str:
     shared = {"gpus-per-worker": f"{share:g}"} if share is not None and settings.device == "cuda" else {}
     options = {**shared, "engine": "ray", "device": settings.device, "start-timeout-s": 300}
     arguments = job.arguments
-    on_gpus = settings.device == "cuda" and settings.workload is None
-    workload = GPU_WORKLOAD if on_gpus else settings.workload
+    on_gpus = settings.device == "cuda" and settings.workload is None and not job.names_workload
+    workload = None if job.names_workload else GPU_WORKLOAD if on_gpus else settings.workload
     if job.is_experiment:
         options |= {"workload": workload} if workload else {}
         given = [f"--set {name.replace('-', '_')}={value}" for name, value in options.items()]
@@ -56,10 +66,15 @@ def entrypoint(job: JobDefinition, settings: Settings) -> str:
     else:
         given = [f"--{name} {value}" for name, value in options.items()]
         given += ["--eval-images 2000"] if on_gpus else []
+        if job.names_workload and settings.device == "cuda":
+            pairs = (setting.split("=", 1) for setting in job.on_gpus)
+            given += [f"--{name.replace('_', '-')} {value}" for name, value in pairs]
+        if job.ranks > 1 and settings.device == "cuda" and settings.tls == "off":
+            given += ["--topology allreduce"]  # rank by rank, past the head; between machines, TLS refuses it
         if workload:
             arguments = arguments.replace("--dataset digits", f"--workload {workload}")
         if settings.workers:
-            arguments = arguments.replace("--num-workers 4", f"--num-workers {settings.workers}")
+            arguments = re.sub(r"--num-workers \d+", f"--num-workers {settings.workers}", arguments)
     # The submitter's shell puts in the bucket and the name, from its environment. The name is the same each
     # time that the job is tried, so that it goes on; another job or image has another.
     name, bucket = f"${NAME_VARIABLE}-${TAG_VARIABLE}", f"s3://${BUCKET_VARIABLE}"
@@ -74,10 +89,12 @@ def entrypoint(job: JobDefinition, settings: Settings) -> str:
 def _share(job: JobDefinition, settings: Settings) -> float | None:
     """Return the GPUs of each worker, None for a whole one."""
     pods = settings.workers or job.workers
+    if job.ranks > 1:  # each has whole GPUs
+        return None
     if settings.gpus_per_worker is None:
         return None if job.gpus_per_worker is None else job.gpus_per_worker * pods / job.workers
     most = round(job.workers / job.gpus_per_worker) if job.gpus_per_worker else pods
-    room = pods * int(_gpus_per_pod(settings) / settings.gpus_per_worker)
+    room = pods * int(_gpus_per_pod(settings, job) / settings.gpus_per_worker)
     if most > room:
         raise ValueError(
             f"--gpus-per-worker {settings.gpus_per_worker:g}: {job.name} has {most} workers, {pods} pods "
@@ -86,8 +103,8 @@ def _share(job: JobDefinition, settings: Settings) -> float | None:
     return settings.gpus_per_worker
 
 
-def _gpus_per_pod(settings: Settings) -> int:
-    return max(1, math.ceil(settings.gpus_per_worker or 1))
+def _gpus_per_pod(settings: Settings, job: JobDefinition) -> int:
+    return job.ranks if job.ranks > 1 else max(1, math.ceil(settings.gpus_per_worker or 1))
 
 
 def manifest(job: JobDefinition, settings: Settings) -> Json:
@@ -119,8 +136,8 @@ def manifest(job: JobDefinition, settings: Settings) -> Json:
                 "rayVersion": pinned("ray"),
                 "authOptions": {"mode": "token"},
                 "headGroupSpec": {
-                    "rayStartParams": {"num-cpus": "0", "num-gpus": "0", **_objects(2)},
-                    "template": _head(settings),
+                    "rayStartParams": {"num-cpus": "0", "num-gpus": "0", **_objects(job.head_gib // 4)},
+                    "template": _head(settings, job.head_gib),
                 },
                 "workerGroupSpecs": [
                     {
@@ -128,8 +145,8 @@ def manifest(job: JobDefinition, settings: Settings) -> Json:
                         "replicas": pods,
                         "minReplicas": pods,
                         "maxReplicas": pods,
-                        "rayStartParams": _objects(3),
-                        "template": _worker(settings),
+                        "rayStartParams": _objects(3 * job.ranks),
+                        "template": _worker(settings, job),
                     }
                 ],
             },
@@ -179,7 +196,7 @@ def _pod(container: Json, settings: Settings, *, stays: bool = False, **more: An
     }
 
 
-def _head(settings: Settings) -> Json:
+def _head(settings: Settings, gib: int) -> Json:
     # The whole command line, so that neither this shell nor the one in which Ray starts main.py matches.
     stop = f"pkill -TERM -x -f '{_DRIVER}'; while pgrep -x -f '{_DRIVER}' >/dev/null; do sleep 1; done"
     container = {
@@ -196,7 +213,7 @@ def _head(settings: Settings) -> Json:
         # Where S3 is not Amazon's: AWS_ENDPOINT_URL_S3 and keys. On EKS there is no such secret.
         "envFrom": [{"secretRef": {"name": "storage", "optional": True}}],
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", stop]}}},
-        "resources": _resources(cpu="2", memory="8Gi"),
+        "resources": _resources(cpu="2", memory=f"{gib}Gi"),
         "volumeMounts": [{"name": "spill", "mountPath": _SPILL}],
     }
     more: Json = {"serviceAccountName": SERVICE_ACCOUNT, "terminationGracePeriodSeconds": GRACE_S}
@@ -206,7 +223,7 @@ def _head(settings: Settings) -> Json:
     return _pod(container, settings, stays=True, **more)
 
 
-def _worker(settings: Settings) -> Json:
+def _worker(settings: Settings, job: JobDefinition) -> Json:
     # Before a pod is taken, its workers' processes are asked to end: each finishes its task, and the run goes
     # on without it (dsgd/cluster/ray_host.py).
     stop = "pkill -TERM -f '^ray::Host'; while pgrep -f '^ray::Host' >/dev/null; do sleep 1; done"
@@ -215,19 +232,22 @@ def _worker(settings: Settings) -> Json:
         "env": _env(_ROTATION),
         "ports": [{"name": "metrics", "containerPort": RAY_METRICS_PORT}],
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", stop]}}},
-        "resources": _resources(cpu="3", memory="12Gi"),
+        "resources": _resources(cpu=str(3 * job.ranks), memory=f"{12 * job.ranks}Gi"),
         "volumeMounts": [{"name": "spill", "mountPath": _SPILL}],
     }
     more: Json = {"serviceAccountName": OF_WORKERS, **_of_both(settings)}
-    more["affinity"] = _near_each_other()
+    more["affinity"] = _near_each_other(must=settings.efa > 0)
     tolerations = [_toleration(taint) for taint in settings.tolerations]
     if settings.node_selector:
         more["nodeSelector"] = {**_ARCHITECTURE, **dict(settings.node_selector)}
     if settings.capacity != "any":
         more["affinity"] |= _on(settings.capacity)
     if settings.device == "cuda":
-        container["resources"]["limits"][GPU] = _gpus_per_pod(settings)
+        container["resources"]["limits"][GPU] = _gpus_per_pod(settings, job)
         tolerations.append({"key": GPU, "operator": "Exists", "effect": "NoSchedule"})
+    if settings.efa:
+        container["env"] = _env(_ROTATION | _EFA)
+        container["resources"]["limits"][_EFA_DEVICES] = settings.efa
     if tolerations:
         more["tolerations"] = tolerations
     return _pod(container, settings, stays=settings.keep_workers, **more)
@@ -248,13 +268,18 @@ def _toleration(taint: str) -> Json:
     return {"key": key, "operator": "Equal", "value": value} if equals else {"key": key, "operator": "Exists"}
 
 
-def _near_each_other() -> Json:
-    """Return the wish of a cluster's workers to be in one zone: bytes between zones are slow, and cost."""
+def _near_each_other(*, must: bool) -> Json:
+    """Return the wish of a cluster's workers to be in one zone: bytes between zones are slow, and cost.
+
+    must: it is no wish. EFA's traffic does not leave a zone.
+    """
     term = {
         "topologyKey": "topology.kubernetes.io/zone",
         "labelSelector": {"matchLabels": {"ray.io/node-type": "worker"}},
         "matchLabelKeys": ["ray.io/cluster"],
     }
+    if must:
+        return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
     wish = {"weight": 100, "podAffinityTerm": term}
     return {"podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [wish]}}
 

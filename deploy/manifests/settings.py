@@ -42,6 +42,8 @@ class Settings:
     """How the workers' nodes are paid for. The head of a job with spot workers goes to a node on demand."""
     tls: Tls = "off"
     """Who makes the certificates with which Ray's processes encrypt their calls: deploy/manifests/tls.py."""
+    efa: int = 0
+    """Elastic Fabric Adapters of each worker pod: AWS's fast links between nodes, for NCCL."""
     keep_workers: bool = False
     """Whether workers, too, may not be moved to other nodes to save some, as heads never are."""
     tolerations: tuple[str, ...] = ()
@@ -72,6 +74,10 @@ class Settings:
                 raise ValueError(f"--gpus-per-worker {share:g}: only with --device cuda")
             if not share > 0 or (share > 1 and share != int(share)):
                 raise ValueError(f"--gpus-per-worker {share:g}: must be in (0, 1], or a whole number")
+        if self.efa < 0:
+            raise ValueError(f"--efa {self.efa}: must be at least 0")
+        if self.efa and self.device == "cpu":
+            raise ValueError(f"--efa {self.efa}: is for NCCL, between GPUs; only with --device cuda")
         for key, value in self.node_selector:
             if not re.fullmatch(r"([\w.-]+/)?[\w.-]+", key) or not re.fullmatch(r"[\w.-]*", value):
                 raise ValueError(f"--node-selector {key}={value}: must be LABEL=VALUE")
@@ -103,6 +109,8 @@ class Settings:
             words += ["--toleration", taint]
         if self.capacity != "any":
             words += ["--capacity", self.capacity]
+        if self.efa:
+            words += ["--efa", str(self.efa)]
         if self.keep_workers:
             words.append("--keep-workers")
         if self.tls != "off":
@@ -131,6 +139,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--capacity", choices=get_args(Capacity), help="how the workers' nodes are paid for (any)"
     )
     parser.add_argument("--tls", choices=get_args(Tls), help="who makes certificates for Ray's calls (off)")
+    parser.add_argument("--efa", type=int, metavar="N", help="Elastic Fabric Adapters of each worker pod (0)")
     parser.add_argument(
         "--keep-workers",
         action=argparse.BooleanOptionalAction,

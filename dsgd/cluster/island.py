@@ -30,8 +30,8 @@ class Island:
     """The ranks of a worker, and the network among them.
 
     copies: R, of the weights; it divides `ranks`. gathered: bytes of a weight that is gathered over those of
-    one in a message, .5 for bfloat16. parts: of a mini-batch, computed one after another: each gathers and
-    scatters anew.
+    one in a message, .5 for bfloat16. parts: of a mini-batch, computed one after another: each gathers the
+    weights anew, and the last one's backward pass scatters the sums.
 
     >>> fsdp = Island(ranks=4, bytes_per_s=100.0)
     >>> fsdp.collectives_s(400), Island(ranks=4, copies=4, bytes_per_s=100.0).collectives_s(400)
@@ -60,7 +60,7 @@ class Island:
         gathers_s = 2 * ring_s(shards, self.gathered * num_bytes / shards)
         scatter_s = ring_s(shards, num_bytes / shards)
         sums_s = 2 * ring_s(copies, num_bytes / ranks)
-        return self.parts * (gathers_s + scatter_s + sums_s)
+        return self.parts * gathers_s + scatter_s + sums_s
 
     def law(self, of_one: Law, num_bytes: float) -> Law:
         """Return the law of an island's mini-batch from that of one GPU."""

@@ -101,7 +101,9 @@ def _facts(frames: Frames) -> str:
     facts += [plural(len({run.seed for run in frames.records}), "seed"), " and ".join(engines)]
     config = records[0].config
     if "num_workers" not in frames.varied:
-        facts.append(plural(records[0].summary.num_workers, "worker"))
+        ranks = config.get("ranks_per_worker", 1)
+        of_ranks = f" of {ranks} ranks" if ranks > 1 and "ranks_per_worker" not in frames.varied else ""
+        facts.append(plural(records[0].summary.num_workers, "worker") + of_ranks)
     if not {"dataset", "workload"} & {*frames.varied} and name_of(config) != "none":
         facts.append(f"data {name_of(config)}")
     for option, what in (("compute_time", "compute times"), ("slowdown", "slowdown")):
