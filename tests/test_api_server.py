@@ -159,7 +159,7 @@ class ToolRan(NamedTuple):
 
 LIMITS = {
     **{"taken_up": 8, "pods_running": 60, "first_update": 30, "job_over": 60},
-    **{"runs": 4, "gone": 20, "silence": 30},
+    **{"runs": 4, "gone": 20, "silence": 150},
 }
 
 
@@ -508,7 +508,6 @@ def test_a_job_whose_driver_is_killed_goes_on_in_new_pods(
     first_from, second_from = (one["from_version"] for one in attempts)
     assert 0 < first_from <= 30
     assert first_from < second_from <= 45
-    assert not checkpoints()
     alone = shlex.split(entrypoint.partition(" --out ")[0].replace("s3=.2 --upload-every .1", "1e9"))
     assert run_alone([*here(alone, "0")[2:], "--out", str(tmp_path), "--run-name", "alone", "--quiet"]) == 0
     for name in ("weights.npy", "updates.jsonl", "evals.jsonl"):
