@@ -509,18 +509,10 @@ def test_a_job_whose_driver_is_killed_goes_on_in_new_pods(
     assert 0 < first_from <= 30
     assert first_from < second_from <= 45
     alone = shlex.split(entrypoint.partition(" --out ")[0].replace("s3=.2 --upload-every .1", "1e9"))
-    command = [
-        sys.executable,
-        ROOT / "main.py",
-        *here(alone, "0")[2:],
-        "--out",
-        "runs",
-        "--run-name",
-        "alone",
-    ]
+    options = [*here(alone, "0")[2:], "--out", "runs", "--run-name", "alone", "--quiet"]
     # As a driver is started: the last bits of a loss depend on how many threads torch has.
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    subprocess.run([*command, "--quiet"], cwd=tmp_path, env=env, check=True, stdin=subprocess.DEVNULL)
+    subprocess.run([sys.executable, ROOT / "main.py", *options], cwd=tmp_path, env=env, check=True)
     for name in ("weights.npy", "updates.jsonl", "evals.jsonl"):
         assert stored(name) == (tmp_path / "runs/alone" / name).read_bytes()
 
