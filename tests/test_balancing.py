@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,9 @@ from scipy.special import expit
 
 from dsgd.cluster.laws import Floats
 from dsgd.data import make_workload
-from dsgd.execution.quick import config
+from dsgd.execution.quick import QuickRun, config, run
+from dsgd.labs.quantities import max_violation, max_violation_together
+from dsgd.models.mixture import mixtures
 from dsgd.theory.balancing import (
     curvature,
     curvatures_of_scores,
@@ -101,3 +105,44 @@ def test_the_limit_of_a_router_with_any_scores_follows_from_its_ties(
         past.append(past[-1] - rate * (shares - 1 / 8))
     late = np.mean(violation[len(violation) // 2 :])
     assert (late < 0.02) if settles else (late > 0.3)
+
+
+def scores_of_routers(outcome: QuickRun) -> list[Floats]:
+    """Return each mixture's scores (T, E) of the test samples, bias included, after the last update."""
+    objective = make_workload(outcome.cfg).objective
+    found: list[Floats] = []
+    assert isinstance(objective, ModuleObjective)
+    module = objective.module_at(outcome.w)
+
+    def look(layer: Any, x: tuple[torch.Tensor]) -> None:
+        scores = torch.nn.functional.linear(x[0], layer.router).sigmoid()
+        found.append((scores + layer.options.balance_rate * layer.balance).detach().double().numpy())
+
+    for layer in mixtures(module):
+        layer.register_forward_pre_hook(look)
+    with torch.no_grad():
+        module(objective.problem.test[0])
+    return found
+
+
+def test_the_limit_of_routers_that_learn_follows_from_their_scores() -> None:
+    """Of a mixture in ASGD, estimated where loads are even: well below it each version stays even, and above
+    it tokens hop, which the loads of many versions together do not show.
+    """
+    lr, workers = 0.1, 4
+
+    def trained(rate: float) -> QuickRun:
+        options: dict[str, Any] = {
+            "workload": "moe",
+            "compute_time": "constant:1",
+            "batch_size": 256,
+            "balance_rate": rate,
+        }
+        return run("asgd", num_workers=workers, steps=40, lr=lr, **options)
+
+    largest = max(curvatures_of_scores(scores, 2, gap=0.02)[-1] for scores in scores_of_routers(trained(1.0)))
+    limit = largest_stable_rate(lr, largest, delay=workers - 1)
+    below, above = trained(0.6 * limit), trained(1.5 * limit)
+    assert max_violation(below).measured < 0.3
+    assert max_violation(above).measured > 1
+    assert max_violation_together(above).measured < 0.2

@@ -193,6 +193,7 @@ def test_the_record_and_the_report_show_the_experts(tmp_path: Path) -> None:
     page = build_report(tmp_path).read_text()
     assert "How are the experts used?" in page
     assert (tmp_path / "figures/experts-2.svg").is_file()
+    assert "MaxVio</th>" in page
     table = (tmp_path / "results.csv").read_text().splitlines()[0].split(",")
     assert {"max_violation", "router_entropy", "idle_experts", "dropped", "agreement"} <= set(table)
     other = config("ssgd", steps=2, out=str(tmp_path / "other"), run_name="c")

@@ -364,6 +364,37 @@ def test_islands_with_their_mean_are_one_hybrid_group_and_one_process(group: Ran
     assert np.linalg.norm(found - w, axis=1).max() <= 1e-5 * moved
 
 
+class Viewing(nn.Module):
+    """A block whose output is a view, which is then changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(13)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Flatten(0)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            y = block(x.view(-1, 4))
+            y += 1
+            x = y * y
+        return x
+
+
+def viewing() -> Problem:
+    def loss(module: nn.Module, x: Tensor) -> Tensor:
+        found: Tensor = module(x).square().mean()
+        return found
+
+    return Problem(Viewing(), loss, (torch.linspace(-1, 1, 4 * N).view(N, 4),), ())
+
+
+def test_a_blocks_output_may_be_a_view_that_is_changed(group: RankProcesses) -> None:
+    """The gradient is that of one process, though FSDP loses sight of such a view."""
+    _, g, _, _, g_alone, _ = both(group, 2, viewing, Gradient())
+    assert np.linalg.norm(g_alone) > 0
+    assert np.linalg.norm(g - g_alone) <= 1e-6 * np.linalg.norm(g_alone)
+
+
 def islands_step(rank: int, ranks: int, islands: int, parallel: str = "fsdp") -> Any:
     """Take three steps with the mean of the islands' gradients; one group plays them in turn."""
     problem = uneven()

@@ -24,6 +24,7 @@ from dsgd.labs.answers import read_answers
 from dsgd.labs.finding import Finding, function
 from dsgd.labs.lab_file import read_lab
 from dsgd.labs.student import Work
+from dsgd.labs.trial import Trial
 from dsgd.records.writer import RunRecord
 from dsgd.report.figures import draw_sections
 from dsgd.report.frames import read_folder
@@ -34,7 +35,7 @@ from main import main
 
 LABS = ROOT / "docs" / "labs"
 SAMPLES = Path(__file__).parent / "labs"
-NUMBERS = ("01", "02", "03", "04", "05", "06", "07", "08", "09", "10")
+NUMBERS = ("01", "02", "03", "04", "05", "06", "07", "08", "09", "10", "11")
 each_lab = pytest.mark.parametrize("number", NUMBERS)
 
 
@@ -188,7 +189,7 @@ def test_the_numbers_in_the_text_are_right() -> None:
 
 def test_the_answers_on_topologies_and_bytes_follow_from_formulas() -> None:
     """Each can be derived from the formulas of the page, without a run; only the bytes to a loss cannot."""
-    nine, ten = (yaml.safe_load((SAMPLES / f"{number}.yaml").read_text()) for number in ("09", "10"))
+    nine, ten = (yaml.safe_load((SAMPLES / f"{number}.yaml").read_text()) for number in ("09", "10", "11"))
     alpha, rate, size, compute_s = 0.001, 12.5e6, 4e6, 0.1
     derived = {
         "one_server": compute_s + served_round_time(16, size, alpha, rate, rate),
@@ -320,7 +321,18 @@ WRONG_OPTIONS = [
     ("09", {"padding_mb": 3.7}, "at most 0.8 s"),
     ("10", {"lr": 0.14}, "With your step size"),
     ("10", {"lr": 0.08}, "1.3 times as large"),
+    ("11", {"balance_rate": 3.8}, "With your rate"),
+    ("11", {"balance_rate": 2.5}, "1.25 times"),
 ]
+
+
+@pytest.mark.parametrize(("lr", "stable"), [(0.19, True), (0.21, False)])
+def test_the_largest_step_of_an_exercise_with_momentum_is_smaller(lr: float, stable: bool) -> None:
+    """Where a lecturer adds momentum, the limit is that with momentum, and runs agree: 0.199, not 0.445."""
+    options = {"mode": "asgd", "dataset": "quadratic", "num_workers": 4, "steps": 300, "momentum": 0.5}
+    found = goals.is_stable(Trial(options | {"compute_time": "constant:1", "lr": lr}), start=1.0)
+    assert found.holds == stable
+    assert "below 0.1993" in found.theory
 
 
 @pytest.mark.parametrize(("number", "exercise", "law"), WRONG_OPTIONS)

@@ -217,9 +217,11 @@ def test_turned_labels_are_those_of_other_data(dataset: str) -> None:
     assert torch.equal(some[1][1], lies[1])
 
 
-def test_a_modules_labels_are_turned_round_too() -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_modules_labels_are_turned_round_too(ranks: int) -> None:
     """A workload with classes can be lied about; its liar's gradients change, and nobody else's."""
     options: dict[str, Any] = {"workload": "digits_cnn", "num_workers": 2, "steps": 1, "batch_size": 8}
+    options |= {"ranks_per_worker": ranks}
     honest, lying = run("ssgd", **options), run("ssgd", faults="lie:1=labelflip", **options)
     same = [
         a.value.tobytes() == b.value.tobytes()

@@ -253,6 +253,19 @@ def test_a_skewed_router_becomes_balanced() -> None:
     assert worst[-1] < 0.03
 
 
+def test_weight_decay_leaves_an_error_of_decay_times_the_parameter() -> None:
+    """Where SGD decays the parameter, too, loads rest where each share is off by -decay x bias / rate."""
+    m, x, decay = mixture(balance_rate=2.0, spread=1.0), tokens(1024) + 0.5, 0.1
+    for _ in range(150):
+        m(x)
+        error = gradients(m, torch.as_tensor(penalty(m)))["balance"]
+        with torch.no_grad():
+            m.balance.sub_(0.1 * (error + decay * m.balance))
+    bias = 2.0 * m.balance.detach()
+    assert bias.abs().max() > 0.08
+    torch.testing.assert_close(error, -decay * bias / 2.0, rtol=0, atol=2e-3)
+
+
 def test_bf16_computes_the_experts_and_not_the_router() -> None:
     """Under autocast the experts' products are in bf16; the choices are those of float32."""
     m, x = mixture(), tokens()

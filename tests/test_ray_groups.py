@@ -1,5 +1,5 @@
-"""Workers that are groups of ranks, on real Ray with real process groups (gloo): they have the weights of one
-process, whatever is killed, and go on from the checkpoints of groups of another size.
+"""Workers that are groups of ranks, on real Ray with real process groups (gloo): they have the simulator's
+bytes, whatever is killed, and go on from the checkpoints of groups of another size.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from conftest import CommandLine
 from test_resume import run as run_recorded
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # untyped
 
-from dsgd.cluster import Engine, Update
+from dsgd.cluster import ClusterError, Engine, Update
 from dsgd.cluster.rank_meeting import LOCAL, RankMeeting, RankMissing, meet
+from dsgd.cluster.ray import RayCluster
 from dsgd.execution.quick import QuickRun, config, run, same_bytes
 from dsgd.work.weights import Vector
 
 WORKLOAD = str(Path(__file__).parent / "workloads/sized.py")  # five rows of weights for two ranks, and one
+FAILS = str(Path(__file__).parent / "workloads/fails_in_a_rank.py")
 SMALL: dict[str, Any] = {"workload": WORKLOAD, "width": 5, "num_workers": 2, "batch_size": 9, "eval_every": 0}
 ON_RAY: dict[str, Any] = {"engine": "ray", "ranks_per_worker": 2}
 DILOCO: dict[str, Any] = {"mode": "diloco", "steps": 24, "local_steps": 2, "lr": 0.01, **SMALL}
@@ -54,7 +56,9 @@ def test_a_rank_that_never_joins_is_named() -> None:
     """The others wait no longer than the meeting says."""
     store = TCPStore(LOCAL, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
     meeting = RankMeeting("worker 3", LOCAL, store.port, ranks=3, device="cpu", within_s=0.1)
-    with pytest.raises(RankMissing, match="worker 3: ranks 1, 2 of its group of 3 did not join within 0 s"):
+    with pytest.raises(
+        RankMissing, match=r"worker 3: ranks 1, 2 of its group of 3 did not join within 0\.1 s"
+    ):
         meet(meeting, 0, LOCAL, store)
 
 
@@ -76,7 +80,10 @@ class Kill:
         """All processes that were seen."""
 
     def __call__(self, cluster: Engine, update: Update) -> None:
-        by_worker = cluster.rank_pids  # type: ignore[attr-defined]
+        engine: Any = cluster
+        while not isinstance(engine, RayCluster):  # something is around it
+            engine = engine.inner
+        by_worker = engine.rank_pids
         self.pids.update(pid for pids in by_worker for pid in pids)
         rank = self._by_version.get(update.weights.version)
         if rank is not None:
@@ -98,48 +105,52 @@ def lives(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def unhurt(ray_cluster: str) -> QuickRun:
-    """Return DiLoCo between two groups of two, with a server."""
-    return run(**DILOCO, **ON_RAY)
+def simulated() -> QuickRun:
+    """Return DiLoCo between two groups of two, each computed by one process in two parts."""
+    return run(**DILOCO, ranks_per_worker=2)
 
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 class TestOnRay:
-    def test_a_group_has_the_weights_of_one_process(self, unhurt: QuickRun) -> None:
-        """Local AdamW to 1e-4 of what it moved, where all islands share one group too."""
-        alone = run(**DILOCO)
-        assert distance(unhurt.w, alone.w, first_of(alone)) < 1e-4
-
-    def test_a_group_carries_several_workers_and_clips_by_the_whole_norm(self) -> None:
-        """Gradients to 1e-6, momentum, the norm of a worker's gradient over all ranks, and a codec's bytes of
-        the whole vector, which servers have in slices.
+    def test_a_group_carries_several_workers_and_repeats_their_tasks(self) -> None:
+        """A follower is killed while servers have slices, and a codec the whole value: with momentum, and the
+        norm over all ranks, these are the simulator's bytes, to 1e-5 of what moved those of one process.
         """
-        how = {"mode": "localsgd", "steps": 12, "local_steps": 3, "clip_norm": 0.1, "momentum": 0.5, **SMALL}
-        one = {**ON_RAY, "hosts": 1, "topology": "sharded:2", "compress": "topk:.5"}
-        alone = run(**how, compress="topk:.5")
-        assert distance(run(**how, **one).w, alone.w, first_of(alone)) < 1e-5
+        how: dict[str, Any] = {
+            "mode": "localsgd",
+            "steps": 12,
+            "local_steps": 3,
+            "clip_norm": 0.1,
+            "momentum": 0.5,
+            **SMALL,
+        }
+        how |= {"compress": "topk:.5"}
+        kill, alone = Kill({2: 1}), run(**how)
+        hurt = run(**how, **ON_RAY, hosts=1, topology="sharded:2", on_update=kill)
+        assert same_bytes(hurt, run(**how, ranks_per_worker=2))
+        assert 0 < distance(hurt.w, alone.w, first_of(alone)) < 1e-5
+        assert hurt.cluster.restarts == [1, 1]
+        assert not kill.left()
 
-    def test_islands_all_reduce_rank_by_rank_whatever_is_killed(self, unhurt: QuickRun) -> None:
-        """Weights that stay in the ranks have a server's bytes, also when a leader and a follower are killed
-        in the midst: their group dies and returns as one, and nothing is left behind.
+    def test_a_rank_that_fails_ends_the_run_with_its_error(self) -> None:
+        """And not with that of the rank that waits for it, or never."""
+        fails: dict[str, Any] = {"workload": FAILS, "num_workers": 2, "steps": 4, "eval_every": 0}
+        with pytest.raises(ClusterError, match="worker 1 failed in its task: ZeroDivisionError"):
+            run("ssgd", **fails, **ON_RAY, hosts=1)
+
+    def test_islands_all_reduce_rank_by_rank_whatever_is_killed(self, simulated: QuickRun) -> None:
+        """Weights that stay in the ranks have the bytes of a simulated server's, also when a leader and a
+        follower are killed in the midst: their group dies and returns as one, and nothing is left behind.
         """
         kill, shared = Kill({3: 0, 8: 1}), set(os.listdir("/dev/shm"))
         hurt = run(**DILOCO, **ON_RAY, topology="allreduce", on_update=kill)
-        assert same_bytes(hurt, unhurt)
+        assert same_bytes(hurt, simulated)
         assert hurt.cluster.restarts == [2, 0]
         assert len(kill.pids) == 2 * 2 + 2 * 2
         assert [fault.kind for fault in hurt.cluster.faults_seen] == ["kill", "kill"]
         assert not kill.left()
         assert set(os.listdir("/dev/shm")) <= shared
-
-    def test_a_killed_follower_has_its_groups_tasks_repeated(self, unhurt: QuickRun) -> None:
-        """To the same bytes, here by the one group that carries all workers."""
-        kill = Kill({3: 1})
-        hurt = run(**DILOCO, **ON_RAY, hosts=1, on_update=kill)
-        assert same_bytes(hurt, unhurt)
-        assert hurt.cluster.restarts == [1, 1]
-        assert not kill.left()
 
     def test_a_run_goes_on_with_groups_of_another_size(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_cluster: str

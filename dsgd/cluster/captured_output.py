@@ -11,6 +11,8 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -44,7 +46,7 @@ class OutputNews(NamedTuple):
     left_out: int
     """Lines since the last news that are not among these."""
     memory_bytes: int
-    """That the process has in memory, shared pages included."""
+    """That the process has in memory, or its group on its machine, shared pages included."""
 
 
 class CapturedOutput:
@@ -56,6 +58,8 @@ class CapturedOutput:
     def __init__(self, level: int, most_lines: int) -> None:
         self.worker: int | None = None
         """Whose task is computing."""
+        self.followers: Sequence[int] = ()
+        """Other processes on this machine that compute with this one, whose memory counts too."""
         self._level, self._most_lines = level, most_lines
         self._lines: list[OutputLine] = []
         self._left_out = 0
@@ -94,7 +98,11 @@ class CapturedOutput:
                 self._fetched_s = time.monotonic()
             lines, left_out = self._lines, self._left_out
             self._lines, self._left_out = [], 0
-        return OutputNews(lines, left_out, memory_bytes())
+        total = memory_bytes()
+        for pid in self.followers:
+            with suppress(FileNotFoundError):  # it has just ended, and this process will
+                total += memory_bytes(pid)
+        return OutputNews(lines, left_out, total)
 
 
 class _Copied(io.TextIOBase):

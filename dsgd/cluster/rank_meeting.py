@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,15 +53,10 @@ def meet(meeting: RankMeeting, rank: int, own_address: str, store: TCPStore | No
         within = timedelta(seconds=max(1.0, meeting.within_s))
         store = TCPStore(meeting.address, meeting.port, wait_for_workers=False, timeout=within)
     store.set(f"here{rank}", "")
-    missing = _missing(store, meeting.ranks)
+    missing = missing_from(store, meeting.ranks)
     while missing:
         if time.monotonic() > until_s:
-            which = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing))}"
-            raise RankMissing(
-                f"{meeting.who}: {which} of its group of {meeting.ranks} did not join within "
-                f"{meeting.within_s:.0f} s; look for the reason in the logs of Ray, free GPUs or memory, or "
-                "wait longer with --start-timeout-s"
-            )
+            raise RankMissing(missing_in_words(meeting.who, missing, meeting.ranks, meeting.within_s))
         time.sleep(_LOOK_S)
         missing = [other for other in missing if not store.check([f"here{other}"])]
     if meeting.device == "cpu" and (name := _interface(own_address)):
@@ -77,7 +73,20 @@ def meet(meeting: RankMeeting, rank: int, own_address: str, store: TCPStore | No
     dist.distributed_c10d.set_timeout(_ANSWERED_WITHIN)
 
 
-def _missing(store: TCPStore, ranks: int) -> list[int]:
+def missing_in_words(who: str, missing: Sequence[int], ranks: int, within_s: float) -> str:
+    """Return, in one line with the remedy, that ranks of a group have not joined it in time.
+
+    who: whose group it is, like `worker 0`.
+    """
+    which = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+    return (
+        f"{who}: {which} of its group of {ranks} did not join within {within_s:.3g} s; look for the reason "
+        "in the logs of Ray, free GPUs or memory, or wait longer with --start-timeout-s"
+    )
+
+
+def missing_from(store: TCPStore, ranks: int) -> list[int]:
+    """Return the ranks that have not come to the meeting."""
     return [rank for rank in range(ranks) if not store.check([f"here{rank}"])]
 
 

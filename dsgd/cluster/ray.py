@@ -35,7 +35,7 @@ from dsgd.cluster.message_sizes import MessageSizes
 from dsgd.cluster.ray_evaluation import EvaluatingProcess
 from dsgd.cluster.ray_faults import RayFaults
 from dsgd.cluster.ray_processes import HostProcess, HostProcesses
-from dsgd.cluster.ray_start import choose_device, lacking, start_hosts
+from dsgd.cluster.ray_start import choose_device, lacking, missing_ranks, start_hosts
 from dsgd.cluster.ray_states import StateCopies
 from dsgd.cluster.ray_tasks import (
     Answered,
@@ -663,7 +663,8 @@ class RayCluster(LedgerViews[RayFlight]):
             waiting = [worker for worker in self._hosts.carried(host) if worker in self._ledger.workers]
             if process in self._readying and waiting:
                 workers = ", ".join(map(str, waiting))
-                raise ClusterError(lacking(self._cfg, self.device, f"worker {workers}, which died,"))
+                late = lacking(self._cfg, self.device, f"worker {workers}, which died,")
+                raise ClusterError(missing_ranks(self._cfg, [process], self._hosts) or late)
             if process in self._readying:  # its workers are elsewhere, and the run goes on
                 self._timers.after(timeout_s, require)
 

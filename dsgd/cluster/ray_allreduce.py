@@ -221,7 +221,7 @@ class RayAllReduce(RayCluster):
 
     def _address(self, node_id: str, members: Sequence[HostProcess]) -> str:
         """Return the address of a machine as all members reach it."""
-        if all(process.node_id == self._here for process in members):
+        if all(node == self._here for process in members for node in process.ranks.node_ids):
             return "127.0.0.1"
         if node_id not in self._addresses:
             nodes = ray.nodes()  # type: ignore[no-untyped-call]

@@ -30,7 +30,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dsgd.cluster.arena import Bytes
-from dsgd.cluster.rank_meeting import RankMeeting
+from dsgd.cluster.rank_meeting import RankMeeting, missing_from
 from dsgd.cluster.ray_follower import CONCURRENCY, Follower, own_address
 from dsgd.cluster.ray_messages import INLINE_BYTES
 from dsgd.cluster.values import compute_alone
@@ -43,6 +43,7 @@ from dsgd.work.weights import Vector
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # untyped
 
     from dsgd.cluster.rank import RankStep
 
@@ -84,6 +85,7 @@ class RankGroup:
         self._until_s = time.monotonic() + plan.within_s
         self._rank = Rank(objective, device, plan.asked, 0)
         self._layout = self._rank.layout
+        self._store: TCPStore | None = None
         self._thread = ThreadPoolExecutor(1)  # of this rank: the calling one may hear followers meanwhile
         place = get_current_placement_group()
         assert place, "a leader is started with the places of its followers"
@@ -124,7 +126,7 @@ class RankGroup:
         from dsgd.cluster.collective import open_store
 
         address = own_address(one_machine=self._plan.one_machine)
-        store = open_store(address)
+        self._store = store = open_store(address)
         left_s = self._until_s - time.monotonic()
         count = len(self._all_ranks)
         meeting = RankMeeting(who, address, store.port, count, self._device, max(1.0, left_s))
@@ -132,6 +134,12 @@ class RankGroup:
         pid, *others = self._all(own, [actor.join.remote(meeting) for actor in self._followers])
         here = ray.get_runtime_context().get_node_id()
         return Ranks((pid, *(pid for pid, _ in others)), (here, *(node_id for _, node_id in others)))
+
+    def missing(self) -> Sequence[int]:
+        """Return the ranks that have not joined yet; another thread than `form`'s calls this."""
+        if self._store is None:
+            return ()
+        return missing_from(self._store, len(self._all_ranks))
 
     def try_out(self, worker: int) -> None:
         """See that a gradient can be computed. Raises what the first rank raises that cannot."""

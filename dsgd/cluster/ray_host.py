@@ -164,7 +164,10 @@ class Host:
         """Return the processes that compute here: this one, or a group, which is formed."""
         if self._group is None:
             return Ranks((os.getpid(),), (ray.get_runtime_context().get_node_id(),))
-        return self._group.form(f"worker {workers[0]}" if workers else "a spare")
+        found = self._group.form(f"worker {workers[0]}" if workers else "a spare")
+        pairs = list(zip(found.pids, found.node_ids, strict=True))
+        self._output.followers = [pid for pid, node_id in pairs[1:] if node_id == pairs[0][1]]
+        return found
 
     def run(
         self,
@@ -426,6 +429,11 @@ class Host:
         with self._stop:
             self._stopped[worker] = max(self._stopped.get(worker, -1), ticket)
             self._stop.notify_all()
+
+    @ray.method(concurrency_group="control")
+    def missing_ranks(self) -> Sequence[int]:
+        """Return the ranks that have not joined the group that this process leads."""
+        return self._group.missing() if self._group else ()
 
     @ray.method(concurrency_group="control")
     def gpus(self) -> str:

@@ -12,6 +12,8 @@ from ray.util import placement_group, remove_placement_group
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from dsgd.cluster import ClusterError
+from dsgd.cluster.ray_credentials import uses_tls
 from dsgd.config import TrainConfig
 
 SLIVER = 0.001  # of a CPU, the least that Ray counts
@@ -21,7 +23,8 @@ class Places:
     """Chooses them, and gives them back.
 
     No whole CPUs are asked for: more workers than cores is normal here, and asking would wait forever. On a
-    cluster of several machines, hosts are spread over those that offer CPUs: the head need not.
+    cluster of several machines, hosts are spread over those that offer CPUs: the head need not. Raises
+    ClusterError for a group on several machines whose network encrypts nothing, though Ray's calls are.
     """
 
     def __init__(self, cfg: TrainConfig, device: str, *, private: bool) -> None:
@@ -30,6 +33,12 @@ class Places:
         """Of a process."""
         self.one_machine = not self.gpus or max(_gpus_by_node(), default=0.0) >= self._ranks * self.gpus
         """Whether some machine can have a whole group: then none is spread over several."""
+        if not self.one_machine and uses_tls():
+            raise ClusterError(
+                f"--ranks-per-worker {self._ranks}: RAY_USE_TLS encrypts Ray's calls, but not what ranks on "
+                "several machines send each other; give fewer ranks, that one machine has GPUs for, or a "
+                "network that encrypts and no RAY_USE_TLS"
+            )
 
     def options(self, host: int, node_id: str | None) -> tuple[dict[str, Any], PlacementGroup | None]:
         """Return how the actor of a host is started, and the place that is kept for its group.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Sequence
@@ -11,12 +12,12 @@ from dsgd.cluster.ray_connection import Connection, last_line, resources
 
 # isort: split
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from dsgd.cluster import ClusterError
 from dsgd.cluster.capacity import num_hosts, shortage
 from dsgd.cluster.hosts import Hosts
-from dsgd.cluster.rank_meeting import RankMissing
+from dsgd.cluster.rank_meeting import RankMissing, missing_in_words
 from dsgd.cluster.ray_places import room_for
 from dsgd.cluster.ray_processes import HostProcess, HostProcesses
 from dsgd.config import TrainConfig
@@ -24,7 +25,7 @@ from dsgd.work.problem import ProblemError
 from dsgd.work.shard import Shard
 
 _POLL_S = 1.0
-_GROUP_S = 10.0
+_ASKED_S = 5.0  # how long to wait for leaders to say who has not joined their groups
 
 
 def choose_device(cfg: TrainConfig, connection: Connection) -> str:
@@ -62,13 +63,13 @@ def start_hosts(
         _await_room(cfg, until_s)
     answer: SimpleQueue[list[HostProcess] | BaseException] = SimpleQueue()
     given_up = threading.Event()
+    started: list[HostProcess] = []
     count, num_ready = len(hosts.alive), 0
 
     def start() -> None:
         nonlocal num_ready
         try:
             processes.prepare(shards)
-            started = []
             for host in range(count):
                 if given_up.is_set():
                     return
@@ -86,11 +87,10 @@ def start_hosts(
 
     threading.Thread(target=start, daemon=True).start()
     try:
-        # The leader of a group says which rank did not join, and has begun to wait later.
-        more_s = _GROUP_S if cfg.group.ranks_per_worker > 1 else 0.0
-        found = answer.get(timeout=max(0.0, until_s + more_s - time.monotonic()))
+        found = answer.get(timeout=max(0.0, until_s - time.monotonic()))
     except Empty:
-        raise ClusterError(lacking(cfg, device, f"{count - num_ready} of {count} workers")) from None
+        late = lacking(cfg, device, f"{count - num_ready} of {count} workers")
+        raise ClusterError(missing_ranks(cfg, started, hosts) or late) from None
     finally:
         given_up.set()
     wrong = found.cause if isinstance(found, RayTaskError) else found
@@ -106,6 +106,29 @@ def start_hosts(
     if isinstance(found, BaseException):
         raise found
     return found
+
+
+def missing_ranks(cfg: TrainConfig, started: Sequence[HostProcess], hosts: Hosts) -> str | None:
+    """Return in one line which ranks have not joined their group, of the first group that lacks some."""
+    if cfg.group.ranks_per_worker == 1:
+        return None
+    answer: SimpleQueue[str] = SimpleQueue()
+
+    def ask() -> None:
+        asked = {process.actor.missing_ranks.remote(): process for process in started}
+        for ref in ray.wait(list(asked), num_returns=len(asked), timeout=_ASKED_S)[0]:
+            with contextlib.suppress(RayError):
+                if missing := ray.get(ref):
+                    carried = hosts.carried(asked[ref].host)
+                    who = f"worker {carried[0]}" if carried else "a spare"
+                    ranks, within_s = cfg.group.ranks_per_worker, cfg.ray.start_timeout_s
+                    answer.put(missing_in_words(who, missing, ranks, within_s))
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answer.get(timeout=_ASKED_S + 1)
+    except Empty:
+        return None
 
 
 def lacking(cfg: TrainConfig, device: str, who: str) -> str:

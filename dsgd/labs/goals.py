@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dsgd.config import TrainConfig
+from dsgd.labs.controller import Controller, controller
 from dsgd.labs.finding import Finding
 from dsgd.labs.quantities import Value
 from dsgd.labs.trial import Trial
@@ -98,11 +100,43 @@ def a_larger_step_is_not_stable(trial: Trial, *, start: float, times: float) -> 
     return Finding(end > start and lr > most, seen, f"theory: that lr must be above {most:.4g}")
 
 
+def settles(trial: Trial, *, most: float) -> Finding:
+    """Check that the MaxVio of a router's versions stays at `most` or below; see `quantities.max_violation`.
+
+    Where theory knows the largest stable rate, it has to agree.
+    """
+    found, own = trial.value("max_violation"), controller(trial.configured())
+    seen = f"MaxVio of one version is {found.measured:.3g}; needed: at most {most:g}"
+    if own is None:
+        return Finding(found.measured <= most, seen)
+    if found.measured <= most and not own.settles:
+        seen += "; in theory, in a longer run, it is not"
+    return Finding(found.measured <= most and own.settles, seen, _largest_rate(own, trial.configured()))
+
+
+def a_larger_rate_does_not_settle(trial: Trial, *, most: float, times: float) -> Finding:
+    """Check that with a balance_rate so many times as large it does not."""
+    options: dict[str, Any] = {"balance_rate": times * trial.options["balance_rate"]}
+    found, own = trial.value("max_violation", **options), controller(trial.configured(**options))
+    rate = options["balance_rate"]
+    seen = f"with balance_rate {rate:.4g} it is {found.measured:.3g}; needed there: above {most:g}"
+    if own is None:
+        return Finding(found.measured > most, seen)
+    if found.measured > most and own.settles:
+        seen += "; in theory, in a longer run, it is not"
+    holds = found.measured > most and not own.settles
+    return Finding(holds, seen, _largest_rate(own, trial.configured(**options)))
+
+
+def _largest_rate(own: Controller, cfg: TrainConfig) -> str:
+    return f"theory: rates below {own.largest_stable_step / cfg.lr:.4g} are stable"
+
+
 def _largest_stable(trial: Trial) -> float | None:
     """Return the lr below which a run on a quadratic of curvature 1 is stable; None where it is not known."""
-    cfg = trial.configured()
+    cfg: Any = trial.configured()
     plain = cfg.mode == "asgd" and cfg.compression.results is None
-    return largest_stable_step(cfg.num_workers - 1) if plain else None
+    return largest_stable_step(cfg.num_workers - 1, cfg.momentum) if plain else None
 
 
 def _compared(found: Value, holds: Callable[[float], bool], rule: str, there: bool = False) -> Finding:

@@ -7,15 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from statistics import fmean
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from dsgd.cluster.laws import Constant
 from dsgd.data import make_workload
 from dsgd.execution.quick import QuickRun
+from dsgd.labs.controller import controller
 from dsgd.options.compress import Dgc
+from dsgd.theory import balancing
 from dsgd.theory.assumptions import known
 from dsgd.theory.exchanges import busiest_link_bytes
 from dsgd.theory.predictions import closed_forms, predict_seen
+from dsgd.work import routing
+
+_VERSIONS = 40
 
 
 class Value(NamedTuple):
@@ -187,6 +195,66 @@ def megabytes_of_a_worker(run: QuickRun) -> Value:
     sent = run.cluster.traffic.by_direction
     measured = (sent["to_server"] + sent["between_workers"]) / cfg.num_workers / run.tally.updates
     return Value(measured / 1e6, None if said is None else said / 1e6)
+
+
+def max_violation(run: QuickRun) -> Value:
+    """Return MaxVio of one version, the mean over those of the run's second half, on held-out tokens.
+
+    In theory, of a router alone that begins even: of biases at rest, as so many tokens show them.
+    """
+    loads = _loads(run)
+    own = controller(run.cfg)
+    tokens = make_workload(run.cfg).about["test"]["samples"]
+    said = own.max_violation(tokens) if own and own.begins_even and own.settles else None
+    return Value(fmean(map(routing.max_violation, loads)), said)
+
+
+def max_violation_together(run: QuickRun) -> Value:
+    """Return MaxVio of the loads of these versions added up."""
+    layers = zip(*_loads(run), strict=True)
+    added = tuple(tuple(np.mean(layer, axis=0).tolist()) for layer in layers)
+    return Value(routing.max_violation(added))
+
+
+def max_violation_seen(run: QuickRun) -> Value:
+    """Return MaxVio of a worker's mini-batch, the mean over those of the run's second half.
+
+    In theory, of a router alone that begins even: of biases at rest, as so many tokens show them.
+    """
+    objective, half = make_workload(run.cfg).objective, len(run.updates) // 2
+    seen = [objective.loads_in(done.value) for update in run.updates[half:] for done in update.dones]
+    own = controller(run.cfg)
+    said = own.max_violation(run.cfg.batch_size) if own and own.begins_even and own.settles else None
+    return Value(fmean(routing.max_violation(_experts(load, "max_violation_seen")) for load in seen), said)
+
+
+def updates_a_swing(run: QuickRun) -> Value:
+    """Return the updates from one swing of a router's biases to the next, in the run's second half.
+
+    In theory, of rates that are not stable, but nearly: 2 (2 tau + 1).
+    """
+    own = controller(run.cfg)
+    if own is None:
+        raise ValueError("updates_a_swing needs workload router, and ssgd or asgd with constant times")
+    later = [update.weights.vector for update in run.updates[len(run.updates) // 2 :]]
+    measured = fmean(balancing.measured_swing(bias) for bias in np.array(later).T)
+    return Value(measured, None if own.settles else float(balancing.updates_a_swing(own.delay)))
+
+
+def _loads(run: QuickRun) -> list[routing.Loads]:
+    """Return the loads of versions in a run's second half, of 40 or a few more, on held-out tokens."""
+    workload, half = make_workload(run.cfg), len(run.updates) // 2
+    found = []
+    for update in run.updates[half :: max(1, half // _VERSIONS)]:
+        evaluation = workload.evaluate(update.weights.vector)
+        found.append(_experts(evaluation and evaluation.experts and evaluation.experts.load, "max_violation"))
+    return found
+
+
+def _experts(load: routing.Loads | None, quantity: str) -> routing.Loads:
+    if load is None:
+        raise ValueError(f"{quantity} needs a mixture of experts, like workload router or moe")
+    return load
 
 
 def held_out_loss(run: QuickRun) -> Value:

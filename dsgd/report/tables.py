@@ -113,6 +113,9 @@ def results(frames: Frames) -> Table:
         ("last loss", "eval_loss", lambda x: "diverged" if math.isinf(x) else number(x)),
         ("accuracy", "eval_accuracy", percent),
         ("bits a byte", "eval_bits_per_byte", number),
+        ("MaxVio", "max_violation", number),
+        ("idle experts", "idle_experts", number),
+        ("routers agree", "agreement", percent),
         (f"gradients/{unit}", "gradients_per_s", number),
         (f"updates/{unit}", "updates_per_s", number),
         ("idle", "idle_share", percent),
@@ -127,7 +130,9 @@ def results(frames: Frames) -> Table:
         (f"recovery ({unit})", "recovery_p50_s", number),
     ]
     columns = [c for c in columns if runs[c[1]].null_count() < len(runs)]
-    columns = [c for c in columns if c[1] not in ("exchange_batches", *_IF_ANY) or runs[c[1]].sum()]
+    columns = [
+        c for c in columns if c[1] not in ("exchange_batches", "idle_experts", *_IF_ANY) or runs[c[1]].sum()
+    ]
     rows = []
     for variant in frames.variants:
         own = runs.filter(pl.col("variant") == variant)

@@ -163,6 +163,12 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         accuracy = evaluation["accuracy"]
         percent = "" if accuracy is None else f", accuracy {accuracy:.1%}"
         rows.append(("evaluation", f"loss {_number(evaluation['loss'])}{percent}"))
+        if experts := evaluation.get("experts"):
+            of_workers = experts["worker_max_violation"]
+            workers = "" if of_workers is None else f" (workers {of_workers:.3g})"
+            idle = f", {experts['idle_experts']} idle" * bool(experts["idle_experts"])
+            entropy = f"router entropy {experts['router_entropy']:.2f} log E"
+            rows.append(("experts", f"MaxVio {experts['max_violation']:.3g}{workers}, {entropy}{idle}"))
         if (bits := evaluation.get("bits_per_byte")) is not None:
             perplexity = _number(evaluation["perplexity"])
             rows.append(("held-out text", f"{bits:.4g} bits a byte, perplexity {perplexity}"))

@@ -151,6 +151,30 @@ def largest_stable_rate(lr: float, curvature: float, *, delay: int = 0, momentum
     return largest_stable_step(delay, momentum) / (lr * curvature)
 
 
+def updates_a_swing(delay: int) -> int:
+    """Return the updates from one swing of the bias to the next, just above the largest stable rate.
+
+    There the recursion has a root exp(i phi), phi = pi/(2 tau + 1) (`largest_stable_step`), so tokens go to
+    an expert and come back in 2 (2 tau + 1) updates: without delay every other one.
+
+    >>> [updates_a_swing(tau) for tau in (0, 3, 7)]
+    [2, 14, 30]
+    """
+    need_whole("delay", delay, at_least=0)
+    return 2 * (2 * delay + 1)
+
+
+def measured_swing(bias: Floats) -> float:
+    """Return the mean updates from one rise of a bias (n,) above its mean to the next; NaN if it rises once.
+
+    >>> measured_swing(np.cos(np.arange(100) / 10 * math.tau + 0.1))
+    10.0
+    """
+    above = bias > bias.mean()
+    (rises,) = np.nonzero(above[1:] & ~above[:-1])
+    return float(np.diff(rises).mean()) if len(rises) > 1 else math.nan
+
+
 def share_noise(experts: int, top_k: int, tokens: int) -> float:
     """Return the variance of an expert's share of the load of T tokens at balance: (E - K) / (E^2 K T).
 

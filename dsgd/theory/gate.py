@@ -30,6 +30,8 @@ from dsgd.theory.balancing import (
     expected_shares,
     largest_stable_rate,
     max_violation,
+    measured_swing,
+    updates_a_swing,
 )
 from dsgd.theory.bounded_staleness import (
     ssp_clock_gap_bound,
@@ -919,6 +921,17 @@ def balancing_rows() -> Iterator[Row]:
             **options,
         )
     for tau in (0, 3):
+        yield row(
+            f"ASGD, constant times, P={tau + 1} (delay {tau}), expected loads, 1.1 times it: updates a swing",
+            "2 (2 tau + 1)",
+            updates_a_swing(tau),
+            lambda seed, tau, rate: _updates_a_swing(tau + 1, rate),
+            seeds=1,
+            tolerance=0.02 * updates_a_swing(tau),  # far from balance a swing takes a little longer
+            tau=tau,
+            rate=1.1 * largest_stable_rate(1.0, slope, delay=tau),
+        )
+    for tau in (0, 3):
         rate = 0.5 * largest_stable_rate(1.0, slope, delay=tau)
         variance = bias_variance(rate, slope, _EXPERTS, _TOP_K, _TOKENS, delay=tau)
         yield row(
@@ -966,6 +979,12 @@ def _largest_stable_rate(seed: int, mode: str, num_workers: int, near: float, **
         return bool(bias[len(bias) // 2 :].max() <= _APART / 2)  # growth would end by itself, far away
 
     return _bisect(settles, 1.5 * near, 0.5 * near, 0.005 * near)
+
+
+def _updates_a_swing(num_workers: int, rate: float) -> float:
+    """Return the mean updates from one swing of the first bias to the next, once they have grown."""
+    outcome = _router("asgd", num_workers, rate, expected=True, unbalanced=_APART, batch_size=1, steps=100)
+    return measured_swing(iterates(outcome)[len(outcome.updates) // 2 :, 0])
 
 
 def _max_violation(seed: int, num_workers: int, rate: float) -> float:

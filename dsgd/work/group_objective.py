@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_map_only
 
 from dsgd.options.group import Parallel
 from dsgd.work.expert_parallel import hold_own_experts
@@ -48,8 +49,6 @@ from dsgd.work.rank_sums import SumInRankOrder, summed
 from dsgd.work.replica import trained
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dsgd.work.shard import Shard
     from dsgd.work.weights import Vector
 
@@ -145,6 +144,7 @@ class GroupObjective(Objective):
             parts = [*statistics, *(part for part in parts if part not in statistics)]
         self._loss = _Loss(module, objective.problem.loss)
         for part in (*parts, self._loss):  # what keeps statistics in float32 stays in float32
+            part.register_forward_hook(_without_views)  # before FSDP's own
             own = full if isinstance(part, _NormBase) else policy
             fully_shard(part, mesh=mesh, mp_policy=own, ignored_params=self._experts)
         root = cast(FSDPModule, self._loss)
@@ -272,6 +272,13 @@ class GroupObjective(Objective):
                 torch.add(_own(parameter.grad).flatten(), 0.0, out=part)
             parameter.grad = None
         return g
+
+
+def _without_views(part: nn.Module, inputs: Any, outputs: Any) -> Any:
+    """Return a block's outputs, copied where they are views: one that is changed in place would have a wrong
+    gradient, since FSDP would not see the backward pass come to the block.
+    """
+    return tree_map_only(Tensor, lambda output: output.clone() if output._is_view() else output, outputs)
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -66,14 +66,16 @@ class MislabelledShard:
         last = shards[0]._how.classes - 1
         return x, y + wrong[:, None] * (last - 2 * y)
 
-    def parts(self, step: int, count: int) -> Iterator[tuple[float, tuple[Any, ...]]]:
-        """Yield a module's mini-batch in parts, as its shard does."""
-        for share, (x, y, *rest) in self._shard.parts(step, count):
+    def parts(
+        self, step: int, count: int, rank: int = 0, ranks: int = 1
+    ) -> Iterator[tuple[float, tuple[Any, ...]]]:
+        """Yield a rank's part of a module's mini-batch in parts, as its shard does."""
+        for share, (x, y, *rest) in self._shard.parts(step, count, rank, ranks):
             yield share, (x, self._how.classes - 1 - y if self._how.concerns(step) else y, *rest)
 
-    def torch_seed(self, step: int) -> int:
+    def torch_seed(self, step: int, rank: int = 0) -> int:
         """Return what torch's generator is seeded with for a module's gradient."""
-        seed: int = self._shard.torch_seed(step)
+        seed: int = self._shard.torch_seed(step, rank)
         return seed
 
 

@@ -1,0 +1,199 @@
+"""What a worker that is a group of ranks costs, on CPUs with gloo.
+
+    python benchmarks/groups.py                       # all parts, some minutes
+    python benchmarks/groups.py gradient memory       # some of: gradient memory islands
+
+gradient: a group of two ranks against torch's own FSDP2 on the same module, in turns, in the same processes.
+memory: what a rank holds of a model and of a task's state.
+islands: DiLoCo between two groups of two ranks, on Ray, against one group of four (HSDP 2 x 2) that takes a
+step a mini-batch, with as many samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import tempfile
+import time
+from statistics import median
+from typing import Any
+
+from benchmarks.modules import configured, in_turns, ratio
+from dsgd.models.transformer_sizes import SIZES
+
+PARTS = ("gradient", "memory", "islands")
+
+
+def _of_two(part: str, *args: Any) -> None:
+    """Run a part in two processes, one a rank."""
+    spawning = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [spawning.Process(target=_rank, args=(rank, f"{folder}/s", part, args)) for rank in (0, 1)]
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join()
+            if process.exitcode:
+                raise SystemExit(f"a rank ended with {process.exitcode}")
+
+
+def _rank(rank: int, store: str, part: str, args: Any) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.distributed import FileStore  # type: ignore[attr-defined]  # untyped
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=FileStore(store, 2), rank=rank, world_size=2)
+    RANKS[part](rank, *args)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def gradients() -> None:
+    """Measure the gradient of a group against torch's own FSDP2."""
+    for case, steps in (("gpt-100k", 10), ("gpt-1m", 3)):
+        _of_two("gradient", case, steps)
+
+
+def _gradient(rank: int, case: str, steps: int, batch_size: int = 16, turns: int = 5) -> None:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from dsgd.cluster.values import compute_alone
+    from dsgd.data import make_workload
+    from dsgd.work.group_objective import GroupObjective, Membership
+    from dsgd.work.tasks import gradient
+
+    made: Any = make_workload(configured(case, batch_size, num_workers=1))
+    shard, problem = made.shards[0], made.objective.problem
+    plain = make_workload(configured(case, batch_size, num_workers=1)).objective.problem.module  # type: ignore[attr-defined]
+    w = made.objective.initial_weights(0)
+    group = GroupObjective(made.objective, Membership(rank=rank, ranks=2))
+    part = group.layout.take(w, rank)
+    mesh = init_device_mesh("cpu", (2,))
+    for block in plain.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(plain, mesh=mesh)
+
+    def ours(steps: int) -> None:
+        for step in range(steps):
+            compute_alone(gradient, group, shard, step, part, None, "cpu")
+
+    def theirs(steps: int) -> None:
+        for step in range(steps):
+            plain.zero_grad()
+            batch = [tensor.tensor_split(2)[rank] for tensor in shard.batch(step)]
+            problem.loss(plain, *batch).backward()
+            torch.distributed.all_reduce(torch.zeros(()))  # the loss, which ours has of the whole mini-batch
+
+    own, other = in_turns((ours, theirs), steps, turns)
+    if rank == 0:
+        print(
+            f"gradient  {case:9} {len(w):>10,} weights, 2 ranks: {median(own) * 1e3:8.1f} ms, torch's FSDP2 "
+            f"{median(other) * 1e3:8.1f} ms, {ratio(own, other):.3f} x (aim 1.3)",
+            flush=True,
+        )
+
+
+def memory() -> None:
+    """Measure what a rank holds."""
+    _of_two("memory")
+
+
+def _memory(rank: int, case: str = "gpt-1m") -> None:
+    import torch
+
+    from dsgd.cluster.values import compute_alone
+    from dsgd.data import make_workload
+    from dsgd.work.group_objective import GroupObjective, Membership
+    from dsgd.work.tasks import LocalAdamW
+
+    made: Any = make_workload(configured(case, 2, num_workers=1))
+    w, module = made.objective.initial_weights(0), made.objective.problem.module
+    block = sum(parameter.numel() for parameter in module.blocks[0].parameters())
+    outside = len(w) - block * len(module.blocks)
+    group = GroupObjective(made.objective, Membership(rank=rank, ranks=2))
+    gathered = []
+
+    def look(*_: Any) -> None:
+        whole = (p for p in module.parameters() if not hasattr(p, "to_local"))
+        gathered.append(sum(p.untyped_storage().nbytes() for p in whole))
+
+    for part in module.blocks:
+        part.register_forward_pre_hook(look)
+    task, mine = LocalAdamW(batches=1, lr=1e-3), group.layout.take(w, rank)
+    _, value, state = compute_alone(task, group, made.shards[0], 0, mine, None, "cpu")
+    slices = (sum(p.to_local().untyped_storage().nbytes() for p in module.parameters()), mine.nbytes)
+    held = sum(slices) + value.nbytes + state.untyped_storage().nbytes()
+    whole = 5 * w.nbytes
+    if rank == 0:
+        print(
+            f"memory    {case:9} {len(w):>10,} weights, AdamW, 2 ranks: one holds {held / whole:.3f} of the "
+            f"weights, the module, the value and both moments (aim 1/2); in the forward pass also "
+            f"{max(gathered) / 1e6:.2f} MB, a block and what is outside of blocks: "
+            f"{4 * (block + outside) / 1e6:.2f} MB",
+            flush=True,
+        )
+    assert torch.isfinite(state).all()
+
+
+def islands(local_steps: int = 8, rounds: int = 3, batch_size: int = 4) -> None:
+    """Measure tokens a second of DiLoCo between two groups of two, and of one group hsdp:2 of four."""
+    from dsgd.execution.execute import Watcher, execute
+
+    class Times(Watcher):
+        """The time of each update."""
+
+        def __init__(self) -> None:
+            self.at_s: list[float] = []
+
+        def updated(self, update: Any) -> None:
+            self.at_s.append(time.perf_counter())
+
+    def tokens_per_s(mode: str, per_update: int, updates: int, **options: Any) -> float:
+        times = Times()
+        cfg = configured("gpt-1m", mode=mode, engine="ray", **options)
+        ended = execute(cfg, [times], evaluate=False)
+        if ended.exception:
+            raise ended.exception
+        assert len(times.at_s) == updates
+        took_s = times.at_s[-1] - times.at_s[0]  # the first update warms all up
+        return (updates - 1) * per_update * SIZES["1m"].context / took_s
+
+    for _ in range(2):
+        apart = tokens_per_s(
+            "diloco",
+            2 * local_steps * batch_size,
+            rounds,
+            num_workers=2,
+            ranks_per_worker=2,
+            batch_size=batch_size,
+            local_steps=local_steps,
+            steps=rounds * local_steps,
+        )
+        together = tokens_per_s(
+            "ssgd",
+            2 * batch_size,
+            (rounds - 1) * local_steps + 1,
+            num_workers=1,
+            ranks_per_worker=4,
+            parallel="hsdp:2",
+            batch_size=2 * batch_size,
+            steps=(rounds - 1) * local_steps + 1,
+        )
+        print(
+            f"islands   gpt-1m    DiLoCo, H = {local_steps}, 2 groups of 2: {apart:,.0f} tokens/s; "
+            f"HSDP 2 x 2 {together:,.0f}, {apart / together:.2f} x (aim 1)",
+            flush=True,
+        )
+
+
+RUN = {"gradient": gradients, "memory": memory, "islands": islands}
+RANKS: dict[str, Any] = {"gradient": _gradient, "memory": _memory}
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", default=PARTS, choices=PARTS)
+    for part in parser.parse_args().parts:
+        RUN[part]()
