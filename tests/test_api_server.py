@@ -13,6 +13,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -49,7 +50,6 @@ from deploy.jobs.kubectl import Kubectl
 from deploy.manifests.job_table import JOBS
 from deploy.manifests.rayjob import manifest
 from deploy.manifests.settings import Settings
-from main import main as run_alone
 
 BUILT = Path(os.environ.get("API_SERVER", ""))
 CRDS = Path(os.environ.get("API_CRDS") or KUBERAY_CRD.parent)
@@ -159,7 +159,7 @@ class ToolRan(NamedTuple):
 
 LIMITS = {
     **{"taken_up": 8, "pods_running": 60, "first_update": 30, "job_over": 60},
-    **{"runs": 4, "gone": 20, "silence": 30},
+    **{"runs": 4, "gone": 20, "silence": 150},
 }
 
 
@@ -508,11 +508,13 @@ def test_a_job_whose_driver_is_killed_goes_on_in_new_pods(
     first_from, second_from = (one["from_version"] for one in attempts)
     assert 0 < first_from <= 30
     assert first_from < second_from <= 45
-    assert not checkpoints()
     alone = shlex.split(entrypoint.partition(" --out ")[0].replace("s3=.2 --upload-every .1", "1e9"))
-    assert run_alone([*here(alone, "0")[2:], "--out", str(tmp_path), "--run-name", "alone", "--quiet"]) == 0
+    options = [*here(alone, "0")[2:], "--out", "runs", "--run-name", "alone", "--quiet"]
+    # A process like the driver: in pytest's own, the last digit of a loss was another, with equal weights.
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, ROOT / "main.py", *options], cwd=tmp_path, env=env, check=True)
     for name in ("weights.npy", "updates.jsonl", "evals.jsonl"):
-        assert stored(name) == (tmp_path / "alone" / name).read_bytes()
+        assert stored(name) == (tmp_path / "runs/alone" / name).read_bytes()
 
 
 def test_a_job_that_fails_each_time_is_tried_three_times(cluster: PlayedCluster, tools: Tools) -> None:
