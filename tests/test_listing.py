@@ -186,6 +186,7 @@ def test_what_is_under_way_or_damaged_is_said(unrelated: Path, capsys: pytest.Ca
         ({"dataset": "xor"}, False),
         ({"steps": 8}, False),
         ({"num_workers": 4}, False),
+        ({"ranks_per_worker": 2}, False),
         ({"compute_time": "exponential:1"}, False),
         ({"target_loss": 0.1}, False),
     ],

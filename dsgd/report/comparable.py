@@ -1,7 +1,7 @@
 """Which runs can be compared: those that differ in the strategy alone.
 
-They share the workload, the engine, the workers, the times and network of the scenario, and the budget. On
-Ray, where seconds are those of the machine, they share the device too.
+They share the workload, the engine, the workers and their ranks, the times and network of the scenario, and
+the budget. On Ray, where seconds are those of the machine, they share the device too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from dsgd.config import DataConfig, TimingConfig, option_fields
+from dsgd.options.group import GroupConfig
 from dsgd.options.network import LINKS
 from dsgd.records.listing import ListedRun, Listing
 from dsgd.records.variants import differing, of_workload, option_text, printable
@@ -21,7 +22,8 @@ from dsgd.report.words import plural
 from dsgd.workloads import name_of
 
 _WORKLOAD = (*option_fields(DataConfig), "batch_size")
-_SCENARIO = ("num_workers", *option_fields(TimingConfig), *LINKS)
+_RANKS = tuple(option for option in option_fields(GroupConfig) if option != "checkpoint_activations")
+_SCENARIO = ("num_workers", *_RANKS, *option_fields(TimingConfig), *LINKS)
 _BUDGET = ("steps", "max_seconds", "target_loss")
 SHARED = (*_WORKLOAD, "engine", *_SCENARIO, *_BUDGET)
 """The options that comparable runs share, beside those of their workload's file."""
