@@ -15,6 +15,7 @@ ALLOWED = {
     "dsgd/experiments/pool.py: pickle.load": "a child process, through a pipe of this process",
     "dsgd/experiments/worker.py: pickle.load": "the parent process, on standard input",
     "dsgd/cluster/ray_host.py: pickle.loads": "the driver, through Ray or a socket that proved to be its own",
+    "dsgd/cluster/rank.py: pickle.loads": "the driver, handed on by the leader of the group through Ray",
     "benchmarks/references/processes.py: torch.load": "a child process, in a folder made for it",
 }
 _PICKLES = [f"{module}.{call}" for module in ("pickle", "cloudpickle", "dill") for call in ("load", "loads")]
