@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import sys
 import tempfile
 import time
+from pathlib import Path
 from statistics import median
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.modules import configured, in_turns, ratio
 from dsgd.models.transformer_sizes import SIZES
