@@ -141,7 +141,7 @@ def largest_stable_rate(lr: float, curvature: float, *, delay: int = 0, momentum
     lr: of a gradient. SSGD has delay 0. ASGD of P equal workers has the delay P - 1, if times are constant,
     and needs a rate that is about P times smaller. Local steps have no delay: a worker's bias answers to its
     own loads, so H of them multiply the error by (1 - lr rate curvature)^H, and the limit is that of SSGD for
-    any H. (Where the workers' tokens differ, each is drawn to a balance of its own, and the mean of their
+    any H. (Where the workers' tokens differ, each is drawn to its own balance, and the mean of their
     biases balances no worker's.)
 
     >>> [round(largest_stable_rate(0.1, curvature(8, 2), delay=tau), 2) for tau in (0, 3, 7)]

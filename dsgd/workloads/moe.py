@@ -1,4 +1,4 @@
-"""A small mixture of experts that learns eight domains at once, each with a rule of its own."""
+"""A small mixture of experts that learns eight domains at once, each with its own rule."""
 
 from __future__ import annotations
 
