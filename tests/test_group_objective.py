@@ -335,7 +335,7 @@ def test_one_process_has_the_bits_of_a_group(
 
 
 def test_ranks_drop_different_units() -> None:
-    """Each rank of each worker has a seed of its own for a step; the first rank has that of a lone worker."""
+    """Each rank of each worker has its own seed for a step; the first rank has that of a lone worker."""
     shards = [shard_of(dropping(), worker=worker) for worker in (0, 1)]
     seeds = [shard.torch_seed(step, rank) for shard in shards for step in (0, 1) for rank in (0, 1, 2)]
     assert len(set(seeds)) == len(seeds)

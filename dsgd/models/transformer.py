@@ -30,8 +30,8 @@ class Transformer(nn.Module):
     """Predicts each next token of a sequence.
 
     tied: whether one matrix embeds the tokens and gives the logits, which are then scaled by 64/d, so that
-    they start small at any width (Yang et al. 2022, arXiv 2203.03466, table 8). mixture: each layer has one
-    of such perceptrons in place of its own.
+    they start small at any width (Yang et al. 2022, arXiv 2203.03466, table 8). mixture: each layer has a
+    mixture of perceptrons in place of one.
     """
 
     def __init__(

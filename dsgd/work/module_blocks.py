@@ -22,7 +22,7 @@ def blocks(module: nn.Module) -> list[nn.Module]:
 
     def look(within: nn.Module) -> None:
         for child in within.children():
-            plain_list = type(child) is nn.ModuleList  # has no forward of its own
+            plain_list = type(child) is nn.ModuleList  # its class defines no forward
             if isinstance(within, _LISTS) and not plain_list:
                 if any(True for _ in child.parameters()):
                     found[id(child)] = child

@@ -64,7 +64,7 @@ class ProblemShard(Reshuffled):
     def parts(
         self, step: int, count: int, rank: int = 0, ranks: int = 1
     ) -> Iterator[tuple[float, tuple[Tensor, ...]]]:
-        """Yield one rank's part of the mini-batch number `step`, in `count` parts of its own, each with its
+        """Yield one rank's part of the mini-batch number `step`, cut into `count` parts, each with its
         share of the whole mini-batch's samples.
 
         The sizes of ranks' parts, and of one's own, differ by one at most; each is read when it is asked for.

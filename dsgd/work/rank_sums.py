@@ -28,7 +28,7 @@ def in_order(numbers: Sequence[Tensor]) -> Tensor:
 class SumInRankOrder:
     """What FSDP2 calls to add up gradients on a CPU: each rank gets all ranks' parts of its slice, and adds.
 
-    gloo's own adds in an order of its own: another one for each slice.
+    gloo's own adds in an order that differs from slice to slice.
     """
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:

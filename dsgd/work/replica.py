@@ -40,7 +40,7 @@ class Replica:
     unless `gradient_in` names another vector. Parameters that the loss does not depend on have a gradient of
     0. In the vectors each is laid out row by row, whatever its strides were. recomputed: whether the module's
     blocks are computed once more in the backward pass, instead of kept. apart: whether each parameter has
-    memory of its own, as in a group of ranks: the last bits of a product may depend on where its factors lie.
+    separate memory, as in a group of ranks: the last bits of a product may depend on where its factors lie.
     Raises ProblemError for a module that cannot be copied.
     """
 
