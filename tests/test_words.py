@@ -90,6 +90,12 @@ def test_a_document_is_in_plain_english(name: str) -> None:
     assert banned(prose(path.read_text(), path.suffix)) == []
 
 
+def test_no_file_has_the_marks_of_a_merge() -> None:
+    """No document and no code has a line that git writes where two changes meet."""
+    marks = re.compile(r"^(?:<{7} |>{7} )", re.MULTILINE)
+    assert not [name for name in FILES if marks.search((ROOT / name).read_text())]
+
+
 @pytest.mark.parametrize("turn", BANNED)
 def test_a_banned_turn_is_found(turn: str) -> None:
     """A turn is found across a line's end and in capitals, but not in code, in quotes or inside a word."""
