@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,25 @@ from test_labs import without_start
 from docs.tools.examples import EXAMPLE
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/strategies").glob("*.md"))]
+
+
+def test_the_front_page_counts_the_closed_forms_of_the_page_about_theory() -> None:
+    theory = (ROOT / "docs/theory.md").read_text()
+    rows = [line for line in theory.splitlines() if line.endswith("| holds |")]
+    assert f"tests {len(rows)} closed forms" in (ROOT / "README.md").read_text()
+
+
+def test_the_last_lines_say_what_the_record_says_was_sent(cli: CommandLine, tmp_path: Path) -> None:
+    command = "--engine sim --mode ksync --k 3 --num-workers 4 --steps 20 --compute-time exponential:1"
+    ran = cli(f"{command} --topology sharded:2 --replicas 2 --out {tmp_path} --run-name it")
+    summary = json.loads((tmp_path / "it/summary.json").read_text())
+    of = {way: f"{n / 1e3:.3g} kB" for way, n in summary["bytes"].items() if n}
+    assert set(of) == {"to_workers", "to_server", "between_servers"}
+    shown = " ".join(ran.out[ran.out.index("sent ") : ran.out.index("staleness")].split())
+    assert shown == (
+        f"sent {of['to_workers']} to workers, {of['to_server']} to the server, "
+        f"{of['between_servers']} between servers, {summary['wasted_bytes'] / 1e3:.3g} kB of it wasted"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

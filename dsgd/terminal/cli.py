@@ -191,10 +191,14 @@ def _explain(
             if not unknown[0].startswith("-"):
                 return f"'{unknown[0]}' is not an option; options are written --name value, see --help"
             return _unknown(_field(unknown[0]), mode, known, spelled=unknown[0])
-        case tyro_errors.InvalidChoice(argument=argument, value=value, choices=choices):
-            return f"{_name(argument)} {value}: must be one of {', '.join(choices)}"
+        case tyro_errors.InvalidChoice(argument=argument, value=value):
+            option = _name(argument)
+            return f"{option} {value}: {known[_field(option)].kind_in_words}"
         case tyro_errors.BadValue(argument=argument):
-            return f"{_name(argument)}: needs a value; --help describes it"
+            option = _name(argument)
+            asked = known[_field(option)]
+            rule = "; --help describes it" if asked.kind == "str" else f", which {asked.kind_in_words}"
+            return f"{option}: needs a value{rule}"
         case tyro_errors.InstantiationFailure(message=message, argument=None):
             return message.strip()
         case tyro_errors.InstantiationFailure(argument=argument):

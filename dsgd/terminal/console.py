@@ -26,6 +26,13 @@ _BAR_WIDTH = 24
 _MOST_BARS = 8
 _WORKERS_PER_LINE = 6
 _FLOPS = ("flops_per_sample", "flops_per_token")
+_WAYS = {
+    "to_workers": "to workers",
+    "to_server": "to the server",
+    "between_workers": "between workers",
+    "between_servers": "between servers",
+    "fetched": "fetched",
+}
 _MOST_WORKERS = 24  # beyond which the table shows mean and minimum
 
 
@@ -101,18 +108,19 @@ def workload_line(name: str, about: Mapping[str, Any]) -> str:
     >>> workload_line("gpt", {"weights": 98304, "flops_per_sample": 44040192, **of})
     'gpt: 98,304 weights; a gradient takes 44 Mflop a sample; 71,116 samples, 1,024 to test'
     """
-    flops = [f"{_flop(about[key])} a {key.removeprefix('flops_per_')}" for key in _FLOPS if key in about]
+    flops = [f"{_with_unit(about[key], 'flop')} a {key.removeprefix('flops_per_')}" for key in _FLOPS if key in about]
     parts = [f"{about['weights']:,} weights"]
     parts += [f"a gradient takes {', '.join(flops)}"] if flops else []
     parts.append(f"{about['train']['samples']:,} samples, {about['test']['samples']:,} to test")
     return f"{name}: {'; '.join(parts)}"
 
 
-def _flop(x: float) -> str:
-    for unit, name in ((1e12, "Tflop"), (1e9, "Gflop"), (1e6, "Mflop"), (1e3, "kflop")):
-        if x >= unit:
-            return f"{x / unit:.3g} {name}"
-    return f"{x:.3g} flop"
+def _with_unit(x: float, unit: str) -> str:
+    """Return a number with a decimal prefix: 12.6 MB."""
+    for size, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if x >= size:
+            return f"{x / size:.3g} {prefix}{unit}"
+    return f"{x:.3g} {unit}"
 
 
 def print_ended(ended: Ended, console: Console) -> None:
@@ -177,6 +185,8 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         (name, f"mean {_number(of['mean'])}, last {_number(of['last'])}")
         for name, of in summary.get("extra", {}).items()
     ]
+    if sent := _sent(summary):
+        rows.append(("sent", sent))
     staleness = summary["staleness"]
     if staleness["mean"] is not None:
         head = f"mean {staleness['mean']:.2f}, p95 {staleness['p95']}, max {staleness['max']}"
@@ -191,6 +201,14 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if summary["theory"]:
         rows.append(("theory says", "\n".join(theory_lines(summary["theory"]))))
     return rows
+
+
+def _sent(summary: Mapping[str, Any]) -> str:
+    """Return how many bytes went which way; empty if none did."""
+    ways = [f"{_with_unit(n, 'B')} {_WAYS[way]}" for way, n in summary["bytes"].items() if n]
+    if wasted := summary["wasted_bytes"]:
+        ways.append(f"{_with_unit(wasted, 'B')} of it wasted")
+    return ", ".join(ways)
 
 
 def _bars(counts: Mapping[int, int]) -> list[str]:
