@@ -10,6 +10,7 @@ import pytest
 from dsgd.cluster import ClusterError
 from dsgd.execution.execute import execute
 from dsgd.execution.quick import config, run, same_bytes
+from dsgd.execution.replaying import compared, recorded_run
 from dsgd.records.writer import RunRecord
 
 SMALL: dict[str, Any] = {
@@ -71,11 +72,36 @@ def test_a_lost_value_costs_its_task_and_a_new_group(at_s: float) -> None:
     assert second.weights.made_s == pytest.approx(wanted_s + 1 + 0.25 + 0.02)
 
 
-def test_weights_that_all_have_lost_end_the_run() -> None:
-    """One line says so."""
+def test_weights_that_all_have_lost_end_a_run_without_checkpoints() -> None:
+    """One line says so, and what to do."""
     asked = {**SMALL, **LOSSES, "faults": "kill:0,1,2,3@t=9"}
-    with pytest.raises(ClusterError, match=r"all processes that held version \d of the weights were lost"):
+    with pytest.raises(ClusterError, match=r"all processes that held version 3 .* give --checkpoint-every"):
         run("ssgd", **asked, **REDUCED)
+
+
+@pytest.mark.parametrize("mode", ["ssgd", "diloco"])
+@pytest.mark.parametrize(
+    "faults", ["kill:0,1,2,3@update=3", "kill:0,1@t=11; kill:2,3@t=11.5; kill:0,1,2,3@t=20.3"]
+)
+def test_weights_that_all_have_lost_are_those_of_the_last_checkpoint(
+    mode: str, faults: str, tmp_path: Path
+) -> None:
+    """The run goes back to it, once all processes are back, and ends with the bytes of the run without
+    faults; its record says so, and can be replayed.
+    """
+    options = {**SMALL, "local_steps": 2} if mode == "diloco" else SMALL
+    asked = {**options, **LOSSES, **REDUCED, "faults": faults, "checkpoint_every": "1"}
+    cfg = config(mode, **{**asked, "out": str(tmp_path), "run_name": "a"})
+    ended = execute(cfg, record=RunRecord(cfg))
+    assert ended.error is None
+    assert ended.weights.vector.tobytes() == run(mode, **options).w.tobytes()
+    recorded = recorded_run(tmp_path / "a")
+    back = [fault for fault in recorded.faults if fault.kind == "lost-weights"]
+    assert back
+    assert all(fault.back_to is not None and fault.back_to <= fault.update for fault in back)
+    assert all(fault.recovered_s == pytest.approx(1.5) for fault in back)
+    found = compared(recorded)
+    assert (found.differs, found.same_weights) == (None, True)
 
 
 def test_a_driver_that_is_lost_goes_on_with_the_same_group(tmp_path: Path) -> None:

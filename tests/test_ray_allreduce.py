@@ -17,6 +17,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from dsgd.authoring.kills import Killer
 from dsgd.cluster import ClusterError, Done, Engine, Update
 from dsgd.cluster.ray_allreduce import RayAllReduce
+from dsgd.cluster.ray_tasks import SentTasks
 from dsgd.execution.execute import Watcher, execute
 from dsgd.execution.quick import config, run, same_bytes
 from dsgd.execution.replaying import compared, recorded_run
@@ -190,10 +191,39 @@ class TestOnRay:
         assert seen[:2] == seen[2:]
 
     def test_the_weights_are_lost_with_all_processes(self) -> None:
-        """Where one process carries all workers, no copy is left: one line says what to do."""
+        """Where no copy is left, one line says what to do."""
         options = {**SMALL, **REAL, "hosts": 1}
         with pytest.raises(ClusterError, match=r"all processes that held version \d of .* with --resume"):
             run("ssgd", **options, faults="kill:0@update=2")
+
+    def test_weights_that_are_lost_with_all_processes_are_those_of_the_last_snapshot(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """SIGKILLs of both processes right after an update, then in the midst of a sum: the run goes back by
+        itself each time, to the bytes of a run without kills, and can be replayed.
+        """
+        options = {**SMALL, "momentum": 0.9, "eval_every": 2, "steps": 9}
+        step, killed = SentTasks.step, list[int]()
+
+        def kill_all(tasks: SentTasks, process: HostProcess, version: int, part: bytes) -> None:
+            step(tasks, process, version, part)
+            if version == 7 and not killed:
+                killed.extend(other.pid for other in tasks._links.values())
+                for pid in killed:
+                    os.kill(pid, signal.SIGKILL)
+
+        monkeypatch.setattr(SentTasks, "step", kill_all)
+        asked = {"mode": "ssgd", "out": str(tmp_path), "run_name": "a", "trace_last": 0}
+        more = {"faults": "kill:0,1@update=3", "on_divergence": "rollback"}
+        cfg = configured({**asked, **options, **REAL, **more})
+        ended = execute(cfg, record=RunRecord(cfg))
+        assert (ended.error, len(killed)) == (None, 2)
+        assert ended.weights.vector.tobytes() == run("ssgd", engine="sim", **options).w.tobytes()
+        recorded = recorded_run(tmp_path / "a")
+        back = [(f.update, f.back_to) for f in recorded.faults if f.kind == "lost-weights"]
+        assert back == [(3, 2), (7, 6)]
+        found = compared(recorded)
+        assert (found.differs, found.same_weights) == (None, True)
 
     def test_a_run_goes_on_from_a_checkpoint(self, tmp_path: Path) -> None:
         """The driver fetches weights and slots for it: a run that is cut off goes on to the same bytes."""

@@ -267,6 +267,17 @@ class ClusterError(Exception):
     """The cluster cannot do what was asked: resources missing, a worker lost for good."""
 
 
+class WeightsLost(ClusterError):
+    """All processes that held the weights were lost: the run goes on from its last checkpoint, if it has one.
+
+    lasts_s: engine seconds until there are new ones, where the engine knows that.
+    """
+
+    def __init__(self, text: str, lasts_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.lasts_s = lasts_s
+
+
 def start_idle(cluster: Cluster, task: Task, w: Weights, ahead: float = math.inf) -> None:
     """Give the same task to every idle worker that is at most `ahead` mini-batches ahead of the slowest."""
     for worker in cluster.idle.within(ahead):

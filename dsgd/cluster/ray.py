@@ -286,7 +286,11 @@ class RayCluster(LedgerViews[RayFlight]):
         """
         for worker in list(self._ledger.flights):
             self._stop(worker)
-        self._began_s, self._now_s = time.perf_counter() - state.now_s, state.now_s
+        for worker in self._tasks.workers():  # computed again, for what they had left
+            self._tasks.stop(worker)
+        if self._began_s is None or self._clock_s < state.now_s:  # it never goes back
+            self._began_s = time.perf_counter() - state.now_s
+        self._now_s = state.now_s
         self.restarts = list(state.restarts) or [0] * len(self.restarts)
         states = dict(state.states)
         flights = {

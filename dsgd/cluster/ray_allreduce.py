@@ -23,7 +23,7 @@ from dsgd.cluster.ray import RayCluster
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from dsgd.cluster import ClusterError, Done, TimeUp
+from dsgd.cluster import ClusterError, Done, TimeUp, WeightsLost
 from dsgd.cluster.allreduce import AllReduce
 from dsgd.cluster.configured_network import network_of
 from dsgd.cluster.held_weights import Fetch, HeldDone, HeldWeights, have_fetched, held
@@ -309,9 +309,9 @@ class RayAllReduce(RayCluster):
             if version in process.holds:
                 with contextlib.suppress(RayError):  # it was lost; another will do
                     return ray.get(ask(process.actor))
-        raise ClusterError(
-            f"all processes that held version {version} of the weights were lost at once; go on from the "
-            "last checkpoint with --resume, or give --checkpoint-every for the next time"
+        raise WeightsLost(
+            f"all processes that held version {version} of the weights were lost at once; go on with "
+            "--resume, or give --checkpoint-every, and a run goes on from there by itself"
         )
 
     def _value(self, worker: int) -> Vector:

@@ -23,7 +23,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from dsgd.cluster import ClusterError
+from dsgd.cluster import ClusterError, WeightsLost
 from dsgd.cluster.slice_server import SliceServer
 from dsgd.config import TrainConfig
 from dsgd.work.weights import Weights
@@ -54,7 +54,7 @@ class _Replica:
 class Servers:
     """The processes of S servers. Each call goes to all replicas of a slice, or to one that lives.
 
-    Raises ClusterError when all processes of a slice are lost, or one too often.
+    Raises WeightsLost when all processes of a slice are lost, ClusterError when one is too often.
     """
 
     def __init__(self, cfg: TrainConfig, connection: Connection) -> None:
@@ -67,10 +67,20 @@ class Servers:
         offer = [n["NodeID"] for n in nodes if n["Alive"] and n["Resources"].get("CPU")]
         self._nodes = sorted(offer, key=lambda node: (node != here, node)) or [here]
         self._lost_s: list[list[float]] = [[] for _ in range(count)]
-        self._slices = [
-            [self._start((number + copy) % len(self._nodes)) for copy in range(self._copies)]
-            for number in range(count)
-        ]
+        self._slices: list[list[_Replica]] = [[] for _ in range(count)]
+        self._start_all()
+
+    def _start_all(self) -> None:
+        for number, replicas in enumerate(self._slices):
+            replicas[:] = [self._start((number + copy) % len(self._nodes)) for copy in range(self._copies)]
+        self._have_lost = False
+
+    def replace_lost(self) -> None:
+        """Start all anew, if a slice was lost: no process is left that is to have what it held."""
+        if self._have_lost:
+            self._end_all()
+            self._start_all()
+            self.await_ready(self._cfg.ray.start_timeout_s)
 
     def _start(self, place: int) -> _Replica:
         node_id = self._nodes[place]
@@ -108,10 +118,13 @@ class Servers:
 
     def close(self) -> None:
         """End all processes."""
+        self._end_all()
+        self._slices = []
+
+    def _end_all(self) -> None:
         for replica in self._all():
             with contextlib.suppress(Exception):  # the cluster may be gone already
                 ray.kill(replica.actor)
-        self._slices = []
 
     def _all(self) -> list[_Replica]:
         return [replica for replicas in self._slices for replica in replicas]
@@ -150,7 +163,7 @@ class Servers:
                     break
                 except RayActorError:
                     if first.behind:  # it waits for the slice, and nobody has it any more
-                        raise ClusterError(self._gone(number)) from None
+                        raise self._gone(number) from None
                     self._lose(number, first)
                     ref = getattr(self._slices[number][0].actor, method).remote(*arguments[number])
         return found
@@ -183,7 +196,7 @@ class Servers:
             except RayActorError:
                 lost.append(replica)
         if not done:
-            raise ClusterError(self._gone(number))
+            raise self._gone(number)
         for replica in lost:
             self._lose(number, replica)
         return done
@@ -194,7 +207,7 @@ class Servers:
         primary = replica is replicas[0]
         replicas.remove(replica)
         if not replicas:
-            raise ClusterError(self._gone(number))
+            raise self._gone(number)
         limit, now_s = self._cfg.fault, time.monotonic()
         losses = self._lost_s[number] = [
             t_s for t_s in self._lost_s[number] if now_s - t_s < limit.restart_window_s
@@ -213,9 +226,11 @@ class Servers:
         what = "its backup took over, and a new one started" if primary else "its backup was started again"
         self.losses.append(ServerLoss(number, f"server {number}: {what}"))
 
-    def _gone(self, number: int) -> str:
-        if self._copies == 1:
-            why = "had no backup; go on from the last checkpoint with --resume, and give --replicas 2 for one"
-        else:
-            why = "and its backup are lost; go on from the last checkpoint with --resume"
-        return f"server {number} died with its slice of the weights: it {why}"
+    def _gone(self, number: int) -> WeightsLost:
+        self._have_lost = True
+        why = "had no backup" if self._copies == 1 else "and its backup are lost"
+        remedy = "give --replicas 2 for one, or" if self._copies == 1 else "give"
+        return WeightsLost(
+            f"server {number} died with its slice of the weights: it {why}; go on with --resume, and "
+            f"{remedy} --checkpoint-every, from which a run goes on by itself"
+        )

@@ -21,7 +21,7 @@ from dsgd.cluster.ray import RayCluster
 # isort: split
 from ray.exceptions import ObjectLostError
 
-from dsgd.cluster import ClusterError, Done
+from dsgd.cluster import ClusterError, Done, WeightsLost
 from dsgd.cluster.fault_book import OpenFault
 from dsgd.cluster.held_weights import HeldDone, HeldWeights, have_fetched, held
 from dsgd.cluster.ray_connection import Connection, connect
@@ -76,6 +76,7 @@ class RaySharded(RayCluster):
 
     def restore(self, state: ClusterState) -> None:
         self._newest = None
+        self.servers.replace_lost()
         super().restore(state)
 
     # --- updates --------------------------------------------------------------------------------------------
@@ -105,9 +106,9 @@ class RaySharded(RayCluster):
             made = self.servers.step([(rule, whole, *here) for here in by_slice])
             self._note_losses()
         except ObjectLostError as error:
-            raise ClusterError(
+            raise WeightsLost(
                 f"a slice of the weights or of a result was lost with its machine ({type(error).__name__}); "
-                "go on from the last checkpoint with --resume"
+                "go on with --resume, and give --checkpoint-every, from which a run goes on by itself"
             ) from error
         return self._made(w, made)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from dsgd.cluster import ClusterError, Done, TimeUp
+from dsgd.cluster import ClusterError, Done, TimeUp, WeightsLost
 from dsgd.cluster.allreduce import AllReduce
 from dsgd.cluster.hosted import HostedCluster
 from dsgd.cluster.message_sizes import MessageSizes
@@ -116,7 +116,7 @@ class HostedAllReduce(AllReduceCluster, HostedCluster):
     values again, once all others are there; then a new group is formed, and the exchange begins anew.
 
     regroup_s: how long that takes, until a new process has the weights and all know each other.
-    Raises ClusterError, from `combine`, if all processes with the weights were lost at once.
+    Raises WeightsLost if all processes with the weights were lost at once.
     """
 
     def __init__(self, *arguments: Any, regroup_s: float = 0.0, **others: Any) -> None:
@@ -133,11 +133,6 @@ class HostedAllReduce(AllReduceCluster, HostedCluster):
             if self._compute_again(dones):
                 left_s = seconds
             group = sorted({self._values_at[done.worker] for done in dones})
-            if self._group and not any(map(self._lives, self._group)):
-                raise ClusterError(
-                    f"all processes that held version {dones[0].read} of the weights were lost at once; give "
-                    "--faults that leave one of them"
-                )
             if self._group and group != self._group:
                 left_s += self._regroup_s
             until_s = self.now_s + left_s
@@ -195,7 +190,26 @@ class HostedAllReduce(AllReduceCluster, HostedCluster):
         for host in lost:
             self._processes[host] += 1
         self._again = {n: (worker, host) for n, (worker, host) in self._again.items() if host not in lost}
-        return super()._lose(fault, lost)
+        gone = super()._lose(fault, lost)
+        if self._group and not any(map(self._lives, self._group)):
+            raise self._lost_weights()
+        return gone
+
+    def _lost_weights(self) -> ClusterError:
+        """Close the losses of processes; return that the weights are lost until all have new ones."""
+        back_s = [at_s for at_s, _, number, _, _ in self._future if number in self._back_of]
+        if not back_s:
+            return ClusterError("all processes are given up; give --max-restarts more")
+        until_s = max(back_s)
+        for number, fault in list(self._open.items()):
+            if fault.seen.kind in ("kill", "node"):
+                del self._open[number]
+                self.faults_seen.append(fault.seen._replace(recovered_s=until_s - fault.seen.t_s))
+        return WeightsLost(
+            f"all processes that held version {self._version} of the weights were lost at once; give "
+            "--checkpoint-every, to go on from there, or --faults that leave one of them",
+            until_s - self.now_s,
+        )
 
     def _lives(self, process: _Process) -> bool:
         host, number = process

@@ -100,5 +100,6 @@ def with_new_processes(
         heard={},
         faults=now.faults,
         traffic=now.traffic,
-        engine=start.engine,
+        # Its future is over; answers are counted on.
+        engine={**start.engine, **{name: n for name, n in state.engine.items() if name == "answers"}},
     )

@@ -25,7 +25,7 @@ from dsgd.checkpoints.codec import Vocabulary, vocabulary
 from dsgd.checkpoints.run_state import RunState
 from dsgd.checkpoints.store import Store, forget_after
 from dsgd.checkpoints.store_faults import FaultyStore
-from dsgd.cluster import ClusterError, Done, DriverLost, Engine, TimeUp, Update
+from dsgd.cluster import ClusterError, Done, DriverLost, Engine, TimeUp, Update, WeightsLost
 from dsgd.cluster.around import start_again
 from dsgd.cluster.open import dressed, open_cluster, require_room
 from dsgd.cluster.replay import ReplayCluster, after_rollbacks, rollbacks_at, rolled_forward
@@ -247,7 +247,8 @@ class _Following:
         *,
         evaluate: bool,
     ) -> None:
-        self.weights = Weights(first)
+        self.weights = self._weights_here = Weights(first)
+        """The last ones, and the newest that this process has had: there may be none other left."""
         self._stopped_by: StoppedBy = "budget"
         self._error: str | None = None
         self._exception: Exception | None = None
@@ -287,7 +288,7 @@ class _Following:
         self._places, self._known = places, known
         self._faulty = [store for store in places.values() if isinstance(store, FaultyStore)]
         self._store_faults_taken = 0
-        if cfg.fault.faults or cfg.checkpoint.on_divergence == "rollback":
+        if cfg.fault.faults or cfg.checkpoint.on_divergence == "rollback" or self._checkpoints.tiers:
             nothing = {"updates.jsonl": 0, "evals.jsonl": 0} if record else {}
             self._start = replace(self._state(), lengths=nothing)
 
@@ -354,7 +355,7 @@ class _Following:
         return "budget" if self._tally.gradients >= self._cfg.budget else None
 
     def _state(self) -> RunState:
-        self._cluster.fetch(self.weights, slots=True)
+        self._fetch(slots=True)
         return RunState(
             weights=self.weights,
             cluster=self._cluster.state(),
@@ -427,7 +428,17 @@ class _Following:
 
     def _fetch_the_last(self) -> None:
         """Have the last weights here: afterwards no process is left that has them."""
-        self._cluster.fetch(self.weights)
+        try:
+            self._fetch()
+        except WeightsLost as lost:
+            self._fail(lost)
+            self.weights = self._weights_here
+            self._error = f"{self._error} (weights.npy: version {self.weights.version})"
+
+    def _fetch(self, *, slots: bool = False) -> None:
+        """Have the newest weights, and their slots if asked, in this process."""
+        self._cluster.fetch(self.weights, slots=slots)
+        self._weights_here = self.weights
 
     def _start_watchers(self) -> None:
         """Show the watchers, once, that the run begins: before the first update, recorded or new."""
@@ -457,6 +468,9 @@ class _Following:
                 stopped_by = self._take(interruptions.between(updates, patience_s))
             except DriverLost as lost:
                 self._come_back(lost)
+                continue
+            except WeightsLost as lost:
+                self._recover(lost)
                 continue
             if stopped_by != "diverged" or not self._roll_back():
                 return stopped_by or "budget"  # the strategy spent it and ended by itself
@@ -519,15 +533,36 @@ class _Following:
             repeated=self._tally.gradients - state.tally["gradients"],
             back_to=state.weights.version,
         )
-        newer = state.weights.version > self._gone_on_from
-        self._gone_on_from = state.weights.version
-        self._losses_in_vain = 0 if newer else self._losses_in_vain + 1
-        if self._losses_in_vain == MOST_LOSSES_IN_VAIN:
+        if self._in_vain(state) == MOST_LOSSES_IN_VAIN:
             raise ClusterError(
                 f"the driver was lost {MOST_LOSSES_IN_VAIN} times in a row before there was a checkpoint "
                 f"after version {self._gone_on_from}; choose a shorter --checkpoint-every, or a longer mtbf"
             )
         self._go_back(state, self._cluster.now_s + lost.lasts_s)
+
+    def _recover(self, lost: WeightsLost) -> None:
+        """Go on from the last checkpoint, of which this process has a copy; raise `lost` without one, or if
+        the weights were lost too often since it was taken.
+        """
+        checkpoints, again = self._checkpoints, self._cfg.fault.max_restarts
+        kept = [*checkpoints.snapshots, *([checkpoints.latest] if checkpoints.latest else [])]
+        if not kept:
+            raise lost
+        state = max(kept, key=lambda kept: kept.weights.version)
+        if self._in_vain(state) > again:
+            raise lost
+        self._note_faults()
+        text = f"all processes that held the weights were lost: back to version {state.weights.version}"
+        fault = self._own_fault("lost-weights", text, state)._replace(recovered_s=lost.lasts_s)
+        self._go_back(state, self._cluster.now_s + lost.lasts_s)
+        self._note(fault)
+
+    def _in_vain(self, state: RunState) -> int:
+        """Return how often in a row the run has gone on from a state no newer than this one."""
+        newer = state.weights.version > self._gone_on_from
+        self._gone_on_from = state.weights.version
+        self._losses_in_vain = 0 if newer else self._losses_in_vain + 1
+        return self._losses_in_vain
 
     def _go_back(self, state: RunState, now_s: float) -> None:
         """Go on from an earlier state of this run, with new processes, at engine second `now_s`."""
@@ -659,7 +694,7 @@ class _Following:
         tally = self._tally
         if self._evaluator is None:
             return
-        self._cluster.fetch(self.weights)
+        self._fetch()
         models, loads = of_workers(self._cfg, self._workload.objective, dones)
         if self._evaluator.submit(
             self.weights,

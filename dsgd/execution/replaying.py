@@ -82,9 +82,11 @@ def recorded_run(path: Path) -> ReplayableRun:
 
 def _lost_order(cfg: TrainConfig, kinds: AbstractSet[str]) -> str | None:
     """Return why a record, with faults of these kinds, does not say all that a replay must know."""
-    went_back = "divergence" if "divergence" in kinds else "driver" if cfg.engine == "sim" else ""
-    if went_back in kinds and not kinds.isdisjoint(MEMBERSHIP):
-        why = "had diverged" if went_back == "divergence" else "lost its driver"
+    reasons = {"divergence": "had diverged", "lost-weights": "lost its weights"}
+    if cfg.engine == "sim":
+        reasons["driver"] = "lost its driver"
+    why = next((reasons[kind] for kind in reasons if kind in kinds), None)
+    if why and not kinds.isdisjoint(MEMBERSHIP):
         remedy = "; --config with its config.yaml makes the same run again" if cfg.engine == "sim" else ""
         return f"{why} and went back while members came and went, which a replay does not follow{remedy}"
     return None

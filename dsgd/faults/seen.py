@@ -17,7 +17,8 @@ class FaultSeen(NamedTuple):
     """When it began, on the engine's clock."""
     kind: str
     """As in dsgd/faults/fault.py; a process that died by itself is a `kill`. Also `suspect`, a silent task
-    that a second host got too; `given-up`, a host that is not started again; and `divergence`.
+    that a second host got too; `given-up`, a host that is not started again; `divergence`; and
+    `lost-weights`, of all processes that held them.
     """
     workers: tuple[int, ...]
     """Whom it hit."""

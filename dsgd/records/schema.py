@@ -179,7 +179,7 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
             "`kill`, `pause`, `slow`, `cut`, `node`, `leave`, `join`, `driver`, `torn`, `rot`, `full`, "
             "`slow-disk` or `lie`, as in `--faults`; a process that died by itself is a `kill`. Also "
             "`suspect`, a silent task that a second host got too, `given-up`, a host that is not started "
-            "again, and `divergence`, after which the run went back",
+            "again, and `divergence` and `lost-weights`, after which the run went back",
         ),
     ]
     workers: Annotated[tuple[int, ...], field("", "whom it hit, from 0")]
