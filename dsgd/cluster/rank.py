@@ -41,6 +41,8 @@ class RankTask(NamedTuple):
     """Of the weights, if the ranks have them (all-reduce)."""
     keep: bool = False
     """Whether the values stay with the ranks (all-reduce)."""
+    goes_on: bool = False
+    """Whether it begins with the state that the task before it has left in each rank."""
 
 
 class Computed(NamedTuple):
@@ -84,6 +86,7 @@ class Rank:
         self.shards = CarriedShards(device)
         self._objective: GroupObjective | None = None
         self._task = lru_cache(TASKS_KEPT)(_elementwise)
+        self._left: Vector | None = None  # (rows, d), by the last task that leaves a state
         self._reducing = Reducing()
 
     def join(self, meeting: RankMeeting, own_address: str, store: Any = None) -> int:
@@ -102,7 +105,7 @@ class Rank:
         """Compute a task.
 
         vector: the whole weights (D,), None if the ranks have them. state: this rank's slice (rows, d) of
-        what the worker's last such task left, None in its first.
+        what the worker's last such task left; None in its first, and where the order says that it is here.
         """
         task, place = self._task(order.pickled), None
         if order.version is not None:
@@ -112,13 +115,14 @@ class Rank:
             mine = self.layout.take(vector, self._rank)
         if order.keep:
             place = self._reducing.place(order.worker, self._formed.num_weights).view(np.uint8)
-        shard = self.shards.of(order.worker)
+        shard, state = self.shards.of(order.worker), self._left if order.goes_on else state
         found = compute_alone(task, self._formed, shard, order.step, mine, state, self._device, place)
         loss, value, kept = found
+        if task.state_rows:
+            self._left = kept.cpu().numpy()
         if self._rank not in self.layout.holders:
             return Computed(loss, None, None)
-        left = kept.cpu().numpy() if task.state_rows else None
-        return Computed(loss, None if order.keep else value, left)
+        return Computed(loss, None if order.keep else value, self._left if task.state_rows else None)
 
     @property
     def _formed(self) -> GroupObjective:

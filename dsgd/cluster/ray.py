@@ -356,7 +356,8 @@ class RayCluster(LedgerViews[RayFlight]):
             assert self._processes
             self._processes.carry(process, worker)
         state, slower = self._ledger.states.get(worker), self._faults.slower(host)
-        self._tasks.send(process, worker, flight, state, slower)
+        left_by = self._states.left_by(worker)
+        self._tasks.send(process, worker, flight, state, slower, left_by=left_by)
         to_worker = self._sizes.to_worker(flight.w)
         self._ledger.traffic.to_worker[worker] += to_worker
         if self._held is not None:

@@ -4,9 +4,11 @@
             <--loss, value----                   <--slices---------
 
 To the driver a group is one host: the leader hands on what it gets, takes its own part, and puts slices of
-values and states together. A group dies as one: the leader ends itself when a follower has ended, and Ray
-ends the followers of a leader that has. What ranks compute together is never cut short: a task is stopped
-before it begins, or not at all.
+values and states together. A state leaves the group after each task, for whoever may take the group's place;
+each rank also keeps its slice of the last one, so that none comes with the same worker's next task.
+
+A group dies as one: the leader ends itself when a follower has ended, and Ray ends the followers of a leader
+that has. What ranks compute together is never cut short: a task is stopped before it begins, or not at all.
 
 Shapes: D weights, d of a rank's slice.
 """
@@ -71,6 +73,26 @@ class Ranks(NamedTuple):
     node_ids: tuple[str, ...]
 
 
+class Given(NamedTuple):
+    """A task that this process has been given."""
+
+    task: Task
+    pickled: bytes
+    worker: int
+    step: int
+    ticket: int
+    state: Vector | None
+    """(rows, D)"""
+    left_by: int
+    """The ticket of the task that has left the state; -1: unknown."""
+    left: Vector | None = None
+    """(rows, D), where the new state is written, if that is in shared memory."""
+    version: int | None = None
+    """Of the weights, if this process has them (all-reduce)."""
+    keep: bool = False
+    """Whether the value stays here (all-reduce)."""
+
+
 class RankGroup:
     """The leader's side. All methods but `carry`, `leave` and those for weights are called by one thread.
 
@@ -85,6 +107,7 @@ class RankGroup:
         self._until_s = time.monotonic() + plan.within_s
         self._rank = Rank(objective, device, plan.asked, 0)
         self._layout = self._rank.layout
+        self._left = -1, -1  # of the last state that the ranks have left: whose it is, and the task's ticket
         self._store: TCPStore | None = None
         self._thread = ThreadPoolExecutor(1)  # of this rank: the calling one may hear followers meanwhile
         place = get_current_placement_group()
@@ -146,56 +169,58 @@ class RankGroup:
         self._each("try_out", worker)
 
     def compute(
-        self,
-        task: Task,
-        pickled: bytes,
-        worker: int,
-        step: int,
-        vector: Vector | None,
-        state: Vector | None,
-        place: Bytes | None = None,
-        *,
-        version: int | None = None,
-        keep: bool = False,
-    ) -> tuple[float, Any, Tensor]:
-        """Have all ranks compute a task; return the loss, the value (D,) and the state (rows, D), as
-        `compute_alone` does, whose arguments these are.
+        self, given: Given, vector: Vector | None, place: Bytes | None = None
+    ) -> tuple[float, Any, Vector | None]:
+        """Have all ranks compute a task; return the loss, the value (D,) and, if the task leaves one, the
+        state (rows, D).
 
-        pickled: the task as it came. version, keep: in an all-reduce, the ranks have these weights, and keep
-        the value; what is returned as the value is then empty.
+        vector: the weights (D,), None if the ranks have them. place: the bytes where the value is written.
+        Where the ranks keep the value, what is returned as the value is empty.
         """
-        import torch
-
+        task, worker, state = given.task, given.worker, given.state
         inner = task.task.task if isinstance(task, AsMessage) else task
-        order = self._rank_task(pickled, worker, step, version, keep)
+        goes_on = state is not None and self._left == (worker, given.left_by)
+        order = self._rank_task(given.pickled, worker, given.step, given.version, given.keep, goes_on)
         states: list[Vector | None] = [None] * len(self._all_ranks)
-        if state is not None:
+        if state is not None and not goes_on:
             states = [self._layout.take(state[: inner.state_rows], rank) for rank in self._all_ranks]
         sent: list[Any] = []
-        if version is None:
-            assert vector is not None
+        if vector is not None:
             sent = [ray.put(vector) if vector.nbytes > INLINE_BYTES else vector]
         found = self._all(
             self._thread.submit(self._rank.run, order, vector, states[0]),
             [actor.run.remote(order, sent, states[rank]) for rank, actor in enumerate(self._followers, 1)],
         )
         loss, num_weights = found[0].loss, self._layout.num_weights
-        kept = np.empty((inner.state_rows, num_weights), np.float32)
+        kept, encoded = None, isinstance(task, AsMessage)
         if inner.state_rows:
-            self._put_together(kept, [part.kept for part in found])
-        if keep:
-            return loss, np.empty(0, np.float32), torch.from_numpy(kept)
-        whole = place is None or isinstance(task, AsMessage)
-        value = np.empty(num_weights, np.float32) if whole else cast("Bytes", place).view(np.float32)
+            self._left = worker, given.ticket
+            there = given.left is not None and not encoded
+            kept = given.left if there else np.empty((inner.state_rows, num_weights), np.float32)
+            self._put_together(cast(Vector, kept), [part.kept for part in found])
+        if given.keep:
+            return loss, np.empty(0, np.float32), kept
+        apart = place is None or encoded
+        value = np.empty(num_weights, np.float32) if apart else cast("Bytes", place).view(np.float32)
         self._put_together(value, [part.value for part in found])
         if isinstance(task, AsMessage):
-            rows = torch.from_numpy(kept)[None]
-            made = _Made(inner, torch.tensor([loss]), torch.from_numpy(value)[None], rows)
-            message, objective = AsMessage(replace(task.task, task=made)), cast(Objective, None)
             assert vector is not None
-            shard = self._rank.shards.of(worker)
-            return compute_alone(message, objective, shard, step, vector, state, "cpu", place)
-        return loss, value if place is None else place, torch.from_numpy(kept)
+            return self._encoded(given, task, _Made(inner, loss, value, kept), vector, place)
+        return loss, value if place is None else place, kept
+
+    def _encoded(
+        self, given: Given, task: AsMessage, made: _Made, vector: Vector, place: Bytes | None
+    ) -> tuple[float, Any, Vector | None]:
+        """Return what `compute` does, of a task whose value is a codec's message, once it has been made."""
+        message, objective = AsMessage(replace(task.task, task=made)), cast(Objective, None)
+        shard = self._rank.shards.of(given.worker)
+        loss, value, left = compute_alone(
+            message, objective, shard, given.step, vector, given.state, "cpu", place
+        )
+        kept = left.numpy() if task.state_rows else None
+        if given.left is not None:
+            given.left[:] = kept
+        return loss, value, kept
 
     def _put_together(self, whole: Vector, parts: Sequence[Vector | None]) -> None:
         """Write slices (..., d), by rank, into the whole (..., D)."""
@@ -284,9 +309,11 @@ class RankGroup:
 class _Made(TaskAround):
     """A task that has been computed."""
 
-    loss: Tensor
-    value: Tensor
-    kept: Tensor
+    loss: float
+    value: Vector
+    """(D,)"""
+    kept: Vector | None
+    """(rows, D)"""
 
     @property
     def relative(self) -> bool:
@@ -295,7 +322,10 @@ class _Made(TaskAround):
     def __call__(
         self, objective: Objective, shards: Sequence[Shard], steps: Sequence[int], w: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self.loss, self.value, self.kept
+        import torch
+
+        kept = state if self.kept is None else torch.from_numpy(self.kept)[None]
+        return torch.tensor([self.loss]), torch.from_numpy(self.value)[None], kept
 
 
 def _cause(answers: Sequence[Future[Any]]) -> BaseException:

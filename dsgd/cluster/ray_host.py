@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 # isort: split
 import numpy as np
@@ -29,7 +29,7 @@ from dsgd.cluster.captured_output import CapturedOutput, OutputNews
 from dsgd.cluster.carried_shards import CarriedShards
 from dsgd.cluster.end_notice import EndNotice
 from dsgd.cluster.local_link import HostLink
-from dsgd.cluster.ray_group import GroupPlan, RankGroup, Ranks
+from dsgd.cluster.ray_group import Given, GroupPlan, RankGroup, Ranks
 from dsgd.cluster.ray_messages import (
     ANSWER,
     ASK,
@@ -79,21 +79,6 @@ _WAKER = (
     "    os.kill(int(sys.argv[1]), signal.SIGCONT)\n"
     "    wait_s = 0.05\n"
 )
-
-
-class Given(NamedTuple):
-    """A task that this process has been given."""
-
-    task: Task
-    pickled: bytes
-    worker: int
-    step: int
-    state: Vector | None
-    """(rows, D)"""
-    version: int | None = None
-    """Of the weights, if this process has them (all-reduce)."""
-    keep: bool = False
-    """Whether the value stays here (all-reduce)."""
 
 
 class Host:
@@ -185,7 +170,7 @@ class Host:
         version: of the weights, if this process has them. keep: whether the value stays here (all-reduce).
         """
         began_s = time.perf_counter()
-        worker, ticket, step, length, slower = REQUEST.unpack_from(request)
+        worker, ticket, step, length, slower, left_by = REQUEST.unpack_from(request)
         self._output.worker = worker
         end = REQUEST.size + length
         pickled = request[REQUEST.size : end]
@@ -195,7 +180,7 @@ class Host:
             return (b"", b"") if keeps_state else b""  # it is not read
         # Not aligned to four bytes where the task's length is not: numpy copes, and torch gets a copy.
         vector = np.frombuffer(request, np.float32, offset=end) if large is None else large
-        given = Given(task, pickled, worker, step, state, version, keep)
+        given = Given(task, pickled, worker, step, ticket, state, left_by, version=version, keep=keep)
         loss, value, kept = self._alone(given, vector[: self._objective.num_weights])
         self._sleep(worker, ticket, step, task, began_s, slower, self._wait)
         if len(self._padding):
@@ -204,7 +189,7 @@ class Host:
         small = value.nbytes <= INLINE_BYTES
         reply = REPLY.pack(loss, compute_s) + value.tobytes() if small else (loss, compute_s, value)
         if keeps_state:
-            return reply, kept.cpu().numpy()
+            return reply, kept
         return reply
 
     def run_sliced(self, request: bytes, state: Vector | None, *slices: Vector) -> Any:
@@ -213,7 +198,7 @@ class Host:
         state (rows, D).
         """
         began_s = time.perf_counter()
-        worker, ticket, step, _, slower = REQUEST.unpack_from(request)
+        worker, ticket, step, _, slower, left_by = REQUEST.unpack_from(request)
         self._output.worker = worker
         pickled = request[REQUEST.size :]
         task = self._task(pickled)
@@ -221,7 +206,7 @@ class Host:
         if self._is_stopped(worker, ticket):
             parts = 1 if isinstance(task, AsMessage) else len(slices)
             return (b"",) * (1 + parts + keeps_state)  # it is not read
-        given = Given(task, pickled, worker, step, state)
+        given = Given(task, pickled, worker, step, ticket, state, left_by)
         loss, value, kept = self._alone(given, np.concatenate(slices))
         self._sleep(worker, ticket, step, task, began_s, slower, self._wait)
         reply = REPLY.pack(loss, time.perf_counter() - began_s)
@@ -229,29 +214,29 @@ class Host:
             found = [value]
         else:
             found = np.split(value, np.cumsum([len(part) for part in slices])[:-1])
-        return reply, *found, *([kept.cpu().numpy()] if keeps_state else ())
+        return reply, *found, *([kept] if keeps_state else ())
 
     def _alone(self, given: Given, vector: Vector, place: Bytes | None = None) -> Any:
-        """Return the loss, the value (D,) and the state of a task; no loss where there are no weights, and an
-        empty value where it stays here.
+        """Return the loss, the value (D,) and the state (rows, D), None of a task that leaves none; no loss
+        where there are no weights, and an empty value where it stays here.
 
         place: the bytes where the value is written.
         """
         if not self._objective.num_weights:
             return math.nan, vector, None
-        task, pickled, worker, step, state, version, keep = given
+        task, worker, state = given.task, given.worker, given.state
         if self._group:
-            read = None if version is not None else vector
-            return self._group.compute(
-                task, pickled, worker, step, read, state, place, version=version, keep=keep
-            )
-        if version is not None:
-            vector = self._reducing.weights(version).vector
-        if keep:
+            return self._group.compute(given, None if given.version is not None else vector, place)
+        if given.version is not None:
+            vector = self._reducing.weights(given.version).vector
+        if given.keep:
             place = self._reducing.place(worker, self._objective.num_weights).view(np.uint8)
         shard = self._shards.of(worker)
-        found = compute_alone(task, self._objective, shard, step, vector, state, self._device, place)
-        return (found[0], found[1][:0], found[2]) if keep else found
+        found = compute_alone(task, self._objective, shard, given.step, vector, state, self._device, place)
+        kept = found[2].cpu().numpy() if task.state_rows else None
+        if given.left is not None:
+            given.left[:] = kept
+        return found[0], found[1][:0] if given.keep else found[1], kept
 
     def serve(self, address: bytes, token: bytes, number: int) -> None:
         """Compute the tasks that come on a link to the driver, as long as both processes live.
@@ -298,11 +283,11 @@ class Host:
     def _computed(self, link: HostLink, message: bytes) -> list[bytes]:
         """Return the answer to a task that came on the link."""
         began_s = time.perf_counter()
-        _, worker, ticket, step, length, slower, version, *blocks = ORDER.unpack_from(message)
+        _, worker, ticket, step, length, slower, version, left_by, *blocks = ORDER.unpack_from(message)
         self._output.worker = worker
         if self._is_stopped(worker, ticket):
             return [ANSWER.pack(STOPPED, ticket, 0.0, 0.0)]
-        task_at, weights_at, value_at, value_bytes, state_at, kept_at = blocks
+        task_at, weights_at, value_at, value_bytes, state_at, left_at = blocks
         show, num_weights, end = link.arena.show, self._objective.num_weights, ORDER.size
         if task_at < 0:
             end += length
@@ -322,15 +307,16 @@ class Host:
         loss, value = math.nan, vector
         if num_weights:
             rows = task.state_rows
-            state = None
-            if state_at >= 0:
-                state = show(state_at, 4 * rows * num_weights).view(np.float32).reshape(rows, num_weights)
+            size = 4 * rows * num_weights
+            state, left = (
+                None if at < 0 else show(at, size).view(np.float32).reshape(rows, num_weights)
+                for at in (state_at, left_at)
+            )
             held_as = version if weights_at == KEPT else None
-            given = Given(task, pickled, worker, step, state, held_as, value_at == KEPT)
-            loss, value, kept = self._alone(given, vector, place)
-            if kept_at >= 0:
-                left = show(kept_at, 4 * rows * num_weights).view(np.float32)
-                left.reshape(rows, num_weights)[:] = kept.cpu().numpy()
+            given = Given(
+                task, pickled, worker, step, ticket, state, left_by, left, held_as, value_at == KEPT
+            )
+            loss, value, _ = self._alone(given, vector, place)
         if whole is not None:
             whole[value_bytes - self._padding.nbytes :] = 0
         self._sleep(worker, ticket, step, task, began_s, slower, link.wait)

@@ -10,8 +10,9 @@ INLINE_BYTES = 64_000
 TASKS_KEPT = 256
 """How many different tasks either end keeps as they are sent: a mode may make a new one for each update."""
 
-REQUEST = struct.Struct("qqqqd")
-"""Through Ray. Worker, ticket, step, length of the pickled task, the factor by which the host is slower."""
+REQUEST = struct.Struct("qqqqdq")
+"""Through Ray. Worker, ticket, step, length of the pickled task, the factor by which the host is slower, the
+ticket of the task that has left the state, or -1."""
 REPLY = struct.Struct("dd")
 """Through Ray. Loss, seconds of computing."""
 
@@ -21,10 +22,11 @@ take part in an all-reduce."""
 KIND = struct.Struct("q")
 STEPPING = struct.Struct("qq")
 """Kind, version of the weights; then, pickled, what else `Reducing.step` is given: mostly the same bytes."""
-ORDER = struct.Struct("qqqqqdqqqqqqq")
+ORDER = struct.Struct("qqqqqdqqqqqqqq")
 """Kind, worker, ticket, step, length of the pickled task, the factor by which the host is slower, version of
-the weights; then where blocks begin, or -1: task, weights, value, bytes of the value, state, new state. A
-task and weights without a block follow, in this order.
+the weights, the ticket of the task that has left the state, or -1; then where blocks begin, or -1: task,
+weights, value, bytes of the value, state, new state. A task and weights without a block follow, in this
+order.
 """
 KEPT = -2
 """In place of where a block begins: the process has these weights, or is to keep the value (all-reduce)."""

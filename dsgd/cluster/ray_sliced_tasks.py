@@ -140,7 +140,7 @@ class SlicedTasks(SentTasks):
         ticket, task, w, _, step, pickled = sent.flight
         count = 1 if isinstance(task, Compressed) else len(self.slices.bounds)
         keeps = bool(task.state_rows and self._num_weights)
-        head = REQUEST.pack(sent.worker, ticket, step, len(pickled), sent.slower)
+        head = REQUEST.pack(sent.worker, ticket, step, len(pickled), sent.slower, sent.left_by)
         call = sent.process.actor.run_sliced.options(num_returns=1 + count + keeps)
         ref, *parts = call.remote(head + pickled, sent.state, *self.of_weights(w).refs)
         if keeps:

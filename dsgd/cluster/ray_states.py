@@ -92,6 +92,11 @@ class StateCopies:
         """Return a worker's newest state as it is on this machine; None if it is not here."""
         return self._last[worker][0].here() if worker in self._last else None
 
+    def left_by(self, worker: int) -> int:
+        """Return the ticket of the task that has left a worker's newest state; -1 if none of this run has."""
+        flight = self._last[worker][1] if worker in self._last else None
+        return -1 if flight is None else flight.ticket
+
     def to_redo(self, worker: int) -> tuple[RayFlight, Any] | None:
         """Return the task that made the newest state, and the state from which it did, None in a worker's
         first; or None, if that is not here either.

@@ -72,6 +72,8 @@ class Sent:
     flight: RayFlight
     state: Any
     """What the task begins with: an array, or a reference to one."""
+    left_by: int = -1
+    """The ticket of the task that has left it; -1: it does not matter."""
     weights: SentVector | None = None
     """What the task reads: its memory is not used again before the task is over."""
     block: Bytes | None = None
@@ -292,9 +294,13 @@ class SentTasks:
         slower: float = 1.0,
         *,
         again: bool = False,
+        left_by: int = -1,
     ) -> None:
-        """Send a task to a process, with the state of its worker. again: only to have its new state again."""
-        sent = Sent(worker, flight.ticket, process, flight, state, slower=slower, again=again)
+        """Send a task to a process, with the state of its worker. again: only to have its new state again.
+
+        left_by: the ticket of the task that has left the state; a process that has it from there uses that.
+        """
+        sent = Sent(worker, flight.ticket, process, flight, state, left_by, slower=slower, again=again)
         having = self._by_worker.get(worker)
         if having is None:
             self._by_worker[worker] = [sent]
@@ -342,6 +348,7 @@ class SentTasks:
             sent.left, left_at = block.view(np.float32).reshape(task.state_rows, -1), arena.where(block)
         head = ORDER.pack(
             *(TASK, sent.worker, sent.ticket, step, len(sent.flight.pickled), sent.slower, held_as or 0),
+            sent.left_by,
             *(task_at, weights_at, value_at, num_bytes, state_at, left_at),
         )
         self._door.send(process.link, head, pickled, small)
@@ -354,7 +361,7 @@ class SentTasks:
             sent.weights = sent_w = self._sent_vector(w.vector)
             large, small = sent_w.ref(), sent_w.small
         kept = (held_as, True) if self.keeps_values else ()
-        head = REQUEST.pack(sent.worker, ticket, step, len(pickled), sent.slower)
+        head = REQUEST.pack(sent.worker, ticket, step, len(pickled), sent.slower, sent.left_by)
         request = b"".join((head, pickled, small))
         if task.state_rows and self._num_weights:
             ref, sent.left = actor.run.options(num_returns=2).remote(request, large, sent.state, *kept)
