@@ -1,6 +1,7 @@
 """SIGKILLs of workers' and servers' processes while a run goes on, and what they cost: `make kills`.
 
     python -m dsgd.authoring.kills --kills 1000 [--topology sharded:2] [--when any,forming] [--every 3]
+    python -m dsgd.authoring.kills --kills 100 --ranks-per-worker 2
 
 A synchronous run has, bit for bit, the weights of the run to which nothing happened, whoever is killed when:
 
@@ -8,9 +9,10 @@ A synchronous run has, bit for bit, the weights of the run to which nothing happ
     any      some time later, in a task, in the midst of a step or between the two, from another thread
     forming  while processes form a group (all-reduce), after a kill that breaks the last one
 
-Killed is a process that carries a worker, or a server. Where workers all-reduce, another process that has the
-newest weights is left; of a server's two processes the other one. In a ring of more than two workers, weights
-differ by rounding with where the workers are. A run goes on until it has had its kills.
+Killed is a process that carries a worker, any rank of its group, or a server. Where workers all-reduce,
+another process that has the newest weights is left; of a server's two processes the other one. In a ring of
+more than two workers, weights differ by rounding with where the workers are. A run goes on until it has had
+its kills.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from dsgd.cluster import Engine, Update
+from dsgd.cluster.ray import RayCluster
 from dsgd.cluster.ray_allreduce import RayAllReduce
 from dsgd.cluster.ray_connection import connect
 from dsgd.cluster.ray_sharded import RaySharded
@@ -73,6 +76,9 @@ class Killer:
         self.moments: dict[Moment, int] = dict.fromkeys(get_args(Moment), 0)
         """How many were killed when."""
         self.killed: set[int] = set()
+        """Also the leaders of groups of which another rank was killed: they end, too."""
+        self.followers = 0
+        """How many of those killed were ranks of a group, and not its leader."""
         self._count, self._every, self._when = count, every, tuple(when)
         self._draws = generator(seed, Purpose.FAULT)
         self._thread = threading.Thread()
@@ -81,7 +87,12 @@ class Killer:
     @property
     def is_done(self) -> bool:
         """Whether all kills have been made."""
-        return len(self.killed) >= self._count
+        return self.kills >= self._count
+
+    @property
+    def kills(self) -> int:
+        """How many there were."""
+        return sum(self.moments.values())
 
     def __call__(self, cluster: Engine, update: Update) -> None:
         if self._thread.is_alive() or self.is_done or update.weights.version % self._every:
@@ -126,9 +137,13 @@ class Killer:
         if not workers and not servers:
             return False
         pid = [*workers, *servers][int(self._draws.integers(len(workers) + len(servers)))]
+        self.killed.add(pid)
+        if followers := followers_of(cluster).get(pid):
+            pid = (pid, *followers)[int(self._draws.integers(1 + len(followers)))]
+            self.followers += pid not in self.killed
+            self.killed.add(pid)
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        self.killed.add(pid)
         self.moments[moment] += 1
         if pid in servers:
             self.servers += 1
@@ -146,6 +161,12 @@ class Killer:
             backed = [both for both in cluster.servers.pids if len({*both} - self.killed) > 1]
             return workers, [pid for both in backed for pid in both]
         return workers, []
+
+
+def followers_of(cluster: Engine) -> dict[int, tuple[int, ...]]:
+    """Return the processes of the other ranks of each group, by the process of its leader."""
+    assert isinstance(cluster, RayCluster)
+    return {pid: tuple(followers) for pid, *followers in cluster.rank_pids}
 
 
 class Versions(Watcher):
@@ -168,7 +189,7 @@ class Versions(Watcher):
         killer = self._killer
         if killer is None:
             return
-        self.pids.update(self._cluster.pids)
+        self.pids.update(self._cluster.pids, *followers_of(self._cluster).values())
         if isinstance(self._cluster, RaySharded):
             self.pids.update(pid for both in self._cluster.servers.pids for pid in both)
         killer(self._cluster, update)
@@ -191,13 +212,18 @@ class Killed:
     """The same where it waited for a new process."""
 
 
-def options(mode: str, updates: int, topology: str = "server", workers: int = 2) -> dict[str, Any]:
-    """Return the options of a run of so many updates on real workers; several servers have backups."""
+def options(
+    mode: str, updates: int, topology: str = "server", workers: int = 2, ranks: int = 1
+) -> dict[str, Any]:
+    """Return the options of a run of so many updates on real workers; several servers have backups, and
+    groups of ranks a module.
+    """
     per_update = {} if mode == "ssgd" else {"local_steps": _LOCAL_STEPS}
     steps = updates * per_update.get("local_steps", 1)
     backups = {"replicas": 2} if topology.startswith("sharded") else {}
     asked = {"engine": "ray", "num_workers": workers, "steps": steps, "topology": topology}
-    return {**asked, **backups, **per_update, "start_timeout_s": _START_S}
+    group = {"ranks_per_worker": ranks, "workload": "moe"} if ranks > 1 else {}
+    return {**asked, **backups, **group, **per_update, "start_timeout_s": _START_S}
 
 
 def killed(
@@ -209,12 +235,13 @@ def killed(
     when: Sequence[Moment] = ("update",),
     topology: str = "server",
     workers: int = 2,
+    ranks: int = 1,
     **more: Any,
 ) -> Killed:
     """Run a mode until it has had so many kills; a loss does not count towards the next."""
     killer = Killer(kills, seed, every=every, when=when)
     versions = Versions(killer)
-    asked = options(mode, _MOST_UPDATES, topology, workers)
+    asked = options(mode, _MOST_UPDATES, topology, workers, ranks)
     try:
         ended = _run(mode, versions, **asked, **{"restart_window_s": 1e-3, **more})
     finally:
@@ -229,10 +256,10 @@ def killed(
     return Killed(versions=versions, killer=killer, moved_s=moved_s, waited_s=waited_s)
 
 
-def undisturbed(mode: str, updates: int, workers: int = 2) -> Versions:
-    """Return the weights of a run on one server and one process to which nothing happens."""
+def undisturbed(mode: str, updates: int, workers: int = 2, ranks: int = 1) -> Versions:
+    """Return the weights of a run on one server and one process, or group, to which nothing happens."""
     versions = Versions()
-    _run(mode, versions, **options(mode, updates, workers=workers), hosts=1)
+    _run(mode, versions, **options(mode, updates, workers=workers, ranks=ranks), hosts=1)
     return versions
 
 
@@ -334,10 +361,11 @@ def main() -> int:
     parser.add_argument("--when", default="", help="some of update,any,forming; all that there are")
     parser.add_argument("--every", type=int, default=1, help="so many updates")
     parser.add_argument("--num-workers", type=int, default=2)
+    parser.add_argument("--ranks-per-worker", type=int, default=1)
     parser.add_argument("--spares", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    modes, workers = asked.modes.split(","), asked.num_workers
+    modes, workers, ranks = asked.modes.split(","), asked.num_workers, asked.ranks_per_worker
     when: list[Moment] = [moment for moment in get_args(Moment) if moment in asked.when or not asked.when]
     if not asked.topology.startswith("allreduce") and "forming" in when:
         when.remove("forming")
@@ -345,27 +373,30 @@ def main() -> int:
     connection = connect()
     well = True
     try:
-        print(f"--topology {asked.topology}, {workers} workers, {asked.spares} spares\n")
+        of_ranks = f" of {ranks} ranks" * (ranks > 1)
+        print(f"--topology {asked.topology}, {workers} workers{of_ranks}, {asked.spares} spares\n")
         print(
-            f"| mode | updates | kills | of servers | {' | '.join(when)} | re-sent at once: median, p95 "
-            "| by a new process: median, p95 | same weights | left: processes, files, memory, descriptors |"
+            f"| mode | updates | kills | of servers | of followers | {' | '.join(when)} "
+            "| re-sent at once: median, p95 | by a new process: median, p95 | same weights "
+            "| left: processes, files, memory, descriptors |"
         )
-        print("|---" * (8 + len(when)) + "|", flush=True)
+        print("|---" * (9 + len(when)) + "|", flush=True)
         for k, mode in enumerate(modes):
             count = asked.kills // len(modes) + (k < asked.kills % len(modes))
             before = Before.now()
-            more = {"topology": asked.topology, "workers": workers, "spares": asked.spares}
-            found = killed(mode, count, asked.seed, every=asked.every, when=when, on_loss="rehost", **more)
+            more = {"topology": asked.topology, "workers": workers, "ranks": ranks}
+            more |= {"spares": asked.spares, "on_loss": "rehost"}
+            found = killed(mode, count, asked.seed, every=asked.every, when=when, **more)
             ours, killer = found.versions, found.killer
             exactly = asked.topology != "allreduce:ring" or workers == 2
-            alike = same(ours, undisturbed(mode, len(ours.digests), workers), exactly=exactly)
+            alike = same(ours, undisturbed(mode, len(ours.digests), workers, ranks), exactly=exactly)
             left = before.left(ours.pids)
             well &= alike and not any(left[:3])
             verdict = ("yes" if exactly else "up to rounding") if alike else "NO"
             moments = " | ".join(str(killer.moments[moment]) for moment in when)
             print(
-                f"| {mode} | {len(ours.digests)} | {len(killer.killed)} | {killer.servers} | {moments} "
-                f"| {spread(found.moved_s)} | {spread(found.waited_s)} | {verdict} "
+                f"| {mode} | {len(ours.digests)} | {killer.kills} | {killer.servers} | {killer.followers} "
+                f"| {moments} | {spread(found.moved_s)} | {spread(found.waited_s)} | {verdict} "
                 f"| {', '.join(map(str, left))} |",
                 flush=True,
             )
