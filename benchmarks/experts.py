@@ -1,4 +1,4 @@
-"""A mixture of experts: all experts in one grouped product, against one expert after another.
+"""A mixture of experts: as it is computed, in grouped products, against one expert after another.
 
     python benchmarks/experts.py
 
@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import torch
 
-from dsgd.models.mixture import Mixture, by_grouped_product, by_loop
+from dsgd.models.mixture import Mixture
 from dsgd.models.mixture_options import MixtureOptions
+from dsgd.models.mixture_products import by_grouped_product, by_loop
 
 TURNS = 25
 

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.functional import linear, relu
 
-from dsgd.models.mixture import Mixture, by_loop, penalty
+from dsgd.models.mixture import Mixture, penalty
 from dsgd.models.mixture_options import MixtureOptions
+from dsgd.models.mixture_products import by_loop
 
 D, H = 16, 24
 
@@ -82,18 +83,25 @@ def test_it_is_the_slow_loop(experts: int, top_k: int) -> None:
     assert not of_fast["balance"].any()  # it chooses, and does not weigh
 
 
+@pytest.mark.parametrize(("width", "count"), [(16, 4), (16, 1500), (16, 6000), (5, 4), (5, 1500)])
 @pytest.mark.parametrize("top_k", [1, 2])
-def test_the_product_in_groups_is_the_loop_over_experts(top_k: int) -> None:
-    """`grouped_mm` and a product of matrices for each expert give the same to 1e-6, idle experts too."""
-    m, x = mixture(top_k=top_k, spread=4.0), tokens(4)
+def test_the_product_in_groups_is_the_loop_over_experts(top_k: int, width: int, count: int) -> None:
+    """All experts at once, in runs, or one by one where rows are not a multiple of 16 bytes: what a product
+    of matrices for each expert gives, to 1e-6; idle experts too.
+    """
+    torch.manual_seed(0)
+    m = Mixture(width, H, MixtureOptions(experts=8, top_k=top_k, balance_rate=10))
+    with torch.no_grad():
+        m.balance[3] = -1
+    x = torch.randn(count, width)
     fast = m(x)
-    assert (m.load == 0).any()
+    assert m.load[3] == 0
     of_fast = gradients(m, fast.square().sum())
     m.compute = by_loop
     looped = m(x)
     close(fast, looped, 1e-6)
     for name, g in gradients(m, looped.square().sum()).items():
-        close(of_fast[name], g, 2e-6)
+        close(of_fast[name], g, 5e-6)
 
 
 def test_one_expert_is_dense() -> None:

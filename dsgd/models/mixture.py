@@ -12,53 +12,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import grouped_mm, linear, relu
+from torch.nn.functional import linear
 
 from dsgd.models.mixture_options import MixtureOptions
+from dsgd.models.mixture_products import Compute, by_grouped_product
 from dsgd.work.routing import RoutedLayer
-
-
-class Compute(Protocol):
-    """Applies experts to rows (N, d) that are sorted by expert: the first load[0] are of expert 0, and so on.
-
-    up: (E, d, h). down: (E, h, d). Returns (N, d).
-    """
-
-    def __call__(self, rows: Tensor, load: Tensor, up: Tensor, down: Tensor) -> Tensor: ...
-
-
-def by_grouped_product(rows: Tensor, load: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Apply all experts in one product of matrices in groups for each of their two layers."""
-    ends = load.cumsum(0).to(torch.int32)
-    hidden = cast(Tensor, _SquaredRelu.apply(grouped_mm(rows, up, offs=ends)))
-    return grouped_mm(hidden, down, offs=ends)
-
-
-class _SquaredRelu(torch.autograd.Function):
-    """relu(x)^2, with a pass less over memory in either direction than its two steps: of all experts at once
-    the hidden units do not fit a cache.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        r = relu(x)
-        ctx.save_for_backward(r)
-        return r * r
-
-    @staticmethod
-    def backward(ctx: Any, *of_output: Tensor) -> Tensor:
-        r: Tensor = ctx.saved_tensors[0]
-        return (of_output[0] * r).mul_(2)
-
-
-def by_loop(rows: Tensor, load: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """Apply one expert after another: what `by_grouped_product` is held to, and stands in for it."""
-    of_each = zip(torch.split(rows, load.tolist()), up.unbind(), down.unbind(), strict=True)
-    return torch.cat([relu(part @ own_up).square() @ own_down for part, own_up, own_down in of_each])
 
 
 class Pass(NamedTuple):
