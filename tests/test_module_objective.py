@@ -202,7 +202,7 @@ UNFIT: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], str]] = {
     "full": (
         mlp,
         full,
-        "cpu is out of memory: 163 weights of 6.52e-07 GB in all, and 12 samples at once; lower",
+        "cpu is out of memory: 163 weights of 6.52e-07 GB in all, and 2 samples at once; lower",
     ),
 }
 
@@ -215,6 +215,23 @@ def test_a_module_that_cannot_be_trained_is_one_line(kind: str) -> None:
         ModuleObjective(problem(make(), of), accumulate=2).try_out(shard())
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"), [({}, [2]), ({"accumulate": 3}, [2] * 3), ({"ranks": 4}, [2] * 4)]
+)
+def test_the_trial_takes_two_samples_of_each_part(options: dict[str, Any], sizes: list[int]) -> None:
+    """On a CPU, however large a mini-batch is; a loss that is compiled is tried with a whole one."""
+    seen: list[int] = []
+
+    def counted(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        seen.append(len(x))
+        return loss(module, x, y)
+
+    ModuleObjective(problem(mlp(), counted), **options).try_out(shard())
+    assert seen == sizes
+    compiled = ModuleObjective(problem(mlp(), counted), compiled=True)
+    assert compiled.to_try(shard(), 1).batch_size == shard().batch_size
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

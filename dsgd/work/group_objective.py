@@ -182,6 +182,7 @@ class GroupObjective(Objective):
         that one has ended.
         """
         assert isinstance(shard, ProblemShard)
+        shard = self._options.to_try(shard, self.membership.ranks)
         try:
             loss, _ = self._gradient(None, shard, 0, None)
         except (ProblemError, RankLost):

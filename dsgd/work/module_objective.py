@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dsgd.work.shard import Shard
 
 _ESTIMATED_FROM, _ESTIMATED_AT_ONCE = 1024, 256  # samples
-_TRIED = 8  # samples
+_TRIED = 2  # samples: fewer would be too few for batch normalization
 _NONE = torch.empty(0, 1)
 
 
@@ -83,6 +83,15 @@ class ProblemShard(Reshuffled):
     @staticmethod
     def batches(shards: Sequence[ProblemShard], steps: Sequence[int]) -> tuple[Any, ...]:
         raise AssertionError("a module takes one worker's mini-batch at a time")
+
+    def few(self, count: int) -> ProblemShard:
+        """Return a shard of as many of the samples, all in one mini-batch; of fewer, if a mini-batch has
+        fewer.
+        """
+        rows = self.rows[: min(count, self.batch_size)]
+        found = ProblemShard(self.worker, self.data, rows, batch_size=len(rows), seed=self.seed)
+        found.device = self.device
+        return found
 
     def alone(self) -> ProblemShard:
         data, rows = self.data, self.rows
@@ -214,6 +223,7 @@ class ModuleObjective(Objective):
         Raises ProblemError for a loss that fails or cannot be minimised.
         """
         assert isinstance(shard, ProblemShard)
+        shard = self.to_try(shard, self.ranks)
         w = torch.from_numpy(self.initial_weights(0)).to(shard.device)[None]
         seed_torch(w.device, 0)
         before = torch.default_generator.get_state()
@@ -230,6 +240,16 @@ class ModuleObjective(Objective):
             raise ProblemError(
                 f"its loss is {loss.item()} at the start; look at the data and the initial weights"
             )
+
+    def to_try(self, shard: ProblemShard, ranks: int) -> ProblemShard:
+        """Return what one gradient is tried on: a few samples for each part of a mini-batch.
+
+        The whole mini-batch on a GPU, to see whether its memory suffices, and of a compiled loss, which is
+        compiled for its size.
+        """
+        if shard.device != "cpu" or self.compiled:
+            return shard
+        return shard.few(_TRIED * ranks * self.accumulate)
 
     def try_evaluation(self) -> None:
         """Compute the loss and the score of a few test samples, at the initial weights.
