@@ -532,7 +532,7 @@ UNFIT: dict[str, tuple[Callable[[], Problem], dict[str, Any], str]] = {
     "empty": (empty, {}, "cannot shard its nothing, which is empty; leave it out"),
     "sparse": (sparse, {}, "its embed.weight, whose gradients are sparse; make the embedding with"),
     "wrong": (wrong, {}, "its loss cannot be computed: line"),
-    "large": (large, {}, "4 samples at once, as one of 2 ranks; lower --batch-size"),
+    "large": (large, {}, "2 samples at once, as one of 2 ranks; lower --batch-size"),
     "dense": (transformer, EXPERT_PARALLEL, "--expert-parallel: its module has no layer with experts"),
     "odd": (odd, EXPERT_PARALLEL, "its blocks.0.up has 3 experts, which 2 ranks do not divide; choose"),
 }
