@@ -240,6 +240,15 @@ def test_options_of_the_renderer_reach_the_pods_and_are_kept(copy: Path) -> None
     assert {(cfg.data.workload, cfg.ray.gpus_per_worker) for cfg in tuned} == {("fashion", 0.25)}
 
 
+def test_no_job_trains_on_data_that_the_image_lacks() -> None:
+    """A job's data are in the image: it has no extra packages, so a language model reads torch's sources."""
+    given = [(job, settings) for job in JOBS for settings in MINE.values()]
+    given += [(job, replace(SMALL, workload="gpt")) for job in JOBS[:1]]
+    trained = [cfg.data for job, settings in given for cfg in runs(job, settings)[:1]]
+    assert {data.workload for data in trained} == {None, "fashion", "gpt"}
+    assert {vars(data)["corpus"] for data in trained if data.workload == "gpt"} == {"python"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "option"),
     [
@@ -251,6 +260,7 @@ def test_options_of_the_renderer_reach_the_pods_and_are_kept(copy: Path) -> None
         (["--gpus-per-worker", "1"], "--gpus-per-worker"),  # compare-modes has 8 workers for 4 pods
         (["--node-selector", "gpu"], "--node-selector"),
         (["--workload", "my/file.py"], "--workload"),
+        (["--workload", "mnist"], "--workload mnist: the image has no data"),
         (["--toleration", "spot=a=b"], "--toleration"),
         (["--priority-class", "High"], "--priority-class"),
         (["--pull-secret", "my secret"], "--pull-secret"),

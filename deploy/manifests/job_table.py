@@ -45,9 +45,13 @@ class JobDefinition:
 GPU_WORKLOAD = "fashion"
 """A convolutional network of 207,000 weights: digits, of 1,200, would leave a GPU idle."""
 
+CORPUS_IN_IMAGE = "python"
+"""What a language model is trained on: the image has torch's own sources, and no extra packages of texts."""
+
 # Some three minutes, so that there is something to see in Grafana.
 _RUN = "--num-workers 4 --steps 2000 --dataset digits --eval-every 20 --compute-time exponential:0.05"
 
+_GPT = f"--workload gpt --corpus {CORPUS_IN_IMAGE}"
 # Two workers of four ranks: on GPUs a model of GPT-2's size, of which a step is a third of a second on A10Gs.
 _ISLANDS = (
     "--num-workers 2 --ranks-per-worker 4 --steps 1000 --batch-size 32 --schedule cosine --warmup 100 "
@@ -103,7 +107,7 @@ JOBS = (
     JobDefinition(
         name="islands",
         shows="DiLoCo between two workers of four GPUs each, and FSDP within.",
-        arguments=f"--mode diloco --workload gpt --local-steps 32 --lr 0.001 --outer-momentum 0.6 {_ISLANDS}",
+        arguments=f"--mode diloco {_GPT} --local-steps 32 --lr 0.001 --outer-momentum 0.6 {_ISLANDS}",
         on_gpus=_ISLANDS_ON_GPUS,
         workers=2,
         ranks=4,
@@ -113,7 +117,7 @@ JOBS = (
         name="moe",
         shows="DiLoCo between two workers that train a mixture of eight experts, two on each of their GPUs.",
         arguments=(
-            "--mode diloco --workload gpt --experts 8 --top-k 2 --balance loss --expert-parallel "
+            f"--mode diloco {_GPT} --experts 8 --top-k 2 --balance loss --expert-parallel "
             f"--local-steps 32 --lr 0.001 --outer-momentum 0.6 {_ISLANDS}"
         ),
         on_gpus=("size=30m", "precision=bf16"),

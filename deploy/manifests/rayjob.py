@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from deploy.manifests.job_table import GPU_WORKLOAD, JobDefinition
+from deploy.manifests.job_table import CORPUS_IN_IMAGE, GPU_WORKLOAD, JobDefinition
 from deploy.manifests.read_only import read_only
 from deploy.manifests.settings import Capacity, Settings
 from deploy.manifests.tls import with_tls
@@ -58,8 +58,9 @@ def entrypoint(job: JobDefinition, settings: Settings) -> str:
     arguments = job.arguments
     on_gpus = settings.device == "cuda" and settings.workload is None and not job.names_workload
     workload = None if job.names_workload else GPU_WORKLOAD if on_gpus else settings.workload
+    corpus = {"corpus": CORPUS_IN_IMAGE} if workload == "gpt" else {}
     if job.is_experiment:
-        options |= {"workload": workload} if workload else {}
+        options |= {"workload": workload, **corpus} if workload else {}
         given = [f"--set {name.replace('-', '_')}={value}" for name, value in options.items()]
         # Evaluations are computed by the head, which has no GPU.
         given += [f"--set {setting}" for setting in (*job.on_gpus, "eval_images=2000")] if on_gpus else []
@@ -72,6 +73,7 @@ def entrypoint(job: JobDefinition, settings: Settings) -> str:
         if job.ranks > 1 and settings.device == "cuda" and settings.tls == "off":
             given += ["--topology allreduce"]  # rank by rank, past the head; between machines, TLS refuses it
         if workload:
+            given += [f"--{name} {value}" for name, value in corpus.items()]
             arguments = arguments.replace("--dataset digits", f"--workload {workload}")
         if settings.workers:
             arguments = re.sub(r"--num-workers \d+", f"--num-workers {settings.workers}", arguments)

@@ -16,6 +16,8 @@ Device = Literal["cuda", "cpu"]
 Capacity = Literal["any", "spot", "on-demand"]
 Tls = Literal["off", "cert-manager", "secret"]
 
+_WITHOUT_DATA = {"mnist"}  # shipped workloads whose data come with an extra package, which the image lacks
+
 # The two lines of a file that its reader may edit; the rest is rendered.
 IMAGE_LINE = re.compile(r"^( +image: &image )(\S+)( +#.*)?$", re.MULTILINE)
 BUCKET_LINE = re.compile(rf"^( +- name: {BUCKET_VARIABLE}\n +value: )(\S+)( +#.*)?$", re.MULTILINE)
@@ -66,6 +68,11 @@ class Settings:
             raise ValueError(f"--device {self.device}: must be cuda or cpu")
         if self.workload is not None and not re.fullmatch(r"[a-z]\w*", self.workload):
             raise ValueError(f"--workload {self.workload}: must be a name that the image has, like fashion")
+        if self.workload in _WITHOUT_DATA:
+            raise ValueError(
+                f"--workload {self.workload}: the image has no data for it, as they are an extra package; "
+                "use fashion"
+            )
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"--workers {self.workers}: must be at least 1")
         if self.gpus_per_worker is not None:
