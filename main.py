@@ -30,13 +30,14 @@ with ended_by_signals():  # the other imports take a second
     from dsgd.execution.both import execute_both
     from dsgd.execution.execute import Ended, execute
     from dsgd.live.observers import Observers
-    from dsgd.records.s3_access import is_s3
+    from dsgd.records.s3_access import TakenError, is_s3
     from dsgd.records.size import announcement
     from dsgd.records.upload import Upload
     from dsgd.records.writer import RunRecord, default_name, free_path
     from dsgd.terminal.cli import UsageError
     from dsgd.terminal.commands import command_of
     from dsgd.terminal.console import ProgressLine, print_comparison, print_ended, print_finished
+    from dsgd.terminal.ray_job import stop_own_job
     from dsgd.terminal.resume_option import RunAsked, parse_run, restored
     from dsgd.terminal.usage import usage_errors
 
@@ -61,7 +62,10 @@ def main(arguments: Sequence[str]) -> int:
                 observers.linger(interruptions)
             return code
     except UsageError as error:
-        return report_error(error, EXIT_USAGE)
+        code = report_error(error, EXIT_USAGE)
+        if not isinstance(error.__cause__, TakenError):  # whoever has the name may be about to end
+            stop_own_job()
+        return code
     except (ClusterError, OSError) as error:
         return report_error(error, EXIT_FAILED)
     except MemoryError:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CommandLine
+from conftest import CommandLine, keys
 
 from dsgd import Watcher, run
 from dsgd.cluster import Update
@@ -214,3 +214,53 @@ def test_what_workers_print_is_in_the_drivers_log(cli: CommandLine, tmp_path: Pa
     left_out = sum(int(n.replace(",", "")) for n in re.findall(r"([\d,]+) more lines are left out", ran.err))
     assert logged < left_out
     assert logged + left_out >= 20_000
+
+
+CRASHES = """
+import ctypes
+import os
+
+import torch
+from torch import nn
+
+from dsgd import Problem
+
+seen = 0
+
+
+def loss(module, x):
+    global seen
+    if module.training:
+        seen += 1
+        if seen == 3:
+            os.write(2, b"NCCL WARN so says native code\\n")
+            ctypes.string_at(0)
+    return module(x).square().mean()
+
+
+def make():
+    return Problem(nn.Linear(2, 1), loss, train=(torch.ones(80, 2),), test=(torch.ones(8, 2),))
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_the_end_of_the_log_of_a_process_that_died_is_with_the_record(
+    cli: CommandLine, aws: Any, tmp_path: Path
+) -> None:
+    """On a cluster what native code wrote before it crashed, and Ray's stack trace, go to the bucket with the
+    record, by worker.
+    """
+    (tmp_path / "crashes.py").write_text(CRASHES)
+    given = f"--workload {tmp_path}/crashes.py --num-workers 2 --steps 9 --batch-size 4 --max-restarts 0"
+    ran = cli(f"--mode ssgd {given} --out s3://lab/runs --run-name it")
+    assert ran.code == 1, ran.err
+    there = sorted(key for key in keys(aws) if "/logs/" in key)
+    assert there, ran.err
+    for key in there:
+        assert re.fullmatch(r"runs/it/logs/worker-[01]\.txt", key)
+    log = aws.get_object(Bucket="lab", Key=there[0])["Body"].read().decode()
+    first, *lines = log.splitlines()
+    assert re.fullmatch(r"=== process \d+ on [\d.]+: the last of \d+ lines", first)
+    assert "NCCL WARN so says native code" in lines
+    assert any("SIGSEGV" in line for line in lines[lines.index("NCCL WARN so says native code") :])

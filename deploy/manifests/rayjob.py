@@ -10,7 +10,15 @@ from deploy.manifests.job_table import CORPUS_IN_IMAGE, GPU_WORKLOAD, JobDefinit
 from deploy.manifests.read_only import read_only
 from deploy.manifests.settings import Capacity, Settings
 from deploy.manifests.tls import with_tls
-from deploy.project import BUCKET_VARIABLE, GPU, NAME_VARIABLE, NAMESPACE, TAG_VARIABLE, pinned
+from deploy.project import (
+    BUCKET_VARIABLE,
+    GPU,
+    NAME_VARIABLE,
+    NAMESPACE,
+    STOP_VARIABLE,
+    TAG_VARIABLE,
+    pinned,
+)
 
 SERVICE_ACCOUNT, OF_WORKERS = "ray-jobs", "ray-workers"  # only the first may use the bucket
 LABELS = {"app.kubernetes.io/name": "dsgd-lab"}
@@ -30,6 +38,9 @@ _DRIVER = "python main.py .*"
 RETRIES = 2
 """How often a job that failed is tried again, each time in a new cluster; it goes on from the bucket."""
 CHECKPOINT_S = 60
+
+# The second has a driver whose command line is wrong stop the job: if it failed, KubeRay would try it again.
+_RUNTIME_ENV = f'env_vars:\n  RAY_ENABLE_UV_RUN_RUNTIME_ENV: "0"\n  {STOP_VARIABLE}: "1"\n'
 
 _SPILL, _SPILL_SIZE = "/spill", "8Gi"  # objects that the store has no room for
 _DISK = "10Gi"  # requested: the above, Ray's logs and its session
@@ -125,7 +136,7 @@ def manifest(job: JobDefinition, settings: Settings) -> Json:
             **({"suspend": True} if settings.queue else {}),
             "submissionMode": "K8sJobMode",
             "entrypoint": entrypoint(job, settings),
-            "runtimeEnvYAML": 'env_vars:\n  RAY_ENABLE_UV_RUN_RUNTIME_ENV: "0"\n',
+            "runtimeEnvYAML": _RUNTIME_ENV,
             "shutdownAfterJobFinishes": True,
             "ttlSecondsAfterFinished": 120,
             # A node with a GPU is found and gigabytes of image are pulled before the job runs.

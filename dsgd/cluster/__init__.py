@@ -205,6 +205,12 @@ class Telemetry(Protocol):
         simulator. Another thread may ask.
         """
 
+    def process_logs(self, *, wait: bool) -> Mapping[str, str]:
+        """Return, once, the end of the logs of its processes, by name; empty where all are on this machine.
+
+        wait: for the last lines of processes that have just died, for a second or two at most.
+        """
+
     @property
     def faults_seen(self) -> Sequence[FaultSeen]:
         """The faults that are over, in the order in which they ended; it only grows."""

@@ -118,6 +118,9 @@ class Around(AroundCluster):
     def memory_bytes(self) -> Mapping[str, int]:
         return self.inner.memory_bytes
 
+    def process_logs(self, *, wait: bool) -> Mapping[str, str]:
+        return self.inner.process_logs(wait=wait)
+
     @property
     def faults_seen(self) -> Sequence[FaultSeen]:
         return self.inner.faults_seen

@@ -26,6 +26,7 @@ EVERY_S = 1.0
 """Least seconds between two fetches that have lines."""
 
 _PAGE_BYTES = 4096
+_RAYS_MARK = ":actor_name:"  # a line by which Ray knows whose log it reads
 
 
 class OutputLine(NamedTuple):
@@ -117,7 +118,8 @@ class _Copied(io.TextIOBase):
         *lines, begun = (getattr(self._begun, "text", "") + text).split("\n")
         self._begun.text = begun[-MOST_CHARACTERS:]  # of one that is drawn over and over, its end
         for line in lines:
-            if shown := line.rpartition("\r")[2].rstrip():
+            shown = line.rpartition("\r")[2].rstrip()
+            if shown and not shown.startswith(_RAYS_MARK):
                 self._output.add(self._level, shown)
         return len(text)
 

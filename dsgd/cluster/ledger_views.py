@@ -53,6 +53,9 @@ class LedgerViews(Generic[F]):
     def memory_bytes(self) -> Mapping[str, int]:
         return {}
 
+    def process_logs(self, *, wait: bool) -> Mapping[str, str]:
+        return {}
+
     @property
     def workers(self) -> Sequence[int]:
         return self._ledger.workers

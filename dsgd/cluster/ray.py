@@ -192,6 +192,10 @@ class RayCluster(LedgerViews[RayFlight]):
     def memory_bytes(self) -> Mapping[str, int]:
         return self._processes.output.memory_bytes if self._processes else {}
 
+    def process_logs(self, *, wait: bool) -> Mapping[str, str]:
+        logs = self._processes.logs if self._processes else None
+        return logs.close(wait=wait) if logs else {}
+
     @property
     def faults_seen(self) -> list[FaultSeen]:  # type: ignore[override]
         return self._book.seen

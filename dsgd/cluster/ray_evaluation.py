@@ -36,6 +36,9 @@ class EvaluatingActor:
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # before torch looks
         self._workload: Workload | None = None
 
+    def __repr__(self) -> str:
+        return "the evaluation"  # under which Ray publishes its log
+
     def ready(self) -> int:
         """Return the process id."""
         return os.getpid()

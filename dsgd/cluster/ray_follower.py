@@ -30,11 +30,15 @@ def own_address(*, one_machine: bool) -> str:
 class Follower:
     """The actor. What a rank does is in `rank.py`."""
 
-    def __init__(self, objective: list[Any], device: str, asked: GroupConfig, rank: int) -> None:
+    def __init__(self, objective: list[Any], device: str, asked: GroupConfig, rank: int, name: str) -> None:
+        self._name = name
         self._notice = EndNotice()
         from dsgd.cluster.rank import Rank  # it needs torch, which takes a second
 
         self._rank = Rank(ray.get(objective[0]), device, asked, rank)
+
+    def __repr__(self) -> str:
+        return self._name  # under which Ray publishes its log
 
     def join(self, meeting: RankMeeting) -> tuple[int, str]:
         """Join the group; return the process id and the node's."""

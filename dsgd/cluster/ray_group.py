@@ -64,6 +64,8 @@ class GroupPlan(NamedTuple):
     """Whether all ranks are on one."""
     within_s: float
     """How long ranks wait for each other, from the start of the leader."""
+    name: str
+    """Of its leader, as logs have it."""
 
 
 class Ranks(NamedTuple):
@@ -119,7 +121,7 @@ class RankGroup:
                 num_gpus=plan.gpus,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(place, rank),
                 enable_task_events=False,
-            ).remote(plan.objective, device, plan.asked, rank)
+            ).remote(plan.objective, device, plan.asked, rank, f"{plan.name} rank {rank}")
             for rank in range(1, plan.asked.ranks_per_worker)
         ]
         for actor in self._followers:

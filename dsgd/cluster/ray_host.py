@@ -98,7 +98,9 @@ class Host:
         log_level: int,
         most_lines: int,
         group: GroupPlan | None = None,
+        name: str = "a host",
     ) -> None:
+        self._name = name
         self._output = CapturedOutput(log_level, most_lines)
         self._output.install()
         self._objective, self._times, self._device = objective, times, device
@@ -117,6 +119,9 @@ class Host:
             import torch  # noqa: F401 - before the start barrier: it takes a second
         if group is not None:
             self._group = RankGroup(group, device, objective, self._notice.pass_on)
+
+    def __repr__(self) -> str:
+        return self._name  # under which Ray publishes its log
 
     @ray.method(concurrency_group="carry")
     def carry(self, worker: int, shard: list[Any]) -> None:

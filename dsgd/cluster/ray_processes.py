@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsgd.cluster.captured_output import MOST_LINES
+from dsgd.cluster.process_logs import ProcessLogs
 from dsgd.cluster.ray_connection import Connection, last_line
 
 # isort: split
@@ -85,6 +86,8 @@ class HostProcesses:
         self.nodes = Nodes(cfg.fault.nodes if connection.private else 1)
         self._objective: Any = objective
         self.output = WorkerOutput()
+        # Of a private cluster they are on this machine, and stay there.
+        self.logs = None if connection.private else ProcessLogs()
         most_lines = max(2, MOST_LINES // (cfg.fault.hosts or cfg.num_workers))
         self._arguments = times, device, cfg.timing.padding_bytes, self.output.level, most_lines
         self._shards: list[Any] = []
@@ -103,7 +106,8 @@ class HostProcesses:
     def start(self, host: int, workers: Sequence[int]) -> HostProcess:
         """Start a process for a host, with the shards of the workers that it will carry."""
         options, place = self._places.options(host, self.nodes.of(host))
-        arguments = (*self._arguments, self._plan() if place else None)
+        name = f"{'host' if self._cfg.fault.hosts else 'worker'} {host}"
+        arguments = (*self._arguments, self._plan(name) if place else None, name)
         actor = (
             ray.remote(concurrency_groups=_GROUPS)(Host)  # type: ignore[call-overload]
             .options(**options, enable_task_events=False)
@@ -118,10 +122,10 @@ class HostProcesses:
         self.output.listen(process)
         return process
 
-    def _plan(self) -> GroupPlan:
+    def _plan(self, name: str) -> GroupPlan:
         """Return what the leader of a group needs to know."""
         places, within_s = self._places, self._cfg.ray.start_timeout_s
-        return GroupPlan(self._cfg.group, [self._objective], places.gpus, places.one_machine, within_s)
+        return GroupPlan(self._cfg.group, [self._objective], places.gpus, places.one_machine, within_s, name)
 
     def carry(self, process: HostProcess, worker: int) -> None:
         """Have a process hold the shard of a worker, if it does not yet."""
@@ -142,6 +146,8 @@ class HostProcesses:
     def close(self) -> None:
         """End all processes, and the nodes that were started for them."""
         self.output.close(self._started)
+        if self.logs:
+            self.logs.close(wait=False)
         for process in list(self._started):
             self.end(process)
         self.nodes.close()

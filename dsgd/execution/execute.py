@@ -403,6 +403,7 @@ class _Following:
             self._evaluate_the_last,
             self._end_watchers,
             self._close_streams,
+            self._keep_logs,
         ):
             try:
                 complete()
@@ -744,6 +745,12 @@ class _Following:
                 f"the loss after the last update, {self.weights.version}, is not finite; "
                 f"lower --lr (it is {self._cfg.lr:g})"
             )
+
+    def _keep_logs(self) -> None:
+        """Have the logs of processes that will be gone beside the record."""
+        if self._record:
+            something_died = self._stopped_by == "failed" or any(self._cluster.restarts)
+            self._record.keep_logs(self._cluster.process_logs(wait=something_died))
 
     @property
     def _path(self) -> Path | None:

@@ -148,6 +148,7 @@ class Destination:
             # A run that was cut off, and now goes on, has no ending.
             self._client.delete_object(Bucket=self._bucket, Key=self._key(name, _LAST))
         begun = [folder / _FIRST, folder / "meta.json", folder / COPY, *folder.glob("*.jsonl")]
+        begun += folder.glob("logs/*.txt")
         self._put(folder, name, begun, self._token, goes_on=True)
         if is_new:
             if last:

@@ -271,6 +271,18 @@ class RunRecord:
         if last != 0 and self._every:
             write_trace(self.path, last)
 
+    def keep_logs(self, logs: Mapping[str, str]) -> None:
+        """Write the end of processes' logs, by their names, after those of an earlier attempt.
+
+        A disk that is full ends no run here: what follows says so.
+        """
+        folder = self.path / "logs"
+        with suppress(OSError):
+            for name, text in logs.items():
+                folder.mkdir(exist_ok=True)
+                with (folder / f"{name.replace(' ', '-')}.txt").open("a") as file:
+                    file.write(text)
+
     def close(self, weights: Vector, summary: dict[str, Any]) -> dict[str, Any]:
         """Write the last weights and summary.json; return the summary as written."""
         with whole_file(self.path / "weights.npy") as file:

@@ -1,0 +1,68 @@
+"""main.py as a job that is submitted to a Ray head, as KubeRay's submitter does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+
+import pytest
+import yaml
+from conftest import ROOT, python
+
+pytestmark = pytest.mark.ray
+
+# A head with the dashboard, which takes jobs, submits them to itself and says how they ended.
+HEAD = """
+import json, socket, sys, time
+import dsgd.cluster.ray_connection
+import ray
+from ray.job_submission import JobSubmissionClient
+
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]  # with port 0 Ray for a while names another than it has
+started = ray.init(
+    address="local", num_cpus=1, include_dashboard=True, dashboard_port=port, log_to_driver=False,
+    _temp_dir=sys.argv[1],
+)
+client, until = JobSubmissionClient(f"http://{started.dashboard_url}"), time.monotonic() + 60
+
+
+def submitted(variables):
+    while True:
+        try:
+            return client.submit_job(entrypoint=sys.argv[3], runtime_env={"env_vars": variables})
+        except RuntimeError:  # the node's agent starts after the dashboard
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
+jobs = [submitted(variables) for variables in json.loads(sys.argv[2])]
+while any(not client.get_job_status(job).is_terminal() for job in jobs) and time.monotonic() < until:
+    time.sleep(0.1)
+print(json.dumps([[client.get_job_status(job).value, client.get_job_logs(job)] for job in jobs]))
+ray.shutdown()
+"""
+
+
+def test_a_job_whose_command_line_is_wrong_is_stopped_and_so_not_tried_again() -> None:
+    """With the variables of a RayJob, a usage error ends as STOPPED, which KubeRay does not repeat, else as
+    FAILED. Either way its line is in the log.
+    """
+    rayjob = yaml.safe_load((ROOT / "ray-job-ssp.yaml").read_text())
+    asked = yaml.safe_load(rayjob["spec"]["runtimeEnvYAML"])["env_vars"]
+    plain = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
+    folder = tempfile.mkdtemp(prefix="dsgd-ray-", dir="/tmp")
+    entrypoint = f"{sys.executable} {ROOT / 'main.py'} --mode ssp --slak 4"
+    with python("-c", HEAD, folder, json.dumps([asked, plain]), entrypoint) as process:
+        out, err = process.communicate(timeout=120)
+    shutil.rmtree(folder, ignore_errors=True)
+    assert process.returncode == 0, err
+    (stopped, log), (failed, other) = json.loads(out.splitlines()[-1])
+    assert (stopped, failed) == ("STOPPED", "FAILED")
+    for said in (log, other):
+        assert "main.py: --slak: " in said
+    assert "the job is stopped, not tried again" in log
+    assert "stopped" not in other
