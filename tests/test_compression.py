@@ -461,6 +461,56 @@ def test_a_killed_process_changes_nothing_on_ray(real: dict[str, Any]) -> None:
     assert same_bytes(killed, run("diloco", engine="sim", **options))
 
 
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("transport", "codec", "padding_mb", "hosts"), [("local", "topk:.1", 0.0, 2), ("ray", "int8", 0.1, 1)]
+)
+def test_weights_go_down_as_messages(
+    transport: str,
+    codec: str,
+    padding_mb: float,
+    hosts: int,
+    real: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is handed to the workers' links is what is recorded, which is the formula: first all weights, then
+    a message a version; all is the simulator's, bit for bit.
+    """
+    from dsgd.cluster.ray_tasks import Sent, SentTasks, SentVector
+
+    sent_weights, sent = SentTasks._sent_weights, list[int]()
+
+    def note(tasks: SentTasks, task: Sent) -> tuple[SentVector, int]:
+        found = sent_weights(tasks, task)
+        sent.append(len(found[0].small) or found[0].padded_bytes)
+        return found
+
+    monkeypatch.setattr(SentTasks, "_sent_weights", note)
+    options = {**real, "compress_down": codec, "padding_mb": padding_mb, "momentum": 0.9}
+    ran = run("ssgd", engine="ray", transport=transport, hosts=hosts, **options)
+    simulated = run("ssgd", engine="sim", **options)
+    assert same_bytes(ran, simulated)
+    down, padding = parse_codec(codec), int(padding_mb * 1_000_000)
+    assert down
+    formula = 2 * (4 * 40 + 4 * down.num_bytes(40)) + 10 * padding
+    assert (
+        sum(sent) == sum(ran.cluster.traffic.to_worker) == sum(simulated.cluster.traffic.to_worker) == formula
+    )
+
+
+@pytest.mark.ray
+def test_a_process_that_has_not_heard_gets_all_weights(real: dict[str, Any]) -> None:
+    """SIGKILL of a process in its task: the one that repeats it is sent the whole vector, and messages from
+    then on, as in the simulator; no version differs from the run without a fault.
+    """
+    options = {**real, "steps": 8, "compress_down": "topk:.1", "compress": "sign"}
+    ran, simulated = (run("ssgd", engine=e, **options, faults="kill:1@step=3") for e in ("ray", "sim"))
+    assert same_bytes(ran, run("ssgd", engine="sim", **options))
+    assert ran.cluster.traffic.to_worker == simulated.cluster.traffic.to_worker
+    one, whole = TopK(0.1).num_bytes(40), 4 * 40
+    assert ran.cluster.traffic.to_worker == [whole + 7 * one, 2 * whole + 7 * one]
+
+
 # --- Options ------------------------------------------------------------------------------------------------
 
 

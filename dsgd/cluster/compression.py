@@ -10,12 +10,11 @@ import numpy as np
 from dsgd.cluster import Done, Engine
 from dsgd.cluster.around import Around
 from dsgd.cluster.state import ClusterState
-from dsgd.work.codecs import Codec, Draws
+from dsgd.work.codecs import Bytes, Codec, broadcast_draws, heard
 from dsgd.work.compressed import Compressed, Compression
-from dsgd.work.rng import Purpose
 from dsgd.work.rules import Average, Chain, Rule
 from dsgd.work.tasks import Task
-from dsgd.work.weights import Vector, Weights
+from dsgd.work.weights import Changes, Vector, Weights
 
 
 class CompressedResults(Around):
@@ -73,25 +72,23 @@ class CompressedWeights(Around):
         h <- h + C(w - h)      at each version w that is read; at first, h is w
 
     So the error is w - h, and what was not sent is sent later. Gruntkowska, Tyurin and Richtarik 2023 (arXiv
-    2209.15218), EF21-P. A worker that has missed versions gets them too, or all of h, whichever is less.
+    2209.15218), EF21-P. A worker that has missed versions gets them too, or all of h, whichever is less: the
+    engine knows what its process has (`Changes`).
     """
 
     def __init__(self, inner: Engine, codec: Codec, seed: int) -> None:
         super().__init__(inner)
         self._codec, self._seed = codec, seed
         self._held: Weights | None = None  # of the version that was read last; slots: the codec's memory
-        self._heard: dict[int, int] = {}  # by worker: the version of h that it has
+        self._messages: tuple[Bytes, ...] = ()  # the last ones, the newest last
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         if self._held is None:
             self._held = Weights(w.vector, w.version)
         elif w.version != self._held.version:
             self._held = self._moved(self._held, w)
-        whole, since = 4 * len(w.vector), self._heard.get(worker)
-        new = whole if since is None else (w.version - since) * self._codec.num_bytes(len(w.vector))
-        self._heard[worker] = w.version
-        read = Weights(self._held.vector, w.version, wire_bytes=min(whole, new))
-        self.inner.start(worker, task, read)
+        changes = Changes(self._codec.num_bytes(len(w.vector)), self._messages)
+        self.inner.start(worker, task, Weights(self._held.vector, w.version, changes=changes))
 
     def combine(self, rule: Rule, w: Weights, dones: Sequence[Done]) -> Weights:
         if isinstance(rule, Chain) and isinstance(rule.last, Average):
@@ -101,19 +98,21 @@ class CompressedWeights(Around):
 
     def _moved(self, held: Weights, w: Weights) -> Weights:
         """Return what the workers hold once they have heard of `w`."""
-        codec, draws = self._codec, Draws(self._seed, 0, w.version, Purpose.BROADCAST)
+        codec, draws = self._codec, broadcast_draws(self._seed, w.version)
         memory = np.zeros((codec.memory_rows, len(w.vector)), np.float32)
         for row, kept in zip(memory, held.slots.values(), strict=False):
             row[:] = kept
         with np.errstate(invalid="ignore", over="ignore"):  # a run that diverges stops by its loss
             message = codec.encode(w.vector - held.vector, draws, memory)
-            vector = held.vector + codec.decode(message, len(w.vector), draws)
-        vector.setflags(write=False)
+        vector = heard(codec, self._seed, held.vector, message, w.version)
+        most = (4 * len(vector) - 1) // len(message)
+        before = self._messages if w.version == held.version + 1 else ()
+        self._messages = (*before, message)[-most:] if most else ()
         return Weights(vector, w.version, {f"memory_{n}": row for n, row in enumerate(memory)})
 
     def state(self) -> ClusterState:
-        return replace(self.inner.state(), held=self._held, heard=dict(self._heard))
+        return replace(self.inner.state(), held=self._held)
 
     def restore(self, state: ClusterState) -> None:
-        self._held, self._heard = state.held, dict(state.heard)
+        self._held, self._messages = state.held, ()
         self.inner.restore(state)

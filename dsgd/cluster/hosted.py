@@ -103,11 +103,13 @@ class HostedCluster(SimCluster):
         compute_s = self._times.total(worker, step, task.batches)
         self._serial += 1
         arrived_s = self._peers.begin(worker, now_s) if self._peers else now_s
+        host = self._hosts.place(worker, now_s)
+        if w.changes is not None:  # where they come later, there is a new process, which has none
+            w = w.changes.since(w, self._sims[host].heard.get(worker) if self._hosts.alive[host] else None)
         ledger.start(worker, SimFlight(self._serial, task, w, now_s, arrived_s, compute_s))
         self._copies[worker] = []
-        host = self._hosts.place(worker, now_s)
         if self._hosts.alive[host]:
-            self._send(worker, host)
+            self._send(worker, host, self._sizes.to_worker(w))
         if self._values:
             self._values.add(worker, task, step, w.vector)
         self._due_now(self._plan.at_step(worker, step, task.batches))
@@ -170,10 +172,11 @@ class HostedCluster(SimCluster):
 
     # --- Tasks ----------------------------------------------------------------------------------------------
 
-    def _send(self, worker: int, host: int) -> None:
-        """Send the task of a worker to a host."""
+    def _send(self, worker: int, host: int, to_worker: int | None = None) -> None:
+        """Send the task of a worker to a host, for the first time in so many bytes, else with all weights."""
         flight, sim = self._ledger.flights[worker], self._sims[host]
-        to_worker = self._sizes.to_worker(flight.w)
+        to_worker = self._sizes.of_whole if to_worker is None else to_worker
+        sim.heard[worker] = flight.w.version
         arrived_s = self.now_s if self._instant else self._star.send(self.now_s, to_worker, worker)
         self._ledger.traffic.to_worker[worker] += to_worker
         arrived_s = max(arrived_s, flight.arrived_s)

@@ -109,6 +109,8 @@ class RayCluster(LedgerViews[RayFlight]):
         self._suspected: dict[int, OpenFault] = {}  # by worker in flight: a second host has its task
         self._states = StateCopies()
         self._version = 0
+        self._sent_tickets: dict[int, int] = {}  # by worker: of the task that was sent last
+        self._version_of: dict[int, int] = {}  # by worker: of the weights it was sent, where that matters
         self._running: dict[int, HostProcess] = {}  # by host
         self._readying: set[HostProcess] = set()  # they have been started, and cannot compute yet
         self._draining: set[HostProcess] = set()  # asked to end: they finish the tasks that they have
@@ -278,6 +280,7 @@ class RayCluster(LedgerViews[RayFlight]):
             self._ledger.state(self.now_s),
             states=self._states.fetched(self._ledger.states),
             restarts=list(self.restarts),
+            heard=dict(self._version_of),
             hosts=self._hosts.state(),
             faults=self._plan.position(),
             engine={"answers": self._answers},
@@ -304,6 +307,9 @@ class RayCluster(LedgerViews[RayFlight]):
         self._keep(Ledger.restored(replace(state, states=states), flights))
         self._answers = state.engine.get("answers", state.came_in)
         self._states = StateCopies(states)
+        self._version_of = dict(state.heard)
+        for process in self._running.values():
+            process.heard.clear()  # versions of these numbers may have other contents now
         if state.faults is not None:
             self._plan.go_to(state.faults)
         if state.hosts is not None:
@@ -361,12 +367,25 @@ class RayCluster(LedgerViews[RayFlight]):
             self._processes.carry(process, worker)
         state, slower = self._ledger.states.get(worker), self._faults.slower(host)
         left_by = self._states.left_by(worker)
+        flight, to_worker = self._as_sent(worker, flight, process)
         self._tasks.send(process, worker, flight, state, slower, left_by=left_by)
-        to_worker = self._sizes.to_worker(flight.w)
         self._ledger.traffic.to_worker[worker] += to_worker
         if self._held is not None:
             self._held.sent(worker, self._clock_s, to_worker)
         self._expect(host, worker)
+
+    def _as_sent(self, worker: int, flight: RayFlight, process: HostProcess) -> tuple[RayFlight, int]:
+        """Return a task as a process gets it, and the bytes of its weights: the first time what its worker
+        has missed (--compress-down), else all.
+        """
+        again, w = self._sent_tickets.get(worker) == flight.ticket, flight.w
+        self._sent_tickets[worker] = flight.ticket
+        if w.changes is not None:
+            flight = flight._replace(w=w.changes.since(w, None if again else process.heard.get(worker)))
+            process.heard[worker] = self._version_of[worker] = w.version
+            if not again:
+                self._ledger.flights[worker] = flight
+        return flight, self._sizes.of_whole if again else self._sizes.to_worker(flight.w)
 
     def _expect(self, host: int, worker: int) -> None:
         """Look later whether a host was silent for too long since it got, or should have got, a task."""
@@ -520,6 +539,7 @@ class RayCluster(LedgerViews[RayFlight]):
         flight, before = redo
         again = self._tasks.flight(flight.task, flight.w, flight.started_s, flight.step)
         self._tasks.send(self._running[host], worker, again, before, again=True)
+        self._ledger.traffic.to_worker[worker] += self._sizes.of_whole
 
     # --- what is due ----------------------------------------------------------------------------------------
 

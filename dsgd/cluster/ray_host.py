@@ -28,9 +28,11 @@ from dsgd.cluster.arena import Bytes, rounded
 from dsgd.cluster.captured_output import CapturedOutput, OutputNews
 from dsgd.cluster.carried_shards import CarriedShards
 from dsgd.cluster.end_notice import EndNotice
+from dsgd.cluster.heard_weights import HeardWeights
 from dsgd.cluster.local_link import HostLink
 from dsgd.cluster.ray_group import Given, GroupPlan, RankGroup, Ranks
 from dsgd.cluster.ray_messages import (
+    ALONE,
     ANSWER,
     ASK,
     BROKEN,
@@ -57,6 +59,7 @@ from dsgd.cluster.values import compute_alone
 from dsgd.work.compressed import AsMessage, to_send
 from dsgd.work.model import Objective
 from dsgd.work.problem import ProblemError
+from dsgd.work.slices import Slices
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Vector
 
@@ -97,6 +100,7 @@ class Host:
         padding_bytes: int,
         log_level: int,
         most_lines: int,
+        heard: HeardWeights | None = None,
         group: GroupPlan | None = None,
         name: str = "a host",
     ) -> None:
@@ -105,6 +109,7 @@ class Host:
         self._output.install()
         self._objective, self._times, self._device = objective, times, device
         self._padding = np.zeros(padding_bytes // 4, np.float32)
+        self._heard_weights = heard
         self._shards = CarriedShards(device if objective.num_weights else None)
         self._tried = False
         self._task = lru_cache(TASKS_KEPT)(_unpickled)
@@ -175,18 +180,18 @@ class Host:
         version: of the weights, if this process has them. keep: whether the value stays here (all-reduce).
         """
         began_s = time.perf_counter()
-        worker, ticket, step, length, slower, left_by = REQUEST.unpack_from(request)
+        worker, ticket, step, length, slower, left_by, read, come = REQUEST.unpack_from(request)
         self._output.worker = worker
         end = REQUEST.size + length
         pickled = request[REQUEST.size : end]
         task = self._task(pickled)
         keeps_state = task.state_rows and self._objective.num_weights
+        came = np.frombuffer(request, np.uint8, offset=end) if large is None else large.view(np.uint8)
+        vector = self._read(read, come, came)
         if self._is_stopped(worker, ticket):
             return (b"", b"") if keeps_state else b""  # it is not read
-        # Not aligned to four bytes where the task's length is not: numpy copes, and torch gets a copy.
-        vector = np.frombuffer(request, np.float32, offset=end) if large is None else large
         given = Given(task, pickled, worker, step, ticket, state, left_by, version=version, keep=keep)
-        loss, value, kept = self._alone(given, vector[: self._objective.num_weights])
+        loss, value, kept = self._alone(given, vector)
         self._sleep(worker, ticket, step, task, began_s, slower, self._wait)
         if len(self._padding):
             value = np.concatenate([value.view(np.uint8), self._padding.view(np.uint8)])
@@ -197,29 +202,41 @@ class Host:
             return reply, kept
         return reply
 
-    def run_sliced(self, request: bytes, state: Vector | None, *slices: Vector) -> Any:
-        """Compute a task on weights that come in slices; return, packed, the loss and the seconds it took,
-        then the value in the same slices, or a codec's bytes as they are, and, if the task keeps it, the
-        state (rows, D).
+    def run_sliced(self, request: bytes, state: Vector | None, parts: int, *slices: Vector | Bytes) -> Any:
+        """Compute a task on weights that come in slices, or as messages; return, packed, the loss and the
+        seconds it took, then the value in so many slices, or a codec's bytes as they are, and, if the task
+        keeps it, the state (rows, D).
         """
         began_s = time.perf_counter()
-        worker, ticket, step, _, slower, left_by = REQUEST.unpack_from(request)
+        worker, ticket, step, _, slower, left_by, read, come = REQUEST.unpack_from(request)
         self._output.worker = worker
         pickled = request[REQUEST.size :]
         task = self._task(pickled)
         keeps_state = bool(task.state_rows and self._objective.num_weights)
+        vector = self._read(read, come, np.concatenate(slices).view(np.uint8))
         if self._is_stopped(worker, ticket):
-            parts = 1 if isinstance(task, AsMessage) else len(slices)
-            return (b"",) * (1 + parts + keeps_state)  # it is not read
+            count = 1 if isinstance(task, AsMessage) else parts
+            return (b"",) * (1 + count + keeps_state)  # it is not read
         given = Given(task, pickled, worker, step, ticket, state, left_by)
-        loss, value, kept = self._alone(given, np.concatenate(slices))
+        loss, value, kept = self._alone(given, vector)
         self._sleep(worker, ticket, step, task, began_s, slower, self._wait)
         reply = REPLY.pack(loss, time.perf_counter() - began_s)
-        if isinstance(task, AsMessage):
-            found = [value]
-        else:
-            found = np.split(value, np.cumsum([len(part) for part in slices])[:-1])
+        found = [value] if isinstance(task, AsMessage) else Slices(len(value), parts).of(value)
         return reply, *found, *([kept] if keeps_state else ())
+
+    def _read(self, version: int, come: int, came: Bytes) -> Vector:
+        """Return the weights (D,) of a task: those that came with it, or what was heard; of one that is
+        stopped, too, as the driver counts on it that what it had sent is held.
+        """
+        # Not aligned to four bytes where the task's length is not: numpy copes, and torch gets a copy.
+        if come >= 0:
+            assert self._heard_weights
+            return self._heard_weights.hear(version, came, come)
+        vector = came[: 4 * self._objective.num_weights].view(np.float32)
+        if come == ALONE:
+            return vector
+        assert self._heard_weights
+        return self._heard_weights.begin(version, vector)
 
     def _alone(self, given: Given, vector: Vector, place: Bytes | None = None) -> Any:
         """Return the loss, the value (D,) and the state (rows, D), None of a task that leaves none; no loss
@@ -288,25 +305,24 @@ class Host:
     def _computed(self, link: HostLink, message: bytes) -> list[bytes]:
         """Return the answer to a task that came on the link."""
         began_s = time.perf_counter()
-        _, worker, ticket, step, length, slower, version, left_by, *blocks = ORDER.unpack_from(message)
+        _, worker, ticket, step, length, slower, version, come, left_by, *blocks = ORDER.unpack_from(message)
         self._output.worker = worker
-        if self._is_stopped(worker, ticket):
-            return [ANSWER.pack(STOPPED, ticket, 0.0, 0.0)]
-        task_at, weights_at, value_at, value_bytes, state_at, left_at = blocks
+        task_at, weights_at, weights_bytes, value_at, value_bytes, state_at, left_at = blocks
         show, num_weights, end = link.arena.show, self._objective.num_weights, ORDER.size
         if task_at < 0:
             end += length
             pickled = message[ORDER.size : end]
         else:
             pickled = show(task_at, length).tobytes()
-        task = self._task(pickled)
         if weights_at == KEPT:
             vector = np.zeros(0, np.float32)  # the version says which
         elif weights_at < 0:
-            # Not aligned to four bytes where the task's length is not: numpy copes, and torch gets a copy.
-            vector = np.frombuffer(message, np.float32, offset=end)[:num_weights]
+            vector = self._read(version, come, np.frombuffer(message, np.uint8, offset=end))
         else:
-            vector = self._pinned(show(weights_at, 4 * num_weights)).view(np.float32)
+            vector = self._read(version, come, self._pinned(show(weights_at, weights_bytes)))
+        if self._is_stopped(worker, ticket):
+            return [ANSWER.pack(STOPPED, ticket, 0.0, 0.0)]
+        task = self._task(pickled)
         whole = None if value_at < 0 else show(value_at, value_bytes)
         place = None if whole is None else self._pinned(whole[: value_bytes - self._padding.nbytes])
         loss, value = math.nan, vector

@@ -10,9 +10,9 @@ INLINE_BYTES = 64_000
 TASKS_KEPT = 256
 """How many different tasks either end keeps as they are sent: a mode may make a new one for each update."""
 
-REQUEST = struct.Struct("qqqqdq")
+REQUEST = struct.Struct("qqqqdqqq")
 """Through Ray. Worker, ticket, step, length of the pickled task, the factor by which the host is slower, the
-ticket of the task that has left the state, or -1."""
+ticket of the task that has left the state, or -1; version of the weights, how they come."""
 REPLY = struct.Struct("dd")
 """Through Ray. Loss, seconds of computing."""
 
@@ -22,12 +22,15 @@ take part in an all-reduce."""
 KIND = struct.Struct("q")
 STEPPING = struct.Struct("qq")
 """Kind, version of the weights; then, pickled, what else `Reducing.step` is given: mostly the same bytes."""
-ORDER = struct.Struct("qqqqqdqqqqqqqq")
+ORDER = struct.Struct("qqqqqdqqqqqqqqqq")
 """Kind, worker, ticket, step, length of the pickled task, the factor by which the host is slower, version of
-the weights, the ticket of the task that has left the state, or -1; then where blocks begin, or -1: task,
-weights, value, bytes of the value, state, new state. A task and weights without a block follow, in this
-order.
+the weights, how they come, the ticket of the task that has left the state, or -1; then where blocks begin, or
+-1: task, weights, bytes of the weights, value, bytes of the value, state, new state. A task and weights
+without a block follow, in this order.
 """
+ALONE, WHOLE = -1, -2
+"""How weights come: for this task alone, or whole and to be held, as the next ones are made of them; else so
+many messages of --compress-down, of this version and those before it."""
 KEPT = -2
 """In place of where a block begins: the process has these weights, or is to keep the value (all-reduce)."""
 STOPPING = struct.Struct("qqq")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsgd.cluster.captured_output import MOST_LINES
+from dsgd.cluster.heard_weights import HeardWeights
 from dsgd.cluster.process_logs import ProcessLogs
 from dsgd.cluster.ray_connection import Connection, last_line
 
@@ -55,6 +56,8 @@ class HostProcess:
     """Of one on the driver's machine: the number of its link, while that is open."""
     ended: bool = False
     """Whether it has ended, or is given up: what it has is lost."""
+    heard: dict[int, int] = field(default_factory=dict)
+    """By worker: the version of the weights that it was sent last with a task of it (--compress-down)."""
     holds: set[int] = field(default_factory=set)
     """The versions of the weights that it has (all-reduce)."""
     sent: dict[int, Any] = field(default_factory=dict)
@@ -89,7 +92,10 @@ class HostProcesses:
         # Of a private cluster they are on this machine, and stay there.
         self.logs = None if connection.private else ProcessLogs()
         most_lines = max(2, MOST_LINES // (cfg.fault.hosts or cfg.num_workers))
-        self._arguments = times, device, cfg.timing.padding_bytes, self.output.level, most_lines
+        codec, heard = cfg.compression.weights, None
+        if codec is not None:
+            heard = HeardWeights(codec, cfg.seed, objective.num_weights)
+        self._arguments = times, device, cfg.timing.padding_bytes, self.output.level, most_lines, heard
         self._shards: list[Any] = []
         self._started: list[HostProcess] = []
         self._numbers = itertools.count()

@@ -16,7 +16,7 @@ from ray.exceptions import ObjectLostError
 
 from dsgd.cluster import ClusterError
 from dsgd.cluster.held_weights import Fetch
-from dsgd.cluster.ray_messages import REPLY, REQUEST
+from dsgd.cluster.ray_messages import ALONE, REPLY, REQUEST, WHOLE
 from dsgd.cluster.ray_tasks import Answered, Sent, SentTasks, StateLost
 from dsgd.cluster.slice_server import SlicedMessage
 from dsgd.work.compressed import Compressed
@@ -140,13 +140,26 @@ class SlicedTasks(SentTasks):
         ticket, task, w, _, step, pickled = sent.flight
         count = 1 if isinstance(task, Compressed) else len(self.slices.bounds)
         keeps = bool(task.state_rows and self._num_weights)
-        head = REQUEST.pack(sent.worker, ticket, step, len(pickled), sent.slower, sent.left_by)
+        refs, come = self._sent_slices(sent)
+        head = REQUEST.pack(
+            sent.worker, ticket, step, len(pickled), sent.slower, sent.left_by, w.version, come
+        )
         call = sent.process.actor.run_sliced.options(num_returns=1 + count + keeps)
-        ref, *parts = call.remote(head + pickled, sent.state, *self.of_weights(w).refs)
+        ref, *parts = call.remote(head + pickled, sent.state, len(self.slices.bounds), *refs)
         if keeps:
             *parts, sent.left = parts
         sent.value = parts
         self._report(ref, sent)
+
+    def _sent_slices(self, sent: Sent) -> tuple[Sequence[Any], int]:
+        """Return references to the weights of a task, in slices or as messages, and how they come."""
+        w = sent.flight.w
+        if w.changes is None or sent.again:
+            return self.of_weights(w).refs, ALONE
+        if w.wire_bytes is None:
+            return self.of_weights(w).refs, WHOLE
+        sent_w, come = self._sent_weights(sent)
+        return [sent_w.ref(always=True)], come
 
     def _computed(self, sent: Sent, result: Any) -> Answered:
         loss, compute_s = REPLY.unpack(result)

@@ -23,6 +23,7 @@ from dsgd.cluster.arena import Arena, Bytes
 from dsgd.cluster.held_weights import HeldWeights
 from dsgd.cluster.local_link import Door, Part
 from dsgd.cluster.ray_messages import (
+    ALONE,
     ANSWER,
     ASK,
     BROKEN,
@@ -42,6 +43,7 @@ from dsgd.cluster.ray_messages import (
     STOPPING,
     TASK,
     TASKS_KEPT,
+    WHOLE,
     WRONG,
 )
 from dsgd.cluster.ray_processes import HostProcess
@@ -150,39 +152,42 @@ News: TypeAlias = Answered | Failed | StateLost | Stepped | Ready | Replied | No
 
 
 class SentVector:
-    """A vector of weights in the forms in which it is sent, each made when it is first needed."""
+    """A vector of weights, or messages that make it, in the forms in which it is sent, each made when it is
+    first needed.
+    """
 
-    __slots__ = ("_block", "_padded_bytes", "_ref", "_vector", "is_large", "small")
+    __slots__ = ("_block", "_ref", "_vector", "is_large", "padded_bytes", "small")
 
-    def __init__(self, vector: Vector, padding_bytes: int) -> None:
-        self._vector, self._padded_bytes = vector, vector.nbytes + padding_bytes
+    def __init__(self, vector: Vector | Bytes, padding_bytes: int) -> None:
+        self._vector, self.padded_bytes = vector, vector.nbytes + padding_bytes
         self._block: Bytes | Vector | None = None
         self._ref: Any = None
-        self.is_large = self._padded_bytes > INLINE_BYTES
+        self.is_large = self.padded_bytes > INLINE_BYTES
         self.small = b"" if self.is_large else vector.tobytes() + bytes(padding_bytes)
         """Its bytes, padded; empty if it is large."""
 
     def at(self, arena: Arena) -> int:
         """Return where it begins in the arena; it is copied there unless it was made there."""
         if self._block is None:
-            if self._padded_bytes == self._vector.nbytes and arena.holds(self._vector):
+            if self.padded_bytes == self._vector.nbytes and arena.holds(self._vector):
                 self._block = self._vector
             else:
-                self._block = copied(arena, self._vector, self._padded_bytes)
+                self._block = copied(arena, self._vector, self.padded_bytes)
         return arena.where(self._block)
 
-    def ref(self) -> Any:
-        """Return a reference to it in Ray's store; None if it is small."""
-        if self._ref is None and self.is_large:
-            padding = np.zeros((self._padded_bytes - self._vector.nbytes) // 4, np.float32)
-            self._ref = ray.put(np.concatenate([self._vector, padding]) if len(padding) else self._vector)
+    def ref(self, *, always: bool = False) -> Any:
+        """Return a reference to it in Ray's store; None if it is small, and not `always` wanted."""
+        if self._ref is None and (self.is_large or always):
+            vector = self._vector
+            padding = np.zeros((self.padded_bytes - vector.nbytes) // vector.itemsize, vector.dtype)
+            self._ref = ray.put(np.concatenate([vector, padding]) if len(padding) else vector)
         return self._ref
 
 
-def copied(arena: Arena, array: Vector, num_bytes: int) -> Bytes:
+def copied(arena: Arena, array: Vector | Bytes, num_bytes: int) -> Bytes:
     """Return a block with what an array holds, and zeros behind it up to so many bytes."""
     block = arena.block(num_bytes)
-    block[: array.nbytes].view(np.float32)[:] = array.ravel()
+    block[: array.nbytes].view(array.dtype)[:] = array.ravel()
     block[array.nbytes :] = 0
     return block
 
@@ -197,7 +202,10 @@ class SentTasks:
         self._num_weights, self._padding_bytes = num_weights, padding_bytes
         self._tickets = 0
         self._pickle: Any = lru_cache(TASKS_KEPT)(ray.cloudpickle.dumps)  # protocols do not say: hashable
-        self._last: tuple[Vector | None, SentVector | None] = (None, None)  # the last vector, as it is sent
+        self._last: tuple[Vector | Bytes | None, SentVector | None] = (
+            None,
+            None,
+        )  # the last one
         self._by_worker: dict[int, list[Sent]] = {}  # whose answers are awaited, the first one first
         self._here: str | None = None  # the node whose processes have links
         self._arena: Arena | None = None
@@ -277,13 +285,20 @@ class SentTasks:
         block[:] = np.frombuffer(pickled, np.uint8)
         return block
 
-    def _sent_vector(self, vector: Vector) -> SentVector:
-        """Return a vector of weights as it is sent; that of the last call is kept."""
+    def _sent_weights(self, sent: Sent) -> tuple[SentVector, int]:
+        """Return the weights of a task as they are sent, and how they come; the last ones are kept."""
+        w, come = sent.flight.w, ALONE
+        vector: Vector | Bytes = w.vector
+        if w.changes is not None and not sent.again:  # one that is computed again may be of an old version
+            messages = w.changes.messages
+            come = WHOLE if w.wire_bytes is None else len(messages)
+            if come >= 0:
+                vector = messages[0] if come == 1 else np.concatenate([np.zeros(0, np.uint8), *messages])
         last, sent_w = self._last
         if sent_w is None or last is not vector:
             sent_w = SentVector(vector, self._padding_bytes)
             self._last = vector, sent_w
-        return sent_w
+        return sent_w, come
 
     def send(
         self,
@@ -319,19 +334,20 @@ class SentTasks:
         arena, process = self._arena, sent.process
         assert arena is not None
         assert process.link is not None
-        task_at = weights_at = value_at = state_at = left_at = -1
+        task_at = weights_at = value_at = state_at = left_at = come = -1
+        weights_bytes, version = 0, w.version
         if len(pickled) > INLINE_BYTES // 2:
             sent.block = self._in_arena(pickled)
             task_at, pickled = arena.where(sent.block), b""
         small = b""
         held_as = _held_as(w, process)
         if held_as is not None:
-            weights_at = KEPT
+            weights_at, version = KEPT, held_as
         else:
-            sent.weights = sent_w = self._sent_vector(w.vector)
+            sent.weights, come = sent_w, _ = self._sent_weights(sent)
             small = sent_w.small
             if sent_w.is_large:
-                weights_at = sent_w.at(arena)
+                weights_at, weights_bytes = sent_w.at(arena), sent_w.padded_bytes
         num_bytes = value_bytes(task, self._num_weights) + self._padding_bytes
         if self.keeps_values:
             value_at = KEPT
@@ -347,21 +363,23 @@ class SentTasks:
             block = arena.block(size)
             sent.left, left_at = block.view(np.float32).reshape(task.state_rows, -1), arena.where(block)
         head = ORDER.pack(
-            *(TASK, sent.worker, sent.ticket, step, len(sent.flight.pickled), sent.slower, held_as or 0),
+            *(TASK, sent.worker, sent.ticket, step, len(sent.flight.pickled), sent.slower, version, come),
             sent.left_by,
-            *(task_at, weights_at, value_at, num_bytes, state_at, left_at),
+            *(task_at, weights_at, weights_bytes, value_at, num_bytes, state_at, left_at),
         )
         self._door.send(process.link, head, pickled, small)
 
     def _send_by_ray(self, sent: Sent) -> None:
         ticket, task, w, _, step, pickled = sent.flight
-        actor, large, small = sent.process.actor, None, b""
+        actor, large, small, come = sent.process.actor, None, b"", ALONE
         held_as = _held_as(w, sent.process)
         if held_as is None:
-            sent.weights = sent_w = self._sent_vector(w.vector)
+            sent.weights, come = sent_w, _ = self._sent_weights(sent)
             large, small = sent_w.ref(), sent_w.small
         kept = (held_as, True) if self.keeps_values else ()
-        head = REQUEST.pack(sent.worker, ticket, step, len(pickled), sent.slower, sent.left_by)
+        head = REQUEST.pack(
+            sent.worker, ticket, step, len(pickled), sent.slower, sent.left_by, w.version, come
+        )
         request = b"".join((head, pickled, small))
         if task.state_rows and self._num_weights:
             ref, sent.left = actor.run.options(num_returns=2).remote(request, large, sent.state, *kept)
@@ -530,6 +548,7 @@ class SentTasks:
         """Send a task for which a state has been fetched."""
         if sent.stopped:
             sent.process.sent.pop(sent.ticket, None)
+            sent.process.heard.pop(sent.worker, None)  # it was not sent
         elif error is None:
             sent.state = answer.result()
             self._send_on_link(sent)
@@ -539,6 +558,7 @@ class SentTasks:
 
     def _lost(self, sent: Sent) -> StateLost:
         del sent.process.sent[sent.ticket]
+        sent.process.heard.pop(sent.worker, None)  # the process may not have seen it
         self._forget(sent)
         return StateLost(sent)
 

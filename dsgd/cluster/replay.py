@@ -156,6 +156,7 @@ class ReplayCluster(LedgerViews[_Flight]):
         self._hosts: Mapping[str, Any] | None = None if self._moves else hosts.state()
         self._dropped: set[int] = set()  # who left with a process, and has not joined again with a new one
         self._serial = 0
+        self._version_of: dict[int, int] = {}  # by worker: of the weights that it has, where that matters
         # Tasks in flight that will come in: (when, for which version, serial number, worker).
         self._coming: list[tuple[float, int, int, int]] = []
         self._peers = not cfg.has_server and cfg.engine == "sim"
@@ -202,6 +203,8 @@ class ReplayCluster(LedgerViews[_Flight]):
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         self._plan.at_step(worker, self._ledger.steps[worker], task.batches)
+        if w.changes is not None:
+            w, self._version_of[worker] = w.changes.since(w, self._version_of.get(worker)), w.version
         self._ledger.start(worker, self._sent(worker, task, w, self._ledger.steps[worker], self.now_s))
         self._ledger.traffic.to_worker[worker] += self._sizes.to_worker(w)
 
@@ -357,6 +360,7 @@ class ReplayCluster(LedgerViews[_Flight]):
             self._ledger.state(self.now_s),
             states=self._values.states() if self._values else {},
             restarts=list(self.restarts),
+            heard=dict(self._version_of),
             hosts=hosts,
             faults=self._plan.position(),
             engine={} if self._moves else {"answers": self._answers},
@@ -366,6 +370,7 @@ class ReplayCluster(LedgerViews[_Flight]):
         """Go to a state of the recorded run, on whichever engine; its tasks in flight come in as recorded."""
         self.now_s, self.restarts, self._hosts = state.now_s, list(state.restarts), state.hosts
         self._dropped = set((state.hosts or {}).get("dropped", ()))
+        self._version_of = dict(state.heard)
         self._answers = state.engine.get("answers", state.came_in)
         if state.faults is not None:
             self._plan.go_to(state.faults)

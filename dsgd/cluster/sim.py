@@ -101,6 +101,7 @@ class SimCluster(LedgerViews[SimFlight]):
         # heap.
         self._computing: list[tuple[float, int, int]] = []
         self._serial = 0
+        self._version_of: dict[int, int] = {}  # by worker: of the weights that it has, where that matters
         self._values = LazyValues(workload, device, threads) if workload.objective.num_weights else None
 
     @property
@@ -121,6 +122,8 @@ class SimCluster(LedgerViews[SimFlight]):
             compute_s = self._times.seconds(worker, step)
         else:
             compute_s = self._times.total(worker, step, task.batches)
+        if w.changes is not None:
+            w, self._version_of[worker] = w.changes.since(w, self._version_of.get(worker)), w.version
         to_worker = self._whole_bytes if w.wire_bytes is None else self._sizes.to_worker(w)
         arrived_s = now_s if self._instant else self._star.send(now_s, to_worker, worker)
         ledger.traffic.to_worker[worker] += to_worker
@@ -203,6 +206,7 @@ class SimCluster(LedgerViews[SimFlight]):
             self._ledger.state(self.now_s),
             states=self._values.states() if self._values else {},
             restarts=list(self.restarts),
+            heard=dict(self._version_of),
             engine={
                 "serial": self._serial,
                 "flights": [[f.serial, f.arrived_s, f.compute_s] for f in flights.values()],
@@ -234,6 +238,7 @@ class SimCluster(LedgerViews[SimFlight]):
         }
         self._keep(Ledger.restored(state, flights))
         self.now_s, self.restarts = state.now_s, list(state.restarts)
+        self._version_of = dict(state.heard)
         self._serial = state.engine["serial"]
         self._star.restore(state.engine["star"])
         if self._peers:

@@ -57,6 +57,8 @@ class SimHost:
     """By fault: how many times slower it computes; they multiply."""
     paused_until_s: float = 0.0
     cut_until_s: float = 0.0
+    heard: dict[int, int] = field(default_factory=dict)
+    """By worker: the version of the weights that its process was sent last with a task of it."""
 
     @property
     def factor(self) -> float:
@@ -105,6 +107,7 @@ class SimHost:
         """Lose all tasks with the process; a new one stands still no longer."""
         lost = [*self.held, *self.queue]
         self.held, self.queue, self.paused_until_s = [], [], 0.0
+        self.heard.clear()
         return lost
 
     def pause(self, now_s: float, until_s: float) -> None:
@@ -151,6 +154,7 @@ class SimHost:
             "factors": [list(item) for item in self.factors.items()],
             "paused_until_s": self.paused_until_s,
             "cut_until_s": self.cut_until_s,
+            "heard": [list(item) for item in self.heard.items()],
         }
 
     @classmethod
@@ -162,4 +166,5 @@ class SimHost:
             {fault: factor for fault, factor in state["factors"]},
             state["paused_until_s"],
             state["cut_until_s"],
+            {worker: version for worker, version in state.get("heard", ())},
         )

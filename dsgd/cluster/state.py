@@ -60,7 +60,7 @@ class ClusterState:
     held: Weights | None = None
     """With --compress-down, what all workers that have heard of its version hold."""
     heard: Mapping[int, int] = field(default_factory=dict)
-    """By worker: the version of `held` that it has."""
+    """By worker: the version of `held` that it has, as far as no process was lost."""
     engine: Mapping[str, Any] = field(default_factory=dict)
     """What only the engine that made it can use, as JSON values: the simulator's future; of a run on Ray, how
     many answers its strategy has had (`FaultSeen.answers`).

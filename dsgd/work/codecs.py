@@ -42,6 +42,22 @@ class Draws(NamedTuple):
         return at(self.seed, self.purpose, self.worker, self.step)
 
 
+def broadcast_draws(seed: int, version: int) -> Draws:
+    """Return the stream of the message that all workers get of a version of the weights."""
+    return Draws(seed, 0, version, Purpose.BROADCAST)
+
+
+def heard(codec: Codec, seed: int, held: Vector, message: Bytes, version: int) -> Vector:
+    """Return what all hold, (D,), once they have heard of a version: what they held before, and the message.
+
+    The same bits wherever it is computed.
+    """
+    with np.errstate(invalid="ignore", over="ignore"):  # a run that diverges stops by its loss
+        vector: Vector = held + codec.decode(message, len(held), broadcast_draws(seed, version))
+    vector.setflags(write=False)
+    return vector
+
+
 class Codec(Protocol):
     """Makes bytes of vectors."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,6 +19,28 @@ EMPTY: Mapping[str, Vector] = {}
 """No slots. It is shared, so never written to: a rule that has slots makes a mapping for each version."""
 
 
+class Changes(NamedTuple):
+    """How a version of the weights is sent to who has an earlier one, with --compress-down."""
+
+    message_bytes: int
+    """Of what is sent for one version."""
+    messages: tuple[NDArray[np.uint8], ...] = ()
+    """For this version and those before it, the newest last: as many as together are less than the vector; at
+    the beginning, and after a checkpoint, none.
+    """
+
+    def since(self, w: Weights, version: int | None) -> Weights:
+        """Return the weights `w`, which these make, as they are sent to who has this version of them (None:
+        none): what it has missed, or the whole vector, whichever is less.
+        """
+        missed = math.inf if version is None or version > w.version else w.version - version
+        num_bytes = missed * self.message_bytes
+        if num_bytes >= 4 * len(w.vector):
+            return w._replace(wire_bytes=None, changes=self._replace(messages=()))
+        messages = self.messages[len(self.messages) - int(missed) :]
+        return w._replace(wire_bytes=int(num_bytes), changes=self._replace(messages=messages))
+
+
 class Weights(NamedTuple):
     """One version of the model: immutable, so tasks in flight can hold it without a copy.
 
@@ -26,6 +49,7 @@ class Weights(NamedTuple):
     the strategy remembers: numbers, text, None, arrays, and tuples, lists and dicts of these. Slots and
     `kept` never travel to a worker. wire_bytes: what it takes to send this vector to a worker; None: 4 for
     each weight. made_s: when (engine s) it was there, where it takes time to combine results; else 0.
+    changes: what it may be sent as to who has an earlier version; None: it is sent as it is.
     """
 
     vector: Vector
@@ -34,6 +58,7 @@ class Weights(NamedTuple):
     kept: Any = None
     wire_bytes: int | None = None
     made_s: float = 0.0
+    changes: Changes | None = None
 
     def replaced(self, vector: Vector, slots: Mapping[str, Vector] | None = None) -> Weights:
         """Return the next version, with `vector` (D,) as its weights, and its slots if they change."""
