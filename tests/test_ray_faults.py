@@ -255,6 +255,16 @@ def test_a_cut_holds_messages_back_and_loses_none() -> None:
     assert cut.recovered_s >= 0.4
 
 
+@pytest.mark.parametrize("suspicion", [{}, {"suspect_after": 0.05}])
+def test_an_answer_that_a_cut_holds_back_counts_once(
+    suspicion: dict[str, float], undisturbed: Mapping[str, QuickRun]
+) -> None:
+    """When the cut is over, or never, if a second host has computed the task meanwhile."""
+    cut = run("ssgd", **learning("ssgd"), compute_time="constant:.03", faults="cut:1@update=3+.2", **suspicion)
+    assert same_bytes(undisturbed["ssgd"], cut)
+    assert in_step(cut)
+
+
 def test_a_slow_host_takes_as_many_times_longer() -> None:
     """As long as the fault lasts; a growing one ends at its full factor."""
     for text, factor in (("slow:1=4@update=4+60", 4), ("slow:1=1~6@t=0+.001", 6)):

@@ -148,6 +148,7 @@ class Gone(NamedTuple):
     process: HostProcess
 
 
+_OF_TASKS = (Answered, Failed, StateLost)
 News: TypeAlias = Answered | Failed | StateLost | Stepped | Ready | Replied | Noticed | Gone
 
 
@@ -392,8 +393,8 @@ class SentTasks:
         self._report(ref, sent)
 
     def workers(self) -> set[int]:
-        """Return the workers whose tasks some process has."""
-        return set(self._by_worker)
+        """Return the workers whose tasks some process has, or has answered while it is cut off."""
+        return {*self._by_worker, *(news.sent.worker for news in self._held if isinstance(news, _OF_TASKS))}
 
     def copies(self, worker: int) -> list[HostProcess]:
         """Return the processes that have the task of a worker, the first one first."""
@@ -406,8 +407,9 @@ class SentTasks:
     def expects(self, cut: Container[int]) -> bool:
         """Whether any answer can come; none can of hosts that are cut off."""
         if not cut:
-            return bool(self._by_worker)
-        return any(process.host not in cut for process in self.processes())
+            return bool(self._by_worker or self._held)
+        held = {_process(news) for news in self._held}
+        return any(process.host not in cut for process in self.processes() | held)
 
     def has_answered(self, process: HostProcess) -> bool:
         """Whether an answer of a process has come in and was not yet taken."""
@@ -418,6 +420,7 @@ class SentTasks:
     def stop(self, worker: int) -> int:
         """Stop the task of a worker wherever it is: no answer is read. Return how many processes had it."""
         having = self._by_worker.pop(worker, [])
+        self._held = [h for h in self._held if not (isinstance(h, _OF_TASKS) and h.sent.worker == worker)]
         for sent in having:
             sent.stopped = True
             if sent.process.link is None:
