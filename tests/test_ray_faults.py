@@ -255,12 +255,13 @@ def test_a_cut_holds_messages_back_and_loses_none() -> None:
     assert cut.recovered_s >= 0.4
 
 
-@pytest.mark.parametrize("suspicion", [{}, {"suspect_after": 0.05}])
+@pytest.mark.parametrize("suspect_after", [None, 0.05])
 def test_an_answer_that_a_cut_holds_back_counts_once(
-    suspicion: dict[str, float], undisturbed: Mapping[str, QuickRun]
+    suspect_after: float | None, undisturbed: Mapping[str, QuickRun]
 ) -> None:
     """When the cut is over, or never, if a second host has computed the task meanwhile."""
-    cut = run("ssgd", **learning("ssgd"), compute_time="constant:.03", faults="cut:1@update=3+.2", **suspicion)
+    faults = {"faults": "cut:1@update=3+.2", "suspect_after": suspect_after}
+    cut = run("ssgd", **{**learning("ssgd"), "compute_time": "constant:.03", **faults})
     assert same_bytes(undisturbed["ssgd"], cut)
     assert in_step(cut)
 

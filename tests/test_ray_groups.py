@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # untyped
 from dsgd.cluster import ClusterError, Engine, Update
 from dsgd.cluster.rank_meeting import LOCAL, RankMeeting, RankMissing, meet
 from dsgd.cluster.ray import RayCluster
-from dsgd.execution.quick import QuickRun, config, run, same_bytes
+from dsgd.execution.execute import execute
+from dsgd.execution.quick import Keep, QuickRun, Workers, config, run, same_bytes
+from dsgd.execution.replaying import compared, recorded_run
+from dsgd.records.writer import RunRecord
 from dsgd.work.weights import Vector
 
 WORKLOAD = str(Path(__file__).parent / "workloads/sized.py")  # five rows of weights for two ranks, and one
@@ -110,6 +113,14 @@ def simulated() -> QuickRun:
     return run(**DILOCO, ranks_per_worker=2)
 
 
+@pytest.fixture(scope="module")
+def dropping(ray_cluster: str) -> Iterator[Workers]:
+    """Yield two groups of two: one becomes slow, one is cut off; a group that loses a rank leaves."""
+    faults = {"faults": "slow:0=3@update=4+.1; cut:1@update=8+.1", "on_loss": "drop"}
+    with Workers(**SMALL, **ON_RAY, compute_time="exponential:.004", **faults) as workers:
+        yield workers
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 class TestOnRay:
@@ -138,6 +149,20 @@ class TestOnRay:
         fails: dict[str, Any] = {"workload": FAILS, "num_workers": 2, "steps": 4, "eval_every": 0}
         with pytest.raises(ClusterError, match="worker 1 failed in its task: ZeroDivisionError"):
             run("ssgd", **fails, **ON_RAY, hosts=1)
+
+    @pytest.mark.parametrize("mode", ["asgd", "ssp", "kasync"])
+    def test_without_a_barrier_a_replay_has_the_bytes(
+        self, mode: str, dropping: Workers, tmp_path: Path
+    ) -> None:
+        """Of groups that are slow, cut off, or gone with one of their ranks."""
+        cfg = config(mode, **{**dropping.options, "steps": 60, "out": str(tmp_path)})
+        kill, engine = Kill({30: 1} if mode == "kasync" else {}), dropping.fresh()
+        ended = execute(cfg, [Keep(kill)], record=RunRecord(cfg), engine=engine)
+        assert (ended.error, ended.tally.gradients) == (None, 2 * 60)
+        found = compared(recorded_run(Path(str(ended.path))))
+        kinds = {"slow", "cut"} | ({"kill", "leave"} if mode == "kasync" else set())
+        assert {fault.kind for fault in engine.faults_seen} >= kinds
+        assert (found.differs, found.same_weights) == (None, True)
 
     def test_islands_all_reduce_rank_by_rank_whatever_is_killed(self, simulated: QuickRun) -> None:
         """Weights that stay in the ranks have the bytes of a simulated server's, also when a leader and a
