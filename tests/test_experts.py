@@ -103,14 +103,26 @@ def test_every_mode_trains_a_mixture(mode: str) -> None:
 
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
-def test_both_engines_see_the_same_experts() -> None:
-    """On Ray and in the simulator the weights have the same bytes, and evaluations the same numbers."""
-    options = (
-        SMALL | SPLIT | {"steps": 8, "local_steps": 4, "eval_every": 4, "capacity": 1.0, "num_workers": 2}
-    )
-    real, simulated = (execute(config("localsgd", **options, engine=name)) for name in ("ray", "sim"))
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("localsgd", {"local_steps": 4, "capacity": 1.0}),
+        ("localsgd", {"local_steps": 4, "topology": "allreduce"}),
+        ("ssgd", {"topology": "sharded:2"}),
+    ],
+)
+def test_both_engines_see_the_same_experts(mode: str, options: dict[str, Any]) -> None:
+    """On Ray and in the simulator the weights have the same bytes, and evaluations the same numbers, of the
+    workers, too; what is fetched for them is in the bytes of both.
+    """
+    all_options = SMALL | SPLIT | {"steps": 8, "eval_every": 4, "num_workers": 2} | options
+    real, simulated = (execute(config(mode, **all_options, engine=name)) for name in ("ray", "sim"))
     assert real.weights.vector.tobytes() == simulated.weights.vector.tobytes()
     assert [e.found.experts for e in real.evaluations] == [e.found.experts for e in simulated.evaluations]
+    assert [e.bytes for e in real.evaluations] == [e.bytes for e in simulated.evaluations]
+    assert used(simulated).workers.keys() == {0, 1}
+    star = execute(config(mode, **all_options | {"topology": "server"}, engine="sim"))
+    assert used(simulated) == used(star)
 
 
 def test_evaluations_count_what_the_weights_choose() -> None:

@@ -230,6 +230,11 @@ class Telemetry(Protocol):
     def fetch(self, w: Weights, *, slots: bool = False) -> None:
         """Have a version, and its slots if asked, brought to where evaluations and checkpoints are made."""
 
+    def values(self, dones: Sequence[Done]) -> Mapping[int, Vector]:
+        """Return, by worker, the values (D,) of tasks that the newest weights are made of, brought to where
+        evaluations are made; of a worker whose value was lost since, none.
+        """
+
     def reached(self, version: int) -> None:
         """Learn that the run has recorded this version of the weights: faults may be due with it."""
 

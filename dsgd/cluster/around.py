@@ -136,6 +136,9 @@ class Around(AroundCluster):
     def fetch(self, w: Weights, *, slots: bool = False) -> None:
         self.inner.fetch(w, slots=slots)
 
+    def values(self, dones: Sequence[Done]) -> Mapping[int, Vector]:
+        return self.inner.values(dones)
+
     def reached(self, version: int) -> None:
         self.inner.reached(version)
 

@@ -43,6 +43,9 @@ class LedgerViews(Generic[F]):
     def fetch(self, w: Weights, *, slots: bool = False) -> None:
         pass  # it is here, unless workers all-reduce
 
+    def values(self, dones: Sequence[Done]) -> Mapping[int, Vector]:
+        return {done.worker: done.value for done in dones}
+
     def note(self, fault: FaultSeen) -> None:
         self.faults_seen.append(fault)
 

@@ -299,8 +299,9 @@ class RayAllReduce(RayCluster):
         self._count_fetched(len(found))
         return found
 
-    def _count_fetched(self, vectors: int) -> None:
-        self._ledger.traffic.fetched[self.workers[0]] += 4 * self._objective.num_weights * vectors
+    def _count_fetched(self, vectors: int, worker: int | None = None) -> None:
+        worker = self.workers[0] if worker is None else worker
+        self._ledger.traffic.fetched[worker] += 4 * self._objective.num_weights * vectors
 
     def _from_holder(self, version: int, ask: Callable[[Any], Any]) -> Any:
         """Return the answer of a process that holds a version of the weights."""
@@ -314,9 +315,21 @@ class RayAllReduce(RayCluster):
             "--resume, or give --checkpoint-every, and a run goes on from there by itself"
         )
 
+    def values(self, dones: Sequence[Done]) -> Mapping[int, Vector]:
+        found = {}
+        for done in dones:
+            with contextlib.suppress(RayError):  # it was lost with its process
+                found[done.worker] = self._value_of(done.worker)
+                self._count_fetched(1, done.worker)
+        return found
+
     def _value(self, worker: int) -> Vector:
-        found: Vector = ray.get(self._made[worker].process.actor.value.remote(worker))
+        found = self._value_of(worker)
         self._ledger.traffic.to_server[worker] += found.nbytes
+        return found
+
+    def _value_of(self, worker: int) -> Vector:
+        found: Vector = ray.get(self._made[worker].process.actor.value.remote(worker))
         return found
 
 

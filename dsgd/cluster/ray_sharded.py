@@ -11,6 +11,7 @@ one server, also without a barrier.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
@@ -73,6 +74,13 @@ class RaySharded(RayCluster):
 
     def fetch(self, w: Weights, *, slots: bool = False) -> None:
         have_fetched(w, slots=slots)
+
+    def values(self, dones: Sequence[Done]) -> Mapping[int, Vector]:
+        found = {}
+        for done in dones:
+            with contextlib.suppress(ObjectLostError):
+                found[done.worker] = done.value
+        return found
 
     def restore(self, state: ClusterState) -> None:
         self._newest = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -26,7 +26,7 @@ from dsgd.faults.fault import Fault
 from dsgd.work import rules
 from dsgd.work.rules import Rule
 from dsgd.work.tasks import Task
-from dsgd.work.weights import Weights
+from dsgd.work.weights import Vector, Weights
 
 _Process: TypeAlias = tuple[int, int]
 """A host, and which of its processes."""
@@ -97,6 +97,11 @@ class AllReduceCluster(SimCluster):
         vectors = int(w.version != version) + (len(w.slots) if slots else 0)
         self._ledger.traffic.fetched[self.workers[0]] += vectors * self._vectors.vector
         self._fetched = w.version, slots
+
+    def values(self, dones: Sequence[Done]) -> Mapping[int, Vector]:
+        for done in dones:
+            self._ledger.traffic.fetched[done.worker] += self._vectors.vector
+        return super().values(dones)
 
     def state(self) -> ClusterState:
         state = super().state()

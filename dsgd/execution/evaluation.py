@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple, TypeAlias
 
 from dsgd.checkpoints.run_state import DueEvaluation
-from dsgd.cluster import Done, EvaluationLost
+from dsgd.cluster import Done, Engine, EvaluationLost
 from dsgd.config import TrainConfig
 from dsgd.work.model import Evaluation, Objective
 from dsgd.work.routing import MOST_WORKERS, Loads
@@ -42,23 +42,22 @@ class Evaluated(NamedTuple):
 
 
 def of_workers(
-    cfg: TrainConfig, objective: Objective, dones: Sequence[Done]
+    cfg: TrainConfig, objective: Objective, cluster: Engine, dones: Sequence[Done]
 ) -> tuple[dict[int, Vector] | None, dict[int, Loads] | None]:
     """Return, by worker, the weights (D,) that tasks have returned, or the loads that their gradients show.
 
-    Both None without experts, and where whole values do not come to the driver as they were computed: from
-    several servers, from an all-reduce, and compressed.
+    Both None without experts, and where values do not leave the workers as they were computed: compressed,
+    and in parts.
     """
-    whole = cfg.network.topology == "server" and cfg.compression.results is None
+    whole = cfg.compression.results is None and (cfg.returns_weights or cfg.sends == "gradients")
     if not (objective.has_experts and whole and dones):
         return None, None
-    some = sorted({done.worker: done.value for done in dones}.items())[:MOST_WORKERS]
+    last = sorted({done.worker: done for done in dones}.items())[:MOST_WORKERS]
+    values = cluster.values([done for _, done in last])
     if cfg.returns_weights:
-        return {worker: value.copy() for worker, value in some}, None  # its memory is used again
-    if cfg.sends == "gradients":
-        loads = {worker: objective.loads_in(value) for worker, value in some}
-        return None, {worker: load for worker, load in loads.items() if load}
-    return None, None
+        return {worker: value.copy() for worker, value in values.items()}, None  # its memory is used again
+    loads = {worker: objective.loads_in(value) for worker, value in values.items()}
+    return None, {worker: load for worker, load in loads.items() if load}
 
 
 class Evaluator:

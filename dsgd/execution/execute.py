@@ -696,7 +696,7 @@ class _Following:
         if self._evaluator is None:
             return
         self._fetch()
-        models, loads = of_workers(self._cfg, self._workload.objective, dones)
+        models, loads = of_workers(self._cfg, self._workload.objective, self._cluster, dones)
         if self._evaluator.submit(
             self.weights,
             tally.last_update_s,
