@@ -11,6 +11,8 @@ import threading
 import time
 from contextlib import suppress
 
+from dsgd.records.outcomes import one_line
+
 ASKED = "DSGD_STOP_ON_USAGE_ERROR"
 """The environment variable by which a RayJob asks for it."""
 
@@ -40,10 +42,13 @@ def _own_job() -> str | None:
 
 
 def _stop(job: str) -> None:
-    with suppress(Exception):
+    try:
         from ray.dashboard.utils import ray_address_to_api_server_url
         from ray.job_submission import JobSubmissionClient
 
         head = ray_address_to_api_server_url(os.environ.get("RAY_ADDRESS"))
         JobSubmissionClient(head).stop_job(job)
+    except Exception as error:
+        print(f"the job could not be stopped ({one_line(error)})", file=sys.stderr)
+    else:
         time.sleep(_WITHIN_S)
