@@ -608,3 +608,19 @@ def test_slices_are_the_whole(shapes: list[tuple[int, ...]], ranks: int, rows: i
         expected = torch.cat(own).tolist() if own else []
         assert layout.take(np.arange(layout.num_weights), rank).tolist() == expected
     assert np.array_equal(whole, vector)
+
+
+@given(
+    shapes=st.lists(st.lists(st.integers(1, 5), max_size=3).map(tuple), min_size=1, max_size=6),
+    ranks=st.integers(1, 6),
+    part=st.builds(slice, st.integers(0, 40), st.integers(0, 90), st.integers(1, 7)),
+)
+def test_ranks_have_what_lies_in_their_slices_of_a_part(
+    shapes: list[tuple[int, ...]], ranks: int, part: slice
+) -> None:
+    """Which of a slice's weights are in a part of the vector is what the whole's positions say."""
+    layout = RankLayout(shapes, ranks)
+    inside = np.zeros(layout.num_weights, np.bool_)
+    inside[part] = True
+    for rank in range(ranks):
+        assert layout.own(part, rank).tolist() == layout.take(inside, rank).tolist()

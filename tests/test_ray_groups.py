@@ -44,7 +44,6 @@ DILOCO: dict[str, Any] = {"mode": "diloco", "steps": 24, "local_steps": 2, "lr":
         ("W --ranks-per-worker 2 --parallel hsdp:x", "R must be a whole number of copies of at least 1"),
         ("W --ranks-per-worker 64", "--ranks-per-worker 64: each rank needs a sample of a mini-batch"),
         ("W --ranks-per-worker 2 --gpus-per-worker .5 --engine ray", "each rank needs a GPU of its own"),
-        ("W --ranks-per-worker 2 --mode streaming --engine ray", "exchanges parts of the flat vector"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(options: str, why: str, cli: CommandLine) -> None:
@@ -114,7 +113,7 @@ def simulated() -> QuickRun:
 
 
 @pytest.fixture(scope="module")
-def dropping(ray_cluster: str) -> Iterator[Workers]:
+def groups(ray_cluster: str) -> Iterator[Workers]:
     """Yield two groups of two: one becomes slow, one is cut off; a group that loses a rank leaves."""
     faults = {"faults": "slow:0=3@update=4+.1; cut:1@update=8+.1", "on_loss": "drop"}
     with Workers(**SMALL, **ON_RAY, compute_time="exponential:.004", **faults) as workers:
@@ -150,13 +149,20 @@ class TestOnRay:
         with pytest.raises(ClusterError, match="worker 1 failed in its task: ZeroDivisionError"):
             run("ssgd", **fails, **ON_RAY, hosts=1)
 
+    @pytest.mark.parametrize("options", [{"overlap": 1}, {"pattern": "sequential", "compress": "topk:.5"}])
+    def test_fragments_are_exchanged_between_groups(self, options: dict[str, Any], groups: Workers) -> None:
+        """Ranks have what lies in their slices of a fragment, neighbours or not: the simulator's bytes."""
+        how: dict[str, Any] = {"steps": 24, "local_steps": 4, "lr": 0.01, **options}
+        simulated = run("streaming", **SMALL, **how, ranks_per_worker=2)
+        assert same_bytes(groups.run("streaming", **how), simulated)
+
     @pytest.mark.parametrize("mode", ["asgd", "ssp", "kasync"])
     def test_without_a_barrier_a_replay_has_the_bytes(
-        self, mode: str, dropping: Workers, tmp_path: Path
+        self, mode: str, groups: Workers, tmp_path: Path
     ) -> None:
         """Of groups that are slow, cut off, or gone with one of their ranks."""
-        cfg = config(mode, **{**dropping.options, "steps": 60, "out": str(tmp_path)})
-        kill, engine = Kill({30: 1} if mode == "kasync" else {}), dropping.fresh()
+        cfg = config(mode, **{**groups.options, "steps": 60, "out": str(tmp_path)})
+        kill, engine = Kill({30: 1} if mode == "kasync" else {}), groups.fresh()
         ended = execute(cfg, [Keep(kill)], record=RunRecord(cfg), engine=engine)
         assert (ended.error, ended.tally.gradients) == (None, 2 * 60)
         found = compared(recorded_run(Path(str(ended.path))))

@@ -22,7 +22,7 @@ from dsgd.cluster.reducing import Reducing
 from dsgd.cluster.values import compute_alone
 from dsgd.options.group import GroupConfig
 from dsgd.work import slices
-from dsgd.work.compressed import AsMessage, to_send
+from dsgd.work.compressed import AsMessage, AsPart, to_send
 from dsgd.work.group_objective import GroupObjective, Membership
 from dsgd.work.module_objective import ModuleObjective
 from dsgd.work.rank_layout import RankLayout
@@ -174,9 +174,20 @@ class Rank:
 
 
 def _elementwise(pickled: bytes) -> Task:
-    """Return the task that a rank computes: without a codec, which the leader applies to the whole value."""
-    task = to_send(pickle.loads(pickled))
-    found = task.task.task if isinstance(task, AsMessage) else task
-    if hasattr(found, "part"):
-        raise ValueError("a task whose value is a part of the vector cannot be computed on slices of it")
+    """Return the task that ranks compute: its value is of all their weights, as they are. The leader cuts out
+    a part of the whole value, and applies a codec.
+    """
+    found = elementwise(to_send(pickle.loads(pickled)))
+    if hasattr(found, "part") and not getattr(found, "asks_for_own", False):
+        raise ValueError(
+            "its value is a part of the vector, of which ranks have slices: have it ask the objective, and "
+            "say so with asks_for_own (dsgd/work/tasks.py)"
+        )
     return found
+
+
+def elementwise(task: Task) -> Task:
+    """Return the task that works element by element in one that a host has been sent."""
+    if isinstance(task, AsMessage):
+        return task.task.task
+    return task.task if isinstance(task, AsPart) else task

@@ -37,7 +37,7 @@ from dsgd.cluster.ray_follower import CONCURRENCY, Follower, own_address
 from dsgd.cluster.ray_messages import INLINE_BYTES
 from dsgd.cluster.values import compute_alone
 from dsgd.options.group import GroupConfig
-from dsgd.work.compressed import AsMessage
+from dsgd.work.compressed import AsMessage, AsPart, part_of
 from dsgd.work.model import Objective
 from dsgd.work.shard import Shard
 from dsgd.work.tasks import Task, TaskAround
@@ -103,9 +103,10 @@ class RankGroup:
     """
 
     def __init__(self, plan: GroupPlan, device: str, objective: Any, noticed: Callable[[], None]) -> None:
-        from dsgd.cluster.rank import Rank, RankTask  # it needs torch
+        from dsgd.cluster.rank import Rank, RankTask, elementwise  # it needs torch
 
         self._plan, self._device, self._rank_task = plan, device, RankTask
+        self._elementwise = elementwise
         self._until_s = time.monotonic() + plan.within_s
         self._rank = Rank(objective, device, plan.asked, 0)
         self._layout = self._rank.layout
@@ -180,7 +181,7 @@ class RankGroup:
         Where the ranks keep the value, what is returned as the value is empty.
         """
         task, worker, state = given.task, given.worker, given.state
-        inner = task.task.task if isinstance(task, AsMessage) else task
+        inner = self._elementwise(task)
         goes_on = state is not None and self._left == (worker, given.left_by)
         order = self._rank_task(given.pickled, worker, given.step, given.version, given.keep, goes_on)
         states: list[Vector | None] = [None] * len(self._all_ranks)
@@ -202,12 +203,16 @@ class RankGroup:
             self._put_together(cast(Vector, kept), [part.kept for part in found])
         if given.keep:
             return loss, np.empty(0, np.float32), kept
-        apart = place is None or encoded
+        apart = place is None or task is not inner
         value = np.empty(num_weights, np.float32) if apart else cast("Bytes", place).view(np.float32)
         self._put_together(value, [part.value for part in found])
         if isinstance(task, AsMessage):
             assert vector is not None
             return self._encoded(given, task, _Made(inner, loss, value, kept), vector, place)
+        if isinstance(task, AsPart):
+            value = np.ascontiguousarray(value[part_of(inner, num_weights)])
+            if place is not None:
+                place[:] = value.view(np.uint8)
         return loss, value if place is None else place, kept
 
     def _encoded(
@@ -320,6 +325,9 @@ class _Made(TaskAround):
     @property
     def relative(self) -> bool:
         return getattr(self.task, "relative", False)
+
+    def part(self, num_weights: int) -> slice:
+        return part_of(self.task, num_weights) or slice(num_weights)
 
     def __call__(
         self, objective: Objective, shards: Sequence[Shard], steps: Sequence[int], w: Tensor, state: Tensor

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
@@ -80,6 +81,7 @@ class InnerSteps:
     overlap: int
     kept_share: float
     relative: ClassVar[bool] = True
+    asks_for_own: ClassVar[bool] = True
 
     @property
     def batches(self) -> int:
@@ -109,7 +111,7 @@ class InnerSteps:
 
         x, kept = state[:, 0].clone(), state[:, 1:]  # (P, D): the worker's weights; (P, rows, D)
         if self.number:
-            came = self.fragments.part(self.number - 1, w.shape[1])
+            came = objective.own(partial(self.fragments.part, self.number - 1))
             x[:, came] = self.kept_share * x[:, came] + (1 - self.kept_share) * w[:, came]
         first = torch.tensor([step == 0 for step in steps], device=w.device)
         x = torch.where(first[:, None], w, x)
@@ -117,7 +119,8 @@ class InnerSteps:
         total_loss, value = w.new_zeros(len(steps)), torch.zeros_like(w)
         if early:
             total_loss, x, kept = replace(self.inner, batches=early)(objective, shards, steps, x, kept)
-        value[:, self.part(w.shape[1])] = x[:, self.part(w.shape[1])]
+        mine = objective.own(self.part)
+        value[:, mine] = x[:, mine]
         if late:
             now = [step + early for step in steps]
             loss, x, kept = replace(self.inner, batches=late)(objective, shards, now, x, kept)
@@ -171,10 +174,6 @@ class Config(LocalConfig):
             ("topology", network.topology) if network.parsed_topology.all_reduces else network.servers_option
         )
         require(self.engine == "sim" or not whole, *option, rule)
-        rule = "--mode streaming exchanges parts of the flat vector, and ranks have slices of it on Ray; "
-        rule += "use --mode diloco, or --engine sim"
-        ranks = self.group.ranks_per_worker
-        require(self.engine == "sim" or ranks == 1, "ranks-per-worker", ranks, rule)
         rule = "has no effect with --mode streaming, which sends fragments; leave it out"
         down = self.compression
         require(down.weights is None, "compress-down", down.compress_down, rule)

@@ -248,7 +248,8 @@ def part_of(task: Task, num_weights: int) -> slice | None:
     return None if part is None else part(num_weights)
 
 
-class _AsPart(TaskAround):
+@dataclass(frozen=True)
+class AsPart(TaskAround):
     """A task whose values are the parts (P, n) of those of another: what a worker far away sends."""
 
     def __call__(
@@ -277,7 +278,7 @@ def to_send(task: Task) -> Task:
     """Return what a worker in another process computes, so that only what must travel does."""
     if isinstance(task, Compressed):
         return AsMessage(task)
-    return _AsPart(task) if hasattr(task, "part") else task
+    return AsPart(task) if hasattr(task, "part") else task
 
 
 def received(task: Task, message: Bytes, num_weights: int, worker: int, step: int) -> Vector:

@@ -18,7 +18,7 @@ Shapes: G ranks, D weights of the module, d of a rank's slice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -165,6 +165,10 @@ class GroupObjective(Objective):
     @property
     def num_weights(self) -> int:
         return self.layout.length(self.membership.rank)
+
+    def own(self, part: Callable[[int], slice]) -> Tensor:
+        found = self.layout.own(part(self.layout.num_weights), self.membership.rank)
+        return torch.from_numpy(found).to(self._device)
 
     def initial_weights(self, seed: int) -> Vector:
         raise AssertionError("a rank is given its weights")

@@ -11,7 +11,7 @@ missing: the same code then takes one worker.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -105,6 +105,14 @@ class Objective(ABC):
     def loads_in(self, gradient: Vector) -> Loads | None:
         """Return the loads of a worker's experts, as its gradient (D,) shows them; None without experts."""
         return None
+
+    def own(self, part: Callable[[int], slice]) -> Any:
+        """Return which of the weights (D,) that tasks see are in a part of the vector: an index.
+
+        part: what it is of a vector of so many weights. Where a task sees a slice of the vector, it is of the
+        whole.
+        """
+        return part(self.num_weights)
 
     def loss_and_gradient(
         self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int], out: Tensor | None = None

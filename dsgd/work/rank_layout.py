@@ -68,6 +68,21 @@ class RankLayout:
         """Return the segments of the vector that a rank's slice consists of, in order."""
         return [whole for _, whole in self._pairs(rank)]
 
+    def own(self, part: slice, rank: int) -> Any:
+        """Return which weights of a rank's slice are in a part of the vector: booleans (d,).
+
+        >>> RankLayout([(3, 2), (1,)], slices=2).own(slice(1, 7, 2), rank=0)
+        array([False,  True, False,  True, False])
+        """
+        found = np.zeros(self.length(rank), np.bool_)
+        begin, end, stride = part.indices(self.num_weights)
+        for own, whole in self._pairs(rank):
+            first = begin + max(0, -((begin - whole.start) // stride)) * stride
+            if first < min(whole.stop, end):
+                shift = own.start - whole.start
+                found[first + shift : min(whole.stop, end) + shift : stride] = True
+        return found
+
     def put(self, vector: Any, rank: int, part: Any) -> None:
         """Write a rank's slice (..., d) into its place in a vector or a state (..., D)."""
         assert vector.shape[-1] == self.num_weights

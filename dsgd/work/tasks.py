@@ -30,6 +30,8 @@ class Task(Protocol):
     It may have a method `value_bytes(num_weights)`: how many bytes its value has when it travels (see below).
     What `--compress` asks of it: `relative`, whether its value is weights, so that what travels is how far
     they have moved; and `part(num_weights)`, the slice of the weights that its value is of, if not of all.
+    Such a task can be computed by a group of ranks if it has `asks_for_own`, true: then it asks the objective
+    which of the weights it sees are in its part (`Objective.own`), and ranks see slices.
     `late`: how many of its mini-batches come after its value is made, and hide the time of an all-reduce.
     """
 
