@@ -305,6 +305,7 @@ class RayCluster(LedgerViews[RayFlight]):
             for f in state.flights
         }
         self._keep(Ledger.restored(replace(state, states=states), flights))
+        self._ledger.traffic.by_chance = True  # tasks in flight are sent again
         self._answers = state.engine.get("answers", state.came_in)
         self._states = StateCopies(states)
         self._version_of = dict(state.heard)
@@ -380,8 +381,11 @@ class RayCluster(LedgerViews[RayFlight]):
         """
         again, w = self._sent_tickets.get(worker) == flight.ticket, flight.w
         self._sent_tickets[worker] = flight.ticket
+        self._ledger.traffic.by_chance |= again
         if w.changes is not None:
-            flight = flight._replace(w=w.changes.since(w, None if again else process.heard.get(worker)))
+            heard = None if again else process.heard.get(worker)
+            self._ledger.traffic.by_chance |= heard != self._version_of.get(worker)
+            flight = flight._replace(w=w.changes.since(w, heard))
             process.heard[worker] = self._version_of[worker] = w.version
             if not again:
                 self._ledger.flights[worker] = flight
@@ -540,6 +544,7 @@ class RayCluster(LedgerViews[RayFlight]):
         again = self._tasks.flight(flight.task, flight.w, flight.started_s, flight.step)
         self._tasks.send(self._running[host], worker, again, before, again=True)
         self._ledger.traffic.to_worker[worker] += self._sizes.of_whole
+        self._ledger.traffic.by_chance = True
 
     # --- what is due ----------------------------------------------------------------------------------------
 

@@ -84,6 +84,7 @@ class RayAllReduce(RayCluster):
     def start(self, worker: int, task: Task, w: Weights) -> None:
         if w.version and not isinstance(w, HeldWeights):  # no process has it as it is
             self._ledger.traffic.to_worker[worker] += 4 * self._objective.num_weights
+            self._ledger.traffic.by_chance = True
         super().start(worker, task, w)
 
     def restore(self, state: ClusterState) -> None:
@@ -284,6 +285,7 @@ class RayAllReduce(RayCluster):
                 if isinstance(w, HeldWeights):  # it took the place of one that was lost
                     sent = 4 * self._objective.num_weights * (1 + len(slots))
                     self._ledger.traffic.to_worker[min(process.carried)] += sent
+                    self._ledger.traffic.by_chance = True
 
     # --- what is fetched ------------------------------------------------------------------------------------
 
@@ -302,6 +304,7 @@ class RayAllReduce(RayCluster):
     def _count_fetched(self, vectors: int, worker: int | None = None) -> None:
         worker = self.workers[0] if worker is None else worker
         self._ledger.traffic.fetched[worker] += 4 * self._objective.num_weights * vectors
+        self._ledger.traffic.by_chance = True
 
     def _from_holder(self, version: int, ask: Callable[[Any], Any]) -> Any:
         """Return the answer of a process that holds a version of the weights."""
@@ -326,6 +329,7 @@ class RayAllReduce(RayCluster):
     def _value(self, worker: int) -> Vector:
         found = self._value_of(worker)
         self._ledger.traffic.to_server[worker] += found.nbytes
+        self._ledger.traffic.by_chance = True
         return found
 
     def _value_of(self, worker: int) -> Vector:

@@ -161,6 +161,7 @@ class ReplayCluster(LedgerViews[_Flight]):
         self._coming: list[tuple[float, int, int, int]] = []
         self._peers = not cfg.has_server and cfg.engine == "sim"
         topology, network = cfg.network.parsed_topology, network_of(cfg)
+        self._has_backups = network.replicas > 1
         self._exchange = AllReduce(topology.kind, network.links) if topology.all_reduces else None
         peers = self._peers or topology.all_reduces
         self._sizes = MessageSizes(workload.objective.num_weights, network.padding_bytes, peers=peers)
@@ -251,6 +252,8 @@ class ReplayCluster(LedgerViews[_Flight]):
         ledger.finish(worker, recorded.finished_s)
         to_server = self._sizes.to_server(flight.task)
         ledger.traffic.to_server[worker] += to_server
+        if self._has_backups:
+            ledger.traffic.to_backups[worker] += to_server
         loss, value = self._values.take(worker) if self._values else (None, flight.w.vector)
         return Done(
             worker,
@@ -413,13 +416,15 @@ def rolled_forward(
     w: Weights,
     cfg: TrainConfig,
     rollbacks: Sequence[tuple[int, int]] = (),
+    sent: Mapping[int, Mapping[str, Sequence[int]]] = {},
 ) -> Iterator[Update]:
     """Compute the recorded updates after the weights `w` again, and end after the last one.
 
     cluster: a replay; it stands where the run stood at `w`, and in the end where it stood at the last update:
     its state() is then that of the run. last_version: of the recorded updates. train: the strategy's.
-    cfg: with the step size that the run began with. rollbacks: as of `rollbacks_at`. Raises RecordUsedUp if
-    the strategy does not make the recorded updates of the recorded tasks.
+    cfg: with the step size that the run began with. rollbacks: as of `rollbacks_at`. sent: what
+    the run had sent, by version, as `Traffic.state` returns it, where the record has that. Raises
+    RecordUsedUp if the strategy does not make the recorded updates of the recorded tasks.
     """
     ends = [*(version for version, _ in rollbacks), last_version]
     for count, end in zip((0, *(count for _, count in rollbacks)), ends, strict=True):
@@ -427,6 +432,8 @@ def rolled_forward(
             continue
         for update in train(cluster, w, after_rollbacks(cfg, count)):
             w = update.weights
+            if w.version in sent:
+                cluster.traffic.restore(sent[w.version])
             yield update
             cluster.reached(w.version)
             if w.version >= min(end, last_version):

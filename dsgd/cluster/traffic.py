@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+_COUNTS = ("to_worker", "to_server", "to_peers", "from_peers", "to_backups", "fetched")
+
 
 class Traffic:
     """Bytes sent so far; they only grow, also where a run goes back to a checkpoint.
@@ -29,10 +31,15 @@ class Traffic:
         """By worker: its results, which servers pass on to their backups."""
         self.fetched = [0] * num_workers
         """By worker: weights that the driver had it send, to evaluate or keep them."""
+        self.by_chance = False
+        """Whether something was sent since the last recorded update that does not follow from the tasks, and
+        so is not counted when they are computed again (`ReplayCluster`).
+        """
 
     def join(self, num_workers: int) -> None:
         """Count for so many workers from now on."""
-        for counts in vars(self).values():
+        for name in _COUNTS:
+            counts: list[int] = getattr(self, name)
             counts += [0] * (num_workers - len(counts))
 
     def exchanged(self, workers: Sequence[int], sent: Sequence[int], received: Sequence[int]) -> None:
@@ -74,7 +81,7 @@ class Traffic:
 
     def state(self) -> dict[str, list[int]]:
         """Return all counts by their names."""
-        return {name: list(counts) for name, counts in vars(self).items()}
+        return {name: list(getattr(self, name)) for name in _COUNTS}
 
     def restore(self, state: Mapping[str, Sequence[int]]) -> None:
         """Take what `state` returned."""

@@ -340,7 +340,8 @@ class _Following:
             self._evaluate()
         rollbacks = rollbacks_at(point.all_faults)
         last_version, train = recorded.last_version, self._strategy.train
-        updates = rolled_forward(replayed, last_version, train, self.weights, self._cfg, rollbacks)
+        sent = {update.version: update.sent for update in point.later if update.sent}
+        updates = rolled_forward(replayed, last_version, train, self.weights, self._cfg, rollbacks, sent)
         self._over_already = self._take(updates)
         state = replayed.state()
         real.restore(replace(state, faults=point.faults_given(self._cfg, state)))

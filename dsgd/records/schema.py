@@ -96,6 +96,14 @@ class RecordedUpdate(Struct, frozen=True, kw_only=True, omit_defaults=True):
         dict[str, float | None],
         field("", "what the strategy handed over in `Update.extra`, by name; left out where there is none"),
     ] = msgspec.field(default_factory=dict)
+    sent: Annotated[
+        dict[str, tuple[int, ...]],
+        field(
+            "bytes",
+            "that the run had sent by then, by direction and worker; only on Ray, and where something was "
+            "sent that does not follow from the tasks, like what was sent again after a fault",
+        ),
+    ] = msgspec.field(default_factory=dict)
 
     @property
     def measured(self) -> dict[str, float | None]:

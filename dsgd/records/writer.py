@@ -78,6 +78,8 @@ class RunRecord:
         self._line, self._taken = update_type(), taken_of_updates()
         self.recorded_to = 0
         """Updates up to this version are there already: they are only computed again."""
+        self._real: Engine | None = None
+        """The cluster of a run on Ray: a simulation goes on from its checkpoint exactly."""
         self._streams: dict[str, GrowingFile] = {}
         self._tensorboard: TensorBoard | None = None
         self._flushed_s = time.monotonic()
@@ -97,6 +99,7 @@ class RunRecord:
         Raises ValueError where the folder cannot be made, WriteError where nothing can be written in it; then
         there is no folder.
         """
+        self._real = cluster if self._cfg.engine == "ray" else None
         meta = _meta(started, cluster)
         if weights is not None:
             meta = replace(meta, init_sha256=hashlib.sha256(weights.tobytes()).hexdigest())
@@ -125,6 +128,7 @@ class RunRecord:
 
         version: from which it goes on. why: the attempt before ended, as far as is known.
         """
+        self._real = cluster if self._cfg.engine == "ray" else None
         meta = read_meta(self.path)
         attempt = LaterAttempt(
             started_epoch_s=started,
@@ -222,6 +226,7 @@ class RunRecord:
             gradients=tuple([_task(update, done) for done in update.dones]),
             ignored=tuple([_task(update, done) for done in update.ignored]),
             extra={name: finite(value) for name, value in update.extra.items()} if update.extra else {},
+            sent=self._sent(),
             **{name: finite(of(update)) for name, of in self._taken.items()},
         )
         updates = self._streams["updates.jsonl"]
@@ -230,6 +235,13 @@ class RunRecord:
         if self._cfg.engine == "ray" or time.monotonic() - self._flushed_s > _FLUSH_S:
             updates.flush()
             self._flushed_s = time.monotonic()
+
+    def _sent(self) -> dict[str, tuple[int, ...]]:
+        """Return what the run has sent, if its tasks alone do not say that."""
+        if self._real is None or not self._real.traffic.by_chance:
+            return {}
+        self._real.traffic.by_chance = False
+        return {name: tuple(counts) for name, counts in self._real.traffic.state().items()}
 
     def evaluation(self, evaluated: Evaluated) -> None:
         """Append an evaluation to evals.jsonl."""
