@@ -477,7 +477,9 @@ def test_weights_go_down_as_messages(
     """What is handed to the workers' links is what is recorded, which is the formula: first all weights, then
     a message a version; all is the simulator's, bit for bit.
     """
-    from dsgd.cluster.ray_tasks import Sent, SentTasks, SentVector
+    from dsgd.cluster.ray_news import Sent
+    from dsgd.cluster.ray_tasks import SentTasks
+    from dsgd.cluster.sent_vector import SentVector
 
     sent_weights, sent = SentTasks._sent_weights, list[int]()
 

@@ -25,8 +25,8 @@ from dsgd.records.writer import RunRecord
 from dsgd.strategies import configured
 
 if TYPE_CHECKING:
+    from dsgd.cluster.ray_news import Answered
     from dsgd.cluster.ray_processes import HostProcess
-    from dsgd.cluster.ray_tasks import Answered
 
 DETERMINISTIC: dict[str, dict[str, Any]] = {
     "ssgd": {"momentum": 0.9, "clip_norm": 0.5},

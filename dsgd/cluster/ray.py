@@ -34,10 +34,7 @@ from dsgd.cluster.ledger_views import LedgerViews
 from dsgd.cluster.message_sizes import MessageSizes
 from dsgd.cluster.ray_evaluation import EvaluatingProcess
 from dsgd.cluster.ray_faults import RayFaults
-from dsgd.cluster.ray_processes import HostProcess, HostProcesses
-from dsgd.cluster.ray_start import choose_device, lacking, missing_ranks, start_hosts
-from dsgd.cluster.ray_states import StateCopies
-from dsgd.cluster.ray_tasks import (
+from dsgd.cluster.ray_news import (
     Answered,
     Failed,
     Gone,
@@ -46,9 +43,12 @@ from dsgd.cluster.ray_tasks import (
     RayFlight,
     Ready,
     Replied,
-    SentTasks,
     StateLost,
 )
+from dsgd.cluster.ray_processes import HostProcess, HostProcesses
+from dsgd.cluster.ray_start import choose_device, lacking, missing_ranks, start_hosts
+from dsgd.cluster.ray_states import StateCopies
+from dsgd.cluster.ray_tasks import SentTasks
 from dsgd.cluster.star import Star
 from dsgd.cluster.state import ClusterState
 from dsgd.cluster.timers import Timers

@@ -30,8 +30,8 @@ from dsgd.cluster.held_weights import Fetch, HeldDone, HeldWeights, have_fetched
 from dsgd.cluster.message_sizes import MessageSizes
 from dsgd.cluster.ray_connection import Connection
 from dsgd.cluster.ray_credentials import uses_tls
+from dsgd.cluster.ray_news import Answered, RayFlight, Stepped
 from dsgd.cluster.ray_processes import HostProcess
-from dsgd.cluster.ray_tasks import Answered, RayFlight, Stepped
 from dsgd.cluster.state import ClusterState
 from dsgd.config import TrainConfig
 from dsgd.data import Workload

@@ -26,9 +26,10 @@ from dsgd.cluster import ClusterError, Done, WeightsLost
 from dsgd.cluster.fault_book import OpenFault
 from dsgd.cluster.held_weights import HeldDone, HeldWeights, have_fetched, held
 from dsgd.cluster.ray_connection import Connection, connect
+from dsgd.cluster.ray_news import Answered
 from dsgd.cluster.ray_servers import Servers
 from dsgd.cluster.ray_sliced_tasks import SlicedTasks, SlicedVector, SlicedWeights
-from dsgd.cluster.ray_tasks import Answered, SentTasks
+from dsgd.cluster.ray_tasks import SentTasks
 from dsgd.cluster.slice_server import Read
 from dsgd.cluster.state import ClusterState
 from dsgd.config import TrainConfig

@@ -17,7 +17,8 @@ from ray.exceptions import ObjectLostError
 from dsgd.cluster import ClusterError
 from dsgd.cluster.held_weights import Fetch
 from dsgd.cluster.ray_messages import ALONE, REPLY, REQUEST, WHOLE
-from dsgd.cluster.ray_tasks import Answered, Sent, SentTasks, StateLost
+from dsgd.cluster.ray_news import Answered, Sent, StateLost
+from dsgd.cluster.ray_tasks import SentTasks
 from dsgd.cluster.slice_server import SlicedMessage
 from dsgd.work.compressed import Compressed
 from dsgd.work.slices import Slices

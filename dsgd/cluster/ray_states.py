@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import RayError
 
-from dsgd.cluster.ray_tasks import RayFlight
+from dsgd.cluster.ray_news import RayFlight
 from dsgd.work.weights import Vector
 
 

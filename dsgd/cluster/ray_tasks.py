@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from collections.abc import Container
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -46,151 +45,27 @@ from dsgd.cluster.ray_messages import (
     WHOLE,
     WRONG,
 )
+from dsgd.cluster.ray_news import (
+    OF_TASKS,
+    Answered,
+    Failed,
+    Gone,
+    News,
+    Noticed,
+    RayFlight,
+    Ready,
+    Replied,
+    Sent,
+    StateLost,
+    Stepped,
+    process_of,
+)
 from dsgd.cluster.ray_processes import HostProcess
+from dsgd.cluster.sent_vector import SentVector, copied
 from dsgd.work.compressed import received
 from dsgd.work.problem import ProblemError
 from dsgd.work.tasks import Task, value_bytes
 from dsgd.work.weights import Vector, Weights
-
-
-class RayFlight(NamedTuple):
-    """A task that was handed out, and all that is needed to send it again."""
-
-    ticket: int
-    task: Task
-    w: Weights
-    started_s: float
-    step: int
-    pickled: bytes
-
-
-@dataclass(eq=False, slots=True)
-class Sent:
-    """A task in flight as one process has it."""
-
-    worker: int
-    ticket: int
-    process: HostProcess
-    flight: RayFlight
-    state: Any
-    """What the task begins with: an array, or a reference to one."""
-    left_by: int = -1
-    """The ticket of the task that has left it; -1: it does not matter."""
-    weights: SentVector | None = None
-    """What the task reads: its memory is not used again before the task is over."""
-    block: Bytes | None = None
-    """Where the task is, if it is large."""
-    value: Any = None
-    """The block that the value is written to, or references to its slices."""
-    left: Any = None
-    """What the task hands on: the block that it is written to, or a reference to it."""
-    slower: float = 1.0
-    again: bool = False
-    """It was computed before: its value has been read, and only what it hands on is wanted."""
-    stopped: bool = False
-    """Its answer is not awaited."""
-
-
-class Answered(NamedTuple):
-    """A task has been computed."""
-
-    sent: Sent
-    loss: float
-    compute_s: float
-    value: Vector
-
-
-class Failed(NamedTuple):
-    """A task has raised an error, which `text` names; by_problem: a workload's own, meant for its author."""
-
-    sent: Sent
-    text: str
-    by_problem: bool
-
-
-class StateLost(NamedTuple):
-    """A task's answer, or the state that it needs, was lost with a machine."""
-
-    sent: Sent
-
-
-class Stepped(NamedTuple):
-    """A process has taken its part in an all-reduce, or the group is broken."""
-
-    process: HostProcess
-    distances: Sequence[float] = ()
-    """Of its workers' values from their mean."""
-    broken: str = ""
-    """Why the group is broken."""
-
-
-class Ready(NamedTuple):
-    """A process can compute."""
-
-    process: HostProcess
-
-
-class Replied(NamedTuple):
-    """A process has no longer any of the tasks that it had when it was asked."""
-
-    process: HostProcess
-
-
-class Noticed(NamedTuple):
-    """A process has been asked to end."""
-
-    process: HostProcess
-
-
-class Gone(NamedTuple):
-    """A process has ended, or is out of reach for good."""
-
-    process: HostProcess
-
-
-_OF_TASKS = (Answered, Failed, StateLost)
-News: TypeAlias = Answered | Failed | StateLost | Stepped | Ready | Replied | Noticed | Gone
-
-
-class SentVector:
-    """A vector of weights, or messages that make it, in the forms in which it is sent, each made when it is
-    first needed.
-    """
-
-    __slots__ = ("_block", "_ref", "_vector", "is_large", "padded_bytes", "small")
-
-    def __init__(self, vector: Vector | Bytes, padding_bytes: int) -> None:
-        self._vector, self.padded_bytes = vector, vector.nbytes + padding_bytes
-        self._block: Bytes | Vector | None = None
-        self._ref: Any = None
-        self.is_large = self.padded_bytes > INLINE_BYTES
-        self.small = b"" if self.is_large else vector.tobytes() + bytes(padding_bytes)
-        """Its bytes, padded; empty if it is large."""
-
-    def at(self, arena: Arena) -> int:
-        """Return where it begins in the arena; it is copied there unless it was made there."""
-        if self._block is None:
-            if self.padded_bytes == self._vector.nbytes and arena.holds(self._vector):
-                self._block = self._vector
-            else:
-                self._block = copied(arena, self._vector, self.padded_bytes)
-        return arena.where(self._block)
-
-    def ref(self, *, always: bool = False) -> Any:
-        """Return a reference to it in Ray's store; None if it is small, and not `always` wanted."""
-        if self._ref is None and (self.is_large or always):
-            vector = self._vector
-            padding = np.zeros((self.padded_bytes - vector.nbytes) // vector.itemsize, vector.dtype)
-            self._ref = ray.put(np.concatenate([vector, padding]) if len(padding) else vector)
-        return self._ref
-
-
-def copied(arena: Arena, array: Vector | Bytes, num_bytes: int) -> Bytes:
-    """Return a block with what an array holds, and zeros behind it up to so many bytes."""
-    block = arena.block(num_bytes)
-    block[: array.nbytes].view(array.dtype)[:] = array.ravel()
-    block[array.nbytes :] = 0
-    return block
 
 
 class SentTasks:
@@ -394,7 +269,7 @@ class SentTasks:
 
     def workers(self) -> set[int]:
         """Return the workers whose tasks some process has, or has answered while it is cut off."""
-        return {*self._by_worker, *(news.sent.worker for news in self._held if isinstance(news, _OF_TASKS))}
+        return {*self._by_worker, *(news.sent.worker for news in self._held if isinstance(news, OF_TASKS))}
 
     def copies(self, worker: int) -> list[HostProcess]:
         """Return the processes that have the task of a worker, the first one first."""
@@ -408,7 +283,7 @@ class SentTasks:
         """Whether any answer can come; none can of hosts that are cut off."""
         if not cut:
             return bool(self._by_worker or self._held)
-        held = {_process(news) for news in self._held}
+        held = {process_of(news) for news in self._held}
         return any(process.host not in cut for process in self.processes() | held)
 
     def has_answered(self, process: HostProcess) -> bool:
@@ -420,7 +295,7 @@ class SentTasks:
     def stop(self, worker: int) -> int:
         """Stop the task of a worker wherever it is: no answer is read. Return how many processes had it."""
         having = self._by_worker.pop(worker, [])
-        self._held = [h for h in self._held if not (isinstance(h, _OF_TASKS) and h.sent.worker == worker)]
+        self._held = [h for h in self._held if not (isinstance(h, OF_TASKS) and h.sent.worker == worker)]
         for sent in having:
             sent.stopped = True
             if sent.process.link is None:
@@ -440,7 +315,7 @@ class SentTasks:
             self._forget(sent)
         if process.link is None:
             process.sent.clear()
-        self._held = [news for news in self._held if _process(news) is not process]
+        self._held = [news for news in self._held if process_of(news) is not process]
         return [sent.worker for sent in lost]
 
     def _forget(self, sent: Sent) -> None:
@@ -461,7 +336,7 @@ class SentTasks:
         """
         if self._held:
             for number, held in enumerate(self._held):
-                if _process(held).host not in cut:
+                if process_of(held).host not in cut:
                     return self._held.pop(number)
         news: News | None
         if self._reports:
@@ -470,7 +345,7 @@ class SentTasks:
             news = self._received(*came)
         else:
             return None
-        if cut and news is not None and _process(news).host in cut and not isinstance(news, Noticed | Gone):
+        if cut and news is not None and process_of(news).host in cut and not isinstance(news, Noticed | Gone):
             self._held.append(news)
             return None
         return news
@@ -634,7 +509,3 @@ class _Serving(NamedTuple):
 def _held_as(w: Weights, process: HostProcess) -> int | None:
     """Return the version whose vector a process has, if it is the one of these weights; else None."""
     return w.held_as if isinstance(w, HeldWeights) and w.held_as in process.holds else None
-
-
-def _process(news: News) -> HostProcess:
-    return news.sent.process if isinstance(news, Answered | Failed | StateLost) else news.process
