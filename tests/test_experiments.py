@@ -525,6 +525,7 @@ def test_what_is_in_the_way_is_refused_and_left_alone(tmp_path: Path, ask: Ask) 
     (record / "config.yaml").write_text("- torn")
     ask.refuses(path, ["ssgd-s0", "config.yaml", remedy])
     (record / "meta.json").unlink()  # killed before it began
+    (record / "workload.py").write_text("")  # the file of a workload
     assert ask(path).code == 0
     record.rename(tmp_path / "elsewhere")
     record.symlink_to(tmp_path / "elsewhere")

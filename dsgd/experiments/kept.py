@@ -24,7 +24,7 @@ from dsgd.terminal.cli import UsageError
 
 _FILES = (
     "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "faults.jsonl", "weights.npy", "trace.json",
-    "tensorboard", "checkpoints",
+    "tensorboard", "checkpoints", "workload.py",
 )  # fmt: skip
 
 

@@ -29,20 +29,25 @@ def experts(scene: Scene) -> Section:
     having = [v for v in scene.variants if any(evaluated(record) for record in scene.of(v))]
     shown, others = scene.most(having)
     caption = (
-        "Above: a row for each expert, layer by layer; darker where its share of the layer's choices is "
-        "larger, on held-out data at each evaluation of one run; no colour at all is an expert that no token "
-        "chooses. Below: by how many mean loads the most loaded expert is above the mean (MaxVio; 0 is "
-        "even). Dashed: the same of workers, the mean over those of the last update, by their "
-        "mini-batches or, where they return weights, with their own."
+        "Above: a row for each expert, layer by layer; the stronger its colour, the larger its share of the "
+        "layer's choices, on held-out data at each evaluation of one run; no colour at all is an expert that "
+        "no token chooses. Below, with the same axis in all panels: by how many mean loads the most loaded "
+        "expert is above the mean (MaxVio; 0 is even). Dashed: the same of workers, the mean over those of "
+        "the last update, by their mini-batches or, where they return weights, with their own."
     )
     left_out = [v for v in scene.variants if v not in having]
     if left_out:
         caption += f" Without experts: {few(left_out)}."
+    most = max(
+        max(use.max_violation, use.worker_max_violation or 0.0)
+        for variant in shown
+        for _, use in _uses(_shown(scene, variant))
+    )
     return Section(
         name="experts",
         heading="How are the experts used?",
         caption=caption + others,
-        panels=[_panel(scene, variant, place) for place, variant in enumerate(shown)],
+        panels=[_panel(scene, variant, place, most) for place, variant in enumerate(shown)],
     )
 
 
@@ -51,11 +56,19 @@ def evaluated(record: Record) -> bool:
     return any(evaluation.experts for evaluation in record.evals)
 
 
-def _panel(scene: Scene, variant: str, place: int) -> Panel:
-    record = next(
-        (r for r in (scene.representative(variant), *scene.of(variant)) if evaluated(r)), scene.of(variant)[0]
-    )
-    found = [(e, e.experts) for e in record.evals if e.experts]
+def _shown(scene: Scene, variant: str) -> Record:
+    """Return the run of a variant that is drawn."""
+    return next(r for r in (scene.representative(variant), *scene.of(variant)) if evaluated(r))
+
+
+def _uses(record: Record) -> list[tuple[RecordedEvaluation, RecordedRouting]]:
+    return [(e, e.experts) for e in record.evals if e.experts]
+
+
+def _panel(scene: Scene, variant: str, place: int, most: float) -> Panel:
+    """Draw a variant; most: of all panels, the largest MaxVio, so that they have the same axis."""
+    record = _shown(scene, variant)
+    found = _uses(record)
     last = found[-1][1]
     layers = spread(range(len(last.load)), max(1, _MOST_ROWS // max(map(len, last.load))))
     rows = sum(len(last.load[layer]) for layer in layers)
@@ -82,7 +95,7 @@ def _panel(scene: Scene, variant: str, place: int) -> Panel:
     if of_workers:
         below.plot(*zip(*of_workers, strict=True), color=INK, linewidth=1.1, linestyle=(0, (4, 2)))
         canvas.legend.append(("workers", Line2D([], [], color=INK, linewidth=1.1, linestyle=(0, (4, 2)))))
-    below.set_ylim(bottom=0)
+    below.set_ylim(0, 1.05 * most or 1.0)
     below.set_ylabel("MaxVio", labelpad=1)
     below.set_xlabel(f"time ({scene.seconds}), seed {record.summary.seed}")
     below.grid(visible=True, axis="y")
