@@ -172,6 +172,18 @@ def test_a_process_that_prints_in_a_loop_is_bounded() -> None:
     assert output.news(0.0)[:2] == ([], 0)
 
 
+def test_what_followers_print_is_within_their_leaders_bound() -> None:
+    """Together no more lines are kept than of one process; each keeps its rank, and all are counted."""
+    leader, follower = CapturedOutput(logging.INFO, most_lines=5), CapturedOutput(logging.INFO, most_lines=5)
+    for n in range(8):
+        follower.add(logging.INFO, f"line {n}")
+    leader.add(logging.INFO, "of the leader")
+    leader.relay(follower.news(0.0), 2)
+    news = leader.news(0.0)
+    assert [(line.rank, line.text) for line in news.lines[:2]] == [(0, "of the leader"), (2, "line 0")]
+    assert (len(news.lines), news.left_out) == (5, 4)
+
+
 LOUD = """
 import logging
 

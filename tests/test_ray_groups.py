@@ -143,11 +143,17 @@ class TestOnRay:
         assert hurt.cluster.restarts == [1, 1]
         assert not kill.left()
 
-    def test_a_rank_that_fails_ends_the_run_with_its_error(self) -> None:
-        """And not with that of the rank that waits for it, or never."""
+    def test_a_rank_that_fails_ends_the_run_with_its_error(self, caplog: pytest.LogCaptureFixture) -> None:
+        """And not with that of the rank that waits for it, or never. What it has printed until then is in the
+        driver's log, marked with it.
+        """
+        caplog.set_level("INFO", "dsgd.worker")
         fails: dict[str, Any] = {"workload": FAILS, "num_workers": 2, "steps": 4, "eval_every": 0}
         with pytest.raises(ClusterError, match="worker 1 failed in its task: ZeroDivisionError"):
             run("ssgd", **fails, **ON_RAY, hosts=1)
+        said = [(record.message, vars(record)["rank"]) for record in caplog.records]
+        assert ("the loss for the 2. time", "worker 0 rank 1") in said
+        assert ("the loss for the 3. time", "worker 1 rank 1") in said
 
     @pytest.mark.parametrize("options", [{"overlap": 1}, {"pattern": "sequential", "compress": "topk:.5"}])
     def test_fragments_are_exchanged_between_groups(self, options: dict[str, Any], groups: Workers) -> None:

@@ -38,6 +38,8 @@ class OutputLine(NamedTuple):
     worker: int | None
     """Whose task was computing; None before the first."""
     text: str
+    rank: int = 0
+    """Of the process in its group."""
 
 
 class OutputNews(NamedTuple):
@@ -85,6 +87,14 @@ class CapturedOutput:
                 self._left_out += 1
                 return
             self._lines.append(OutputLine(time.time(), level, self.worker, text[:MOST_CHARACTERS]))
+            self._changed.notify_all()
+
+    def relay(self, news: OutputNews, rank: int) -> None:
+        """Keep what a follower, of this rank, has for the driver, unless there are too many lines already."""
+        with self._changed:
+            room = self._most_lines - len(self._lines)
+            self._lines += [line._replace(rank=rank) for line in news.lines[:room]]
+            self._left_out += news.left_out + max(0, len(news.lines) - room)
             self._changed.notify_all()
 
     def news(self, wait_s: float) -> OutputNews:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 # isort: split
 import ray
 
+from dsgd.cluster.captured_output import CapturedOutput, OutputNews
 from dsgd.cluster.end_notice import EndNotice
 from dsgd.cluster.rank_meeting import LOCAL, RankMeeting
 from dsgd.options.group import GroupConfig
@@ -19,7 +20,7 @@ from dsgd.work.weights import Vector
 if TYPE_CHECKING:
     from dsgd.cluster.rank import Computed, RankStep, RankTask
 
-CONCURRENCY = {"control": 1, "notice": 1, "carry": 1, "weights": 1}  # each has a thread
+CONCURRENCY = {"control": 1, "notice": 1, "carry": 1, "weights": 1, "output": 1}  # each has a thread
 
 
 def own_address(*, one_machine: bool) -> str:
@@ -30,8 +31,19 @@ def own_address(*, one_machine: bool) -> str:
 class Follower:
     """The actor. What a rank does is in `rank.py`."""
 
-    def __init__(self, objective: list[Any], device: str, asked: GroupConfig, rank: int, name: str) -> None:
+    def __init__(
+        self,
+        objective: list[Any],
+        device: str,
+        asked: GroupConfig,
+        rank: int,
+        name: str,
+        log_level: int,
+        most_lines: int,
+    ) -> None:
         self._name = name
+        self._output = CapturedOutput(log_level, most_lines)
+        self._output.install()
         self._notice = EndNotice()
         from dsgd.cluster.rank import Rank  # it needs torch, which takes a second
 
@@ -46,10 +58,12 @@ class Follower:
         return self._rank.join(meeting, address), ray.get_runtime_context().get_node_id()
 
     def try_out(self, worker: int) -> None:
+        self._output.worker = worker
         self._rank.try_out(worker)
 
     def run(self, order: RankTask, vector: list[Any], state: Vector | None) -> Computed:
         """Compute a task. vector: the weights (D,), or a reference to them; empty if the ranks have them."""
+        self._output.worker = order.worker
         whole = vector[0] if vector else None
         if isinstance(whole, ray.ObjectRef):
             whole = ray.get(whole)
@@ -84,6 +98,18 @@ class Follower:
     @ray.method(concurrency_group="control")
     def leave(self, epoch: int) -> None:
         self._rank.leave(epoch)
+
+    @ray.method(concurrency_group="output")
+    def output(self, wait_s: float) -> OutputNews:
+        """Return what was printed and logged since the last call, once there is something, or after `wait_s`
+        seconds.
+        """
+        return self._output.news(wait_s)
+
+    @ray.method(concurrency_group="control")
+    def last_output(self) -> OutputNews:
+        """Return what was printed and logged since the last call, at once."""
+        return self._output.news(0.0)
 
     @ray.method(concurrency_group="notice")
     def notice(self) -> None:

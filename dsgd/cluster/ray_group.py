@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import fsum
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
@@ -27,11 +29,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 # isort: split
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dsgd.cluster.arena import Bytes
+from dsgd.cluster.captured_output import OutputNews
 from dsgd.cluster.rank_meeting import RankMeeting, missing_from
 from dsgd.cluster.ray_follower import CONCURRENCY, Follower, own_address
 from dsgd.cluster.ray_messages import INLINE_BYTES
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
 
     from dsgd.cluster.rank import RankStep
 
+_WAIT_S = 10.0  # within which a follower answers, also if it has nothing to say
+_FAREWELL_S = 2.0  # the driver waits longer for the leader
 _CAUSE_WITHIN_S = 10.0  # after the error of a rank that has lost another: why that one has ended
 
 
@@ -66,6 +71,8 @@ class GroupPlan(NamedTuple):
     """How long ranks wait for each other, from the start of the leader."""
     name: str
     """Of its leader, as logs have it."""
+    output: tuple[int, int]
+    """What `CapturedOutput` is given in each follower."""
 
 
 class Ranks(NamedTuple):
@@ -98,11 +105,18 @@ class Given(NamedTuple):
 class RankGroup:
     """The leader's side. All methods but `carry`, `leave` and those for weights are called by one thread.
 
-    noticed: is called when a follower is asked to end. Raises ProblemError for a module that cannot be
-    sharded.
+    noticed: is called when a follower is asked to end. relay: with what one has printed, and its rank. Raises
+    ProblemError for a module that cannot be sharded.
     """
 
-    def __init__(self, plan: GroupPlan, device: str, objective: Any, noticed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        plan: GroupPlan,
+        device: str,
+        objective: Any,
+        noticed: Callable[[], None],
+        relay: Callable[[OutputNews, int], None],
+    ) -> None:
         from dsgd.cluster.rank import Rank, RankTask, elementwise  # it needs torch
 
         self._plan, self._device, self._rank_task = plan, device, RankTask
@@ -122,11 +136,13 @@ class RankGroup:
                 num_gpus=plan.gpus,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(place, rank),
                 enable_task_events=False,
-            ).remote(plan.objective, device, plan.asked, rank, f"{plan.name} rank {rank}")
+            ).remote(plan.objective, device, plan.asked, rank, f"{plan.name} rank {rank}", *plan.output)
             for rank in range(1, plan.asked.ranks_per_worker)
         ]
         for actor in self._followers:
             self._watch(actor, noticed)
+        self._relay = relay
+        threading.Thread(target=self._listen, name="dsgd-output", daemon=True).start()
 
     def _watch(self, actor: Any, noticed: Callable[[], None]) -> None:
         """End this process, at once, when a follower has ended: the group is of no use any more."""
@@ -137,6 +153,23 @@ class RankGroup:
             noticed()
 
         actor.notice.remote().future().add_done_callback(heard)
+
+    def _listen(self) -> None:
+        """Relay what followers print, as long as they live."""
+        asked = {actor.output.remote(_WAIT_S): rank for rank, actor in enumerate(self._followers, 1)}
+        with suppress(RayError):  # one has ended, and this process will
+            while asked:
+                (ref,), _ = ray.wait(list(asked), num_returns=1)
+                rank = asked.pop(ref)
+                self._relay(ray.get(ref), rank)
+                asked[self._followers[rank - 1].output.remote(_WAIT_S)] = rank
+
+    def relay_last_output(self) -> None:
+        """Relay what followers have printed since the last time, of those that say so at once."""
+        asked = {actor.last_output.remote(): rank for rank, actor in enumerate(self._followers, 1)}
+        for ref in ray.wait(list(asked), num_returns=len(asked), timeout=_FAREWELL_S)[0]:
+            with suppress(RayError):
+                self._relay(ray.get(ref), asked[ref])
 
     def carry(self, worker: int, shard: list[Any]) -> None:
         """Have all ranks hold the shard of a worker."""

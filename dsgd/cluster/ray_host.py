@@ -123,7 +123,7 @@ class Host:
         if objective.num_weights:
             import torch  # noqa: F401 - before the start barrier: it takes a second
         if group is not None:
-            self._group = RankGroup(group, device, objective, self._notice.pass_on)
+            self._group = RankGroup(group, device, objective, self._notice.pass_on, self._output.relay)
 
     def __repr__(self) -> str:
         return self._name  # under which Ray publishes its log
@@ -484,6 +484,8 @@ class Host:
     @ray.method(concurrency_group="control")
     def last_output(self) -> OutputNews:
         """Return what was printed and logged since the last call, at once."""
+        if self._group:
+            self._group.relay_last_output()
         return self._output.news(0.0)
 
     @ray.method(concurrency_group="notice")

@@ -96,6 +96,7 @@ class HostProcesses:
         if codec is not None:
             heard = HeardWeights(codec, cfg.seed, objective.num_weights)
         self._arguments = times, device, cfg.timing.padding_bytes, self.output.level, most_lines, heard
+        self._most_lines = most_lines
         self._shards: list[Any] = []
         self._started: list[HostProcess] = []
         self._numbers = itertools.count()
@@ -131,7 +132,8 @@ class HostProcesses:
     def _plan(self, name: str) -> GroupPlan:
         """Return what the leader of a group needs to know."""
         places, within_s = self._places, self._cfg.ray.start_timeout_s
-        return GroupPlan(self._cfg.group, [self._objective], places.gpus, places.one_machine, within_s, name)
+        objective, output = [self._objective], (self.output.level, self._most_lines)
+        return GroupPlan(self._cfg.group, objective, places.gpus, places.one_machine, within_s, name, output)
 
     def carry(self, process: HostProcess, worker: int) -> None:
         """Have a process hold the shard of a worker, if it does not yet."""

@@ -69,7 +69,9 @@ class WorkerOutput:
 
 
 def log_output(host: int, news: OutputNews) -> None:
-    """Log what a host has said, each line with the worker whose task it was computing."""
+    """Log what a host has said, each line with the worker whose task it was computing and, of a follower, its
+    rank in the group.
+    """
     for line in news.lines:
         _log(host, line)
     if news.left_out:
@@ -79,7 +81,8 @@ def log_output(host: int, news: OutputNews) -> None:
 
 def _log(host: int, line: OutputLine) -> None:
     if _LOGGER.isEnabledFor(line.level):
-        extra: dict[str, Any] = {"rank": f"host {host}" if line.worker is None else f"worker {line.worker}"}
+        who = f"host {host}" if line.worker is None else f"worker {line.worker}"
+        extra: dict[str, Any] = {"rank": f"{who} rank {line.rank}" if line.rank else who}
         record = _LOGGER.makeRecord(_LOGGER.name, line.level, "", 0, line.text, (), None, extra=extra)
         record.created = line.epoch_s
         _LOGGER.handle(record)
