@@ -267,10 +267,11 @@ def performance(seen: Evidence, thresholds: Mapping[str, Threshold]) -> Check:
             details.append(f"{run.run_id}: {'nothing measured' if limit else f'{run.mode} has no threshold'}")
             continue
         speed = f"{run.run_id}: {rate:.4g} samples/s, {idle:.0%} idle"
-        if seen.over and rate < limit.samples_per_s_min:
-            return _check("performance", "fail", f"{speed}; at least {limit.samples_per_s_min:g} samples/s")
-        if seen.over and idle > limit.idle_share_max:
-            return _check("performance", "fail", f"{speed}; at most {limit.idle_share_max:.0%} idle")
+        least, most = limit.samples_per_s_min, limit.idle_share_max
+        if seen.over and least is not None and rate < least:
+            return _check("performance", "fail", f"{speed}; at least {least:g} samples/s")
+        if seen.over and most is not None and idle > most:
+            return _check("performance", "fail", f"{speed}; at most {most:.0%} idle")
         details.append(speed)
     state: State = "pass" if known and seen.over else "open"
     return _check("performance", state, ", ".join(details) or "nothing measured")

@@ -41,15 +41,19 @@ class TimeLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold:
-    """What a mode must reach in perf-test."""
+    """What a mode must reach in perf-test; None: that is not asked."""
 
-    samples_per_s_min: float
-    idle_share_max: float
+    samples_per_s_min: float | None = None
+    idle_share_max: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
+            if value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
                 raise ValueError(f"{name}: must be a number of at least 0, it is {value!r}")
+        if not any(value is not None for value in vars(self).values()):
+            raise ValueError("a mode's thresholds need samples_per_s_min, idle_share_max or both")
 
 
 @dataclass(frozen=True, kw_only=True)

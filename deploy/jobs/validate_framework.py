@@ -11,6 +11,7 @@ from deploy.jobs.checks import Check
 from deploy.jobs.job_manifest import job_names, read_job
 from deploy.jobs.kubectl import CALL_TIMEOUT_S
 from deploy.jobs.kubectl_errors import KubectlError
+from deploy.jobs.thresholds import DEFAULT, read_thresholds
 from deploy.jobs.validation import Finding, ask
 from deploy.manifests.rendered_files import problems
 from deploy.project import ROOT, pinned
@@ -32,6 +33,7 @@ def check_framework() -> list[Check]:
         ask("files", _files),
         ask("kubectl", _tool),
         ask("rendered", _rendered),
+        ask("thresholds", _thresholds),
         *(ask(name, partial(_job, name)) for name in job_names()),
         *(ask(f"overlay {name}", partial(_overlay, name)) for name in _OVERLAYS),
         _settings(),
@@ -56,6 +58,18 @@ def _tool() -> Finding:
 def _rendered() -> Finding:
     found = problems()
     return not found, found[0] if found else "all files are as deploy/manifests renders them"
+
+
+def _thresholds() -> Finding:
+    """Check that perf-test knows every job that is one run, and no mode that a job does not have."""
+    modes = {name: [cfg.mode for cfg in read_job(name).configs] for name in job_names()}
+    known = read_thresholds(DEFAULT).performance
+    for name, of_job in known.items():
+        if strange := set(of_job).difference(modes.get(name, ())):
+            return False, f"{DEFAULT.name}: there is no run of mode {min(strange)} in a job {name}"
+    if missing := [name for name, runs in modes.items() if len(runs) == 1 and name not in known]:
+        return False, f"{DEFAULT.name}: has nothing for {', '.join(missing)}"
+    return True, f"of {len(known)} jobs: {', '.join(known)}"
 
 
 def _job(name: str) -> Finding:
