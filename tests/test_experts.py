@@ -167,6 +167,8 @@ def test_workers_with_the_same_weights_agree() -> None:
     assert apart.agreement_with_server is not None
     assert apart.agreement < 0.95
     assert apart.agreement < apart.agreement_with_server  # the mean is nearer to each than they are
+    groups = used(execute(config("localsgd", **options | {"lr": 0.5, "ranks_per_worker": 2})))
+    assert groups.agreement == pytest.approx(apart.agreement, abs=0.02)
 
 
 def test_agreement_is_of_sets() -> None:

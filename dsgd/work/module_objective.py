@@ -410,7 +410,7 @@ class ModuleObjective(Objective):
         problem, device = self.problem, self._evaluated_on
         assert problem.routing
         mine = self._replica(device)
-        mine.w.copy_(torch.from_numpy(np.array(w)))
+        mine.write(torch.from_numpy(np.array(w)))
         mine.module.eval()
         routed = []
         with torch.no_grad():
