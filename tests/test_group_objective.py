@@ -624,3 +624,29 @@ def test_ranks_have_what_lies_in_their_slices_of_a_part(
     inside[part] = True
     for rank in range(ranks):
         assert layout.own(part, rank).tolist() == layout.take(inside, rank).tolist()
+
+
+def small() -> Problem:
+    torch.manual_seed(0)
+    x = torch.linspace(-1, 1, N)[:, None]
+    module = nn.Sequential(nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1)))
+    return Problem(module, lambda module, x: (module(x) - x * x).square().mean(), (x,), ())
+
+
+def compiled_on_rank(rank: int, ranks: int) -> tuple[Any, int]:
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    _, g, _ = on_rank(rank, ranks, small, Gradient(), 1, {"compiled": True})
+    return g, counters["stats"]["unique_graphs"]
+
+
+# The last one here: what torch.compile leaves in a process are tensors without memory.
+def test_a_compiled_groups_gradient_is_near(group: RankProcesses) -> None:
+    """torch.compile makes one graph of a block, and changes rounding only."""
+    alone = ModuleObjective(small())
+    _, _, g, _ = run_task(alone, Gradient(), 1, shard_of(small()), torch.from_numpy(start(small()))[None])
+    for rank, (found, graphs) in enumerate(group(2, compiled_on_rank)):
+        part = RankLayout(alone.shapes, 2).take(g, rank)
+        np.testing.assert_allclose(found, part, rtol=1e-4, atol=1e-6)
+        assert graphs == 1

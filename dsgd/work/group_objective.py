@@ -125,8 +125,8 @@ class GroupObjective(Objective):
             self._experts = hold_own_experts(module, membership.rank % slices, self._peers)
         parts = blocks(module)
         if objective.compiled:
-            for part in parts or [module]:
-                part.compile()
+            for part in parts or [module]:  # not with the hooks around it, at which torch would break off
+                part.forward = torch.compile(part.forward)
         if membership.checkpoint_activations:
             recompute_activations(parts)
         with torch.no_grad():
