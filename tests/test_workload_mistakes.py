@@ -22,7 +22,7 @@ FILES = {
     "def make(): pass": "make() returned a NoneType; return a dsgd.Problem",
     "def make(cfg): pass": "TypeError: make() missing 1 required positional argument: 'cfg'",
     "def make(): return P(nn.ReLU(), mean, (x,), (x,))": "its module has no parameter that requires a",
-    "def make(): return P(f, lambda m, x: m(x), (x,), (x,))": "its loss has shape (8, 1); return one",
+    "def make(): return P(f, lambda m, x: m(x), (x,), (x,))": "its loss has shape (2, 1); return one",
     "def make(): return P(f, lambda m, x: m(x).mean() * float('nan'), (x,), (x,))": "its loss is nan at the",
     "def make(): return P(f, lambda m, x: m(x).mean() + 1 / 0, (x,), (x,))": (
         "its loss cannot be computed: line 6: ZeroDivisionError: division by zero"
@@ -35,7 +35,7 @@ FILES = {
     "def make(): return P(f, mean, (x,), (x,), lambda m, x: [][1])": (
         "its score of test data cannot be computed: line 6: IndexError: list index out of range"
     ),
-    "def make(): return P(f, mean, (x,), (x,), lambda m, x: m(x))": "its score of test data has shape (8, 1)",
+    "def make(): return P(f, mean, (x,), (x,), lambda m, x: m(x))": "its score of test data has shape (2, 1)",
     "def make(): return P(f, mean, (x[:6],), (x,))": "--batch-size 8: worker 0's shard has only 3 of the 6",
     "import json; json.loads('{')": "cannot be imported: line 6: JSONDecodeError: Expecting property name",
     "from torch import not_there": "cannot be imported: line 6: ImportError: cannot import name 'not_there'",

@@ -97,7 +97,7 @@ class Record:
 
     def update_frame(self) -> pl.DataFrame:
         """Return the recorded updates, one a row: version, t_s, loss, and what was measured of them."""
-        return self._read_updates(columns(update_type(), without=("gradients", "ignored", "extra")))
+        return self._read_updates(columns(update_type(), without=("gradients", "ignored", "extra", "sent")))
 
     def task_frame(self) -> pl.DataFrame:
         """Return the tasks that made the updates, one a row: version, t_s and the fields of a task."""
