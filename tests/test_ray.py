@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import json
 import os
@@ -22,11 +23,14 @@ from conftest import ROOT, CommandLine, python
 from dsgd.cluster import ClusterError, Engine, Update
 from dsgd.cluster.laws import parse_law
 from dsgd.cluster.timing import ComputeTimes
+from dsgd.data import make_workload
+from dsgd.execution import execute as execution
 from dsgd.execution.execute import Running, Watcher, execute
 from dsgd.execution.quick import QuickRun, Workers, assert_close, config, run, same_bytes
 from dsgd.execution.replaying import compared, recorded_run
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import load
+from dsgd.work.model import Quadratic
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
@@ -54,6 +58,22 @@ def workers(ray_cluster: str) -> Iterator[Workers]:
 def undisturbed(workers: Workers) -> Mapping[str, QuickRun]:
     """Return, by mode, a run of two real workers to which nothing happens."""
     return {mode: workers.run(mode, **learning(mode)) for mode in IN_STEP}
+
+
+class OfTheDriverAlone(Quadratic):
+    """Needs a module that workers do not find."""
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, ("of_the_driver_alone",)
+
+
+def test_a_module_that_workers_do_not_find_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process whose arguments cannot be unpickled is never made; the run ends with why."""
+    cfg = config("ssgd", engine="ray", dataset="quadratic", num_workers=1, steps=1)
+    workload = make_workload(cfg)._replace(objective=OfTheDriverAlone(4))
+    monkeypatch.setattr(execution, "make_workload", lambda cfg: workload)
+    with pytest.raises(ClusterError, match="No module named 'of_the_driver_alone'"):
+        execute(cfg, evaluate=False)
 
 
 @pytest.mark.parametrize(

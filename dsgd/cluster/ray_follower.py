@@ -31,6 +31,8 @@ def own_address(*, one_machine: bool) -> str:
 class Follower:
     """The actor. What a rank does is in `rank.py`."""
 
+    _name = "a follower"  # until it is made, as of Host
+
     def __init__(
         self,
         objective: list[Any],

@@ -92,6 +92,8 @@ class Host:
     long as this process.
     """
 
+    _name = "a host"  # until it is made: Ray asks for it where the arguments cannot be unpickled, too
+
     def __init__(
         self,
         objective: Objective,
