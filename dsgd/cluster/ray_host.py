@@ -472,9 +472,7 @@ class Host:
             assert child.stdout
             child.stdout.read(1)  # it has begun to wait
             os.kill(os.getpid(), signal.SIGSTOP)
-            child.stdout.read(
-                1
-            )  # it has waited: this thread may run for a moment before the stop takes effect
+            child.stdout.read(1)  # it has waited: this thread may run on until the stop takes effect
 
     @ray.method(concurrency_group="output")
     def output(self, wait_s: float) -> OutputNews:

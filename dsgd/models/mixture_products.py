@@ -1,6 +1,6 @@
 """What the experts of a mixture compute: products of the rows of each with its two matrices.
 
-torch's product in groups is a kernel of its own on a GPU. On a CPU it is a loop over the groups; what counts
+On a GPU torch computes a product in groups in one kernel. On a CPU it is a loop over the groups; what counts
 there is that the hidden units of all experts at once do not fit a cache, and that memory of such a size is
 given back to the operating system after each use, and is cleared when it is used again. So there the experts
 are taken in runs, whose hidden units fit.
