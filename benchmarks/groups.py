@@ -198,6 +198,7 @@ RANKS: dict[str, Any] = {"gradient": _gradient, "memory": _memory}
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=PARTS, choices=PARTS)
-    for part in parser.parse_args().parts:
+    parser.add_argument("parts", nargs="*", choices=(*PARTS, "all"), default="all")
+    parts = parser.parse_args().parts
+    for part in PARTS if "all" in parts else parts:
         RUN[part]()

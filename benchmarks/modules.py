@@ -313,6 +313,7 @@ RUN = {"gradient": gradients, "simulator": simulator, "ray": on_ray, "memory": m
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=PARTS, choices=tuple(RUN))
-    for part in parser.parse_args().parts:
+    parser.add_argument("parts", nargs="*", choices=(*RUN, "all"), default="all")
+    parts = parser.parse_args().parts
+    for part in PARTS if "all" in parts else parts:
         RUN[part]()
