@@ -2,7 +2,6 @@
 UV_VERSION := 0.13.8
 UV := $(or $(shell command -v uv 2>/dev/null),.tools/uv/bin/uv)
 PYTHON := .venv/bin/python
-EXPORT = $(UV) export --quiet --frozen --format requirements-txt --no-dev --no-emit-project --no-header --no-annotate
 
 # Tests that share one of two Ray clusters, or what a file has made once, go to one process; the others to any.
 # Those on Ray and with servers often wait, so one process more than the machine of the gate has cores.
@@ -20,7 +19,7 @@ help:  ## list the targets
 setup: .venv/.done  ## make the environment in .venv (finds uv, or installs it into .tools)
 
 .venv/.done: pyproject.toml requirements.txt | $(UV)
-	$(UV) sync
+	$(UV) sync --compile-bytecode || $(UV) sync --compile-bytecode --refresh # a mirror's first answer may be old
 	@touch $@
 
 # Only where no uv is on the PATH: into .tools, never into the system's Python.
@@ -28,12 +27,8 @@ setup: .venv/.done  ## make the environment in .venv (finds uv, or installs it i
 	python3 -m venv .tools/uv
 	.tools/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
-# From scratch, as `make setup` resolves in a fresh clone; an older uv.lock is ignored. No registry is named.
 requirements: | $(UV)  ## write requirements.txt from pyproject.toml: all packages by version and hash
-	$(UV) lock --quiet --upgrade
-	{ echo "# Made by \`make requirements\` from pyproject.toml; docs/deploy.md says who uses it."; \
-		$(EXPORT); } > requirements.txt.partial
-	mv requirements.txt.partial requirements.txt
+	@$(UV) run --quiet --no-project --python '>=3.11' deploy/requirements.py $(UV)
 
 sbom: setup  ## write sbom.json: the packages of requirements.txt, with their hashes, as CycloneDX
 	$(UV) export --quiet --frozen --no-dev --no-emit-project --format cyclonedx1.5 --output-file sbom.json

@@ -11,35 +11,91 @@ import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from conftest import ROOT
-from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from deploy.requirements import FILE as REQUIREMENTS
+from deploy.requirements import exported, first_lines, too_young
+
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-REQUIREMENTS = ROOT / "requirements.txt"
 REMEDY = "run `make requirements`, then `make setup`"
-
-
-def requirements() -> list[tuple[Requirement, list[str]]]:
-    """Return each requirement of requirements.txt with its hashes."""
-    text = REQUIREMENTS.read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    parts = [line.split("--hash=") for line in lines]
-    return [(Requirement(first), [one.strip() for one in hashes]) for first, *hashes in parts]
-
-
-def pins() -> dict[str, str]:
-    """Return the version of every package that this Python, on this machine, gets from requirements.txt."""
-    here = [one for one, _ in requirements() if one.marker is None or one.marker.evaluate()]
-    found: dict[str, str] = {
-        canonicalize_name(one.name): str(one.specifier).removeprefix("==") for one in here
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+PLATFORMS = {
+    "linux x86_64": {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"},
+    "linux aarch64": {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix"},
+    "darwin arm64": {"sys_platform": "darwin", "platform_system": "Darwin", "os_name": "posix"},
+    "win32 AMD64": {"sys_platform": "win32", "platform_system": "Windows", "os_name": "nt"},
+}
+# The supported Pythons and platforms, as values of the variables in markers.
+ENVIRONMENTS = {
+    f"Python {python} on {name}": {
+        "python_version": python,
+        "python_full_version": f"{python}.1",
+        "platform_machine": name.rpartition(" ")[2],
+        "platform_python_implementation": "CPython",
+        "implementation_name": "cpython",
+        **platform,
     }
-    assert len(found) == len(here), "two versions of one package for one Python"
+    for python in PYTHONS
+    for name, platform in PLATFORMS.items()
+}
+
+
+class Package(NamedTuple):
+    version: str
+    hashes: frozenset[str]
+
+
+def packages(text: str, environment: dict[str, str]) -> dict[str, Package]:
+    """Return the packages that the text of a requirements.txt asks for in an environment, by their names."""
+    found: dict[str, Package] = {}
+    for one, hashes in requirements(text):
+        if one.marker is None or one.marker.evaluate(environment):
+            name = canonicalize_name(one.name)
+            assert name not in found, f"two versions of {name} in {environment}"
+            found[name] = Package(str(one.specifier).removeprefix("=="), frozenset(hashes))
     return found
+
+
+def requirements(text: str) -> Iterator[tuple[Requirement, list[str]]]:
+    """Yield each requirement with its hashes."""
+    for line in text.replace("\\\n", " ").splitlines():
+        if line and not line.startswith("#"):
+            first, *hashes = line.split("--hash=")
+            yield Requirement(first), [one.strip() for one in hashes]
+
+
+def moved(before: str, after: str) -> dict[str, str]:
+    """Return what differs between two requirements.txt in an environment that is supported: by the package's
+    name, from what to what.
+    """
+    found: dict[str, str] = {}
+    for environment, variables in ENVIRONMENTS.items():
+        old, new = packages(before, variables), packages(after, variables)
+        for name in sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name)):
+            was, now = (one[name].version if name in one else "nothing" for one in (old, new))
+            what = f"{was} to {now}" if was != now else f"other hashes of {was}"
+            found.setdefault(name, f"{what} ({environment})")
+    return found
+
+
+@pytest.fixture(scope="module")
+def locked() -> str:
+    """Return what the lock that `make setup` made here exports, in the form of requirements.txt."""
+    uv = shutil.which("uv") or shutil.which(str(ROOT / ".tools/uv/bin/uv"))
+    if not (uv and lock().exists()):
+        pytest.skip("needs uv and the uv.lock that `make setup` makes")
+    return exported(uv, "--offline")
+
+
+def lock() -> Path:
+    return ROOT / "uv.lock"
 
 
 def installed(asked: list[str]) -> Iterator[tuple[str, str]]:
@@ -60,76 +116,104 @@ def installed(asked: list[str]) -> Iterator[tuple[str, str]]:
 
 def test_requirements_pin_every_package_by_version_and_hash() -> None:
     """Each line has one exact version and SHA-256 hashes; none names a registry, a URL or a folder."""
-    for requirement, hashes in requirements():
+    text = REQUIREMENTS.read_text()
+    for requirement, hashes in requirements(text):
         assert re.fullmatch(r"==[\w.!+]+", str(requirement.specifier)), requirement
         assert requirement.url is None
         assert hashes, f"{requirement} has no hash"
         assert all(re.fullmatch(r"sha256:[0-9a-f]{64}", one) for one in hashes)
-    text = REQUIREMENTS.read_text()
     assert not re.search(r"://|--(extra-)?index|--find-links|^-[ef]|@", text, re.MULTILINE)
 
 
-def test_requirements_have_the_pins_of_the_project() -> None:
-    """Each dependency in pyproject.toml is in requirements.txt, in the same version."""
-    found = pins()
-    for text in PYPROJECT["project"]["dependencies"]:
-        asked = Requirement(text)
-        assert found.get(canonicalize_name(asked.name)) == str(asked.specifier).removeprefix("=="), REMEDY
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_requirements_are_for_every_python_and_platform(environment: str) -> None:
+    """Each supported Python gets one version of each package, and all direct dependencies as pinned."""
+    found = packages(REQUIREMENTS.read_text(), ENVIRONMENTS[environment])
+    for asked in map(Requirement, PYPROJECT["project"]["dependencies"]):
+        assert f"=={found[canonicalize_name(asked.name)].version}" == str(asked.specifier), REMEDY
 
 
-def test_requirements_are_what_is_tested() -> None:
-    """The packages that these tests run on are those of requirements.txt, in the same versions."""
-    found = pins()
+def test_requirements_are_made_of_todays_pins() -> None:
+    """Nothing that decides the packages has changed in pyproject.toml since requirements.txt was made."""
+    assert REQUIREMENTS.read_text().startswith(first_lines(PYPROJECT)), REMEDY
+
+
+def test_requirements_are_what_a_fresh_clone_gets(locked: str) -> None:
+    """`make setup` resolves to the packages of requirements.txt, for every supported Python and platform.
+
+    If it does not though the pins are those that the file was made from, then the registry answers otherwise
+    than it did then. No commit did that, so none is held up: the end of the tests says what moved.
+    """
+    if changes := moved(REQUIREMENTS.read_text(), locked):
+        test_requirements_are_made_of_todays_pins()
+        what = ", ".join(f"{name} {change}" for name, change in changes.items())
+        pytest.xfail(f"the registry now gives {what}: {REMEDY}")
+
+
+def test_what_moved_is_named() -> None:
+    """Markers in other words are the same requirement; a version, a hash or a package more is not."""
+    here = "--hash=sha256:" + "0" * 64
+    old = f"a==1 ; python_full_version >= '3.12' {here}\nb==2 ; sys_platform == 'linux' {here}\n"
+    same = f"a==1 ; python_version > '3.11' {here}\nb==2 ; platform_system == 'Linux' {here}\n"
+    assert moved(old, same) == {}
+    assert moved(old, old.replace("a==1", "a==2")) == {"a": "1 to 2 (Python 3.12 on linux x86_64)"}
+    assert moved(old, old.replace("0", "1")) == {
+        "a": "other hashes of 1 (Python 3.12 on linux x86_64)",
+        "b": "other hashes of 2 (Python 3.11 on linux x86_64)",
+    }
+    assert moved(f"c==3 {here}\n", "") == {"c": "3 to nothing (Python 3.11 on linux x86_64)"}
+
+
+def test_the_packages_that_are_tested_are_those_of_the_lock(request: pytest.FixtureRequest) -> None:
+    """What these tests run on are the versions that `make setup` resolved; in an image, requirements.txt."""
+    text = request.getfixturevalue("locked") if lock().exists() else REQUIREMENTS.read_text()
+    asked = packages(text, {})
     different = {
-        name: f"{version} is installed, requirements.txt has {found.get(name)}"
+        name: f"{version} is installed, not {asked[name].version if name in asked else 'asked for'}"
         for name, version in installed(PYPROJECT["project"]["dependencies"])
-        if found.get(name) != version
+        if name not in asked or asked[name].version != version
     }
-    assert not different, f"{different}: {REMEDY}"
+    assert not different, f"{different}: run `make setup`"
 
 
-def test_requirements_are_what_uv_exports() -> None:
-    """`make requirements` would change nothing: the lock that `make setup` made here exports the same."""
-    uv = shutil.which("uv") or shutil.which(str(ROOT / ".tools/uv/bin/uv"))
-    lock = ROOT / "uv.lock"
-    if not (uv and lock.exists()):
-        pytest.skip("needs uv and the uv.lock that `make setup` makes; the pins are compared all the same")
-    if lock.stat().st_mtime < (ROOT / "pyproject.toml").stat().st_mtime:
-        pytest.skip("pyproject.toml is younger than uv.lock: `make setup` brings the lock up to date")
-    (flags,) = re.findall(r"^EXPORT = \$\(UV\) (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    exported = subprocess.run(
-        [uv, *flags.split(), "--offline"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
-    ).stdout
-    assert REQUIREMENTS.read_text().partition("\n")[2] == exported, REMEDY
-
-
-@pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_requirements_are_for_every_python_and_machine(python: str, machine: str) -> None:
-    """On Linux each supported Python gets one version of each package, and all direct dependencies."""
-    environment = {
-        "python_version": python,
-        "python_full_version": f"{python}.1",
-        "platform_machine": machine,
-        "sys_platform": "linux",
-        "platform_python_implementation": "CPython",
-        "implementation_name": "cpython",
+def test_no_package_is_younger_than_the_date_of_the_pins() -> None:
+    """All that the lock has was uploaded before `exclude-newer`, the direct pins and all tools among it."""
+    if not lock().exists():
+        pytest.skip("needs the uv.lock that `make setup` makes")
+    date = datetime.fromisoformat(PYPROJECT["tool"]["uv"]["exclude-newer"])
+    uploaded = {
+        package["name"]: max(
+            datetime.fromisoformat(file["upload-time"])
+            for file in (*package.get("wheels", ()), *filter(None, [package.get("sdist")]))
+        )
+        for package in tomllib.loads(lock().read_text())["package"]
+        if "registry" in package["source"]
     }
+    project = PYPROJECT["project"]
+    groups = [*project["optional-dependencies"].values(), *PYPROJECT["dependency-groups"].values()]
+    direct = [*project["dependencies"], *(one for group in groups for one in group)]
+    assert {canonicalize_name(Requirement(one).name) for one in direct} <= uploaded.keys()
+    assert {name: f"{when}" for name, when in uploaded.items() if when >= date} == {}
 
-    def applies(marker: Marker | None) -> bool:
-        return marker is None or marker.evaluate(environment)
 
-    names = [canonicalize_name(one.name) for one, _ in requirements() if applies(one.marker)]
-    assert len(names) == len(set(names))
-    asked = {canonicalize_name(Requirement(one).name) for one in PYPROJECT["project"]["dependencies"]}
-    assert asked <= set(names)
+@pytest.mark.parametrize(
+    ("date", "old_enough"),
+    [("2026-11-15T00:00:00Z", True), ("2026-11-15T00:00:01Z", False), ("2026-11-20T00:00:00Z", False),
+     ("2024-02-29T00:00:00+02:00", True), ("2026-11-14", False), ("10 days", False)],
+)  # fmt: skip
+def test_make_requirements_refuses_a_date_that_is_too_young(date: str, old_enough: bool) -> None:
+    """On 25 November it takes 15 November and what is older, as a time with its zone, and names that date."""
+    problem = too_young(date, datetime(2026, 11, 25, 23, 59, tzinfo=UTC))
+    assert (problem == "") == old_enough
+    assert old_enough or (f'"{date}"' in problem and problem.endswith('set "2026-11-15T00:00:00Z"'))
 
 
 def test_requirements_hold_what_builds_the_project() -> None:
     """The build backend of pyproject.toml is in requirements.txt: the image builds without fetching."""
     (build,) = PYPROJECT["build-system"]["requires"]
     assert PYPROJECT["tool"]["uv"]["constraint-dependencies"] == [build]
-    assert f"setuptools=={pins()['setuptools']}" == build
+    for environment in ENVIRONMENTS.values():
+        assert f"setuptools=={packages(REQUIREMENTS.read_text(), environment)['setuptools'].version}" == build
 
 
 @pytest.fixture(scope="module")
