@@ -1,4 +1,4 @@
-"""The runs whose weights are kept in golden/weights.json: every mode and variant on every workload."""
+"""The runs whose weights are kept in golden/, as hashes: every mode and variant on every workload."""
 
 from __future__ import annotations
 

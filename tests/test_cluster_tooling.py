@@ -568,7 +568,8 @@ def test_a_signal_in_the_middle_ends_the_test_after_cleaning_up(
     tools_apart: Tools, which: signal.Signals
 ) -> None:
     tools_apart.play({"based_on": "endless"})
-    process = tools_apart.start("test-cluster")
+    # Whatever these tests were started with: under nohup, SIGHUP is ignored on purpose.
+    process = tools_apart.start("test-cluster", preexec_fn=lambda: signal.signal(which, signal.SIG_DFL))
     wait_for(lambda: "exec" in tools_apart.verbs)
     process.send_signal(which)
     _, err = process.communicate(timeout=60)

@@ -14,6 +14,7 @@ import dsgd
 from docs.tools.notebook import executed, read
 from dsgd.report.frames import read_folder
 
+DECIMAL = re.compile(r"\d+\.\d+")
 FAST: dict[str, Any] = {"engine": "sim", "num_workers": 2, "steps": 30}
 
 
@@ -26,10 +27,17 @@ def texts(notebook: Any) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "drawn"), [("notebook", 2), ("own-model", 1)])
 def test_a_notebook_gives_what_it_shows(name: str, drawn: int) -> None:
-    """Executed anew, in another folder, each cell has the output in the file; some are figures."""
+    """Executed anew, in another folder, each cell has the output in the file; some are figures.
+
+    Its last digits depend on the kind of processor: the losses of 800 updates of a module differ by .1 %.
+    """
     path = ROOT / f"docs/{name}.ipynb"
-    shown, found = read(path), executed(path)
-    assert texts(found) == texts(shown)
+    found = executed(path)
+    now, then = "\n".join(texts(found)), "\n".join(texts(read(path)))
+    assert DECIMAL.sub("…", now) == DECIMAL.sub("…", then)
+    assert [*map(float, DECIMAL.findall(now))] == pytest.approx(
+        [*map(float, DECIMAL.findall(then))], rel=0.01
+    )
     figures = [
         o for cell in found.cells for o in cell.get("outputs", ()) if "image/svg+xml" in o.get("data", {})
     ]
