@@ -21,7 +21,13 @@ from dsgd.strategies import modes
 
 ROOT = Path(__file__).parents[1]
 collect_ignore = ["own"]  # a user's folder: test_adding_a_strategy.py runs its test there
-os.environ.pop("RAY_ADDRESS", None)
+# What belongs to the caller, not to the tests: where Ray is, how wide and colourful a terminal, a proxy.
+TERMINAL = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "MPLBACKEND")
+PROXIES = ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+for name in ("RAY_ADDRESS", *TERMINAL, *PROXIES):
+    os.environ.pop(name, None)
+if {*tempfile.gettempdir()} & {*" \t\n"}:  # most tests write a command as one text, with tmp_path in it
+    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
 # Ray runs workers at niceness 15: beside tests that compute they would starve, up to their time limits.
 os.environ.setdefault("RAY_worker_niceness", "0")
 
