@@ -74,7 +74,7 @@ def main(uv: str) -> None:
     """Resolve from scratch, whatever an older uv.lock has, and write the file; on an error, leave it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     now = datetime.now(UTC)
-    if problem := too_young(project["tool"]["uv"]["exclude-newer"], now):
+    if problem := too_young(str(project["tool"]["uv"].get("exclude-newer", "")), now):
         sys.exit(problem)
     try:
         subprocess.run([uv, "lock", "--quiet", "--upgrade"], cwd=ROOT, check=True)
