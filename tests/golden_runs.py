@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import platform
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -95,20 +94,3 @@ def real() -> dict[str, Golden]:
                     ran = workers.run(mode, **variant)
                     found[name("ray", mode, variant, workload)] = golden(ran)
     return found
-
-
-def made_on() -> dict[str, str]:
-    """Return all that the bits of a result depend on: processor features and versions."""
-    import importlib
-
-    import torch
-
-    supported = importlib.import_module("numpy._core._multiarray_umath").__cpu_features__
-    features = " ".join(sorted(name for name, there in supported.items() if there))
-    return {
-        "machine": platform.machine(),
-        "processor": torch.backends.cpu.get_cpu_capability(),
-        "features": hashlib.sha256(features.encode()).hexdigest()[:16],
-        "torch": torch.__version__.partition("+")[0],
-        "numpy": np.__version__,
-    }

@@ -1,60 +1,33 @@
 """No change moves the weights by accident: those of every mode and variant are kept, as hashes.
 
-The last bits depend on the kind of processor, so golden/ has a file for each kind; the losses of another
-kind hold too. `DSGD_REWRITE_GOLDEN=1 python -m pytest tests/test_golden.py` rewrites the file of this
-machine's kind, or begins it: for a new kind, and for a change that is meant to move results, in a separate
-commit that says why and removes the files of other kinds.
+golden_files.py says how, and when the files are rewritten.
 """
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-from typing import Any
-
 import pytest
-from golden_runs import VARIANTS, Golden, made_on, real, simulated
+from golden_files import REWRITE, GoldenFiles
+from golden_runs import VARIANTS, Golden, real, simulated
 
-REWRITE = bool(os.environ.get("DSGD_REWRITE_GOLDEN"))
-FOLDER = Path(__file__).parent / "golden"
-HERE = made_on()
-FILE = FOLDER / f"weights-{HERE['processor'].lower()}-{HERE['features'][:8]}.json"
-
-
-def read(file: Path) -> dict[str, Any]:
-    there: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"made_on": HERE, "runs": {}}
-    return there
-
-
-def kept() -> dict[str, Any]:
-    """Return what is kept of each run, by its name: on this kind of processor if possible."""
-    runs: dict[str, Any] = {}
-    for file in (*sorted(FOLDER.glob("weights-*.json")), FILE):
-        runs |= read(file)["runs"]
-    return runs
+FILES = GoldenFiles("weights")
 
 
 def modes_kept() -> set[str]:
-    return {run.removeprefix("ray | ").partition(" | ")[0] for run in kept()}
+    return {run.removeprefix("ray | ").partition(" | ")[0] for run in FILES.runs}
 
 
 def hold(found: dict[str, Golden]) -> None:
     """Compare with the files: hashes where they were made on a machine like this, else losses."""
-    here, before = read(FILE), kept()
     if REWRITE:
-        runs = here["runs"] | {name: list(one) for name, one in found.items()}
-        lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(runs[name])}" for name in sorted(runs))
-        FILE.write_text(f'{{"made_on": {json.dumps(HERE)}, "runs": {{\n{lines}\n}}}}\n')
+        FILES.rewrite(found)
         return
     moved = []
     for name, one in found.items():
-        weights, events, loss = before[name]
-        alike = name in here["runs"] and here["made_on"] == HERE
-        if alike and (one.weights, one.events) != (weights, events):
-            moved.append(f"{name}: {'the order of events' if one.events != events else 'the weights'}")
-        elif one.loss != pytest.approx(loss, rel=1e-4, abs=1e-4):
-            moved.append(f"{name}: the loss is {one.loss}, was {loss}")
+        kept = Golden(*FILES.runs[name])
+        if name in FILES.here and (one.weights, one.events) != (kept.weights, kept.events):
+            moved.append(f"{name}: {'the order of events' if one.events != kept.events else 'the weights'}")
+        elif one.loss != pytest.approx(kept.loss, rel=1e-4, abs=1e-4):
+            moved.append(f"{name}: the loss is {one.loss}, was {kept.loss}")
     assert not moved, "these runs have changed:\n" + "\n".join(moved)
 
 

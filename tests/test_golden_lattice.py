@@ -1,0 +1,37 @@
+"""No change moves what runs leave by accident: records, checkpoints and replays are kept, as hashes.
+
+golden_files.py says how, and when the files are rewritten.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from golden_files import REWRITE, GoldenFiles
+from golden_lattice import ROWS, Left, made
+
+FILES = GoldenFiles("lattice")
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_run_leaves_the_record_it_always_left(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files, what its watchers saw, how it ended and its replay are those in the file, bit for bit."""
+    monkeypatch.chdir(tmp_path)
+    left = made(row)
+    if REWRITE:
+        FILES.rewrite({row: left})
+        return
+    kept = Left(*FILES.runs[row])
+    assert left.ended == kept.ended
+    if row in FILES.here:
+        moved = sorted(left.hashes.items() ^ kept.hashes.items())
+        assert not moved, f"these have changed: {', '.join(sorted({file for file, _ in moved}))}"
+    assert left.loss == (kept.loss and pytest.approx(kept.loss, rel=1e-3, abs=1e-3))
+
+
+def test_the_file_holds_the_rows_that_are_made() -> None:
+    """A row that was renamed or removed leaves nothing in the file."""
+    assert sorted(FILES.runs) == sorted(ROWS)
