@@ -24,7 +24,8 @@ from dsgd.cluster import Update
 from dsgd.cluster.open import open_cluster
 from dsgd.config import TrainConfig
 from dsgd.data import make_workload
-from dsgd.execution.execute import Watcher, execute
+from dsgd.execution.execute import execute
+from dsgd.execution.keeper import Watcher
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import configured, strategy_of
 from dsgd.theory.checkpointing import checkpoint_interval

@@ -20,7 +20,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from dsgd.cluster import Engine, Update
 from dsgd.cluster.ray_connection import connect
 from dsgd.config import DataConfig
-from dsgd.execution.execute import Watcher, execute
+from dsgd.execution.execute import execute
+from dsgd.execution.keeper import Watcher
 from dsgd.live.prometheus import RunMetrics, RunsCollector
 from dsgd.metrics import Tally
 from dsgd.strategies import load

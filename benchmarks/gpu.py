@@ -253,8 +253,7 @@ def simulator(scale: Scale, workers: int = 8) -> None:
 
 def shared(scale: Scale, workers: int) -> None:
     """Measure real workers that share one GPU, with several local steps between two exchanges."""
-    from dsgd.execution.execute import execute
-    from dsgd.execution.quick import Keep
+    from dsgd.execution.execute import opened
 
     placed: dict[str, Any] = {"device": scale.device}
     if scale.device == "cuda":
@@ -270,15 +269,15 @@ def shared(scale: Scale, workers: int) -> None:
         precision="bf16",
         **placed,
     )
-    keep = Keep()
-    ended = execute(cfg, [keep], evaluate=False)
-    if ended.exception:
-        raise ended.exception
-    tokens = sum(d.batches for u in keep.updates[2:] for d in u.dones) * scale.shared_batch
+    with opened(cfg) as run:
+        run.advance(updates=2)  # the first ones are slow
+        warm_s, warm = run.tally.last_update_s, run.tally.gradients
+        run.advance()
+    tokens = (run.tally.gradients - warm) * scale.shared_batch
     about = _about(cfg)
-    seconds = keep.updates[-1].finished_s - keep.updates[1].finished_s
+    seconds = run.tally.last_update_s - warm_s
     print(
-        f"shared     {scale.shared_case} bf16, {workers} workers on one {ended.cluster.device} device, "
+        f"shared     {scale.shared_case} bf16, {workers} workers on one {run.engine.device} device, "
         f"LocalSGD, H = {LOCAL_STEPS}: {tokens * about['tokens_per_sample'] / seconds:,.0f} tokens/s in all",
         flush=True,
     )

@@ -144,7 +144,8 @@ def _memory(rank: int, case: str = "gpt-1m") -> None:
 
 def islands(local_steps: int = 8, rounds: int = 3, batch_size: int = 4) -> None:
     """Measure tokens a second of DiLoCo between two groups of two, and of one group hsdp:2 of four."""
-    from dsgd.execution.execute import Watcher, execute
+    from dsgd.execution.execute import execute
+    from dsgd.execution.keeper import Watcher
 
     class Times(Watcher):
         """The time of each update."""

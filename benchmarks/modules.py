@@ -235,7 +235,8 @@ def on_ray(steps: int = 8, turns: int = 5) -> None:
 
     from torch.multiprocessing.spawn import spawn
 
-    from dsgd.execution.execute import Watcher, execute
+    from dsgd.execution.execute import execute
+    from dsgd.execution.keeper import Watcher
 
     batch_size, context = 4, SIZES["1m"].context
     with socket.socket() as free:

@@ -33,7 +33,8 @@ from dsgd.cluster import Update
 from dsgd.cluster.ray_connection import connect
 from dsgd.data import EmptyShard, Workload
 from dsgd.execution import execute as execution
-from dsgd.execution.execute import Watcher, execute
+from dsgd.execution.execute import execute
+from dsgd.execution.keeper import Watcher
 from dsgd.execution.quick import config
 from dsgd.work.model import Evaluation, Objective
 from dsgd.work.weights import Vector

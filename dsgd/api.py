@@ -20,7 +20,8 @@ import numpy as np
 
 from dsgd.config import LiveConfig, LogConfig, OutputConfig, option_fields
 from dsgd.config import options as flat
-from dsgd.execution.execute import Ended, Watcher, execute
+from dsgd.execution.execute import Ended, execute
+from dsgd.execution.keeper import Watcher
 from dsgd.live.observers import Observers
 from dsgd.metrics import QUANTITIES, taken_of_updates
 from dsgd.records.outcomes import StoppedBy

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from dsgd.cluster import Update
 from dsgd.execution.evaluation import Evaluated
-from dsgd.execution.execute import Ended, Running, Watcher, execute
+from dsgd.execution.execute import Ended, execute
+from dsgd.execution.keeper import Running, Watcher
 from dsgd.execution.replaying import compared, recorded_run
 from dsgd.faults.seen import FaultSeen
 from dsgd.records.schema import RecordError
@@ -111,7 +112,7 @@ def made(row: str) -> Left:
         saw, weights = witness.saw.hexdigest(), digest(ended.weights.vector.tobytes())
         found = {"saw": saw, "weights": weights, "summary": digest(text_of(ended))}
         if ended.path:
-            # Without faults a busy disk decides which checkpoints are left out, but for that of the end.
+            # Without faults a busy disk decides which checkpoints are left out; that of the end is not.
             found |= record_of(ended.path, only_last_checkpoint=not ended.cfg.fault.faults)
         hashes |= {f"{attempt} {name}": content[:8] for name, content in found.items()}
         more = f" --steps {cut[6:]}" if cut.startswith("steps=") else more

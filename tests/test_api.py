@@ -20,7 +20,8 @@ from conftest import ROOT, CommandLine, python
 
 import dsgd
 from dsgd.cluster import Update
-from dsgd.execution.execute import Running, execute
+from dsgd.execution.execute import execute
+from dsgd.execution.keeper import Running
 from dsgd.execution.quick import config
 from dsgd.records.reader import read_record
 from dsgd.records.writer import RunRecord

@@ -13,7 +13,8 @@ from test_tensorboard import scalars
 
 from dsgd.cluster import Update
 from dsgd.config import OutputConfig
-from dsgd.execution.execute import Ended, Running, Watcher, execute
+from dsgd.execution.execute import Ended, execute
+from dsgd.execution.keeper import Running, Watcher
 from dsgd.execution.quick import config
 from dsgd.faults.seen import FaultSeen
 from dsgd.records.reader import read_record

@@ -7,6 +7,7 @@ import math
 import pickle
 import random
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -404,7 +405,7 @@ def test_nobody_left_and_none_to_come_is_an_error() -> None:
 
 @pytest.mark.parametrize("trigger", ["t=4.5", "update=4"])
 def test_a_lost_driver_ends_the_run_once(trigger: str) -> None:
-    """It raises, says for how long, and does not happen again in a cluster that goes back before it."""
+    """It raises, says for how long, and does not happen again in a cluster that goes back because of it."""
     cfg = config("ssgd", **TEN_SECONDS, faults=f"driver@{trigger}+7")
     seen, states = list[Update](), list[Any]()
     cluster, w = begun(cfg)
@@ -413,7 +414,7 @@ def test_a_lost_driver_ends_the_run_once(trigger: str) -> None:
     assert lost.value.lasts_s == 7
     assert [line.kind for line in cluster.faults_seen] == ["driver"]
     state, w = states[1]
-    cluster.restore(state)
+    cluster.restore(replace(state, faults=cluster.state().faults))
     again = list[Update]()
     follow(cfg, cluster, w, again, [], spent=6)
     assert followed(seen[2:]) == followed(again[: len(seen) - 2])

@@ -19,7 +19,7 @@ from dsgd import Watcher, run
 from dsgd.cluster import Update
 from dsgd.cluster.captured_output import MOST_CHARACTERS, CapturedOutput
 from dsgd.config import LogConfig
-from dsgd.execution.execute import Running
+from dsgd.execution.keeper import Running
 from dsgd.live.now import gradient_norm
 from dsgd.terminal.logs import logged
 

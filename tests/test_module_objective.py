@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from dsgd.cluster import ClusterError, EvaluationLost
+from dsgd.cluster.open import open_cluster
 from dsgd.data import Workload
-from dsgd.execution.evaluation import Evaluator
+from dsgd.execution.evaluation import Evaluations
 from dsgd.execution.execute import execute
 from dsgd.execution.quick import config, run, same_bytes
+from dsgd.execution.run import Run
 from dsgd.work.module_objective import ModuleObjective, ProblemShard
 from dsgd.work.problem import Problem, ProblemError
 from dsgd.work.weights import Weights
@@ -197,7 +200,7 @@ UNFIT: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], str]] = {
     "shapes": (
         mlp,
         lambda module, x, y: loss(module, x[:, :5], y),
-        "its loss cannot be computed: line 39: RuntimeError: ",
+        f"its loss cannot be computed: line {loss.__code__.co_firstlineno + 1}: RuntimeError: ",
     ),
     "full": (
         mlp,
@@ -285,7 +288,7 @@ class TestOnRay:
         assert not real.notes
 
     @pytest.mark.slow
-    def test_a_lost_process_costs_an_evaluation_at_most(self) -> None:
+    def test_a_lost_process_costs_an_evaluation_at_most(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Another takes its place, and evaluates again what was interrupted; what ends that one too is lost,
         and noted. An error of the workload's own is one line that ends the run.
         """
@@ -302,7 +305,11 @@ class TestOnRay:
         made = Workload(ModuleObjective(problem(mlp())._replace(score=score)), [shard()], (), N)
         w = made.objective.initial_weights(0)
         process = EvaluatingProcess(_by_value(made), "cpu", lambda: None, 60.0)
-        evaluator = Evaluator(process.evaluate, background=True)
+        cfg = config("ssgd", num_workers=1)
+        with open_cluster(cfg, made) as engine:
+            run = Run(replace(cfg, engine="ray"), made, engine, first=w)
+        monkeypatch.setattr(engine, "evaluate", lambda _, w, models: process.evaluate(w, models))
+        evaluations = Evaluations(run, evaluate=True)
         try:
             first, lost = process.evaluate(w), process.pid
             assert lost is not None
@@ -310,9 +317,11 @@ class TestOnRay:
             assert process.evaluate(w) == first == made.evaluate(w)
             assert process.pid not in (None, lost, os.getpid())
             for version, vector in enumerate((w, np.full_like(w, 7), w)):
-                evaluator.submit(Weights(vector, version), 0.0, 0, 0)
-            assert [e.version for e in evaluator.finished(wait=True)] == [0, 2]
-            (note,) = evaluator.notes
+                run.weights = Weights(vector, version)
+                evaluations.submit()
+            evaluations.collect(wait=True)
+            assert [e.version for e in evaluations.found] == [0, 2]
+            (note,) = evaluations.notes
             assert note.startswith("the evaluation of version 1 was lost: its process was lost 2 times (")
             with pytest.raises(ClusterError, match="the evaluation failed: ValueError"):
                 process.evaluate(np.full_like(w, 8))

@@ -25,7 +25,8 @@ from dsgd.cluster.laws import parse_law
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.data import make_workload
 from dsgd.execution import execute as execution
-from dsgd.execution.execute import Running, Watcher, execute
+from dsgd.execution.execute import execute
+from dsgd.execution.keeper import Running, Watcher
 from dsgd.execution.quick import QuickRun, Workers, assert_close, config, run, same_bytes
 from dsgd.execution.replaying import compared, recorded_run
 from dsgd.records.writer import RunRecord

@@ -18,7 +18,8 @@ from dsgd.authoring.kills import Killer
 from dsgd.cluster import ClusterError, Done, Engine, Update
 from dsgd.cluster.ray_allreduce import RayAllReduce
 from dsgd.cluster.ray_tasks import SentTasks
-from dsgd.execution.execute import Watcher, execute
+from dsgd.execution.execute import execute
+from dsgd.execution.keeper import Watcher
 from dsgd.execution.quick import config, run, same_bytes
 from dsgd.execution.replaying import compared, recorded_run
 from dsgd.records.writer import RunRecord

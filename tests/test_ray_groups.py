@@ -22,7 +22,8 @@ from dsgd.cluster import ClusterError, Engine, Update
 from dsgd.cluster.rank_meeting import LOCAL, RankMeeting, RankMissing, meet
 from dsgd.cluster.ray import RayCluster
 from dsgd.execution.execute import execute
-from dsgd.execution.quick import Keep, QuickRun, Workers, config, run, same_bytes
+from dsgd.execution.keeper import Running, Watcher
+from dsgd.execution.quick import QuickRun, Workers, config, run, same_bytes
 from dsgd.execution.replaying import compared, recorded_run
 from dsgd.records.writer import RunRecord
 from dsgd.work.weights import Vector
@@ -73,7 +74,7 @@ def first_of(ran: QuickRun) -> Vector:
     return ran.updates[0].dones[0].origin.vector
 
 
-class Kill:
+class Kill(Watcher):
     """SIGKILLs a rank of worker 0 after each of these updates, while tasks are on their way."""
 
     def __init__(self, by_version: Mapping[int, int]) -> None:
@@ -90,6 +91,12 @@ class Kill:
         rank = self._by_version.get(update.weights.version)
         if rank is not None:
             os.kill(by_worker[0][rank], signal.SIGKILL)
+
+    def started(self, running: Running) -> None:
+        self._cluster = running.cluster
+
+    def updated(self, update: Update) -> None:
+        self(self._cluster, update)
 
     def left(self) -> set[int]:
         """Return the processes that still live, after a while."""
@@ -169,7 +176,7 @@ class TestOnRay:
         """Of groups that are slow, cut off, or gone with one of their ranks."""
         cfg = config(mode, **{**groups.options, "steps": 60, "out": str(tmp_path)})
         kill, engine = Kill({30: 1} if mode == "kasync" else {}), groups.fresh()
-        ended = execute(cfg, [Keep(kill)], record=RunRecord(cfg), engine=engine)
+        ended = execute(cfg, [kill], record=RunRecord(cfg), engine=engine)
         assert (ended.error, ended.tally.gradients) == (None, 2 * 60)
         found = compared(recorded_run(Path(str(ended.path))))
         kinds = {"slow", "cut"} | ({"kill", "leave"} if mode == "kasync" else set())

@@ -19,7 +19,8 @@ from test_ray_allreduce import Interrupt
 from dsgd.cluster import ClusterError, Engine, Update
 from dsgd.cluster.slice_server import Read, SliceServer
 from dsgd.execution.execute import execute
-from dsgd.execution.quick import Keep, run, same_bytes
+from dsgd.execution.keeper import Running, Watcher
+from dsgd.execution.quick import run, same_bytes
 from dsgd.execution.replaying import compared, recorded_run
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import configured
@@ -205,20 +206,24 @@ class TestOnRay:
         """A server that is killed has no backup: new ones begin with what the driver has kept, and the record
         says so.
         """
+        from dsgd.cluster.ray_sharded import RaySharded
+
         killed = list[int]()
 
-        def kill(cluster: Engine, update: Update) -> None:
-            from dsgd.cluster.ray_sharded import RaySharded
+        class Kill(Watcher):
+            def started(self, running: Running) -> None:
+                self.cluster = running.cluster
 
-            assert isinstance(cluster, RaySharded)
-            if update.weights.version == 4 and not killed:
-                killed.extend(cluster.servers.pids[1])
-                os.kill(killed[0], signal.SIGKILL)
+            def updated(self, update: Update) -> None:
+                assert isinstance(self.cluster, RaySharded)
+                if update.weights.version == 4 and not killed:
+                    killed.extend(self.cluster.servers.pids[1])
+                    os.kill(killed[0], signal.SIGKILL)
 
         options = {**SMALL, **SHARDED, "hosts": 1, "eval_every": 1, "on_divergence": "rollback"}
         asked = {"mode": "asgd", "momentum": 0.9, "out": str(tmp_path), "run_name": "a", "trace_last": 0}
         cfg = configured({**options, **asked})
-        ended = execute(cfg, [Keep(kill)], record=RunRecord(cfg))
+        ended = execute(cfg, [Kill()], record=RunRecord(cfg))
         assert (ended.error, len(killed)) == (None, 1)
         recorded = recorded_run(tmp_path / "a")
         (back,) = (fault for fault in recorded.faults if fault.kind == "lost-weights")

@@ -24,7 +24,8 @@ from dsgd.cluster.replay import ReplayCluster, rolled_forward
 from dsgd.cluster.state import ClusterState
 from dsgd.config import TrainConfig
 from dsgd.data import make_workload
-from dsgd.execution.execute import Running, Watcher, execute
+from dsgd.execution.execute import execute
+from dsgd.execution.keeper import Running, Watcher
 from dsgd.execution.quick import Workers, config
 from dsgd.execution.replaying import compared, recorded_run
 from dsgd.records.reader import read_updates

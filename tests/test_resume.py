@@ -20,7 +20,8 @@ from golden_runs import VARIANTS, name
 import dsgd
 from dsgd.cluster import Update
 from dsgd.config import TrainConfig
-from dsgd.execution.execute import Ended, Running, Watcher, execute
+from dsgd.execution.execute import Ended, execute
+from dsgd.execution.keeper import Running, Watcher
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import configured
 

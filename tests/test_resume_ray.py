@@ -197,7 +197,8 @@ def test_a_run_on_ray_goes_on_from_s3_on_an_empty_disk(
 KILLED_WITH_A_PEER = """
 import os, signal, sys, time
 from dsgd.checkpoints.peer_store import PeerStore
-from dsgd.execution.execute import Watcher, execute
+from dsgd.execution.execute import execute
+from dsgd.execution.keeper import Watcher
 from dsgd.records.writer import RunRecord
 from dsgd.terminal.cli import parse
 

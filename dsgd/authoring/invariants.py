@@ -103,12 +103,21 @@ class _Going:
                     yield update
                 return
             except DriverLost:
-                cluster.restore(self.state)
+                cluster.restore(self._without_the_loss())
             except ClusterError:
                 if not self._may_refuse():
                     raise
                 self.refused = True
                 return
+
+    def _without_the_loss(self) -> ClusterState:
+        """Return the last state, in which no driver is lost that was since."""
+        asked = [fault for fault in self.cfg.fault.of_engine if isinstance(fault, Fault)]
+        now, before = self.cluster.state().faults, self.state.faults
+        assert now is not None
+        assert before is not None
+        lost = {index for index, fault in enumerate(asked) if fault.kind == "driver"} & {*now["given"]}
+        return replace(self.state, faults={**before, "given": sorted({*before["given"], *lost})})
 
     def _may_refuse(self) -> bool:
         """Whether nobody is left, or a member waits for a host that is given up."""

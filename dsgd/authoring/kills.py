@@ -43,7 +43,8 @@ from dsgd.cluster.ray_sharded import RaySharded
 # isort: split
 import psutil  # Ray brings it
 
-from dsgd.execution.execute import Ended, Running, Watcher, execute
+from dsgd.execution.execute import Ended, execute
+from dsgd.execution.keeper import Running, Watcher
 from dsgd.execution.quick import config
 from dsgd.work.rng import Purpose, generator
 from dsgd.work.weights import Vector

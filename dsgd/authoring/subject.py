@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from dsgd.cluster import TimeUp
 from dsgd.config import TrainConfig
 from dsgd.execution.quick import QuickRun, Workers, config, run
+from dsgd.metrics import Tally
 from dsgd.options.user_code import located
 from dsgd.strategies import Strategy, load, mode_of, modes
 from dsgd.strategies.conformance import Laws
@@ -84,9 +85,7 @@ class Subject(NamedTuple):
         """
         with self.may_break(options):
             outcome = (workers.run if workers else run)(self.mode, **self._whole(options))
-        if outcome.tally.gradients < outcome.cfg.budget:
-            spent = f"{outcome.tally.gradients} of {outcome.cfg.budget} mini-batches"
-            raise Broken(f"{spent} are in updates when train ends, or virtual time", options)
+        require_spent(outcome.cfg, outcome.tally, options)
         return outcome
 
     @contextmanager
@@ -106,6 +105,13 @@ class Subject(NamedTuple):
         """Return the command that repeats a run."""
         chosen = ["--strategy-file", self.file] if self.file else ["--mode", self.mode]
         return shlex.join(["main.py", *chosen, *as_arguments({"engine": "sim", **options})])
+
+
+def require_spent(cfg: TrainConfig, tally: Tally, options: Mapping[str, Any]) -> None:
+    """Raise Broken if a run has ended before its budget was spent."""
+    if tally.gradients < cfg.budget:
+        spent = f"{tally.gradients} of {cfg.budget} mini-batches"
+        raise Broken(f"{spent} are in updates when train ends, or virtual time", options)
 
 
 def as_arguments(options: Mapping[str, Any]) -> Iterator[str]:

@@ -43,6 +43,28 @@ class Store(Protocol):
         """Remove a checkpoint; one that is not there is no error."""
 
 
+class MemoryStore:
+    """A place in this process, gone with it; `kept` has the checkpoints' contents by their names."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, bytes] = {}
+
+    def __str__(self) -> str:
+        return "memory"
+
+    def names(self) -> list[str]:
+        return in_order([*self.kept])
+
+    def write(self, name: str, parts: Sequence[Part]) -> None:
+        self.kept[name] = b"".join(parts)
+
+    def read(self, name: str) -> bytes:
+        return self.kept[name]
+
+    def remove(self, name: str) -> None:
+        self.kept.pop(name, None)
+
+
 class Newest(NamedTuple):
     """What `newest_whole` found in a store."""
 

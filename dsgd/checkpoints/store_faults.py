@@ -67,7 +67,7 @@ class FaultyStore:
     ) -> None:
         self.seen: list[FaultSeen] = []
         self.names, self.read, self.remove = store.names, store.read, store.remove
-        self._store, self._seed, self._sleep = store, seed, sleep
+        self.store, self._seed, self._sleep = store, seed, sleep
         self.slept_s = 0.0
         """Engine seconds that a slow disk has taken longer, in all."""
         asked = [fault for fault in faults if isinstance(fault, Fault) and fault.kind in STORE]
@@ -76,7 +76,7 @@ class FaultyStore:
         self._begun: list[_Begun] = []  # replaced, never changed: a thread may be writing
 
     def __str__(self) -> str:
-        return str(self._store)
+        return str(self.store)
 
     def reached(self, now_s: float, version: int, came_in: Callable[[], int]) -> None:
         """Begin and end what is due at an engine second and a version of the weights.
@@ -111,11 +111,11 @@ class FaultyStore:
         for one in full:
             one.hit += 1
         if full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{self._store}/{name}")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{self.store}/{name}")
         for damage in begun:
             if not damage.lasts:
                 parts = self._damaged(damage, name, parts)
-        self._store.write(name, parts)
+        self.store.write(name, parts)
 
     def _damaged(self, damage: _Begun, name: str, parts: Sequence[Part]) -> Sequence[Part]:
         """Return a checkpoint as a fault, which is then over, leaves it."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from tempfile import TemporaryDirectory
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,9 @@ from dsgd.cluster import Engine, Update
 from dsgd.cluster.open import open_cluster
 from dsgd.config import TrainConfig
 from dsgd.data import make_workload
-from dsgd.execution.execute import Ended, Running, Watcher, execute
-from dsgd.faults.fault import STORE, Fault
+from dsgd.execution.execute import opened
+from dsgd.execution.keeper import RunKeeper
+from dsgd.execution.run import Run
 from dsgd.metrics import Tally
 from dsgd.options.constraints import from_options
 from dsgd.strategies import config_of
@@ -63,23 +63,6 @@ class QuickRun:
         return evaluation.loss
 
 
-class Keep(Watcher):
-    """Keeps every update, and calls `on_update` with the cluster at each."""
-
-    def __init__(self, on_update: Callable[[Engine, Update], None] | None = None) -> None:
-        self.updates: list[Update] = []
-        self._on_update = on_update
-
-    def started(self, running: Running) -> None:
-        self._cluster = running.cluster
-
-    def updated(self, update: Update) -> None:
-        self._cluster.fetch(update.weights)  # they are looked at when the cluster is gone
-        self.updates.append(update)
-        if self._on_update:
-            self._on_update(self._cluster, update)
-
-
 def config(mode: str, **options: Any) -> TrainConfig:
     """Return the configuration of a run; options are named flat, as on the command line."""
     config_type = config_of(mode, options.get("strategy_file"), options.get("workload"))
@@ -89,18 +72,26 @@ def config(mode: str, **options: Any) -> TrainConfig:
 def run(mode: str, on_update: Callable[[Engine, Update], None] | None = None, **options: Any) -> QuickRun:
     """Run a strategy until its budget is spent; in the simulator unless `engine="ray"`.
 
-    Raises the error that ended the run. Nothing is evaluated, and nothing is left on the disk.
+    Raises the error that ended the run. Nothing is evaluated, and nothing is written.
     """
-    keep, cfg = Keep(on_update), config(mode, **options)
-    return _kept(keep, _on_disk(cfg, keep) if _needs_files(cfg) else execute(cfg, [keep], evaluate=False))
+    with opened(config(mode, **options)) as run:
+        return _followed(run, on_update)
 
 
-def _kept(keep: Keep, ended: Ended) -> QuickRun:
-    if ended.exception:
-        raise ended.exception
-    if ended.stopped_by == "interrupted":
-        raise KeyboardInterrupt
-    return QuickRun(ended.cfg, keep.updates, ended.tally, ended.cluster)
+def _followed(run: Run, on_update: Callable[[Engine, Update], None] | None) -> QuickRun:
+    updates: list[Update] = []
+
+    def see(update: Update) -> None:
+        run.fetch()  # they are looked at when the engine is gone
+        updates.append(update)
+        if on_update:
+            on_update(run.engine, update)
+
+    run.on_update.append(see)
+    RunKeeper(run, evaluate=False).advance()
+    run.engine.ended()
+    run.faults.take()
+    return QuickRun(run.cfg, updates, run.tally, run.engine)
 
 
 class Workers:
@@ -122,8 +113,8 @@ class Workers:
         self, mode: str, on_update: Callable[[Engine, Update], None] | None = None, **options: Any
     ) -> QuickRun:
         """Run a strategy on these workers, as `run` does."""
-        keep, cfg = Keep(on_update), config(mode, **{**self.options, **options})
-        return _kept(keep, execute(cfg, [keep], evaluate=False, engine=self.fresh()))
+        with opened(config(mode, **{**self.options, **options}), engine=self.fresh()) as run:
+            return _followed(run, on_update)
 
     def fresh(self) -> Engine:
         """Return the engine as it was at first; tasks that it still has are stopped."""
@@ -135,21 +126,6 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self._opened.close()
-
-
-def _needs_files(cfg: TrainConfig) -> bool:
-    """Whether the run depends on what writing a checkpoint does, or takes."""
-    faulty = any(isinstance(fault, Fault) and fault.kind in STORE for fault in cfg.fault.fault_list)
-    return faulty or cfg.checkpoint.mtbf is not None
-
-
-def _on_disk(cfg: TrainConfig, keep: Keep) -> Ended:
-    """Run with a temporary record, so that checkpoints are files."""
-    from dsgd.records.writer import RunRecord
-
-    with TemporaryDirectory() as folder:
-        cfg = replace(cfg, output=replace(cfg.output, out=folder, record="none", trace_last=0))
-        return execute(cfg, [keep], record=RunRecord(cfg), evaluate=False)
 
 
 def same_bytes(a: QuickRun, b: QuickRun) -> bool:

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
-
 from dsgd.cluster import Done, Update
 from dsgd.cluster.open import dressed
 from dsgd.cluster.replay import RecordUsedUp, ReplayCluster, rollbacks_at, rolled_forward
@@ -20,6 +18,7 @@ from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
 from dsgd.execution.first_weights import first_weights
 from dsgd.execution.recorded_config import recorded_config, recorded_options
+from dsgd.execution.run import Run
 from dsgd.faults.fault import MEMBERSHIP
 from dsgd.metrics import finite
 from dsgd.records.reader import read_faults, read_meta, read_summary, read_updates
@@ -98,17 +97,34 @@ def replayed(run: ReplayableRun, until: int | None = None) -> Iterator[tuple[Upd
     Raises RecordError for a record without updates; the iterator raises Differs where the recorded tasks do
     not make these updates.
     """
+    made, last_version = replayed_run(run, until)
+    updates = _as_recorded(made)
+    return ((_next(updates, update), update) for update in run.updates(last_version))
+
+
+def replayed_run(run: ReplayableRun, until: int | None = None) -> tuple[Run, int]:
+    """Return a run that makes the recorded updates again, and the last version that it makes.
+
+    It may pause and have its state taken at any of them, also where the record is of real workers.
+    """
     if until is not None and until < 1:
         raise RecordError(f"until {until}: must be at least 1")
-    workload = make_workload(run.cfg)
-    recorded = ReplayCluster(run.cfg, workload, run.updates(until), run.faults, device=run.meta.device)
-    if not recorded.last_version:
+    cfg, workload, strategy = run.cfg, make_workload(run.cfg), strategy_of(run.cfg)
+    recorded = ReplayCluster(cfg, workload, run.updates(until), run.faults, device=run.meta.device)
+    last_version, rollbacks = recorded.last_version, rollbacks_at(run.faults)
+    if not last_version:
         raise RecordError(f"{run.path}: has no update that could be replayed")
-    w = Weights(_first_weights(run, workload))
-    cluster = dressed(run.cfg, workload, recorded)
-    last_version, train = recorded.last_version, strategy_of(run.cfg).train
-    updates = rolled_forward(cluster, last_version, train, w, run.cfg, rollbacks_at(run.faults))
-    return ((_next(updates, update), update) for update in run.updates(last_version))
+    first, cluster = _first_weights(run, workload), dressed(cfg, workload, recorded)
+    made = Run(cfg, workload, cluster, first=first)
+    made.train = lambda on, w, _: rolled_forward(on, last_version, strategy.train, w, cfg, rollbacks)
+    return made, last_version
+
+
+def _as_recorded(made: Run) -> Iterator[Update]:
+    while (update := made.advance(updates=1)) is not None:
+        made.over = None  # the record says when it was over
+        yield update
+        del update
 
 
 def _first_weights(run: ReplayableRun, workload: Workload) -> Vector:
@@ -126,8 +142,7 @@ def _first_weights(run: ReplayableRun, workload: Workload) -> Vector:
 
 def _next(updates: Iterator[Update], recorded: RecordedUpdate) -> Update:
     try:
-        with np.errstate(over="ignore", invalid="ignore"):  # of a run that diverged
-            return next(updates)
+        return next(updates)
     except StopIteration:
         raise Differs(f"update {recorded.version}: is recorded, and the strategy ends before it") from None
     except RecordUsedUp:

@@ -17,7 +17,7 @@ from dsgd.checkpoints.checkpointer import Tier
 from dsgd.checkpoints.codec import Vocabulary
 from dsgd.checkpoints.disk_store import DiskStore
 from dsgd.checkpoints.run_state import RunState, from_bytes
-from dsgd.checkpoints.store import Store, newest_whole
+from dsgd.checkpoints.store import MemoryStore, Store, newest_whole
 from dsgd.checkpoints.store_faults import FaultyStore
 from dsgd.cluster.state import ClusterState
 from dsgd.config import TrainConfig, options
@@ -149,12 +149,13 @@ def unfinished(path: Path, was: Mapping[str, Any], cfg: TrainConfig) -> str:
 
 
 def newest_state(
-    cfg: TrainConfig, path: Path, places: Mapping[str, Store], known: Vocabulary, device: str = "cpu"
+    cfg: TrainConfig, path: Path | None, places: Mapping[str, Store], known: Vocabulary, device: str = "cpu"
 ) -> tuple[RunState | None, str | None, Sequence[tuple[str, str]]]:
     """Return the newest whole checkpoint of a run and its name, None without any; and which were skipped,
     and why.
 
-    places, known, device: as of `resume_point`.
+    path: its record's, which must stand where the checkpoint was taken. places, known, device: as of
+    `resume_point`.
     """
     digest = options_digest(cfg)
 
@@ -162,6 +163,8 @@ def newest_state(
         state = from_bytes(content, known)
         if state.digest != digest:
             raise ValueError("it is of a run with other options")
+        if path is None:
+            return state
         for name, length in state.lengths.items():
             if not _goes_on_at(path / name, length):
                 raise ValueError(f"{name} of the record is not as it was then")
@@ -267,23 +270,23 @@ def _evaluated(line: RecordedEvaluation) -> Evaluated:
     return Evaluated(line.version, line.t_s, line.gradients, line.bytes, found)
 
 
-def stores_of(cfg: TrainConfig, record: RunRecord) -> dict[str, Store]:
+def stores_of(cfg: TrainConfig, record: RunRecord | None = None) -> dict[str, Store]:
     """Return the places for the checkpoints of a run, the disk always among them, where resumes look first.
 
+    Without a record they are kept in this process: as values, and as files only for faults of the disk.
     The process is connected to Ray's cluster, if that carries the workers. Raises ValueError, naming the
     option, for a place that cannot be had.
     """
-    asked = cfg.checkpoint.checkpoint_tiers
-    places: dict[str, Store] = {"disk": DiskStore(record.path / CHECKPOINTS)}
-    if any(isinstance(fault, Fault) and fault.kind in STORE for fault in cfg.fault.fault_list):
+    disk: Store = DiskStore(record.path / CHECKPOINTS) if record else MemoryStore()
+    fails = any(isinstance(fault, Fault) and fault.kind in STORE for fault in cfg.fault.fault_list)
+    if fails:
         # In the simulator the server stands still meanwhile.
         sleep = (lambda seconds: None) if cfg.engine == "sim" else time.sleep
-        places["disk"] = FaultyStore(
-            places["disk"],
-            cfg.fault.fault_list,
-            seed=cfg.seed,
-            sleep=sleep,
-        )
+        disk = FaultyStore(disk, cfg.fault.fault_list, seed=cfg.seed, sleep=sleep)
+    if record is None:
+        return {"disk": disk} if fails else {}
+    asked = cfg.checkpoint.checkpoint_tiers
+    places = {"disk": disk}
     if "peer" in asked:
         from dsgd.checkpoints.peer_store import PeerStore
 

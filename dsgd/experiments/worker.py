@@ -25,7 +25,7 @@ from dsgd.strategies import configured
 from dsgd.terminal.interruptions import Interruptions
 
 if TYPE_CHECKING:
-    from dsgd.execution.execute import Watcher
+    from dsgd.execution.keeper import Watcher
 
 
 class Outcome(NamedTuple):

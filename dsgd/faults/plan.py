@@ -126,11 +126,8 @@ class Plan:
         }
 
     def go_to(self, position: Mapping[str, Any]) -> None:
-        """Go on from a position: what was given out then is not given again, nor is a loss of the driver that
-        was given out since: it is why the run goes back.
-        """
-        drivers = {i for i in self._given if i >= 0 and self._asked[i].kind == "driver"}
-        self._given = {*position["given"], *drivers}
+        """Go on from a position: what was given out then is not given again."""
+        self._given = set(position["given"])
         asked = [
             (f.trigger.at, i, i, -1, -1, 0)
             for i, f in enumerate(self._asked)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dsgd.cluster import Update
 from dsgd.config import LiveConfig, LogConfig
 from dsgd.execution.evaluation import Evaluated
-from dsgd.execution.execute import Running, Watcher
+from dsgd.execution.keeper import Running, Watcher
 from dsgd.faults.seen import FaultSeen
 from dsgd.live.prometheus import RunMetrics
 from dsgd.terminal.interruptions import Interruptions

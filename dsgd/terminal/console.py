@@ -13,7 +13,8 @@ from rich.table import Table
 
 from dsgd.cluster import Update
 from dsgd.config import TrainConfig
-from dsgd.execution.execute import Ended, Running, Watcher
+from dsgd.execution.execute import Ended
+from dsgd.execution.keeper import Running, Watcher
 from dsgd.faults.seen import FaultSeen
 from dsgd.metrics import taken_of_updates
 from dsgd.records.fault_words import all_of_them

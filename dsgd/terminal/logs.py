@@ -23,7 +23,7 @@ from typing import Any
 
 from dsgd.cluster import Update
 from dsgd.config import LogConfig
-from dsgd.execution.execute import Running, Watcher
+from dsgd.execution.keeper import Running, Watcher
 from dsgd.faults.seen import FaultSeen
 from dsgd.live.now import gradient_norm, step_size
 from dsgd.metrics import finite
