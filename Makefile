@@ -9,7 +9,7 @@ PROCESSES := 3
 PYTEST := $(PYTHON) -m pytest
 PARALLEL := -n $(PROCESSES) --dist loadgroup
 
-.PHONY: help setup demo strategy quick test test-sim lint types format check picture all-strategies \
+.PHONY: help setup demo strategy quick test test-all test-sim lint types format check picture all-strategies \
 	fault-timelines theory dst kills chaos docs references labs dashboards observe bench gpu clean \
 	requirements secrets sbom image push manifests api-server test-api
 
@@ -38,16 +38,19 @@ demo: setup  ## train synchronous SGD on Ray with 2 workers
 
 quick: setup  ## the tests that a change most likely breaks; MODE=ssp: those of one mode; ONE_IN=3: a third of them
 ifdef MODE
-	$(PYTEST) -m "not ray and not slow" --mode $(MODE) tests
+	$(PYTEST) -m "not ray and not slow and not thorough" --mode $(MODE) tests
 else
-	$(PYTEST) $(PARALLEL) -m "not ray and not slow" --one-in $(or $(ONE_IN),1)
+	$(PYTEST) $(PARALLEL) -m "not ray and not slow and not thorough" --one-in $(or $(ONE_IN),1)
 endif
 
-test: setup  ## run all tests
+test: setup  ## hold every law, for every mode where modes matter
+	$(PYTEST) $(PARALLEL) -m "not thorough"
+
+test-all: setup  ## run all tests: before a change of engines, records or faults lands
 	$(PYTEST) $(PARALLEL)
 
 test-sim: setup  ## run the tests that need no Ray
-	$(PYTEST) $(PARALLEL) -m "not ray"
+	$(PYTEST) $(PARALLEL) -m "not ray and not thorough"
 
 lint: setup  ## check style
 	.venv/bin/ruff check .

@@ -10,8 +10,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ import pytest
 from dsgd.strategies import modes
 
 ROOT = Path(__file__).parents[1]
+MODES = frozenset(modes())
 collect_ignore = ["own"]  # a user's folder: test_adding_a_strategy.py runs its test there
 # What belongs to the caller, not to the tests: where Ray is, how wide and colourful a terminal, a proxy.
 TERMINAL = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "MPLBACKEND")
@@ -150,15 +153,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     mode = config.getoption("--mode")
-    if mode and mode not in modes():
+    if mode and mode not in MODES:
         raise pytest.UsageError(f"--mode {mode}: there is no such mode; choose among {', '.join(modes())}")
 
 
 @pytest.hookimpl(tryfirst=True)  # -m then sees the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that are slow, name the process of those that must share one, keep those of --mode and
-    --one-in.
+    """Mark the tests that are slow or thorough, name the process of those that must share one, keep those of
+    --mode and --one-in.
     """
+    for item in repeated(items):
+        item.add_marker("thorough")
     share = config.getoption("--one-in")
     keep(config, items, lambda item: zlib.crc32(item.nodeid.encode()) % share == 0)
     for item in items:
@@ -169,6 +174,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item._id = item.id.parse(f"{item.nodeid}@{group}")
     if mode := config.getoption("--mode"):
         keep(config, items, lambda item: concerns(item, mode))
+
+
+def repeated(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the cases of crossings that `make test` leaves out: all but the first of each mode, or of a test
+    without modes; with `crossing(one_in=N)` all but every Nth.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    for item in items:
+        if mark := item.get_closest_marker("crossing"):
+            key = item.nodeid.partition("[")[0], "" if mark.kwargs else next(modes_of(item), "")
+            if counts[key] % mark.kwargs.get("one_in", len(items)):
+                yield item
+            counts[key] += 1
+
+
+def modes_of(item: pytest.Item) -> Iterator[str]:
+    """Yield the modes among a test's parameters."""
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        for parameter in item.callspec.params.values():
+            for name in (parameter, getattr(parameter, "mode", None)):
+                if isinstance(name, str) and name in MODES:
+                    yield name
 
 
 def keep(config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pytest.Item], bool]) -> None:
@@ -192,12 +219,7 @@ def concerns(item: pytest.Item, mode: str) -> bool:
     """
     if item.path.stem == f"test_{mode}":
         return True
-    parameters = (
-        item.callspec.params.values()
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-        else ()
-    )
-    if any(mode in (parameter, getattr(parameter, "mode", None)) for parameter in parameters):
+    if mode in modes_of(item):
         return True
     words = item.name.partition("[")[0].split("_")
     return any("".join(words[i:j]) == mode for i in range(len(words)) for j in range(i + 1, i + 4))
@@ -318,7 +340,7 @@ def nodes() -> Iterator[Nodes]:
         yield Nodes(cluster)
         assert cluster.stdin
         cluster.stdin.close()
-        assert cluster.wait(60) == 0
+        assert cluster.wait(PATIENCE_S) == 0
 
 
 @pytest.fixture(scope="module")
@@ -368,6 +390,20 @@ def stored(client: Any) -> dict[str, bytes]:
 def keys(client: Any) -> list[str]:
     """Return the keys in the bucket, also while a process adds and removes some."""
     return [entry["Key"] for entry in client.list_objects_v2(Bucket="lab").get("Contents", [])]
+
+
+# How long a test waits for what must come, s. Only what hangs takes as long, not a machine that is slow or
+# does other things, too.
+PATIENCE_S = 300.0
+
+
+def wait_for(condition: Callable[[], Any], what: str = "it") -> Any:
+    """Wait until a condition holds; return what it then gave."""
+    until_s = time.monotonic() + PATIENCE_S
+    while not (given := condition()):
+        assert time.monotonic() < until_s, f"waited {PATIENCE_S:g} s for {what}"
+        time.sleep(0.02)
+    return given
 
 
 def python(*arguments: str, **options: Any) -> subprocess.Popen[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, CommandLine, Ran
+from conftest import PATIENCE_S, ROOT, CommandLine, Ran
 
 from dsgd.authoring import LawBroken, LawCheck, checks_of
 from dsgd.report.build import build_report
@@ -121,6 +121,7 @@ def test_on_real_workers_it_keeps_the_law(my: Path) -> None:
     held("runs_on_real_workers", my / "train_majority.py")()
 
 
+@pytest.mark.thorough
 def test_its_own_test_runs_in_the_users_folder(my: Path) -> None:
     """It needs the package alone, and holds all laws to the file; here without the one on real workers."""
     out = pytest_in(my, "-v", "-k", "not real_workers", "test_majority.py")
@@ -147,7 +148,7 @@ def pytest_in(folder: Path, *arguments: str) -> str:
     """Run pytest in a folder as its user would; return what it prints."""
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=200,
+        cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S,
         env={**os.environ, "PYTHONPATH": f"{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     print(ran.stdout, ran.stderr, file=sys.stderr)
@@ -271,6 +272,7 @@ def held(law: str, file: Path) -> LawCheck:
     return check
 
 
+@pytest.mark.thorough
 def test_conformance_prints_each_law_once(my: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--conformance FILE` says what holds, and below what does not why; the exit code is 0 or 1."""
     from main import main
@@ -304,6 +306,7 @@ def test_conformance_shows_an_error_once(my: Path, capsys: pytest.CaptureFixture
 # --- The scaffold -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("into", [[], ["--into", "my/new"]])
 def test_the_scaffold_writes_a_strategy_that_keeps_the_laws(
     into: list[str], tmp_path: Path, cli: CommandLine, capsys: pytest.CaptureFixture[str]
@@ -324,6 +327,7 @@ def test_the_scaffold_writes_a_strategy_that_keeps_the_laws(
             check()
 
 
+@pytest.mark.crossing
 def test_the_scaffolds_test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The test that it writes is one of pytest's, and holds the file to the laws and to its own."""
     from main import main
@@ -333,6 +337,7 @@ def test_the_scaffolds_test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "2 passed" in out
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_in_the_repository_nothing_else_is_touched(tmp_path: Path) -> None:
     """In a clone the files of the scaffold are a mode: it is in --help, and style and tests hold."""
@@ -348,7 +353,7 @@ def test_in_the_repository_nothing_else_is_touched(tmp_path: Path) -> None:
     def call(*arguments: str) -> str:
         ran = subprocess.run(
             [sys.executable, "-m", *arguments],
-            cwd=clone, env=environment, capture_output=True, text=True, timeout=200,
+            cwd=clone, env=environment, capture_output=True, text=True, timeout=PATIENCE_S,
         )  # fmt: skip
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return ran.stdout

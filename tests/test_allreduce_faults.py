@@ -43,6 +43,7 @@ CASES = [
 ]
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(("faults", "policy"), CASES, ids=str)
 @pytest.mark.parametrize("mode", ["ssgd", "diloco"])
 def test_no_fault_changes_the_weights(mode: str, faults: str, policy: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
-from conftest import ROOT, CommandLine, python
+from conftest import PATIENCE_S, ROOT, CommandLine, python
 
 import dsgd
 from dsgd.cluster import Update
@@ -52,7 +52,7 @@ def elsewhere(folder: Path, code: str, *arguments: str) -> subprocess.CompletedP
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE_S,
         check=False,
     )
 
@@ -266,6 +266,7 @@ print(result)
 """
 
 
+@pytest.mark.crossing(one_in=2)
 @pytest.mark.parametrize("engine", ["sim", pytest.param("ray", marks=pytest.mark.ray)])
 def test_files_of_the_users_own_and_ours_do_not_meet(engine: str, tmp_path: Path) -> None:
     """A config.py, data.py … next to a script does not break dsgd, and dsgd does not shadow them."""
@@ -279,6 +280,7 @@ def test_files_of_the_users_own_and_ours_do_not_meet(engine: str, tmp_path: Path
     assert ran.stdout.splitlines()[-1].startswith(f"<Result: asgd on {engine}, 2 workers, 10 updates")
 
 
+@pytest.mark.crossing(one_in=3)
 @pytest.mark.parametrize("called", ["console script", "python -m dsgd"])
 @pytest.mark.parametrize(
     "arguments",
@@ -297,7 +299,7 @@ def test_each_way_to_call_the_command_line_is_the_same(called: str, arguments: s
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
             check=False,
         )
         for command in ([sys.executable, str(ROOT / "main.py")], ours)
@@ -324,6 +326,6 @@ def test_a_signal_while_modules_load_gets_one_line(which: signal.Signals, tmp_pa
     assert process.stdout
     assert process.stdout.readline() == "loading\n"
     process.send_signal(which)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert err == "main.py: interrupted before it began; nothing was written\n"

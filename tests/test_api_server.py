@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple
 
 import psutil
 import pytest
-from conftest import KUBERAY_CRD, ROOT
+from conftest import KUBERAY_CRD, ROOT, wait_for
 
 from deploy.api.api_client import ApiRefused
 from deploy.api.install_cluster import (
@@ -119,13 +119,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedCluster]
         played = PlayedCluster(api, player, restarts)
         wait_for(lambda: DESCRIBED in played.kubectl("get", "--raw", "/openapi/v2"), "the first description")
         yield played
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    until_s = time.monotonic() + 180
-    while not condition():
-        assert time.monotonic() < until_s, f"{what} did not come"
-        time.sleep(0.1)
 
 
 def test_the_promised_commands_work_as_they_are_written(cluster: PlayedCluster) -> None:

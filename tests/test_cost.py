@@ -46,6 +46,7 @@ def lines_per_mini_batch(mode: str, num_workers: int, mini_batches: int) -> floa
     return lines / (outcome.tally.gradients + outcome.tally.ignored + sum(outcome.cluster.cancelled))
 
 
+@pytest.mark.crossing(one_in=4)
 @pytest.mark.parametrize("mode", modes())
 def test_a_mini_batch_costs_no_more_with_many_workers(mode: str) -> None:
     """From 16 to 256 workers the lines for each mini-batch grow by no more than log P does: twice."""

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import PATIENCE_S, ROOT
 from test_full_disk import on_disk
 from test_full_disk import pytestmark as needs_mount
 
@@ -201,7 +201,7 @@ def test_killed_at_any_line_a_write_leaves_the_newest_whole(tmp_path: Path) -> N
     """
     done = subprocess.run(
         [sys.executable, "-c", KILLED_AT_EACH_LINE, str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=120,
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S,
     )  # fmt: skip
     points = int(done.stdout)
     assert points > 30

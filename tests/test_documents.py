@@ -33,6 +33,7 @@ def test_the_last_lines_say_what_the_record_says_was_sent(cli: CommandLine, tmp_
     )
 
 
+@pytest.mark.crossing(one_in=4)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_shows_what_its_command_prints(page: Path, cli: CommandLine) -> None:
     """Each example of a page, run again, prints the block after it: `make docs` would change nothing."""

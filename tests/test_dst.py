@@ -115,6 +115,7 @@ def test_a_failure_is_one_short_command(
     assert capsys.readouterr().out == "all invariants hold\n"
 
 
+@pytest.mark.thorough
 def test_the_end_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     """It says how many schedules, updates and faults of which kind, and what they cost."""
     assert main(["--schedules", "40", "--first", "7", "--processes", "1"]) == 0

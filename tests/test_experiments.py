@@ -289,6 +289,7 @@ def test_help_is_given_where_the_verb_lacks_its_value(verb: str, ask: Ask) -> No
     assert stop.value.code == 0
 
 
+@pytest.mark.crossing(one_in=3)
 @pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
 def test_a_shipped_experiment_is_valid_and_compares_equal_budgets(path: Path) -> None:
     """Each of its runs can be made, with its data, and all see equally many samples; it asks a question."""

@@ -139,6 +139,7 @@ def test_a_fault_is_shown_once_its_line_is_whole(quiet: Path, tmp_path: Path) ->
     assert revisions[0] == revisions[1] < revisions[2] == revisions[3] < revisions[4]
 
 
+@pytest.mark.crossing(one_in=2)
 @in_a_browser
 @pytest.mark.parametrize("phone", [False, True])
 def test_faults_are_seen_in_the_browser(browser: Any, quiet: Path, struck: Path, phone: bool) -> None:

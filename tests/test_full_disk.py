@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import ROOT
+from conftest import PATIENCE_S, ROOT
 
 SIM = "--engine sim --mode asgd --num-workers 4"
 MAIN = shlex.join([sys.executable, str(ROOT / "main.py")])
@@ -49,7 +49,7 @@ def on_disk(disk: Path, commands: str, kilobytes: int = 1024) -> Ran:
         "code=$?\nfind . -type f -printf 'file %s %P\\n'\nexit $code"
     )
     done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", script], cwd=disk, capture_output=True, text=True, timeout=120
+        ["unshare", "-rm", "sh", "-c", script], cwd=disk, capture_output=True, text=True, timeout=PATIENCE_S
     )  # fmt: skip
     printed = done.stdout.splitlines()
     files = [line.split(" ", 2) for line in printed if line.startswith("file ")]
@@ -102,6 +102,7 @@ def test_an_experiment_on_a_disk_that_fills_up_names_each_file(disk: Path) -> No
     assert not [name for name in ran.files if name.endswith(".partial")]
 
 
+@pytest.mark.thorough
 def test_a_report_that_does_not_fit_says_which_file(disk: Path) -> None:
     """A report on a full disk: exit 1, one line with the file and the remedy; the same, read-only."""
     make = f"{MAIN} {SIM} --steps 20 --trace-last 0 --out . --run-name r --quiet"

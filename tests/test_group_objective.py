@@ -642,6 +642,7 @@ def compiled_on_rank(rank: int, ranks: int) -> tuple[Any, int]:
 
 
 # The last one here: what torch.compile leaves in a process are tensors without memory.
+@pytest.mark.thorough
 def test_a_compiled_groups_gradient_is_near(group: RankProcesses) -> None:
     """torch.compile makes one graph of a block, and changes rounding only."""
     alone = ModuleObjective(small())

@@ -88,6 +88,7 @@ def test_without_faults_it_is_the_bare_simulator(mode: str, network: dict[str, A
     )
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("masked", MASKED)
 @pytest.mark.parametrize("mode", SYNCHRONOUS)
 def test_a_masked_fault_leaves_the_weights_of_a_synchronous_mode(mode: str, masked: str) -> None:

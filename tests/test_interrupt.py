@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, CommandLine, python
+from conftest import PATIENCE_S, ROOT, CommandLine, python
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
@@ -28,7 +28,7 @@ def test_a_command_that_still_loads_has_written_nothing(arguments: str, module: 
     assert process.stdout
     assert process.stdout.readline() == "loading\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (130, "main.py: interrupted before it began; nothing was written\n")
 
 
@@ -41,7 +41,7 @@ def test_an_interrupted_report_says_that_it_is_not_complete(which: signal.Signal
     process = python(str(ROOT / "main.py"), "--report", str(ran.record))
     with (ran.record / "evals.jsonl").open("wb"):  # waits until it is being read
         process.send_signal(which)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     assert err == "main.py: interrupted before the report was complete; the same command draws it again\n"
     assert not (ran.record / "report.html").exists()
@@ -65,7 +65,7 @@ def test_the_exit_code_is_settled_when_the_work_is_done(which: signal.Signals, c
     assert process.stdout.readline() == "done\n"
     assert process.stdout.readline() == "ending\n"
     process.send_signal(which)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (code, "")
 
 

@@ -83,6 +83,7 @@ def in_memory() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.crossing(one_in=4)
 @each_lab
 def test_the_commands_of_a_page_run(number: str, cli: CommandLine, in_memory: Path) -> None:
     """Each single run of a page ends with 0, and prints what the page shows."""
@@ -107,6 +108,7 @@ def without_start(text: str) -> list[str]:
     return [re.sub(r" \(start .*\)", "", line).rstrip() for line in text.splitlines()]
 
 
+@pytest.mark.crossing(one_in=4)
 @each_lab
 def test_the_figures_of_a_page_come_from_its_experiment(number: str, tmp_path: Path) -> None:
     """Its experiment, made smaller, runs, and makes each figure that the page shows; all are there."""
@@ -232,6 +234,7 @@ def test_the_step_of_lab_10_is_stable_but_only_just(times: float, stable: bool) 
 # --- Answers ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.crossing(one_in=3)
 @each_lab
 def test_a_right_answer_holds(number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The sample answers keep every law, and the check ends with 0."""
@@ -242,6 +245,7 @@ def test_a_right_answer_holds(number: str, tmp_path: Path, capsys: pytest.Captur
     assert re.search(r"^(\d+) of \1 hold$", out, re.MULTILINE)
 
 
+@pytest.mark.crossing(one_in=3)
 @each_lab
 def test_wrong_predictions_fail_and_missing_ones_are_open(
     number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -335,6 +339,7 @@ def test_the_largest_step_of_an_exercise_with_momentum_is_smaller(lr: float, sta
     assert "below 0.1993" in found.theory
 
 
+@pytest.mark.crossing(one_in=4)
 @pytest.mark.parametrize(("number", "exercise", "law"), WRONG_OPTIONS)
 def test_wrong_options_fail_by_their_law(
     number: str, exercise: dict[str, Any], law: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -590,6 +595,7 @@ def worked(tmp_path: Path, text: str, **limits: float) -> dict[str, Finding]:
     return found
 
 
+@pytest.mark.crossing(one_in=4)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_told_by_its_law(mistake: str, tmp_path: Path) -> None:
     """A mistake that students make breaks the law that is about it first, and the line says what it saw."""

@@ -136,6 +136,7 @@ def test_the_links_of_a_copy_lead_somewhere(tmp_path: Path) -> None:
             assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.thorough
 def test_a_changed_lab_s_figures_follow_its_options(course: Path, tmp_path: Path) -> None:
     """The figures are drawn from the changed experiment: its timelines have twelve workers."""
     written = lab_figures.refresh(course / "01-synchronous.md", tmp_path)
@@ -482,6 +483,7 @@ def test_the_limit_of_a_run_is_ten_seconds(tmp_path: Path) -> None:
 # --- A class ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_a_class_of_ten_gets_a_row_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Broken files, endless and vanishing strategies cost their own row only; the table has everyone."""
     samples = yaml.safe_load((SAMPLES / "03.yaml").read_text())
@@ -555,6 +557,7 @@ def small_class(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.thorough
 def test_the_table_of_a_class_is_text_and_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As text a cell has points, first guess and answer; as CSV each has a column."""
     folder = small_class(tmp_path)

@@ -313,6 +313,7 @@ def test_a_folder_of_experiments_has_an_index(unrelated: Path, capsys: pytest.Ca
 # --- In a browser -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.crossing(one_in=3)
 @needs("chromium")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])

@@ -24,10 +24,10 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from conftest import ROOT, CommandLine, needs, python, where
+from conftest import PATIENCE_S, ROOT, CommandLine, needs, python, wait_for, where
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_metrics import Scrape, free_port, scrape, wait_for, watched
+from test_metrics import Scrape, free_port, scrape, watched
 
 from dsgd.live import page, server
 from dsgd.live.follow import MOST_POINTS, MOST_WORKERS, Curve, FollowedFolder, FollowedRun
@@ -171,7 +171,7 @@ def test_who_does_not_read_is_dropped() -> None:
     ):
         client.sendall(f"GET /endless HTTP/1.1\r\n{HERE}\r\n".encode())
         assert get(port) == b"hello"
-        assert dropped.wait(60)
+        assert dropped.wait(PATIENCE_S)
 
 
 def test_a_large_answer_arrives_whole() -> None:
@@ -226,7 +226,7 @@ def test_200_slow_clients_keep_nobody_from_the_metrics(cli: CommandLine) -> None
     scrapes: list[Scrape] = []
 
     def look(url: str, record: Path) -> None:
-        wait_for(record / "meta.json")
+        wait_for((record / "meta.json").exists)
         before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         # A separate process: in this one they would share the interpreter with the run.
         command = [sys.executable, "-c", SLOW_CLIENTS, str(urlsplit(url).port)]
@@ -235,7 +235,7 @@ def test_200_slow_clients_keep_nobody_from_the_metrics(cli: CommandLine) -> None
             assert clients.stdout
             for _ in clients.stdout:
                 scrapes.append(scrape(url))
-                until_s = time.monotonic() + 60
+                until_s = time.monotonic() + PATIENCE_S
                 while len(scrapes) > 1 and scrapes[-1]("dsgd_updates_total") == scrapes[-2](
                     "dsgd_updates_total"
                 ):
@@ -493,7 +493,7 @@ def test_the_page_tells_the_last_word_and_ends_with_the_run(cli: CommandLine) ->
     told: list[tuple[str, dict[str, Any]]] = []
 
     def listen() -> None:
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < until_s:
             try:
                 told.extend(events(f"http://127.0.0.1:{port}"))
@@ -522,7 +522,7 @@ def test_a_browser_that_does_not_read_slows_nothing(cli: CommandLine) -> None:
     with ExitStack() as stack:
 
         def listen() -> None:
-            until_s = time.monotonic() + 60
+            until_s = time.monotonic() + PATIENCE_S
             while time.monotonic() < until_s:
                 try:
                     client = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -554,7 +554,7 @@ def test_a_killed_driver_leaves_no_page_behind(tmp_path: Path) -> None:
             next(events(url[0]))
         finally:
             driver.kill()
-    until_s = time.monotonic() + 30
+    until_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < until_s:
         try:
             socket.create_connection(("127.0.0.1", port)).close()
@@ -576,7 +576,7 @@ def test_a_folder_can_be_watched_from_elsewhere(asgd: Path, tmp_path: Path) -> N
             if name == "run":
                 break
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert found["run"]["name"] == "asgd"
     assert found["page"]["looks"]["asgd"]["colour"] == "#D55E00"
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
@@ -638,7 +638,7 @@ class Visit:
 
     def until(self, condition: str) -> None:
         """Wait until a JavaScript expression holds (the page's policy forbids playwright's own way)."""
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + PATIENCE_S
         while not self.page.evaluate(condition):
             assert time.monotonic() < until_s, condition
             self.page.wait_for_timeout(50)
@@ -659,7 +659,7 @@ def driver(tmp_path: Path, options: str) -> Iterator[tuple[Any, str]]:
             yield process, url[0]
         finally:
             process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
+            process.communicate(timeout=PATIENCE_S)
 
 
 PHONE: dict[str, Any] = {
@@ -699,7 +699,7 @@ def test_a_run_is_seen_as_it_goes_on(browser: Any, tmp_path: Path) -> None:
         phone.page.get_by_role("radio", name="mini-batches").check()
         phone.until("document.querySelector('#loss svg').textContent.includes('mini-batches')")
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        process.wait(PATIENCE_S)
         for visit in (desktop, phone):
             visit.until("document.querySelector('#runs td').textContent === 'interrupted'")
             assert visit.page.inner_text("#status") == "finished"

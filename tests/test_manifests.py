@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jsonschema
 import pytest
 import yaml
-from conftest import KUBERAY_CRD, ROOT, CommandLine, needs, needs_crd, where
+from conftest import KUBERAY_CRD, PATIENCE_S, ROOT, CommandLine, needs, needs_crd, where
 
 from deploy.image_tag import image_files, image_tag
 from deploy.jobs.job_manifest import JobManifest
@@ -621,7 +621,7 @@ def test_the_hook_of_a_deleted_head_ends_the_driver_and_waits_for_it(tmp_path: P
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=PATIENCE_S,
         env=environment,
     )
     assert ran.stdout == "in order0\n", ran.stderr
@@ -708,7 +708,9 @@ def test_dashboards_and_rules_are_all_deployed() -> None:
 
 def kustomize(folder: Path) -> list[dict[str, Any]]:
     """Build a kustomization with kubectl, which needs no cluster for it."""
-    ran = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run(
+        ["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=PATIENCE_S
+    )
     assert ran.returncode == 0, ran.stderr
     return list(yaml.safe_load_all(ran.stdout))
 
@@ -835,7 +837,11 @@ def test_runs_in_the_image_say_which_commit_it_holds(
 @needs("hadolint")
 def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     ran = subprocess.run(
-        [where("hadolint"), "--no-color", "Dockerfile"], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [where("hadolint"), "--no-color", "Dockerfile"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert ran.stdout == ""
     assert ran.returncode == 0
@@ -860,7 +866,7 @@ class Make(NamedTuple):
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_S,
         )
         return ran.returncode, ran.stderr, self.log.read_text().splitlines()
 

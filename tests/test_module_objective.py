@@ -263,6 +263,7 @@ def test_a_killed_worker_does_not_change_the_weights() -> None:
     assert sum(killed.cluster.restarts) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_compiled_loss_has_the_same_gradient() -> None:
     """torch.compile changes rounding only, parameters that are views included."""
@@ -287,6 +288,7 @@ class TestOnRay:
         assert found == {version: expected[version] for version in sorted(found)}
         assert not real.notes
 
+    @pytest.mark.thorough
     @pytest.mark.slow
     def test_a_lost_process_costs_an_evaluation_at_most(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Another takes its place, and evaluates again what was interrupted; what ends that one too is lost,

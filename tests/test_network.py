@@ -546,6 +546,7 @@ def test_a_message_takes_as_long_as_an_experiment_says(name: str, batches: int) 
     assert np.mean([done.compute_s / done.batches for done in found.dones]) == pytest.approx(1, rel=0.2)
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_network_on_ray_takes_the_time_that_was_asked_for() -> None:
@@ -585,6 +586,7 @@ def test_a_network_on_ray_takes_the_time_that_was_asked_for() -> None:
     assert same_bytes(found, disturbed)
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_an_all_reduce_on_ray_takes_the_time_that_was_asked_for() -> None:

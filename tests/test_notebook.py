@@ -24,6 +24,7 @@ def texts(notebook: Any) -> list[str]:
     return [output.get("text") or output["data"].get("text/plain", "") for output in outputs]
 
 
+@pytest.mark.crossing(one_in=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "drawn"), [("notebook", 2), ("own-model", 1)])
 def test_a_notebook_gives_what_it_shows(name: str, drawn: int) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import ROOT, needs, python
+from conftest import PATIENCE_S, ROOT, needs, python, wait_for
 
 from deploy.observability.dashboards import render
 from deploy.observability.local_servers import (
@@ -324,7 +324,8 @@ def test_alertmanager_groups_deduplicates_resolves_and_inhibits(tmp_path: Path) 
         known = [restarting, straggling, alert("DsgdStragglerPersistent", "b", worker="0")]
         send(*known)
         first = {
-            message["groupLabels"]["run_id"]: message for message in (arrived.get(timeout=20) for _ in "ab")
+            message["groupLabels"]["run_id"]: message
+            for message in (arrived.get(timeout=PATIENCE_S) for _ in "ab")
         }
         assert names(first["a"]) == {"DsgdWorkerRestarting": "firing", "DsgdStragglerPersistent": "firing"}
         assert names(first["b"]) == {"DsgdStragglerPersistent": "firing"}
@@ -335,20 +336,20 @@ def test_alertmanager_groups_deduplicates_resolves_and_inhibits(tmp_path: Path) 
         for _ in range(2):  # Prometheus sends what fires again and again
             before = decisions()
             send(*known)
-            until(lambda: decisions() >= before + 2, "both groups to be looked at anew")  # noqa: B023
+            wait_for(lambda: decisions() >= before + 2, "both groups to be looked at anew")  # noqa: B023
         assert arrived.empty()
 
         send(alert("DsgdWorkerRestarting", "a", worker="1", over=True))
-        message = arrived.get(timeout=20)
+        message = arrived.get(timeout=PATIENCE_S)
         assert message["groupLabels"] == {"namespace": "lab", "mode": "asgd", "run_id": "a"}
         assert names(message) == {"DsgdWorkerRestarting": "resolved", "DsgdStragglerPersistent": "firing"}
         send(alert("DsgdStragglerPersistent", "a", worker="1", over=True))
-        message = arrived.get(timeout=20)
+        message = arrived.get(timeout=PATIENCE_S)
         assert message["status"] == "resolved"
         assert names(message) == {"DsgdStragglerPersistent": "resolved"}
 
         send(alert("DsgdLossNotFinite", "c", severity="critical"), alert("DsgdDiverging", "c"))
-        assert names(arrived.get(timeout=20)) == {"DsgdLossNotFinite": "firing"}
+        assert names(arrived.get(timeout=PATIENCE_S)) == {"DsgdLossNotFinite": "firing"}
         assert arrived.empty()
 
 
@@ -407,14 +408,6 @@ def exposing(text: Callable[[], str], port: int) -> Iterator[None]:
         yield
 
 
-def until(found: Callable[[], Any], what: str) -> Any:
-    give_up = time.monotonic() + 60
-    while not (result := found()):
-        assert time.monotonic() < give_up, f"waited a minute for {what}"
-        time.sleep(0.2)
-    return result
-
-
 @pytest.mark.ray
 @pytest.mark.slow
 @needs("prometheus")
@@ -437,17 +430,17 @@ def test_real_runs_answer_every_panel_and_agree_with_their_records(ray_cluster: 
         began = time.time()
         runs = {
             name: python(
-                *f"main.py {command} --metrics-port {ports[name]} --metrics-linger-s 100".split(),
-                *f"--quiet --out {tmp_path}/compared --run-name {name}".split(),
+                *f"main.py {command} --metrics-port {ports[name]} --quiet".split(),
+                *f"--metrics-linger-s {2 * PATIENCE_S:g} --out {tmp_path}/compared --run-name {name}".split(),
                 env=os.environ | {"RAY_ADDRESS": ray_cluster},
             )
             for name, command in commands.items()
         }
         try:
-            until(lambda: client.at("count(dsgd_run_active == 0) == 2", time.time()), "both runs to end")
+            wait_for(lambda: client.at("count(dsgd_run_active == 0) == 2", time.time()), "both runs to end")
             ended = time.time()
             rules_ran = f"min(timestamp(run:dsgd_staleness_updates:mean)) > {ended + 1}"
-            until(lambda: client.at(rules_ran, time.time()), "the rules to see that")
+            wait_for(lambda: client.at(rules_ran, time.time()), "the rules to see that")
             end = time.time()
             check_panels(client, began, end)
             assert client.over('ALERTS{alertstate="firing"}', began, end) == []
@@ -457,7 +450,7 @@ def test_real_runs_answer_every_panel_and_agree_with_their_records(ray_cluster: 
         finally:
             for run in runs.values():
                 run.send_signal(signal.SIGINT)  # ends the lingering
-            results = [(*run.communicate(timeout=60), run.returncode) for run in runs.values()]
+            results = [(*run.communicate(timeout=PATIENCE_S), run.returncode) for run in runs.values()]
     assert [(err, code) for _, err, code in results] == [("", 0), ("", 0)]
 
 
@@ -647,18 +640,20 @@ def test_alerts_of_a_run_reach_a_webhook_and_resolve(tmp_path: Path) -> None:
         alertmanager(routing, tmp_path, ports[1]) as alerts,
         prometheus(scraped, tmp_path, ports[3]) as url,
     ):
-        until(lambda: Client(url).at("count_over_time(dsgd_run_active[1m]) >= 2", time.time()), "two scrapes")
+        wait_for(
+            lambda: Client(url).at("count_over_time(dsgd_run_active[1m]) >= 2", time.time()), "two scrapes"
+        )
         restarts = [1, 2]
-        first = arrived.get(timeout=20)
+        first = arrived.get(timeout=PATIENCE_S)
         lost = ("DsgdWorkerRestarting", "warning", "firing")
         assert names(first) == [lost, lost]
         assert first["groupLabels"] == {"namespace": "ray-jobs", "mode": "ssp", "run_id": "a"}
         assert first["alerts"][0]["annotations"]["runbook_url"].startswith(DOCS_URL)
         staleness = 9
         stale = "DsgdStalenessAboveBound", "critical"
-        second = arrived.get(timeout=20)
+        second = arrived.get(timeout=PATIENCE_S)
         while names(second) in ([lost], [lost, lost]):
-            second = arrived.get(timeout=20)
+            second = arrived.get(timeout=PATIENCE_S)
         assert names(second) == [(*stale, "firing")]
         with urllib.request.urlopen(
             f"{alerts}/api/v2/alerts?inhibited=true&active=false", timeout=10
@@ -666,7 +661,7 @@ def test_alerts_of_a_run_reach_a_webhook_and_resolve(tmp_path: Path) -> None:
             inhibited = json.load(page)
         assert {one["labels"]["alertname"] for one in inhibited} == {lost[0]}
         staleness = 4
-        third = arrived.get(timeout=20)
+        third = arrived.get(timeout=PATIENCE_S)
         assert (*stale, "resolved") in names(third)
 
 
@@ -696,7 +691,7 @@ def test_observe_starts_both_and_leaves_nothing_behind(tmp_path: Path) -> None:
         assert [path.name[:12] for path in tmp_path.iterdir()] == ["dsgd-observe"]
     finally:
         os.killpg(observing.pid, signal.SIGINT)
-        _, err = observing.communicate(timeout=30)
+        _, err = observing.communicate(timeout=PATIENCE_S)
     assert (observing.returncode, err) == (0, "")
     assert list(tmp_path.iterdir()) == []
     for port in ports.values():

@@ -64,6 +64,7 @@ ADAMW: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(
     ("options", "theirs"), RECIPES + ADAMW, ids=lambda x: " ".join(f"{k}={v}" for k, v in x.items())
 )

@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, Nodes
+from conftest import PATIENCE_S, ROOT, Nodes, wait_for
 
 pytestmark = pytest.mark.ray
 
@@ -45,11 +44,12 @@ def drive(address: str | None, what: str, patience_s: float = 600) -> subprocess
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     return subprocess.run(
         [sys.executable, "-c", DRIVER, what, str(patience_s)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S,
         env=environment | ({"RAY_ADDRESS": address} if address else {}),
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_a_copy_in_another_nodes_memory_outlives_the_driver(nodes: Nodes) -> None:
     """The next driver finds the checkpoints of a killed one. A lost node costs the copy: the next one has
     another keeper. The run's end, or an hour without a call, ends it; no process is left.
@@ -71,12 +71,10 @@ def test_a_copy_in_another_nodes_memory_outlives_the_driver(nodes: Nodes) -> Non
 
 
 def wait_until_gone(pid: int) -> None:
-    until_s = time.monotonic() + 60
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < until_s, "it is still there"
-        time.sleep(0.05)
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the end of a process")
 
 
+@pytest.mark.thorough
 def test_a_single_node_cannot_keep_a_copy_for_another() -> None:
     """The tier peer on a cluster that ends with the run is refused, in one line with the remedy."""
     done = drive(None, "read")

@@ -193,6 +193,7 @@ def test_the_best_level_is_named_for_each_group(tmp_path: Path) -> None:
     assert "near (no significant lead over 2 and 8)" in found.answer
 
 
+@pytest.mark.thorough
 def test_the_best_value_is_what_tuning_chose(tmp_path: Path) -> None:
     """`measure: best lr` says for each level the value with the lowest median loss in the records."""
     values = [0.05, 0.4, 1.6]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from conftest import python
+from conftest import PATIENCE_S, python
 
 from deploy.manifests.tls import ENVIRONMENT, MAKE_CERTIFICATE
 from dsgd.cluster import ClusterError
@@ -130,7 +130,7 @@ def test_a_head_takes_its_own_token_and_refuses_others_in_one_line(head: Head) -
         "RAY_AUTH_MODE is not set": head.connecting({"RAY_AUTH_MODE": None}),
     }
     for words, process in processes.items():
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
         if not words:
             assert (process.returncode, err, out) == (0, "", "CPU 1.0\n")
             continue

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import python
+from conftest import PATIENCE_S, python
 
 from dsgd.cluster import ClusterError, Engine, Update
 from dsgd.cluster.ray import RayCluster
@@ -91,6 +91,7 @@ def test_two_workers_on_one_host_have_the_weights_of_one_host_each(
             assert same_bytes(undisturbed[mode], workers.run(mode, **learning(mode)))
 
 
+@pytest.mark.thorough
 def test_six_kills_change_no_bit(undisturbed: Mapping[str, QuickRun]) -> None:
     """Processes are killed after six of twelve updates: every version of the weights is the same, with the
     workers' states.
@@ -102,6 +103,7 @@ def test_six_kills_change_no_bit(undisturbed: Mapping[str, QuickRun]) -> None:
     assert same_bytes(undisturbed["diloco"], ran)
 
 
+@pytest.mark.thorough
 def test_twelve_kills_repeat_no_mini_batch_and_skip_none() -> None:
     """Whoever takes over a lost task gives its worker's next answer."""
     kills = Kills(12, seed=2)
@@ -268,6 +270,7 @@ def test_a_cut_holds_messages_back_and_loses_none() -> None:
     assert cut.recovered_s >= 0.4
 
 
+@pytest.mark.crossing(one_in=2)
 @pytest.mark.parametrize("suspect_after", [None, 0.05])
 def test_an_answer_that_a_cut_holds_back_counts_once(
     suspect_after: float | None, undisturbed: Mapping[str, QuickRun]
@@ -307,6 +310,7 @@ def test_a_worker_whose_first_fault_is_a_join_begins_outside() -> None:
     assert present[-1] == [0, 1]
 
 
+@pytest.mark.crossing(one_in=2)
 @pytest.mark.parametrize("on_loss", ["rehost", "drop"])
 def test_a_notice_is_a_leave_in_good_order(on_loss: str) -> None:
     """SIGTERM, as before a spot instance is taken: the process finishes its task, and ends."""
@@ -349,6 +353,7 @@ def second_node() -> Iterator[None]:
         nodes.close()
 
 
+@pytest.mark.thorough
 def test_a_lost_node_takes_no_worker_s_state_with_it() -> None:
     """DiLoCo's moments, too large to travel with the answer, survive the machine on which they were."""
     large: dict[str, Any] = {"dataset": "xor", "hidden": "40000", "steps": 8, "local_steps": 2, "nodes": 2}
@@ -359,13 +364,14 @@ def test_a_lost_node_takes_no_worker_s_state_with_it() -> None:
     assert same_bytes(before, ran)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_private_cluster_of_two_nodes_ends_with_the_run(tmp_path: Path) -> None:
     """The lost node is started again, its workers go on there, and no process is left."""
     mark = f"dsgd-test-{uuid.uuid4().hex}"
     command = f"main.py {_PRIVATE} --faults node:b@update=3 --out {tmp_path} --run-name r --quiet"
     process = python(*command.split(), env=os.environ | {"DSGD_TEST_MARK": mark})
-    _, err = process.communicate(timeout=200)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     (lost,) = map(json.loads, (tmp_path / "r" / "faults.jsonl").read_text().splitlines())
     assert (lost["kind"], lost["workers"], lost["text"]) == ("node", [1], "worker 1 waits for a new process")

@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 import yaml
-from conftest import ROOT, python
+from conftest import PATIENCE_S, ROOT, python
 
 pytestmark = pytest.mark.ray
 
@@ -29,7 +29,7 @@ cluster = Cluster(
     initialize_head=True, head_node_args=asked | {"include_dashboard": True, "dashboard_port": port}
 )
 write_ray_address(cluster.address, sys.argv[1])  # as `ray start` does; else a job may find another's head
-client, until = JobSubmissionClient(f"http://127.0.0.1:{port}"), time.monotonic() + 150
+client, until = JobSubmissionClient(f"http://127.0.0.1:{port}"), time.monotonic() + 300
 
 
 def submitted(variables):
@@ -60,7 +60,7 @@ def test_a_job_whose_command_line_is_wrong_is_stopped_and_so_not_tried_again() -
     folder = tempfile.mkdtemp(prefix="dsgd-ray-", dir="/tmp")
     entrypoint = f"{sys.executable} {ROOT / 'main.py'} --mode ssp --slak 4"
     with python("-c", HEAD, folder, json.dumps([asked, plain]), entrypoint) as process:
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=PATIENCE_S)
     shutil.rmtree(folder, ignore_errors=True)
     assert process.returncode == 0, err
     (stopped, log), (failed, other) = json.loads(out.splitlines()[-1])

@@ -15,13 +15,12 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from conftest import python
+from conftest import PATIENCE_S, python, wait_for
 
 from dsgd.cluster import ClusterError, Engine, Update
 from dsgd.execution.execute import execute
@@ -30,13 +29,12 @@ from dsgd.execution.replaying import compared, recorded_run
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import modes
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.thorough]
 
 LEARNING: dict[str, Any] = {"engine": "ray", "num_workers": 2, "steps": 24, "local_steps": 2}
 _PID = os.getpid()
 # Others may run these tests on this machine now.
 HERE, THERE, PORT = f"10.213.{_PID % 256}.1", f"10.213.{_PID % 256}.2", 20_000 + _PID % 10_000
-START_S = 40.0
 NODE = [
     *(str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats"),
     *("--num-cpus=1", "--object-store-memory=157286400"),
@@ -113,7 +111,7 @@ def far_node(link: Link, address: str, env: Mapping[str, str] | None = None) -> 
     finally:
         link.up()
         node.terminate()
-        node.wait(START_S)
+        node.wait(PATIENCE_S)
         for pid in ip("netns", "pids", link.namespace).split():
             os.kill(int(pid), signal.SIGKILL)
 
@@ -128,16 +126,9 @@ def two_nodes(ray_cluster: str, link: Link) -> Iterator[None]:
         return sum(node["Alive"] for node in found)
 
     with far_node(link, ray_cluster):
-        wait_until(lambda: nodes() == 2)
+        wait_for(lambda: nodes() == 2)
         yield
-    wait_until(lambda: nodes() == 1)  # no later test may be given the lost one
-
-
-def wait_until(true: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + START_S
-    while not true():
-        assert time.monotonic() < until_s, f"not within {START_S:g} s"
-        time.sleep(0.05)
+    wait_for(lambda: nodes() == 1)  # no later test may be given the lost one
 
 
 class Down:
@@ -251,19 +242,19 @@ def test_a_node_that_is_out_of_reach_for_good_is_given_up(link: Link, tmp_path: 
     with contextlib.ExitStack() as begun:
         folder = begun.enter_context(tempfile.TemporaryDirectory(prefix="dsgd-ray-", dir="/tmp"))
         node = subprocess.Popen([*head, f"--temp-dir={folder}"], stdout=subprocess.DEVNULL, env=env | AT_ONCE)
-        begun.callback(node.wait, START_S)
+        begun.callback(node.wait, PATIENCE_S)
         begun.callback(node.terminate)
-        wait_until(_answers)
+        wait_for(_answers)
         begun.enter_context(far_node(link, f"{HERE}:{PORT}", env))
         env["RAY_ADDRESS"] = f"{HERE}:{PORT}"
         # Before the node has joined, Ray would place both workers on the head.
-        subprocess.run([sys.executable, "-c", BOTH_NODES], env=env, timeout=START_S, check=True)
+        subprocess.run([sys.executable, "-c", BOTH_NODES], env=env, timeout=PATIENCE_S, check=True)
         process = python(*command.split(), env=env)
         begun.callback(process.kill)
-        wait_until(lambda: updates.exists() and updates.stat().st_size > 0)
-        wait_until(lambda: "ray::Host" in names_of(link))  # a name cannot be read while it changes
+        wait_for(lambda: updates.exists() and updates.stat().st_size > 0)
+        wait_for(lambda: "ray::Host" in names_of(link))  # a name cannot be read while it changes
         link.down()
-        _, err = process.communicate(timeout=150)
+        _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0, err
     ran = recorded_run(tmp_path / "r")
     (lost,) = ran.faults

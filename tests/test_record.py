@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import ROOT, CommandLine, python
+from conftest import PATIENCE_S, ROOT, CommandLine, python, wait_for
 
 from dsgd.cluster.laws import Trace
 from dsgd.cluster.open import open_cluster
@@ -203,9 +203,9 @@ def test_a_signal_leaves_a_complete_record(which: signal.Signals, tmp_path: Path
     arguments = f"main.py {SIM} --mode asgd --steps 1000000 --out {tmp_path} --run-name r --quiet"
     process = python(*arguments.split())
     updates = tmp_path / "r" / "updates.jsonl"
-    _wait_for(lambda: updates.exists() and updates.stat().st_size > 100_000)
+    wait_for(lambda: updates.exists() and updates.stat().st_size > 100_000)
     process.send_signal(which)
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["stopped_by"] == "interrupted"
@@ -217,9 +217,9 @@ def test_a_killed_run_leaves_usable_updates(tmp_path: Path) -> None:
     arguments = f"main.py {SIM} --mode asgd --steps 1000000 --out {tmp_path} --run-name r --quiet"
     process = python(*arguments.split())
     updates = tmp_path / "r" / "updates.jsonl"
-    _wait_for(lambda: updates.exists() and updates.stat().st_size > 100_000)
+    wait_for(lambda: updates.exists() and updates.stat().st_size > 100_000)
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate(timeout=PATIENCE_S)
     lines = updates.read_text().split("\n")[:-1]
     assert [json.loads(line)["version"] for line in lines] == list(range(1, len(lines) + 1))
     assert yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())["steps"] == 1_000_000
@@ -235,7 +235,7 @@ def test_a_full_disk_is_reported(tmp_path: Path) -> None:
 
     arguments = f"main.py {SIM} --mode asgd --steps 1000 --out {tmp_path} --run-name r --quiet"
     process = python(*arguments.split(), preexec_fn=small_files_only)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert len(err.strip().splitlines()) == 1
     assert "cannot be written (File too large); raise the limit on a file's size (ulimit -f)" in err
@@ -284,14 +284,6 @@ def test_the_meta_data_name_what_ran(cli: CommandLine, monkeypatch: pytest.Monke
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert meta["git_commit"] == (commit.stdout.strip() or None)
-
-
-def _wait_for(condition: object, seconds: float = 60) -> None:
-    assert callable(condition)
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "waited too long"
-        time.sleep(0.05)
 
 
 def test_theory_stands_beside_the_measurement(cli: CommandLine) -> None:

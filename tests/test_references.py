@@ -46,6 +46,7 @@ def test_a_strategy_is_its_reference(mode: str, options: dict[str, Any]) -> None
     assert_agree(compare(mode, SEEDS, {**REFERENCES[mode].OPTIONS, **options}, num_workers=4, steps=50))
 
 
+@pytest.mark.crossing(one_in=2)
 @pytest.mark.slow  # starts processes that import torch
 @pytest.mark.parametrize("mode", IN_PROCESSES)
 def test_a_strategy_is_that_of_torch_distributed(mode: str) -> None:

@@ -163,6 +163,7 @@ ELASTIC: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.crossing(one_in=4)
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize(("mode", "options"), ELASTIC)
@@ -225,6 +226,7 @@ def test_a_run_rolls_forward_and_goes_on(
         assert w.vector.tobytes() == cuts.kept[-1][1].vector.tobytes()
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(("mode", "variant", "scenario"), VARIANTS)
 def test_every_mode_replays_in_the_simulator(
     mode: str, variant: dict[str, Any], scenario: str, tmp_path: Path
@@ -252,6 +254,7 @@ MEMBERS = [
 ]
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("mode", modes())
 @pytest.mark.parametrize(("faults", "options"), MEMBERS)
 def test_members_leave_and_join_again_in_a_replay(

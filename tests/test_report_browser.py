@@ -97,6 +97,7 @@ def seen(request: pytest.FixtureRequest, reports: dict[str, Path], browser: Any)
     context.close()
 
 
+@pytest.mark.crossing(one_in=4)
 def test_a_report_fits_and_can_be_read(seen: Seen) -> None:
     """A page makes no network request, logs nothing to the console, is no wider than its window, shows
     every figure whole, and all its words stand out from their ground.

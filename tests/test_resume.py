@@ -88,6 +88,7 @@ def versions(record: Path) -> list[int]:
 CASES = [(mode, variant) for mode in VARIANTS for variant in VARIANTS[mode]]
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(("mode", "variant"), CASES, ids=[name(mode, variant) for mode, variant in CASES])
 def test_a_killed_simulation_goes_on_bit_for_bit(
     mode: str, variant: Mapping[str, Any], tmp_path: Path

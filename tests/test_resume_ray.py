@@ -44,6 +44,7 @@ def killed(options: dict[str, Any], at: int, resume: str | None = None) -> None:
     assert process.returncode == -signal.SIGKILL, said
 
 
+@pytest.mark.crossing(one_in=2)
 @pytest.mark.timeout(900)  # several drivers are started, each with its workers
 @pytest.mark.parametrize(("mode", "dataset", "kills"), [("ssgd", "quadratic", 2), ("asgd", "none", 1)])
 def test_a_killed_driver_on_ray_loses_no_update(
@@ -225,6 +226,7 @@ print(code, PeerStore(sys.argv[1]).names())
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)  # a cluster of three nodes, and three starts of workers
 def test_a_run_on_ray_goes_on_from_another_nodes_memory(
     ray_cluster: str, nodes: Nodes, tmp_path: Path
@@ -250,6 +252,7 @@ def test_a_run_on_ray_goes_on_from_another_nodes_memory(
     assert ended_with(record) == (digest(**TWO | DILOCO), 8)
 
 
+@pytest.mark.crossing(one_in=2)
 @pytest.mark.parametrize("mode", ["ssgd", "asgd"])
 def test_a_run_on_ray_that_diverges_rolls_back(
     mode: str, ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

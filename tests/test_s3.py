@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +17,7 @@ from typing import Any
 import boto3
 import psutil
 import pytest
-from conftest import ROOT, keys, stored
+from conftest import PATIENCE_S, ROOT, keys, stored, wait_for
 
 from dsgd.checkpoints.disk_store import DiskStore
 from dsgd.checkpoints.store import name_of, newest_whole
@@ -110,13 +109,6 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
-    until_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until_s, "waited too long"
-        time.sleep(0.05)
-
-
 def run(text: str, name: str = "a", url: str = URL) -> int:
     return main([*SIM.split(), *text.split(), "--out", url, "--run-name", name])
 
@@ -176,12 +168,12 @@ def test_of_two_runs_at_once_one_has_the_name_and_sigterm_uploads_it(aws: Any, t
         wait_for(lambda: updates.exists() and updates.stat().st_size > 100_000)
         assert set(stored(aws)) == {"runs/may/a/config.yaml", "runs/may/a/lease"}
         two = start(tmp_path / "two", *options)
-        _, err = two.communicate(timeout=60)
+        _, err = two.communicate(timeout=PATIENCE_S)
         assert two.returncode == 2
         assert "is taken" in err
     finally:
         one.send_signal(signal.SIGTERM)
-        _, err = one.communicate(timeout=60)
+        _, err = one.communicate(timeout=PATIENCE_S)
     assert (one.returncode, err) == (130, "")
     assert stored(aws) == local("a", tmp_path / "one")
     summary = json.loads(stored(aws)["runs/may/a/summary.json"])
@@ -527,6 +519,7 @@ def train(cluster, w, cfg):
 """
 
 
+@pytest.mark.thorough
 def test_the_same_command_in_another_pod_goes_on(
     aws: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -548,7 +541,7 @@ def test_the_same_command_in_another_pod_goes_on(
         driver = start(tmp_path / pod, *command, every, *to_s3)
         wait_for(lambda: bool(there()))
         os.killpg(driver.pid, how)
-        assert driver.communicate(timeout=60)[1] == ""
+        assert driver.communicate(timeout=PATIENCE_S)[1] == ""
         assert driver.returncode == (130 if how is signal.SIGTERM else -how)
         return stored(aws)
 
@@ -787,6 +780,7 @@ def test_another_machine_goes_on_with_a_run_that_was_cut_off(
         assert there[f"{record}/{file}"] == (uncut / file).read_bytes()
 
 
+@pytest.mark.thorough
 def test_an_experiment_that_runs_elsewhere_is_left_alone(
     aws: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -818,6 +812,7 @@ def test_a_record_is_added_once_and_never_over_another(aws: Any) -> None:
     assert stored(aws) == {f"runs/may/x/{p.name}": p.read_bytes() for p in Path("runs/a").iterdir()}
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 def test_a_comparison_of_engines_is_uploaded_whole(aws: Any, ray_cluster: str) -> None:
     """--engine both: two records and comparison.json, under one claimed name."""

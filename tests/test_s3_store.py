@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from conftest import ROOT, stored
+from conftest import PATIENCE_S, ROOT, stored
 from test_disk_store import content_of, put
 
 from dsgd.checkpoints import s3_store
@@ -138,6 +138,7 @@ def test_an_object_that_is_there_is_never_overwritten(aws: Any, small_parts: int
     assert uploads_left(aws) == 0
 
 
+@pytest.mark.crossing(one_in=4)
 @pytest.mark.parametrize("how", ["500", "503", "lost", "hang"])
 @pytest.mark.parametrize("what", ["PUT", "POST", "GET"])
 def test_what_fails_for_a_moment_is_repeated(
@@ -197,6 +198,7 @@ store.write(name_of(2, [content]), [content])
 """
 
 
+@pytest.mark.crossing(one_in=5)
 @pytest.mark.parametrize("at", ["GET /lab?uploads", "POST", "partNumber=1", "partNumber=3", "uploadId="])
 def test_an_upload_that_is_killed_leaves_no_object(unreliable: Unreliable, aws: Any, at: str) -> None:
     """SIGKILL at any request: the checkpoint before is the newest, and the next write removes the parts."""
@@ -212,7 +214,7 @@ def test_an_upload_that_is_killed_leaves_no_object(unreliable: Unreliable, aws: 
 
     unreliable.fails = stop
     writer = subprocess.Popen([sys.executable, "-c", KILLED_UPLOADING], cwd=ROOT)
-    assert reached.wait(60)
+    assert reached.wait(PATIENCE_S)
     writer.kill()
     assert writer.wait() == -signal.SIGKILL
     assert newest_whole(store).name == before

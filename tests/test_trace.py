@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CommandLine, python
+from conftest import PATIENCE_S, CommandLine, python
 
 from dsgd.faults.seen import FaultSeen
 from dsgd.records.schema import RecordedFault, encode
@@ -347,7 +347,7 @@ def test_a_trace_without_room_fails_the_run_and_spares_the_rest(tmp_path: Path) 
 
     arguments = f"main.py {SIM} --mode asgd --dataset none --steps 120 --out {tmp_path} --run-name r"
     process = python(*arguments.split(), preexec_fn=small_files_only)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert len(err.strip().splitlines()) == 1
     assert "cannot be written (File too large); raise the limit on a file's size (ulimit -f)" in err

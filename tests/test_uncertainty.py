@@ -117,6 +117,7 @@ def count() -> tuple[Counter[str | int], Counter[str | int]]:
     return comparisons, wrong
 
 
+@pytest.mark.thorough
 def test_correct_runs_look_like_contradictions_no_more_often_than_the_level_says() -> None:
     """Over modes, laws, workers, lengths and seeds, contradictions are as rare as the level says: in all runs
     together, at each length, and in each scenario.
@@ -166,6 +167,7 @@ def test_a_wrong_formula_looks_like_a_contradiction(mistake: str, monkeypatch: p
         assert entry["verdict"] in CONTRADICTIONS
 
 
+@pytest.mark.crossing(one_in=3)
 @pytest.mark.parametrize(("mode", "updates"), [("ssgd", 500), ("asgd", 3000), ("ssp", 6000)])
 def test_standard_errors_are_neither_too_small_nor_too_large(mode: str, updates: int) -> None:
     """Over 60 seeds, times per update lie as far from theory as their standard errors say."""
@@ -271,6 +273,7 @@ def test_the_quantile_is_students(batches: int) -> None:
     assert standard_errors_allowed(batches) == pytest.approx(t.ppf((1 + LEVEL) / 2, batches - 1), rel=0.01)
 
 
+@pytest.mark.crossing(one_in=4)
 @pytest.mark.parametrize("k", [1, 3, 8])
 @pytest.mark.parametrize(
     "law",

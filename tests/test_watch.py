@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CommandLine, python, where
+from conftest import PATIENCE_S, CommandLine, python, where
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_live import PHONE, Visit, events, in_a_browser, read_all
@@ -49,7 +49,7 @@ def watching(folder: Path) -> Iterator[tuple[str, int]]:
             yield url[0], process.pid
         finally:
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE_S) == 0
 
 
 # ---- long lines
