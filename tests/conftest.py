@@ -393,8 +393,10 @@ def keys(client: Any) -> list[str]:
 
 
 # How long a test waits for what must come, s. Only what hangs takes as long, not a machine that is slow or
-# does other things, too.
-PATIENCE_S = 300.0
+# does other things, too. Alertmanager takes longer, five minutes, to resolve what it hears no more of.
+PATIENCE_S = 240.0
+# How long something goes on that a test wants to see cut short, s.
+HANGS_S = 2 * PATIENCE_S
 
 
 def wait_for(condition: Callable[[], Any], what: str = "it") -> Any:

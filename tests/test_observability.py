@@ -333,10 +333,13 @@ def test_alertmanager_groups_deduplicates_resolves_and_inhibits(tmp_path: Path) 
             f"firing, warning: DsgdStragglerPersistent of b ({DOCS_URL}/runbook.md#dsgdstragglerpersistent)"
         ]
 
-        for _ in range(2):  # Prometheus sends what fires again and again
+        def send_again() -> None:
             before = decisions()
             send(*known)
-            wait_for(lambda: decisions() >= before + 2, "both groups to be looked at anew")  # noqa: B023
+            wait_for(lambda: decisions() >= before + 2, "both groups to be looked at anew")
+
+        send_again()  # Prometheus sends what fires again and again
+        send_again()
         assert arrived.empty()
 
         send(alert("DsgdWorkerRestarting", "a", worker="1", over=True))

@@ -29,7 +29,7 @@ cluster = Cluster(
     initialize_head=True, head_node_args=asked | {"include_dashboard": True, "dashboard_port": port}
 )
 write_ray_address(cluster.address, sys.argv[1])  # as `ray start` does; else a job may find another's head
-client, until = JobSubmissionClient(f"http://127.0.0.1:{port}"), time.monotonic() + 300
+client, until = JobSubmissionClient(f"http://127.0.0.1:{port}"), time.monotonic() + 200
 
 
 def submitted(variables):
