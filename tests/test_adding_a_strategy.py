@@ -409,6 +409,15 @@ def test_a_mistake_in_these_commands_gets_one_line(
 # --- Mistakes in a file -------------------------------------------------------------------------------------
 
 
+NO_DEFAULT = """from dataclasses import dataclass
+from dsgd.config import TrainConfig
+@dataclass(frozen=True, kw_only=True)
+class Config(TrainConfig):
+    mode: str = "x"
+    patience: int
+def train(cluster, w, cfg):
+    return iter(())
+"""
 WRONG: list[tuple[str, str, list[str]]] = [
     ("--strategy-file my/train_none.py", "", ["my/train_none.py", "cannot be read"]),
     ("--strategy-file my/train_x.py", "def f(:\n", ["my/train_x.py", "line 1: syntax error"]),
@@ -421,6 +430,7 @@ WRONG: list[tuple[str, str, list[str]]] = [
     (f"{OPTION} --qorum 3", "", ["--qorum", "did you mean --quorum"]),
     (f"{OPTION} --quorum 9", "", ["--quorum 9", "between 1 and num_workers"]),
     ("--strategy-file", "", ["--strategy-file", "needs a value"]),
+    ("--strategy-file my/train_x.py", NO_DEFAULT, ["--patience: has no default", "give it a value"]),
 ]
 
 

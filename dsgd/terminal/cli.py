@@ -6,28 +6,19 @@ Neither torch nor ray is imported here: `--help` and mistakes are answered at on
 from __future__ import annotations
 
 import difflib
-import math
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any
 
-import tyro
 import yaml
-from tyro import _errors as tyro_errors  # private, but the pinned version's one way to a one-line message
-from tyro.constructors import (
-    MISSING,
-    ConstructorRegistry,
-    StructConstructorSpec,
-    StructFieldSpec,
-    StructTypeInfo,
-)
 
 from dsgd.config import DataConfig, TrainConfig
 from dsgd.faults.faults_text import FILE_ENDINGS
 from dsgd.options import unique_keys
-from dsgd.options.constraints import Checked, Option, members, option_fields
+from dsgd.options.constraints import Option, from_options, option_fields
 from dsgd.options.user_code import located
 from dsgd.strategies import config_of, load, mode_of, modes
 from dsgd.terminal.help import run_help
@@ -68,7 +59,6 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
     file_options, arguments = dict(file_options), list(arguments)
     mode, strategy_file = _chosen(file_options, arguments)
     workload = _workload(file_options, arguments)
-    given = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     try:
         strategy = load(mode, strategy_file)
     except ValueError as error:
@@ -86,27 +76,18 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
     for key in file_options:
         if key not in known:
             raise UsageError(f"{source}: {_unknown(key, mode, known, spelled=key)}")
-    in_file = [key for key in file_options if not given & {f"--{_dashed(key)}", f"--no-{_dashed(key)}"}]
-    from_file = [token for key in in_file for token in _tokens(known[key], file_options[key], source)]
-    tokens = [*from_file, *arguments]
-
-    def explain(event: tyro_errors.ParseErrorEvent) -> None:
-        message = _explain(event, mode, known, tokens)
-        culprit = re.match(r"--([\w-]+)", message)
-        raise UsageError(f"{source}: {message}" if culprit and _field(culprit[1]) in in_file else message)
-
+    given = _values_of(arguments, mode, known)
+    in_file = [key for key in file_options if key not in given]
+    values = {key: _value_in_file(known[key], file_options[key], source) for key in in_file} | given
+    missing = [key for key, option in known.items() if option.default is MISSING and key not in values]
+    if missing:
+        raise UsageError(f"--{_dashed(missing[0])}: has no default; give it a value")
     try:
-        with tyro_errors.on_parse_error(explain):
-            cfg: TrainConfig = tyro.cli(
-                config_type,
-                prog="main.py",
-                args=tokens,
-                add_help=False,
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.SuppressFixed),
-                registry=_REGISTRY,
-            )
-    except UsageError:
-        raise
+        cfg = from_options(config_type, values)
+    except ValueError as error:
+        culprit = re.match(r"--([\w-]+)", str(error))
+        is_of_file = culprit is not None and _field(culprit[1]) in in_file
+        raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
     except Exception as error:
         if strategy_file is None:
             raise
@@ -163,52 +144,47 @@ def _workload(file_options: dict[str, Any], arguments: list[str]) -> str | None:
     return workload
 
 
-_REGISTRY = ConstructorRegistry()
+def _values_of(arguments: Sequence[str], mode: str, known: Mapping[str, Option]) -> dict[str, Any]:
+    """Return the options that a command line gives; where one is given twice, the last counts."""
+    values: dict[str, Any] = {}
+    rest = deque(arguments)
+    while rest:
+        name, equals, text = rest.popleft().partition("=")
+        if not name.startswith("-"):
+            raise UsageError(
+                f"'{name}{equals}{text}' is not an option; options are written --name value, see --help"
+            )
+        key = _field(name)
+        switch = known.get(key.removeprefix("no_"))
+        if switch and switch.kind == "bool":
+            if equals:
+                raise UsageError(f"{name}={text}: is a switch; write {name} alone")
+            values[switch.name] = key == switch.name
+            continue
+        if key not in known:
+            raise UsageError(_unknown(key, mode, known, spelled=name + equals + text))
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                rule = (
+                    "; --help describes it"
+                    if known[key].kind == "str"
+                    else f", which {known[key].kind_in_words}"
+                )
+                raise UsageError(f"{name}: needs a value{rule}")
+            text = rest.popleft()
+        values[key] = _read(known[key], text)
+    return values
 
 
-@_REGISTRY.struct_rule
-def _config_type(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """Describe a configuration to tyro: by its own reading of the texts, it would keep their line breaks."""
-    config_type: Any = info.type
-    if Checked not in getattr(config_type, "__mro__", ()):
+def _read(option: Option, text: str) -> Any:
+    """Return the value that a text stands for, in the option's own type."""
+    if text == "None" and option.optional:
         return None
-    return StructConstructorSpec(
-        instantiate=config_type,
-        fields=tuple(
-            StructFieldSpec(name, member.type, member.default, member.help)
-            if isinstance(member, Option)
-            else StructFieldSpec(name, member, MISSING)
-            for name, member in members(config_type).items()
-        ),
-    )
-
-
-def _explain(
-    event: tyro_errors.ParseErrorEvent, mode: str, known: Mapping[str, Option], tokens: Sequence[str]
-) -> str:
-    match event:
-        case tyro_errors.UnrecognizedArgs(tokens=unknown):
-            if not unknown[0].startswith("-"):
-                return f"'{unknown[0]}' is not an option; options are written --name value, see --help"
-            return _unknown(_field(unknown[0]), mode, known, spelled=unknown[0])
-        case tyro_errors.InvalidChoice(argument=argument, value=value):
-            option = _name(argument)
-            return f"{option} {value}: {known[_field(option)].kind_in_words}"
-        case tyro_errors.BadValue(argument=argument):
-            option = _name(argument)
-            asked = known[_field(option)]
-            rule = "; --help describes it" if asked.kind == "str" else f", which {asked.kind_in_words}"
-            return f"{option}: needs a value{rule}"
-        case tyro_errors.InstantiationFailure(message=message, argument=None):
-            return message.strip()
-        case tyro_errors.InstantiationFailure(argument=argument):
-            option = _name(argument)
-            return f"{option} {_value(tokens, option)}: {known[_field(option)].kind_in_words}"
-    return f"the command line cannot be read ({type(event).__name__}); see --help"
-
-
-def _name(argument: Any) -> str:
-    return str(argument.display_name())
+    try:
+        return {"int": int, "float": float}.get(option.kind, str)(text)
+    except ValueError:
+        shown = text if text.strip() else repr(text)
+        raise UsageError(f"--{_dashed(option.name)} {shown}: {option.kind_in_words}") from None
 
 
 def _unknown(key: str, mode: str, known: Mapping[str, Option], *, spelled: str) -> str:
@@ -248,22 +224,20 @@ def _read_config(path: str) -> dict[str, Any]:
     return {str(key).replace("-", "_"): value for key, value in content.items()}
 
 
-def _tokens(option_field: Option, value: Any, source: str) -> list[str]:
-    """Return an option of a file as it would stand on the command line."""
-    key, is_switch = option_field.name, option_field.kind == "bool"
-    option = f"--{_dashed(key)}"
+def _value_in_file(option: Option, value: Any, source: str) -> Any:
+    """Return the value of an option in a file: a text means what it means on the command line."""
+    key, is_switch = option.name, option.kind == "bool"
     if isinstance(value, bool) != is_switch:
         rule = "true or false" if is_switch else f"a value, not {str(value).lower()}"
         raise UsageError(f"{source}: '{key}' must be {rule}")
     if isinstance(value, bool):
-        return [option if value else f"--no-{_dashed(key)}"]
-    if value is None:
-        return [option, "None"]
-    if isinstance(value, float) and math.isinf(value):
-        return [option, str(value)]
-    if isinstance(value, str | int | float):
-        return [f"{option}={value}"]
-    raise UsageError(f"{source}: '{key}' must be one value, not a {type(value).__name__}")
+        return value
+    if not isinstance(value, str | int | float | None):
+        raise UsageError(f"{source}: '{key}' must be one value, not a {type(value).__name__}")
+    try:
+        return _read(option, str(value))
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
 
 
 def with_dashes(argument: str) -> str:

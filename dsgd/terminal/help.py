@@ -1,7 +1,4 @@
-"""What `--help` of a run prints: examples, the strategy's own options first, then those of all runs.
-
-Written here and not by tyro, which keeps the line breaks of a source's texts and breaks the lines once more.
-"""
+"""What `--help` of a run prints: examples, the strategy's own options first, then those of all runs."""
 
 from __future__ import annotations
 
