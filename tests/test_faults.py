@@ -205,6 +205,21 @@ def test_a_plan_goes_on_from_its_position() -> None:
         assert everything_due(plan) == whole[n:]
 
 
+def test_positions_of_older_checkpoints_hold() -> None:
+    """There a number stood for a fault, and for each worker that triggers it by its steps."""
+    faults = parse_faults(
+        "driver@t=20; kill:1@t=9; spot:mtbf=7; pause:0=1@update=7; kill:0,2@step=5; kill:1@t=9"
+    )
+    plan = Plan(faults, seed=3, hosts=3)
+    plan.go_to({"given": [~(2 * 5 + 3), 1, 2], "losses": [[0, 0, 4, 8.5], [0, 1, 2, 30.0], [0, 2, 2, 40.0]]})
+    assert plan.position()["given"] == ["kill:1@t=9", "kill:2@step=5", "pause:0=1@update=7"]
+    assert [plan.pop_timed()[0] for _ in range(2)] == [8.5, 9.0]
+    assert not plan.at_update(7)
+    assert not plan.at_step(2, 5, 1)
+    assert [fault.workers for fault in plan.at_step(0, 5, 1)] == [(0,)]
+    assert "kill:1@t=9 #2" in plan.position()["given"]
+
+
 @settings(max_examples=20)
 @given(st.integers(0, 100), st.floats(1, 100))
 def test_spot_is_a_poisson_process(seed: int, mtbf_s: float) -> None:

@@ -27,8 +27,10 @@ def test_a_run_leaves_the_record_it_always_left(
     kept = Left(*FILES.runs[row])
     assert left.ended == kept.ended
     if row in FILES.here:
-        moved = sorted(left.hashes.items() ^ kept.hashes.items())
-        assert not moved, f"these have changed: {', '.join(sorted({file for file, _ in moved}))}"
+        files = left.hashes.keys() | kept.hashes.keys()
+        # null: meant to move by a commit that was made on another kind of processor
+        moved = [file for file in files if kept.hashes.get(file, "") not in (None, left.hashes.get(file))]
+        assert not moved, f"these have changed: {', '.join(sorted(moved))}"
     assert left.loss == (kept.loss and pytest.approx(kept.loss, rel=1e-3, abs=1e-3))
 
 

@@ -138,6 +138,14 @@ def test_a_store_that_goes_on_has_each_fault_once(cut: int, store: DiskStore) ->
     assert len(whole.store.seen) == 4
 
 
+def test_positions_of_older_checkpoints_hold(store: DiskStore) -> None:
+    """There a number stood for a fault, and those that wait were said, not those that had begun."""
+    engine = Engine(store, "torn@t=2; kill:1@t=1; slow-disk=3@t=3+9; rot@t=8; torn@t=2")
+    engine.store.go_to({"waiting": [2, 3], "begun": [[1, 3.0, 4, 5, 0]]})
+    begun = [["slow-disk=3@t=3+9", 3.0, 4, 5, 0]]
+    assert engine.store.position() == {"given": ["torn@t=2", "slow-disk=3@t=3+9"], "begun": begun}
+
+
 def test_what_is_recorded_as_over_does_not_happen_again(store: DiskStore) -> None:
     """A run that is rolled forward, from a checkpoint before its faults, leaves out those that it had."""
     text = "torn@t=2; full@update=4+2; rot@t=8"

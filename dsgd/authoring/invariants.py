@@ -25,7 +25,7 @@ from dsgd.cluster.sim_hosts import QUESTION, SimHost
 from dsgd.cluster.state import ClusterState
 from dsgd.config import FaultConfig, TrainConfig
 from dsgd.data import make_workload
-from dsgd.faults.fault import MEMBERSHIP, Fault
+from dsgd.faults.fault import MEMBERSHIP, Fault, named
 from dsgd.faults.seen import FaultSeen
 from dsgd.theory.assumptions import known
 from dsgd.theory.predictions import closed_forms
@@ -112,11 +112,11 @@ class _Going:
 
     def _without_the_loss(self) -> ClusterState:
         """Return the last state, in which no driver is lost that was since."""
-        asked = [fault for fault in self.cfg.fault.of_engine if isinstance(fault, Fault)]
+        asked = named(fault for fault in self.cfg.fault.of_engine if isinstance(fault, Fault))
         now, before = self.cluster.state().faults, self.state.faults
         assert now is not None
         assert before is not None
-        lost = {index for index, fault in enumerate(asked) if fault.kind == "driver"} & {*now["given"]}
+        lost = {name for name, fault in asked.items() if fault.kind == "driver"} & {*now["given"]}
         return replace(self.state, faults={**before, "given": sorted({*before["given"], *lost})})
 
     def _may_refuse(self) -> bool:

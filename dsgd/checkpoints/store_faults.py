@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsgd.checkpoints.store import Part, Store
-from dsgd.faults.fault import STORE, Fault, Faults
+from dsgd.faults.fault import STORE, Fault, Faults, named
 from dsgd.faults.seen import FaultSeen
 from dsgd.work.rng import Purpose, generator
 
@@ -30,7 +30,7 @@ _DRAWS = (1 << 32) - 1  # the stream's worker: no worker has this number
 class _Begun:
     """A fault that has begun and is not over."""
 
-    index: int
+    name: str
     fault: Fault
     seen: FaultSeen
     hit: int = 0
@@ -70,9 +70,8 @@ class FaultyStore:
         self.store, self._seed, self._sleep = store, seed, sleep
         self.slept_s = 0.0
         """Engine seconds that a slow disk has taken longer, in all."""
-        asked = [fault for fault in faults if isinstance(fault, Fault) and fault.kind in STORE]
-        self._asked = asked
-        self._waiting = dict(enumerate(asked))
+        self._asked = named(fault for fault in faults if isinstance(fault, Fault) and fault.kind in STORE)
+        self._waiting = dict(self._asked)
         self._begun: list[_Begun] = []  # replaced, never changed: a thread may be writing
 
     def __str__(self) -> str:
@@ -83,13 +82,13 @@ class FaultyStore:
 
         came_in: counts the tasks that have come in, as in a FaultSeen; called when a fault begins.
         """
-        for index, fault in list(self._waiting.items()):
+        for name, fault in list(self._waiting.items()):
             by_time = fault.trigger.of == "t"
             if (now_s if by_time else version) >= fault.trigger.at:
-                del self._waiting[index]
+                del self._waiting[name]
                 began_s = fault.trigger.at if by_time else now_s
                 seen = FaultSeen(began_s, fault.kind, (), True, version, came_in(), "")
-                self._begun = [*self._begun, _Begun(index, fault, seen)]
+                self._begun = [*self._begun, _Begun(name, fault, seen)]
         self._end([begun for begun in self._begun if begun.lasts and begun.until_s <= now_s], now_s)
 
     def end(self) -> None:
@@ -119,7 +118,8 @@ class FaultyStore:
 
     def _damaged(self, damage: _Begun, name: str, parts: Sequence[Part]) -> Sequence[Part]:
         """Return a checkpoint as a fault, which is then over, leaves it."""
-        draw = generator(self._seed, Purpose.FAULT, _DRAWS, damage.index).random()
+        index = list(self._asked).index(damage.name)
+        draw = generator(self._seed, Purpose.FAULT, _DRAWS, index).random()
         content = b"".join(parts)
         changed, text = _cut(content, draw) if damage.fault.kind == "torn" else _altered(content, draw)
         self._begun = [begun for begun in self._begun if begun is not damage]
@@ -127,26 +127,31 @@ class FaultyStore:
         return [changed]
 
     def position(self) -> Mapping[str, Any]:
-        """Return which faults wait and which have begun, as JSON values."""
-        begun = [[b.index, b.seen.t_s, b.seen.update, b.seen.came_in, b.hit] for b in self._begun]
-        return {"waiting": list(self._waiting), "begun": begun}
+        """Return which faults have begun, and which of them are not over, as JSON values."""
+        begun = [[b.name, b.seen.t_s, b.seen.update, b.seen.came_in, b.hit] for b in self._begun]
+        return {"given": [name for name in self._asked if name not in self._waiting], "begun": begun}
 
     def go_to(self, position: Mapping[str, Any]) -> None:
-        """Go to a position."""
-        self._waiting = {index: self._asked[index] for index in position["waiting"]}
+        """Go to a position: perhaps of a store with fewer faults, if the others are due later."""
+        numbers = dict(enumerate(self._asked))  # they stood for the faults in older checkpoints
+        given = {*position.get("given", ())}
+        if "waiting" in position:
+            given = self._asked.keys() - {numbers[number] for number in position["waiting"]}
+        self._waiting = {name: fault for name, fault in self._asked.items() if name not in given}
         self._begun = [
-            _Begun(index, fault, FaultSeen(t_s, fault.kind, (), True, update, came_in, ""), hit)
-            for index, t_s, update, came_in, hit in position["begun"]
-            for fault in [self._asked[index]]
+            _Begun(name, fault, FaultSeen(t_s, fault.kind, (), True, update, came_in, ""), hit)
+            for key, t_s, update, came_in, hit in position.get("begun", ())
+            for name in [numbers.get(key, key)]
+            for fault in [self._asked[name]]
         ]
 
     def leave_out(self, happened: Iterable[FaultSeen]) -> None:
         """Have faults that are recorded as over not happen again."""
         for seen in happened:
             self._begun = [b for b in self._begun if b.seen[:2] != seen[:2]]
-            same = [index for index, fault in self._waiting.items() if _is(fault, seen)]
-            for index in same[:1]:
-                del self._waiting[index]
+            same = [name for name, fault in self._waiting.items() if _is(fault, seen)]
+            for name in same[:1]:
+                del self._waiting[name]
 
 
 def _is(fault: Fault, seen: FaultSeen) -> bool:

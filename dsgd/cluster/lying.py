@@ -16,7 +16,7 @@ from dsgd.cluster import Done, Engine
 from dsgd.cluster.around import Around
 from dsgd.cluster.state import ClusterState
 from dsgd.faults.attacks import Attack
-from dsgd.faults.fault import Fault
+from dsgd.faults.fault import Fault, named
 from dsgd.faults.seen import FaultSeen
 from dsgd.work.mislabelled import LabelsFlipped
 from dsgd.work.rules import Rule
@@ -46,9 +46,9 @@ class Lying(Around):
 
     def __init__(self, inner: Engine, lies: Sequence[Fault], *, seed: int, classes: int | None) -> None:
         super().__init__(inner)
-        self._lies, self._seed = lies, seed
+        self._lies, self._seed = named(lies), seed
         self._came_in = 0
-        self._begun: dict[int, _Begun] = {}
+        self._begun: dict[str, _Begun] = {}
         self._flips = [lie for lie in lies if _attack(lie).name == "labelflip"]
         if self._flips and classes is None:
             raise ValueError(
@@ -82,36 +82,36 @@ class Lying(Around):
             dones = self._with_lies(rule, w, dones, lies)
         return self.inner.combine(rule, w, dones)
 
-    def _lie_of(self, done: Done, version: int) -> int | None:
+    def _lie_of(self, done: Done, version: int) -> str | None:
         """Return which lie a result is, noting those that begin and end; None: it is honest."""
         found = None
-        for index, lie in enumerate(self._lies):
+        for name, lie in self._lies.items():
             if done.worker not in lie.workers:
                 continue
             position = _position(lie, done, version)
             if position == "during" and found is None:
-                begun = self._begun.setdefault(index, _Begun(self.inner.now_s, version, self._came_in))
+                begun = self._begun.setdefault(name, _Begun(self.inner.now_s, version, self._came_in))
                 begun.results += 1
-                found = index
-            elif position == "after" and index in self._begun:
-                self._ends(index, done.worker)
+                found = name
+            elif position == "after" and name in self._begun:
+                self._ends(name, done.worker)
         return found
 
-    def _ends(self, index: int, worker: int) -> None:
-        begun, lie = self._begun[index], self._lies[index]
+    def _ends(self, name: str, worker: int) -> None:
+        begun, lie = self._begun[name], self._lies[name]
         if worker not in begun.over:
             begun.over.append(worker)
         if len(begun.over) == len(lie.workers):
-            self.inner.note(self._seen(index)._replace(recovered_s=self.inner.now_s - begun.t_s))
-            del self._begun[index]
+            self.inner.note(self._seen(name)._replace(recovered_s=self.inner.now_s - begun.t_s))
+            del self._begun[name]
 
-    def _seen(self, index: int) -> FaultSeen:
-        begun, lie = self._begun[index], self._lies[index]
+    def _seen(self, name: str) -> FaultSeen:
+        begun, lie = self._begun[name], self._lies[name]
         text = f"{lie.says} in {begun.results} result{'s' * (begun.results != 1)}"
         return FaultSeen(begun.t_s, "lie", lie.workers, True, begun.update, begun.came_in, text)
 
     def _with_lies(
-        self, rule: Rule, w: Weights, dones: Sequence[Done], lies: Sequence[int | None]
+        self, rule: Rule, w: Weights, dones: Sequence[Done], lies: Sequence[str | None]
     ) -> list[Done]:
         """Return the results as the server gets them."""
         of_weights = getattr(rule, "of_weights", False)
@@ -129,22 +129,24 @@ class Lying(Around):
 
     def ended(self) -> None:
         self.inner.ended()
-        for index in list(self._begun):
-            self.inner.note(self._seen(index))
+        for name in self._begun:
+            self.inner.note(self._seen(name))
         self._begun.clear()
 
     def state(self) -> ClusterState:
         state = self.inner.state()
         faults = state.faults or {"given": [], "losses": []}
-        begun = [[index, {**vars(lie), "over": list(lie.over)}] for index, lie in self._begun.items()]
+        begun = [[name, {**vars(lie), "over": list(lie.over)}] for name, lie in self._begun.items()]
         return replace(state, faults={**faults, "lies": begun})
 
     def restore(self, state: ClusterState) -> None:
         self.inner.restore(state)
         self._came_in = state.came_in
         faults: Mapping[str, Any] = state.faults or {}
+        numbers = dict(enumerate(self._lies))  # they stood for the lies in older checkpoints
         self._begun = {
-            index: _Begun(**{**lie, "over": list(lie["over"])}) for index, lie in faults.get("lies", ())
+            numbers.get(name, name): _Begun(**{**lie, "over": list(lie["over"])})
+            for name, lie in faults.get("lies", ())
         }
 
 

@@ -25,8 +25,8 @@ import numpy as np
 
 from dsgd.checkpoints.checkpointer import Checkpointer
 from dsgd.checkpoints.codec import vocabulary
-from dsgd.checkpoints.run_state import RunState
-from dsgd.checkpoints.store import MemoryStore, forget_after
+from dsgd.checkpoints.run_state import RunState, to_parts
+from dsgd.checkpoints.store import MemoryStore, forget_after, name_of
 from dsgd.cluster import DriverLost, Engine, Update, WeightsLost
 from dsgd.cluster.open import dressed
 from dsgd.cluster.replay import ReplayCluster, rollbacks_at, rolled_forward
@@ -236,7 +236,7 @@ class RunKeeper:
         )
 
     def go_to(self, moment: Moment) -> None:
-        """Go on from a moment of this run, or of one with the same options."""
+        """Go on from a moment of this run, or of another from whose states it can go on."""
         state, checkpoints = moment.state, self.checkpoints
         self.run.go_to(state)
         self.run.faults.go_to(state.faults_noted, moment.noted, moment.pending)
@@ -245,6 +245,9 @@ class RunKeeper:
         checkpoints.restore(state)
         checkpoints.latest, checkpoints.snapshots = moment.latest, list(moment.snapshots)
         self._in_memory.kept = dict(moment.stored)
+        if self.run.faulty and not moment.stored and moment.latest:  # of a run whose disk was not to fail
+            parts = to_parts(moment.latest, self.known)
+            self._in_memory.write(name_of(moment.latest.weights.version, parts), parts)
 
     @cached_property
     def _digest(self) -> str:

@@ -22,7 +22,7 @@ from dsgd.checkpoints.store_faults import FaultyStore
 from dsgd.cluster.state import ClusterState
 from dsgd.config import TrainConfig, options
 from dsgd.execution.evaluation import Evaluated
-from dsgd.faults.fault import STORE, Fault
+from dsgd.faults.fault import STORE, Fault, named
 from dsgd.faults.seen import FaultSeen
 from dsgd.records.outcomes import is_result
 from dsgd.records.reader import (
@@ -103,8 +103,8 @@ class ResumePoint:
             return None
         drivers = [fault.t_s for fault in self.all_faults if fault.kind == "driver"]
         until_s = max([state.now_s, *drivers])
-        asked = [fault for fault in cfg.fault.of_engine if isinstance(fault, Fault)]
-        timed = {n for n, f in enumerate(asked) if f.trigger.of == "t" and f.trigger.at <= until_s}
+        asked = named(fault for fault in cfg.fault.of_engine if isinstance(fault, Fault))
+        timed = {name for name, f in asked.items() if f.trigger.of == "t" and f.trigger.at <= until_s}
         return {**state.faults, "given": sorted({*state.faults["given"], *timed})}
 
 
@@ -161,10 +161,10 @@ def newest_state(
 
     def usable(content: bytes) -> RunState:
         state = from_bytes(content, known)
-        if state.digest != digest:
-            raise ValueError("it is of a run with other options")
         if path is None:
             return state
+        if state.digest != digest:
+            raise ValueError("it is of a run with other options")
         for name, length in state.lengths.items():
             if not _goes_on_at(path / name, length):
                 raise ValueError(f"{name} of the record is not as it was then")

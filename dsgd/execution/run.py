@@ -258,7 +258,9 @@ class Run:
         )
 
     def go_to(self, state: RunState) -> None:
-        """Go on from a state of this run, or of one with the same options."""
+        """Go on from a state of this run, or of one with the same options; its `--faults` may differ in what
+        comes later, if both ask for faults of processes, or neither does.
+        """
         self.engine.restore(state.cluster)
         self._take(state)
         self.faults.go_to(state.faults_noted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -131,3 +133,18 @@ def _short(number: float) -> str:
 
 
 Faults = tuple[Fault | Spot | Crash, ...]
+
+
+def named(faults: Iterable[Fault]) -> dict[str, Fault]:
+    """Return faults by their texts: a longer list has the same names for those that it begins with.
+
+    >>> two = Fault(kind="driver", trigger=Trigger("t", 9))
+    >>> list(named([two, two]))
+    ['driver@t=9', 'driver@t=9 #2']
+    """
+    found: dict[str, Fault] = {}
+    counts = Counter[str]()
+    for fault in faults:
+        counts[text := str(fault)] += 1
+        found[text if counts[text] == 1 else f"{text} #{counts[text]}"] = fault
+    return found

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from dsgd.faults.fault import Crash, Fault, Faults, Spot, Trigger
+from dsgd.faults.fault import Crash, Fault, Faults, Spot, Trigger, named
 from dsgd.work.rng import Purpose, at
 
-_Timed = tuple[float, int, int | None, int, int, int]
-"""When (s), serial number, index of the fault that was asked for or None, process that draws it, host, and
-how often that was lost before."""
+_Timed = tuple[float, int, str | None, int, int, int]
+"""When (s), serial number, name of the fault that was asked for or None, process that draws it, host, and how
+often that was lost before."""
 
 
 class Plan:
@@ -24,25 +25,31 @@ class Plan:
 
     def __init__(self, faults: Faults, *, seed: int, hosts: int, ranks: int = 1) -> None:
         self._seed, self._ranks = seed, ranks
-        self._asked = [fault for fault in faults if isinstance(fault, Fault)]
+        self._asked = named(_triggered_alone(faults))
         self._drawn = [fault for fault in faults if isinstance(fault, Spot | Crash)]
-        self._given: set[int] = set()
-        self._timed: list[_Timed] = []
-        self._by_update: dict[int, list[int]] = {}
-        self._by_step: dict[int, list[tuple[int, int]]] = {}
-        for index, fault in enumerate(self._asked):
+        self._numbers = _numbers(faults)
+        self._given: set[str] = set()
+        self._by_update: dict[int, list[str]] = {}
+        self._by_step: dict[int, list[tuple[int, str]]] = {}
+        for name, fault in self._asked.items():
             match fault.trigger:
-                case Trigger("t", at_s):
-                    self._timed.append((at_s, index, index, -1, -1, 0))
                 case Trigger("update", version):
-                    self._by_update.setdefault(int(version), []).append(index)
+                    self._by_update.setdefault(int(version), []).append(name)
                 case Trigger("step", step):
-                    for worker in fault.workers:
-                        self._by_step.setdefault(worker, []).append((int(step), index))
-        for which, process in enumerate(self._drawn):
-            for host in range(hosts if isinstance(process, Spot) else 1):
-                self._timed.append(self._next_loss(which, host, 0.0, 0))
+                    self._by_step.setdefault(fault.workers[0], []).append((int(step), name))
+        self._first_losses = [
+            self._next_loss(which, host, 0.0, 0)
+            for which, process in enumerate(self._drawn)
+            for host in range(hosts if isinstance(process, Spot) else 1)
+        ]
+        self._timed = [*self._waiting(), *self._first_losses]
         heapq.heapify(self._timed)
+
+    def _waiting(self) -> Iterator[_Timed]:
+        """Yield the timed faults that were asked for and not given out."""
+        for serial, (name, fault) in enumerate(self._asked.items()):
+            if fault.trigger.of == "t" and name not in self._given:
+                yield fault.trigger.at, serial, name, -1, -1, 0
 
     @property
     def next_s(self) -> float:
@@ -52,7 +59,7 @@ class Plan:
     @property
     def will_join(self) -> bool:
         """Whether a worker joins at a time that is still to come."""
-        return any(index is not None and self._asked[index].kind == "join" for _, _, index, *_ in self._timed)
+        return any(name is not None and self._asked[name].kind == "join" for _, _, name, *_ in self._timed)
 
     def pop_timed(self) -> tuple[float, Fault]:
         """Return the next timed fault, and when (engine s) it is due."""
@@ -68,14 +75,14 @@ class Plan:
         return self._give(min(due))
 
     def _is_driver(self, entry: _Timed) -> bool:
-        _, _, index, which, _, _ = entry
-        return isinstance(self._drawn[which], Crash) if index is None else self._asked[index].kind == "driver"
+        _, _, name, which, _, _ = entry
+        return isinstance(self._drawn[which], Crash) if name is None else self._asked[name].kind == "driver"
 
     def _give(self, entry: _Timed) -> tuple[float, Fault]:
-        at_s, _, index, which, host, count = entry
-        if index is not None:
-            self._given.add(index)
-            return at_s, self._asked[index]
+        at_s, _, name, which, host, count = entry
+        if name is not None:
+            self._given.add(name)
+            return at_s, self._asked[name]
         process, trigger = self._drawn[which], Trigger("t", at_s)
         if isinstance(process, Crash):
             begins_s, following = at_s, self._next_loss(which, host, at_s, count + 1)
@@ -98,17 +105,12 @@ class Plan:
         """Return the faults that `worker` triggers by starting mini-batches [step, step + batches)."""
         if worker not in self._by_step:
             return ()
-        due = [index for k, index in self._by_step[worker] if step <= k < step + batches]
-        return [Fault(**{**vars(fault), "workers": (worker,)}) for fault in self._take(due, worker)]
+        return self._take([name for k, name in self._by_step[worker] if step <= k < step + batches])
 
-    def _take(self, due: Sequence[int], worker: int = -1) -> list[Fault]:
-        found = []
-        for index in due:
-            key = index if worker < 0 else ~(worker * len(self._asked) + index)
-            if key not in self._given:
-                self._given.add(key)
-                found.append(self._asked[index])
-        return found
+    def _take(self, due: Sequence[str]) -> list[Fault]:
+        new = [name for name in due if name not in self._given]
+        self._given.update(new)
+        return [self._asked[name] for name in new]
 
     def _next_loss(self, which: int, host: int, since_s: float, count: int) -> _Timed:
         process = self._drawn[which]
@@ -120,22 +122,42 @@ class Plan:
         """Return, as JSON values, which faults have been given out."""
         return {
             "given": sorted(self._given),
-            "losses": [
-                [which, host, count, t_s] for t_s, _, i, which, host, count in self._timed if i is None
-            ],
+            "losses": [[which, host, n, t_s] for t_s, _, name, which, host, n in self._timed if name is None],
         }
 
     def go_to(self, position: Mapping[str, Any]) -> None:
-        """Go on from a position: what was given out then is not given again."""
-        self._given = set(position["given"])
-        asked = [
-            (f.trigger.at, i, i, -1, -1, 0)
-            for i, f in enumerate(self._asked)
-            if f.trigger.of == "t" and i not in self._given
-        ]
-        drawn = [
-            (t_s, len(self._asked) + host, None, which, host, count)
-            for which, host, count, t_s in position["losses"]
-        ]
-        self._timed = [*asked, *drawn]
+        """Go on from a position: what was given out then is not given again.
+
+        It may be that of a plan with fewer faults, if the others are due later.
+        """
+        self._given = {self._numbers.get(name, name) for name in position["given"]}
+        drawn = {(which, host): (n, t_s) for which, host, n, t_s in position["losses"]}
+        self._timed = [*self._waiting()]
+        for t_s, serial, _, which, host, n in self._first_losses:
+            n, t_s = drawn.get((which, host), (n, t_s))
+            self._timed.append((t_s, serial, None, which, host, n))
         heapq.heapify(self._timed)
+
+
+def _triggered_alone(faults: Faults) -> Iterator[Fault]:
+    """Yield the faults that were asked for; one that several workers' steps trigger, once for each."""
+    for fault in faults:
+        if isinstance(fault, Fault) and fault.trigger.of == "step":
+            yield from (replace(fault, workers=(worker,)) for worker in fault.workers)
+        elif isinstance(fault, Fault):
+            yield fault
+
+
+def _numbers(faults: Faults) -> Mapping[Any, str]:
+    """Return the names of faults by the numbers that stood for them in positions of older checkpoints."""
+    asked = [fault for fault in faults if isinstance(fault, Fault)]
+    numbers = [
+        number
+        for index, fault in enumerate(asked)
+        for number in (
+            [~(worker * len(asked) + index) for worker in fault.workers]
+            if fault.trigger.of == "step"
+            else [index]
+        )
+    ]
+    return dict(zip(numbers, named(_triggered_alone(faults)), strict=True))
