@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from dsgd.api import modes as modes
     from dsgd.api import replay as replay
     from dsgd.api import run as run
+    from dsgd.api import schedule as schedule
+    from dsgd.api import simulation as simulation
     from dsgd.config import DataConfig as DataConfig
     from dsgd.work.problem import Problem as Problem
 
 _LAZY = (
     "DataConfig", "Problem", "Comparison", "Result", "Watcher",
-    "experiment", "load", "modes", "replay", "run",
+    "experiment", "load", "modes", "replay", "run", "schedule", "simulation",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Runs and experiments from Python: `dsgd.run` and `dsgd.experiment`, for notebooks and scripts.
+"""Runs and experiments from Python: `dsgd.run`, `dsgd.experiment` and more, for notebooks and scripts.
 
 Options are named and checked as on the command line; results are values. Nothing is printed, and nothing is
 written unless `out` says where.
@@ -18,10 +18,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dsgd.config import LiveConfig, LogConfig, OutputConfig, option_fields
+from dsgd.config import (
+    MEGABYTE,
+    DataConfig,
+    LiveConfig,
+    LogConfig,
+    OutputConfig,
+    StopConfig,
+    TrainConfig,
+    option_fields,
+)
 from dsgd.config import options as flat
+from dsgd.execution import simulating
 from dsgd.execution.execute import Ended, execute
-from dsgd.execution.keeper import Watcher
+from dsgd.execution.keeper import RunKeeper, Watcher
+from dsgd.execution.simulating import Scheduled
 from dsgd.live.observers import Observers
 from dsgd.metrics import QUANTITIES, taken_of_updates
 from dsgd.records.outcomes import StoppedBy
@@ -33,6 +44,7 @@ from dsgd.strategies import modes
 from dsgd.terminal.cli import UsageError, configure
 from dsgd.terminal.interruptions import Interruptions
 from dsgd.terminal.resume_option import AUTO, RunAsked, going_on, going_on_by_name
+from dsgd.workloads import options_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,9 +55,15 @@ if TYPE_CHECKING:
     from dsgd.report.pictures import Picture
     from dsgd.work.weights import Vector
 
-__all__ = ["Comparison", "Result", "Watcher", "experiment", "load", "modes", "replay", "run"]
+__all__ = [
+    "Comparison", "Result", "Watcher",
+    "experiment", "load", "modes", "replay", "run", "schedule", "simulation",
+]  # fmt: skip
 
 _OF_A_RECORD = {*option_fields(OutputConfig), *option_fields(LiveConfig), *option_fields(LogConfig)} - {"out"}
+_OF_NO_SCHEDULE = {
+    name for group in (StopConfig, OutputConfig, LiveConfig, LogConfig) for name in option_fields(group)
+} - {"max_seconds"}
 _TASKS = (
     "version", "worker", "step", "batches", "staleness", "started_s", "finished_s", "compute_s", "loss",
     "applied",
@@ -254,6 +272,55 @@ def run(
     if ended.stopped_by == "interrupted":
         raise KeyboardInterrupt
     return Result(ended, rows)
+
+
+def simulation(mode: str | None = None, *, watch: Iterable[Watcher] = (), **options: Any) -> RunKeeper:
+    """Return a run in the simulator, kept in memory, that has not begun: it goes on when it is asked to.
+
+    options: as of `run`; those about a record have no place here. watch: observe the run while it goes on.
+    Many take turns in one process, and pausing changes no bit of any.
+
+    Raises ValueError as `run` does.
+
+    >>> paused = simulation("asgd", num_workers=8, compute_time="exponential:1")
+    >>> paused.advance(20.0)  # to the first update at or after 20 virtual seconds
+    >>> then, loss = paused.moment(), paused.evaluations.found[-1].found.loss
+    >>> paused.advance()  # to its end
+    'budget'
+    >>> paused.go_to(then)  # and on from there again, here or in another run of the same options
+    """
+    return simulating.simulation(_simulated("dsgd.simulation", mode, options), [*watch])
+
+
+def schedule(mode: str | None = None, *, num_weights: int = 0, **options: Any) -> Scheduled:
+    """Return the schedule of a run in the simulator, in milliseconds: nothing is computed.
+
+    options: as of `run`; those of data, evaluations and records are left out. num_weights: of the model, for
+    the time of its messages. A mode that decides by the loss, like AdaComm, goes on as it begins.
+
+    Raises ValueError as `run` does.
+
+    >>> schedule("ssgd", num_workers=4, slowdown="0=3").computing  # the others wait for worker 0
+    0.5
+    """
+    data = options_of(str(options["workload"])) if options.get("workload") else None
+    left_out = _OF_NO_SCHEDULE | option_fields(data or DataConfig).keys()
+    given = {name: value for name, value in options.items() if name not in left_out}
+    given["padding_mb"] = given.get("padding_mb", 0.0) + 4 * num_weights / MEGABYTE
+    given |= {"dataset": "none", "eval_every": 0}
+    return simulating.schedule(_simulated("dsgd.schedule", mode, given))
+
+
+def _simulated(caller: str, mode: str | None, options: Mapping[str, Any]) -> TrainConfig:
+    """Return the options of a run in the simulator that leaves no record."""
+    if options.get("engine", "sim") != "sim":
+        raise ValueError(
+            f'{caller}: engine="{options["engine"]}": only the simulator does this; leave it out'
+        )
+    if about_it := sorted({"out", *_OF_A_RECORD} & options.keys()):
+        raise ValueError(f"{caller}: {about_it[0]} is about the record, and there is none; leave it out")
+    with _mistakes_as_value_errors():
+        return configure({"mode": mode or "ssgd", **_plain(options), "engine": "sim"}, caller)
 
 
 def replay(

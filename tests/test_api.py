@@ -131,6 +131,64 @@ def test_a_mistake_is_a_value_error_in_the_words_of_the_command_line(
     assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"engine": "ray"}, 'engine="ray": only the simulator does this; leave it out'),
+        ({"lrr": 1}, "lrr: there is no such option in --mode asgd; did you mean lr?"),
+        ({"num_workers": 0}, "--num-workers 0: must be at least 1"),
+        ({"workload": "no.py"}, "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("make", [dsgd.simulation, dsgd.schedule])
+def test_mistakes_of_simulations_are_those_of_runs(make: Any, options: dict[str, Any], says: str) -> None:
+    """One line that names the option."""
+    with pytest.raises(ValueError, match=r".") as caught:
+        make("asgd", **options)
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_simulation_is_the_run_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paused anywhere it ends with the run's bytes, its watchers see it, and its repr says where it is."""
+    seen: list[int] = []
+
+    class Sees(dsgd.Watcher):
+        def updated(self, update: Update) -> None:
+            seen.append(update.weights.version)
+
+    monkeypatch.chdir(tmp_path)
+    paused = dsgd.simulation("asgd", watch=[Sees()], **SIM)
+    assert repr(paused) == "<RunKeeper: asgd on sim, 3 workers, at version 0, 0 s>"
+    assert paused.advance(updates=7) is None
+    assert "at version 7, " in repr(paused)
+    assert paused.advance() == "budget"
+    assert repr(paused).endswith("3 workers, budget>")
+    whole = dsgd.run("asgd", **SIM)
+    assert paused.run.weights.vector.tobytes() == whole.weights.tobytes()
+    assert seen == whole.updates["version"].to_list()
+    with pytest.raises(
+        ValueError, match=r"^dsgd\.simulation: out is about the record, and there is none; leave it"
+    ):
+        dsgd.simulation("asgd", out="runs")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_schedule_takes_the_options_of_any_run() -> None:
+    """Those of data, of a workload and of the record change nothing in it."""
+    asked: dict[str, Any] = {"num_workers": 4, "slowdown": "0=3", "steps": 20}
+    others: dict[str, Any] = {
+        "workload": "gpt",
+        "size": "30m",
+        "out": "runs",
+        "eval_every": 7,
+        "target_loss": 0.1,
+        "samples": 9,
+    }
+    assert dsgd.schedule("ssgd", **asked, **others) == dsgd.schedule("ssgd", **asked)
+    assert dsgd.schedule("ssgd", **asked).computing == 0.5
+
+
 def test_numbers_of_numpy_and_paths_are_options_too(tmp_path: Path) -> None:
     """A sweep over np.linspace or np.arange needs no conversion."""
     result = dsgd.run("asgd", **SIM | {"lr": np.float32(0.5), "steps": np.int64(2)}, out=tmp_path)

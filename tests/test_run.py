@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import dsgd
 from dsgd.checkpoints.codec import vocabulary
 from dsgd.checkpoints.run_state import from_bytes, to_parts
 from dsgd.cluster import Update
@@ -19,7 +20,7 @@ from dsgd.execution.execute import Ended, execute
 from dsgd.execution.keeper import Moment, RunKeeper, Watcher
 from dsgd.execution.quick import config
 from dsgd.execution.replaying import recorded_run, replayed_run
-from dsgd.execution.simulating import schedule, simulation
+from dsgd.execution.simulating import simulation
 from dsgd.records.writer import RunRecord
 from dsgd.strategies import modes, strategy_of
 
@@ -187,7 +188,7 @@ def test_a_schedule_is_that_of_the_run(mode: str) -> None:
     """The same versions at the same times as with gradients, where messages take the time of its vectors."""
     asked = {"num_workers": 4, "steps": 30, "compute_time": "exponential:1", "bytes_per_s": 4e4}
     ended = execute(config(mode, **asked, dataset="digits", model="logistic"))
-    found = schedule(mode, **asked, num_weights=ended.weights.vector.size, dataset="digits", lr=3.0)
+    found = dsgd.schedule(mode, **asked, num_weights=ended.weights.vector.size, dataset="digits", lr=3.0)
     tally = ended.tally
     assert (found.updates, found.gradients) == (tally.updates, tally.gradients)
     assert found.clock_s == pytest.approx(tally.last_update_s)

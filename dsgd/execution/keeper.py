@@ -142,6 +142,11 @@ class RunKeeper:
             nothing = {"updates.jsonl": 0, "evals.jsonl": 0} if record else {}
             run.start = replace(self._completed(run.start), lengths=nothing)
 
+    def __repr__(self) -> str:
+        run = self.run
+        where = run.over or f"at version {run.weights.version}, {run.tally.last_update_s:.3g} s"
+        return f"<RunKeeper: {run.cfg.mode} on {run.cfg.engine}, {run.cfg.num_workers} workers, {where}>"
+
     # --- Going on -------------------------------------------------------------------------------------------
 
     def advance(self, until_s: float = math.inf, *, updates: float = math.inf) -> StoppedBy | None:

@@ -1,10 +1,7 @@
 """Simulated runs that go on when they are asked to, many in one process; and schedules, without any gradient.
 
-    fast, slow = (simulation(config("asgd", num_workers=8, lr=lr)) for lr in (1.0, 0.5))
-    fast.advance(20.0)
-    slow.advance(20.0)
-
-Runs of the same data share them: to start one takes less than a millisecond.
+Runs of the same data share them: to start one takes less than a millisecond. `dsgd.simulation` and
+`dsgd.schedule` make them of options.
 """
 
 from __future__ import annotations
@@ -17,25 +14,15 @@ from typing import Any
 
 from dsgd.cluster import Update
 from dsgd.cluster.open import open_cluster
-from dsgd.config import DataConfig, LiveConfig, LogConfig, OutputConfig, StopConfig, TrainConfig
-from dsgd.config import option_fields as fields
+from dsgd.config import TrainConfig
 from dsgd.data import Workload, make_workload
 from dsgd.execution.keeper import RunKeeper, Watcher
 from dsgd.execution.resuming import stores_of
 from dsgd.execution.run import Run
-from dsgd.options.constraints import from_options
 from dsgd.records.outcomes import StoppedBy
-from dsgd.strategies import config_of
 
 _SHARED = 8  # the data of so many workloads stay in memory
 _shared: OrderedDict[Any, Workload] = OrderedDict()
-_OF_NO_SCHEDULE = {
-    name
-    for group in (DataConfig, StopConfig, OutputConfig, LiveConfig, LogConfig)
-    for name in fields(group)
-    if name != "max_seconds"
-}
-_MEGABYTE = 1e6
 
 
 def shared_workload(cfg: TrainConfig) -> Workload:
@@ -86,17 +73,9 @@ class Scheduled:
     """Equal where the same results meet the same versions: two settings of one rule then train alike."""
 
 
-def schedule(mode: str = "ssgd", *, num_weights: int = 0, **options: Any) -> Scheduled:
-    """Return the schedule of a run in the simulator, in milliseconds: nothing is computed.
-
-    options: those of `dsgd.run`; what is of data, evaluations and records only is left out. num_weights: of
-    the model, whose vectors are so long. Not for modes that decide by the loss, like AdaComm.
-    Raises ValueError, naming the option, for options that do not go together.
-    """
-    given = {name: value for name, value in options.items() if name not in _OF_NO_SCHEDULE}
-    given["padding_mb"] = given.get("padding_mb", 0.0) + 4 * num_weights / _MEGABYTE
-    given |= {"mode": mode, "engine": "sim", "dataset": "none", "eval_every": 0}
-    cfg, order = from_options(config_of(mode, options.get("strategy_file")), given), hashlib.sha256()
+def schedule(cfg: TrainConfig) -> Scheduled:
+    """Return the schedule of a simulated run, in milliseconds where it has no weights (`--dataset none`)."""
+    order = hashlib.sha256()
 
     def see(update: Update) -> None:
         order.update(repr([(done.worker, update.staleness(done)) for done in update.dones]).encode())
