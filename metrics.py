@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from operator import attrgetter
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
@@ -264,16 +265,18 @@ class Family(NamedTuple):
     """A metric as Prometheus knows it; all have the labels mode and run_id too."""
 
     kind: Literal["counter", "gauge", "histogram", "info"]
-    text: str
-    """Its help."""
     reads: str
     """Which attribute of RunMetrics (dsgd/live/prometheus.py) is its value; `tally.NAME` and `means.NAME` are
     an attribute of Tally, and one of its means, after the last update, `traffic.NAME` is one of Traffic.
     Where it has a label, a sequence by worker or a mapping by direction."""
+    text: str
+    """Its meaning, and how to read it; the first sentence is its help."""
     labels: tuple[str, ...] = ()
     unit: str = ""
-    note: str = ""
-    """The text in docs/observing.md: its meaning and how to read it; if empty, the help."""
+
+    @property
+    def help(self) -> str:
+        return self.text.partition(". ")[0].removesuffix(".") + "."
 
 
 class Column(NamedTuple):
@@ -316,7 +319,6 @@ def of_updates(
     name: str,
     unit: str,
     text: str,
-    *,
     family: str = "",
     note: str = "",
     of: Callable[[Update], float | None] | None = None,
@@ -324,8 +326,8 @@ def of_updates(
     """Return the row of a number that updates have; of a run its mean over those that have it is shown.
 
     text: its meaning in one update. family: Prometheus' name, `dsgd_NAME` unless given. note: what
-    docs/observing.md says of that, its help if empty. of: takes it from an update; without, strategies hand
-    it over in `Update.measured`.
+    docs/observing.md says more of that. of: takes it from an update; without, strategies hand it over in
+    `Update.measured`.
     """
     take = of or (lambda update: update.measured.get(name))
 
@@ -333,7 +335,7 @@ def of_updates(
         value = take(update)
         return () if value is None else (value,)
 
-    help_text = f"{text[0].upper()}{text[1:]}, the mean over the updates so far."
+    whole = f"{text[0].upper()}{text[1:]}, the mean over the updates so far. {note}".rstrip()
     return Quantity(
         name=name,
         per="update",
@@ -343,9 +345,14 @@ def of_updates(
         of=take,
         handed_over=of is None,
         points=points,
-        families={family or f"dsgd_{name}": Family("gauge", help_text, f"means.{name}", (), unit, note)},
-        columns={name: Column(float, lambda summary: getattr(summary, name))},
+        families={family or f"dsgd_{name}": Family("gauge", f"means.{name}", whole, (), unit)},
+        columns=_columns(float, **{name: name}),
     )
+
+
+def _columns(kind: type[int] | type[float], **fields: str) -> dict[str, Column]:
+    """Return columns by name; fields: of a Summary, like `eval.loss`."""
+    return {name: Column(kind, attrgetter(field)) for name, field in fields.items()}
 
 
 def taken_of_updates() -> dict[str, Callable[[Update], float | None]]:
@@ -485,562 +492,299 @@ def _of_last_evaluation(name: str) -> Callable[[Any], float | None]:
 
 QUANTITIES: list[Quantity] = [
     Quantity(
-        name="run",
-        per="run",
-        text="the run's options, and whether it is active",
+        name="run", per="run", text="the run's options, and whether it is active",
         families={
-            "dsgd_run_info": Family(
-                "info",
-                "Always 1; the labels describe the run.",
-                "info",
-                ("engine", "num_workers", "dataset", "experiment", "git_commit", "version"),
-                note="Always 1; the labels describe the run; `experiment` is the folder of its record. "
-                "Join it to other metrics to split them by engine or data.",
-            ),
-            "dsgd_run_active": Family(
-                "gauge",
-                "1 while the run takes updates, 0 once it has ended.",
-                "active",
-                note="1 while the run takes updates, 0 once it has ended. Alerts on stalled runs require "
-                "1, as the series of an ended run stay while the process lives.",
-            ),
-            "dsgd_last_update_timestamp_seconds": Family(
-                "gauge",
-                "Wall time of the last update, since 1970.",
-                "last_update_epoch_s",
-                unit="wall s",
-                note="Wall time of the last update, since 1970, on both engines. Absent before the first.",
-            ),
-            "dsgd_tasks_in_flight": Family(
-                "gauge",
-                "Tasks that were handed out and whose results have not been taken.",
-                "tasks_in_flight",
-                note="Tasks that were handed out and whose results were not taken: queued, computing "
-                "or on their way. Near the number of workers nobody waits for work.",
-            ),
-            "dsgd_memory_bytes": Family(
-                "gauge",
-                "Bytes that a process of the run has in memory, shared pages included.",
-                "memory_bytes",
-                ("process",),
-                "bytes",
-                "In memory, shared pages included, by `process`: `driver`, or `host 0` and so on, with "
-                "the workers. At most ten seconds old. Ray's own metrics have the object store.",
-            ),
+            "dsgd_run_info": Family("info", "info",
+                "Always 1; the labels describe the run. `experiment` is the folder of its record. Join it "
+                "to other metrics to split them by engine or data.",
+                ("engine", "num_workers", "dataset", "experiment", "git_commit", "version")),
+            "dsgd_run_active": Family("gauge", "active",
+                "1 while the run takes updates, 0 once it has ended. Alerts on stalled runs require 1, as "
+                "the series of an ended run stay while the process lives."),
+            "dsgd_last_update_timestamp_seconds": Family("gauge", "last_update_epoch_s",
+                "Wall time of the last update, since 1970, on both engines. Absent before the first.",
+                (), "wall s"),
+            "dsgd_tasks_in_flight": Family("gauge", "tasks_in_flight",
+                "Tasks that were handed out and whose results were not taken: queued, computing or on their "
+                "way. Near the number of workers nobody waits for work."),
+            "dsgd_memory_bytes": Family("gauge", "memory_bytes",
+                "What a process of the run has in memory, shared pages included. `process` is `driver`, or "
+                "`host 0` and so on, with the workers. At most ten seconds old. Ray's own metrics have the "
+                "object store.",
+                ("process",), "bytes"),
         },
     ),
     Quantity(
-        name="eval",
-        per="evaluation",
+        name="eval", per="evaluation",
         text="loss, and share of samples classified correctly, on held-out data",
-        of_evaluation={
-            "loss": lambda found: found.loss,
-            "accuracy": lambda found: found.accuracy,
-            "bits_per_byte": lambda found: found.bits_per_byte,
-        },
+        of_evaluation={name: attrgetter(name) for name in ("loss", "accuracy", "bits_per_byte")},
         families={
-            "dsgd_eval_loss": Family(
-                "gauge", "Loss on held-out samples at the last evaluation.", "eval_loss"
-            ),
-            "dsgd_experiment_loss": Family(
-                "gauge",
-                "Loss on held-out samples at the last evaluation, by experiment.",
-                "loss_of_experiment",
-                ("experiment",),
-                note="The same, with the folder of the run's record as `experiment`.",
-            ),
-            "dsgd_eval_accuracy": Family(
-                "gauge",
-                "Share of held-out samples classified correctly, 0 to 1.",
-                "eval_accuracy",
-                unit="0 to 1",
-                note="Share of held-out samples classified correctly. Absent for the quadratic.",
-            ),
+            "dsgd_eval_loss": Family("gauge", "eval_loss",
+                "Loss on held-out samples at the last evaluation."),
+            "dsgd_experiment_loss": Family("gauge", "loss_of_experiment",
+                "Loss on held-out samples at the last evaluation, with the folder of the run's record as "
+                "`experiment`.",
+                ("experiment",)),
+            "dsgd_eval_accuracy": Family("gauge", "eval_accuracy",
+                "Share of held-out samples classified correctly. Absent for the quadratic.",
+                (), "0 to 1"),
         },
-        columns={
-            "eval_loss": Column(float, lambda summary: summary.eval.loss),
-            "eval_accuracy": Column(float, lambda summary: summary.eval.accuracy),
-            "eval_bits_per_byte": Column(float, lambda summary: summary.eval.bits_per_byte),
-        },
+        columns=_columns(float, eval_loss="eval.loss", eval_accuracy="eval.accuracy",
+            eval_bits_per_byte="eval.bits_per_byte"),
     ),
     Quantity(
-        name="updates",
-        per="run",
-        unit="updates",
-        text="applied: the last version",
+        name="updates", per="run", unit="updates", text="applied: the last version",
         total=lambda tally, _: tally.updates,
-        families={
-            "dsgd_updates_total": Family(
-                "counter",
-                "Updates applied to the weights.",
-                "tally.updates",
-                unit="updates",
-                note="Versions of the weights. Its rate, times gradients per update, is the throughput.",
-            )
-        },
-        columns={
-            "updates": Column(int, lambda summary: summary.updates),
-            "updates_per_s": Column(float, lambda summary: summary.updates_per_s),
-        },
+        families={"dsgd_updates_total": Family("counter", "tally.updates",
+            "Updates applied to the weights: their versions. Its rate, times gradients per update, is the "
+            "throughput.",
+            (), "updates")},
+        columns=_columns(int, updates="updates") | _columns(float, updates_per_s="updates_per_s"),
     ),
     Quantity(
-        name="gradients",
-        per="worker",
-        unit="mini-batches",
-        text="applied; P·steps if the budget was spent",
+        name="gradients", per="worker", unit="mini-batches", text="applied; P·steps if the budget was spent",
         total=lambda tally, _: tally.gradients,
-        families={
-            "dsgd_gradients_total": Family(
-                "counter",
-                "Mini-batches of a worker that were applied.",
-                "gradients",
-                ("worker",),
-                "mini-batches",
-                "Of each worker, applied to the weights. Rates that differ between workers show stragglers, "
-                "or a mode that ignores slow workers.",
-            )
-        },
-        columns={
-            "gradients": Column(int, lambda summary: summary.gradients),
-            "gradients_per_s": Column(float, lambda summary: summary.gradients_per_s),
-        },
+        families={"dsgd_gradients_total": Family("counter", "gradients",
+            "Mini-batches of a worker that were applied. Rates that differ between workers show stragglers, "
+            "or a mode that ignores slow workers.",
+            ("worker",), "mini-batches")},
+        columns=_columns(int, gradients="gradients") | _columns(float, gradients_per_s="gradients_per_s"),
     ),
     Quantity(
-        name="samples",
-        per="run",
-        unit="samples",
+        name="samples", per="run", unit="samples",
         text="gradients · batch size; the quadratic counts 1 a mini-batch, `none` 0",
         total=lambda tally, _: tally.samples,
         families={
-            "dsgd_samples_total": Family(
-                "counter",
-                "Training samples in the applied mini-batches.",
-                "tally.samples",
-                unit="samples",
-                note="In the applied mini-batches. Modes are compared fairly at equal samples.",
-            ),
-            "dsgd_samples_per_second": Family(
-                "gauge",
-                "Samples applied per engine second, whole run so far.",
-                "samples_per_s",
-                ("experiment",),
-                "per engine s",
-                "Of the whole run so far, with the folder of its record as `experiment`: runs of one "
-                "experiment are compared over weeks by it.",
-            ),
+            "dsgd_samples_total": Family("counter", "tally.samples",
+                "Training samples in the applied mini-batches. Modes are compared fairly at equal samples.",
+                (), "samples"),
+            "dsgd_samples_per_second": Family("gauge", "samples_per_s",
+                "Samples applied per engine second, whole run so far. `experiment` is the folder of its "
+                "record: runs of one experiment are compared over weeks by it.",
+                ("experiment",), "per engine s"),
         },
     ),
     Quantity(
-        name="clock_s",
-        per="update",
-        unit="engine s",
-        text="`t_s` of the last update; 0 without one",
+        name="clock_s", per="update", unit="engine s", text="`t_s` of the last update; 0 without one",
         total=lambda tally, _: tally.last_update_s,
-        families={
-            "dsgd_update_seconds": Family(
-                "histogram",
-                "Engine seconds from one update to the next.",
-                "update_s",
-                unit="engine s",
-                note="From one update to the next. Its sum is the engine's clock at the last update.",
-            )
-        },
-        columns={"clock_s": Column(float, lambda summary: summary.clock_s)},
+        families={"dsgd_update_seconds": Family("histogram", "update_s",
+            "Engine seconds from one update to the next. Its sum is the engine's clock at the last update.",
+            (), "engine s")},
+        columns=_columns(float, clock_s="clock_s"),
     ),
     Quantity(
-        name="loss",
-        per="update",
+        name="loss", per="update",
         text="mean of the losses of the update's tasks, of the first update and of the last",
         total=lambda tally, _: {"first": finite(tally.first_loss), "last": finite(tally.last_loss)},
         points=lambda update: () if update.loss is None else (update.loss,),
         families={
-            "dsgd_train_loss": Family(
-                "gauge",
-                "Mean mini-batch loss of the last update's tasks.",
-                "tally.last_loss",
-                note="Mean mini-batch loss of the last update's tasks: noisy. NaN and +Inf are exported as "
-                "they are. Absent for `--dataset none`.",
-            ),
-            "dsgd_learning_rate": Family(
-                "gauge",
-                "Step size at this point of the run: --lr times the schedule's factor.",
-                "learning_rate",
-                note="`--lr` times the schedule's factor at this point of the run.",
-            ),
-            "dsgd_gradient_norm": Family(
-                "gauge",
-                "Euclidean norm of the mean gradient of an update of the last second.",
-                "gradient_norm",
-                note="Of the mean gradient of an update, looked at once a second, or less often if it takes "
-                "long. In local SGD and AdaComm: see [the log](#the-log). Absent in other modes.",
-            ),
+            "dsgd_train_loss": Family("gauge", "tally.last_loss",
+                "Mean mini-batch loss of the last update's tasks. It is noisy. NaN and +Inf are exported as "
+                "they are. Absent for `--dataset none`."),
+            "dsgd_learning_rate": Family("gauge", "learning_rate",
+                "Step size at this point of the run: `--lr` times the schedule's factor."),
+            "dsgd_gradient_norm": Family("gauge", "gradient_norm",
+                "Euclidean norm of the mean gradient of an update. It is looked at once a second, or less "
+                "often if it takes long. In local SGD and AdaComm: see [the log](#the-log). Absent in other "
+                "modes."),
         },
     ),
     Quantity(
-        name="staleness",
-        per="task",
-        unit="updates",
+        name="staleness", per="task", unit="updates",
         text="updates between reading and applying, its own not counted",
         total=lambda tally, _: _staleness(tally),
         points=lambda update: map(update.staleness, update.dones),
         families={
-            "dsgd_staleness_updates": Family(
-                "histogram",
-                "Updates between reading and applying, per applied task; its own not counted.",
-                "staleness",
-                ("worker",),
-                "updates",
-                "Updates between reading weights and applying the result, its own not counted: 0 is fresh; "
+            "dsgd_staleness_updates": Family("histogram", "staleness",
+                "Updates between reading weights and applying the result, its own not counted. 0 is fresh; "
                 "equal asynchronous workers average `num_workers - 1`. Sum over count is the exact mean; "
                 "quantiles are interpolated between 0, 1, 2, 4, 8, …, 4096.",
-            ),
-            "dsgd_staleness_max_updates": Family(
-                "gauge", "The largest staleness so far.", "staleness_max", unit="updates"
-            ),
-            "dsgd_staleness_bound_updates": Family(
-                "gauge",
-                "Upper bound of the staleness in this mode with these options, where theory has one.",
-                "staleness_bound",
-                unit="updates",
-                note="Upper bound of the staleness in this mode with these options ([theory](theory.md)); "
-                "absent where there is none.",
-            ),
+                ("worker",), "updates"),
+            "dsgd_staleness_max_updates": Family("gauge", "staleness_max",
+                "The largest staleness so far.",
+                (), "updates"),
+            "dsgd_staleness_bound_updates": Family("gauge", "staleness_bound",
+                "Upper bound of the staleness in this mode with these options. Absent where "
+                "[theory](theory.md) has none.",
+                (), "updates"),
         },
-        columns={
-            "staleness_mean": Column(float, lambda summary: summary.staleness.mean),
-            "staleness_p95": Column(int, lambda summary: summary.staleness.p95),
-            "staleness_max": Column(int, lambda summary: summary.staleness.max),
-        },
+        columns=_columns(float, staleness_mean="staleness.mean")
+        | _columns(int, staleness_p95="staleness.p95", staleness_max="staleness.max"),
     ),
     Quantity(
-        name="clock_gap_max",
-        per="run",
-        unit="mini-batches",
+        name="clock_gap_max", per="run", unit="mini-batches",
         text="largest difference between fastest and slowest worker after an update",
         total=lambda tally, _: tally.clock_gap_max,
-        families={
-            "dsgd_clock_gap_steps": Family(
-                "gauge",
-                "Mini-batches between the fastest and the slowest worker after the last update.",
-                "tally.clock_gap",
-                unit="mini-batches",
-                note="Fastest minus slowest worker's clock after the last update. SSP keeps it at `slack + "
-                "1` or less.",
-            )
-        },
-        columns={"clock_gap_max": Column(int, lambda summary: summary.clock_gap_max)},
+        families={"dsgd_clock_gap_steps": Family("gauge", "tally.clock_gap",
+            "Fastest minus slowest worker's clock after the last update. SSP keeps it at `slack + 1` or "
+            "less.",
+            (), "mini-batches")},
+        columns=_columns(int, clock_gap_max="clock_gap_max"),
     ),
-    of_updates(
-        "drift",
-        "",
-        "distance of the workers' weights to their average",
-        family="dsgd_localsgd_drift",
-        note="In local modes: distance of the workers' weights to their average, the mean over the updates "
-        "so far. Absent in others.",
-    ),
-    of_updates(
-        "consensus",
-        "",
+    of_updates("drift", "", "distance of the workers' weights to their average", "dsgd_localsgd_drift",
+        "Local modes have it."),
+    of_updates("consensus", "",
         "consensus distance: mean squared distance of the workers' weights to their mean",
-        note="In modes without a server: mean squared distance of the workers' weights to their mean, the "
-        "mean over the updates so far. Absent in others.",
-    ),
+        note="Modes without a server have it."),
     Quantity(
-        name="extra",
-        per="update",
+        name="extra", per="update",
         text="what a strategy hands over in `Update.extra`, by its own names, like AdaComm's `tau`",
-        families={
-            "dsgd_extra": Family(
-                "gauge",
-                "What the strategy has handed over by this name, at the last update that had it.",
-                "extra",
-                ("name",),
-                note="What a strategy hands over in `Update.extra`, by `name`, at the last update with it: "
-                "like `tau` of AdaComm, the local steps of a round. At most 16 names a run.",
-            )
-        },
+        families={"dsgd_extra": Family("gauge", "extra",
+            "What the strategy has handed over in `Update.extra` by this name, at the last update that had "
+            "it. Like `tau` of AdaComm, the local steps of a round. At most 16 names a run.",
+            ("name",))},
     ),
     Quantity(
-        name="steps",
-        per="worker",
-        unit="mini-batches",
+        name="steps", per="worker", unit="mini-batches",
         text="of worker I that came back, applied or ignored",
         by_worker=lambda tally, _: tally.steps,
     ),
     Quantity(
-        name="busy_s",
-        per="worker",
-        unit="engine s",
-        text="of computing; a task in flight at the end counts since it was given out",
-        by_worker=_busy_s,
-        families={
-            "dsgd_compute_seconds": Family(
-                "histogram",
-                "Engine seconds a worker computed, or slept as a straggler, per task.",
-                "compute_s",
-                ("worker",),
-                "engine s",
-                "Of computing, per task that came back, used or ignored; on Ray the sleep of a straggler "
-                "counts. A task is one mini-batch, or in local modes a round of them.",
-            )
-        },
+        name="busy_s", per="worker", unit="engine s",
+        text="of computing; a task in flight at the end counts since it was given out", by_worker=_busy_s,
+        families={"dsgd_compute_seconds": Family("histogram", "compute_s",
+            "Engine seconds that a worker computed, per task that came back, used or ignored. On Ray the "
+            "sleep of a straggler counts. A task is one mini-batch, or in local modes a round of them.",
+            ("worker",), "engine s")},
     ),
     Quantity(
-        name="idle_s",
-        per="worker",
-        unit="engine s",
-        text="`clock_s` - `busy_s`",
+        name="idle_s", per="worker", unit="engine s", text="`clock_s` - `busy_s`",
         by_worker=lambda tally, cluster: [tally.last_update_s - busy for busy in _busy_s(tally, cluster)],
-        families={
-            "dsgd_wait_seconds": Family(
-                "histogram",
-                "Engine seconds a worker did not compute, per task: transfer, and idle after it.",
-                "wait_s",
-                ("worker",),
-                "engine s",
-                "Of not computing, per task: see below.",
-            )
-        },
-        columns={
-            # Rounded, so that a mere rounding error becomes 0.
-            "idle_share": Column(float, lambda s: round(s.idle_share, 9) if s.clock_s else None)
-        },
+        families={"dsgd_wait_seconds": Family("histogram", "wait_s",
+            "Engine seconds that a worker did not compute, per task: transfer, and idle after it. See below.",
+            ("worker",), "engine s")},
+        # Rounded, so that a mere rounding error becomes 0.
+        columns={"idle_share": Column(float, lambda s: round(s.idle_share, 9) if s.clock_s else None)},
     ),
     Quantity(
-        name="exchange_s",
-        per="run",
-        unit="engine s",
+        name="exchange_s", per="run", unit="engine s",
         text="of a task, on average: what its messages took, there and back, with all waiting for links and "
         "servers; where workers combine results among themselves, what that took",
         total=lambda tally, _: tally.exchange_mean_s,
-        families={
-            "dsgd_exchange_seconds_total": Family(
-                "counter",
-                "Engine seconds of the exchanges of applied tasks, there and back, all waiting included.",
-                "exchange_s",
-                ("worker",),
-                "engine s",
-                "Of the messages of each worker's applied tasks, there and back, with all waiting for links "
-                "and servers. Over `dsgd_staleness_updates_count` it is the latency of a worker's link; the "
-                "worker's bytes over it are its bandwidth.",
-            )
-        },
-        columns={
-            "exchange_s": Column(float, lambda summary: summary.exchange_s),
-            "exchange_batches": Column(float, lambda summary: summary.exchange_batches),
-        },
+        families={"dsgd_exchange_seconds_total": Family("counter", "exchange_s",
+            "Engine seconds of the messages of a worker's applied tasks, there and back, with all waiting "
+            "for links and servers. Over `dsgd_staleness_updates_count` it is the latency of a worker's "
+            "link; the worker's bytes over it are its bandwidth.",
+            ("worker",), "engine s")},
+        columns=_columns(float, exchange_s="exchange_s", exchange_batches="exchange_batches"),
     ),
     Quantity(
-        name="restarts",
-        per="worker",
-        text="how often it was lost and restarted",
+        name="restarts", per="worker", text="how often it was lost and restarted",
         by_worker=lambda _, cluster: cluster.restarts,
-        families={
-            "dsgd_worker_restarts_total": Family(
-                "counter",
-                "How many times a worker was lost and restarted.",
-                "restarts",
-                ("worker",),
-                note="How many times a worker was lost and restarted. Read at the scrape, so it rises while "
-                "the run waits for the worker.",
-            )
-        },
-        columns={"restarts": Column(int, lambda summary: summary.restarts)},
+        families={"dsgd_worker_restarts_total": Family("counter", "restarts",
+            "How many times a worker was lost and restarted. Read at the scrape, so it rises while the run "
+            "waits for the worker.",
+            ("worker",))},
+        columns=_columns(int, restarts="restarts"),
     ),
     Quantity(
-        name="wasted",
-        per="run",
-        unit="mini-batches",
+        name="wasted", per="run", unit="mini-batches",
         text="that came back and were not used, whose tasks were cancelled, or that faults made useless",
-        total=lambda tally, cluster: {
-            "ignored": tally.ignored,
-            "cancelled": sum(cluster.cancelled),
-            "faults": tally.wasted_by_faults,
-        },
-        columns={"wasted": Column(int, lambda summary: summary.wasted.total)},
+        total=lambda tally, cluster: {"ignored": tally.ignored, "cancelled": sum(cluster.cancelled),
+            "faults": tally.wasted_by_faults},
+        columns=_columns(int, wasted="wasted.total"),
     ),
     Quantity(
-        name="faults",
-        per="run",
+        name="faults", per="run",
         text="how many, by kind; asked for with `--faults`, or a process that died by itself",
         total=lambda tally, _: dict(sorted(tally.faults.items())),
-        families={
-            "dsgd_faults_total": Family(
-                "counter",
-                "Faults that are over, and at the end those that the run ended in.",
-                "faults",
-                ("kind",),
-                note="Faults by `kind` (`kill`, `pause`, `slow`, `cut`, `node`, `leave`, `join`, `driver`, "
-                "`lie` and those of the checkpoint store), each counted when it is over. All kinds are there "
-                "from the start, at 0. After kills that nobody asked for, look at the machine's memory.",
-            )
-        },
+        families={"dsgd_faults_total": Family("counter", "faults",
+            "Faults that are over, and at the end those that the run ended in. `kind` is `kill`, `pause`, "
+            "`slow`, `cut`, `node`, `leave`, `join`, `driver`, `lie`, or one of the checkpoint store; all "
+            "are there from the start, at 0. After kills that nobody asked for, look at the machine's "
+            "memory.",
+            ("kind",))},
         columns={
             "faults": Column(int, lambda s: sum(n for kind, n in s.faults.items() if kind not in FOLLOWING))
         },
     ),
     Quantity(
-        name="repeated",
-        per="run",
-        unit="mini-batches",
-        text="that faults had computed again, or partly",
-        total=lambda tally, _: tally.repeated,
-        of_fault=lambda fault: fault.repeated,
-        families={
-            "dsgd_repeated_gradients_total": Family(
-                "counter",
-                "Mini-batches that faults had computed again, or partly.",
-                "repeated",
-                unit="mini-batches",
-                note="Mini-batches that were computed again, or partly, because of a fault. Its rate over "
-                "that of `dsgd_gradients_total` is the share of work that faults cost.",
-            )
-        },
-        columns={"repeated": Column(int, lambda summary: summary.repeated)},
+        name="repeated", per="run", unit="mini-batches", text="that faults had computed again, or partly",
+        total=lambda tally, _: tally.repeated, of_fault=lambda fault: fault.repeated,
+        families={"dsgd_repeated_gradients_total": Family("counter", "repeated",
+            "Mini-batches that faults had computed again, or partly. Its rate over that of "
+            "`dsgd_gradients_total` is the share of work that faults cost.",
+            (), "mini-batches")},
+        columns=_columns(int, repeated="repeated"),
     ),
     Quantity(
-        name="recovery_s",
-        per="run",
-        unit="engine s",
+        name="recovery_s", per="run", unit="engine s",
         text="from a fault until all workers concerned computed again or had left",
-        total=lambda tally, _: _recovery_s(tally),
-        of_fault=lambda fault: fault.to_recover_s,
-        families={
-            "dsgd_fault_recovery_seconds": Family(
-                "histogram",
-                "Engine seconds from a fault until all workers concerned computed again or had left.",
-                "recovery_s",
-                unit="engine s",
-                note="Of each fault: from its beginning until all workers concerned computed again or had "
-                "left. Those that the run ended in are not among them.",
-            )
-        },
-        columns={"recovery_p50_s": Column(float, lambda summary: summary.recovery_s.p50)},
+        total=lambda tally, _: _recovery_s(tally), of_fault=lambda fault: fault.to_recover_s,
+        families={"dsgd_fault_recovery_seconds": Family("histogram", "recovery_s",
+            "Engine seconds from a fault until all workers concerned computed again or had left. Those that "
+            "the run ended in are not among them.",
+            (), "engine s")},
+        columns=_columns(float, recovery_p50_s="recovery_s.p50"),
     ),
     Quantity(
-        name="bytes",
-        per="run",
-        unit="bytes",
+        name="bytes", per="run", unit="bytes",
         text="that were sent, all messages counted once, by direction",
         total=lambda _, cluster: cluster.traffic.by_direction,
-        families={
-            "dsgd_bytes_total": Family(
-                "counter",
-                "Bytes that were sent.",
-                "traffic.by_direction",
-                ("direction",),
-                "bytes",
-                "`to_workers`, `to_server`, `between_workers`, `between_servers`, and what the driver "
-                "`fetched` to evaluate or keep it. All messages count, those of cancelled and lost tasks "
-                "too.",
-            )
-        },
-        columns={"bytes": Column(int, lambda summary: summary.bytes.total)},
+        families={"dsgd_bytes_total": Family("counter", "traffic.by_direction",
+            "Bytes that were sent, those of cancelled and lost tasks too. `direction` is `to_workers`, "
+            "`to_server`, `between_workers`, `between_servers`, or what the driver `fetched` to evaluate or "
+            "keep it.",
+            ("direction",), "bytes")},
+        columns=_columns(int, bytes="bytes.total"),
     ),
     Quantity(
-        name="wasted_bytes",
-        per="run",
-        unit="bytes",
+        name="wasted_bytes", per="run", unit="bytes",
         text="sent for tasks whose results no update used: cancelled, lost, sent twice, discarded, or in "
         "flight at the end",
         total=lambda tally, cluster: cluster.traffic.of_tasks - tally.useful_bytes,
-        families={
-            "dsgd_useful_bytes_total": Family(
-                "counter",
-                "Bytes sent for tasks whose results were applied.",
-                "tally.useful_bytes",
-                unit="bytes",
-                note="Sent for tasks whose results were applied. The rest of `dsgd_bytes_total` was for "
-                "tasks that are in flight, or was wasted.",
-            )
-        },
-        columns={"wasted_bytes": Column(int, lambda summary: summary.wasted_bytes)},
+        families={"dsgd_useful_bytes_total": Family("counter", "tally.useful_bytes",
+            "Bytes sent for tasks whose results were applied. The rest of `dsgd_bytes_total` was for tasks "
+            "that are in flight, or was wasted.",
+            (), "bytes")},
+        columns=_columns(int, wasted_bytes="wasted_bytes"),
     ),
     Quantity(
-        name="sent_bytes",
-        per="worker",
-        unit="bytes",
-        text="over its link, from it",
+        name="sent_bytes", per="worker", unit="bytes", text="over its link, from it",
         by_worker=lambda _, cluster: cluster.traffic.sent,
-        families={
-            "dsgd_worker_sent_bytes_total": Family(
-                "counter", "Bytes sent over a worker's link, from it.", "traffic.sent", ("worker",), "bytes"
-            )
-        },
+        families={"dsgd_worker_sent_bytes_total": Family("counter", "traffic.sent",
+            "Bytes sent over a worker's link, from it.",
+            ("worker",), "bytes")},
     ),
     Quantity(
-        name="received_bytes",
-        per="worker",
-        unit="bytes",
-        text="over its link, to it",
+        name="received_bytes", per="worker", unit="bytes", text="over its link, to it",
         by_worker=lambda _, cluster: cluster.traffic.received,
-        families={
-            "dsgd_worker_received_bytes_total": Family(
-                "counter", "Bytes sent over a worker's link, to it.", "traffic.received", ("worker",), "bytes"
-            )
-        },
+        families={"dsgd_worker_received_bytes_total": Family("counter", "traffic.received",
+            "Bytes sent over a worker's link, to it.",
+            ("worker",), "bytes")},
     ),
     Quantity(
-        name="experts",
-        per="evaluation",
+        name="experts", per="evaluation",
         text="of a mixture of experts: how it is used by the weights that are evaluated, and by workers",
         of_evaluation={name: _routing(name) for name in ROUTING},
         families={
-            "dsgd_expert_load_share": Family(
-                "gauge",
-                "Share of a layer's choices that are this expert, on held-out data at the last evaluation.",
-                "experts.load_by_expert",
-                ("layer", "expert"),
-                "0 to 1",
-                "Of a mixture of experts: the share of its layer's choices, on held-out data at the last "
-                "evaluation; 1/E where all is even. Absent where layers and experts are more than 1,024.",
-            ),
-            "dsgd_expert_max_violation": Family(
-                "gauge",
-                "Load of the most loaded expert above the mean, in means, at the last evaluation.",
-                "experts.max_violation",
-                unit="means",
-                note="MaxVio: by how many mean loads the most loaded expert is above the mean, at the last "
+            "dsgd_expert_load_share": Family("gauge", "experts.load_by_expert",
+                "Share of a layer's choices that are this expert, on held-out data at the last evaluation. "
+                "1/E where all is even. Absent where layers and experts are more than 1,024.",
+                ("layer", "expert"), "0 to 1"),
+            "dsgd_expert_max_violation": Family("gauge", "experts.max_violation",
+                "MaxVio: by how many mean loads the most loaded expert is above the mean, at the last "
                 "evaluation. 0 is even; E/K - 1, all tokens to the same experts, is the worst.",
-            ),
-            "dsgd_worker_expert_max_violation": Family(
-                "gauge",
-                "The same of a worker's loads.",
-                "experts.worker_violations",
-                ("worker",),
-                "means",
-                "The same of a worker's loads: of its mini-batch, where it returns a gradient, or of its own "
+                (), "means"),
+            "dsgd_worker_expert_max_violation": Family("gauge", "experts.worker_violations",
+                "MaxVio of a worker's loads: of its mini-batch, where it returns a gradient, or of its own "
                 "weights. At most 8 workers, those of the last update.",
-            ),
-            "dsgd_router_entropy_ratio": Family(
-                "gauge",
+                ("worker",), "means"),
+            "dsgd_router_entropy_ratio": Family("gauge", "experts.router_entropy",
                 "Mean entropy of the routers' scores of a token, as a share of log E.",
-                "experts.router_entropy",
-                unit="0 to 1",
-            ),
-            "dsgd_experts_idle": Family(
-                "gauge",
-                "Experts, in all layers, that no held-out token chooses.",
-                "experts.idle_experts",
-            ),
-            "dsgd_choices_dropped_ratio": Family(
-                "gauge",
-                "Share of the choices beyond the experts' capacity, at the last evaluation.",
-                "experts.dropped",
-                unit="0 to 1",
-                note="Share of the choices on held-out data that are beyond `--capacity`, as a training pass "
+                (), "0 to 1"),
+            "dsgd_experts_idle": Family("gauge", "experts.idle_experts",
+                "Experts, in all layers, that no held-out token chooses."),
+            "dsgd_choices_dropped_ratio": Family("gauge", "experts.dropped",
+                "Share of the choices on held-out data that are beyond `--capacity`, as a training pass "
                 "with these loads would drop them. Absent without a capacity.",
-            ),
-            "dsgd_router_agreement_ratio": Family(
-                "gauge",
-                "Share of a token's experts that two workers' own weights both choose.",
-                "experts.agreement",
-                unit="0 to 1",
-                note="Share of a token's experts that two workers' own weights both choose, the mean over "
-                "pairs of workers; K/E by chance. Absent where workers return gradients.",
-            ),
+                (), "0 to 1"),
+            "dsgd_router_agreement_ratio": Family("gauge", "experts.agreement",
+                "Share of a token's experts that two workers' own weights both choose, the mean over pairs "
+                "of workers. K/E by chance. Absent where workers return gradients.",
+                (), "0 to 1"),
         },
         columns={name: Column(float, _of_last_evaluation(name)) for name in ROUTING},
     ),
-]
+]  # fmt: skip
 """All that is measured, a row each."""
