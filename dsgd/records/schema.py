@@ -51,6 +51,7 @@ def of_routing(name: str) -> About:
     return field(*ROUTING[name])
 
 
+# fmt: off
 # --- updates.jsonl
 
 
@@ -60,25 +61,15 @@ class RecordedTask(Struct, frozen=True, kw_only=True, gc=False):
     worker: Annotated[int, field("", "which worker took the task, from 0")]
     step: Annotated[int, field("mini-batches", "the worker's step when the task began")]
     batches: Annotated[int, field("mini-batches", "in the task")]
-    staleness: Annotated[
-        int,
-        field("updates", "between reading and applying, its own not counted: `version - 1 -` version read"),
-    ]
+    staleness: Annotated[int, field("updates",
+        "between reading and applying, its own not counted: `version - 1 -` version read")]
     started_s: Annotated[float, field("engine s", "when the server gave out the task, before any transfer")]
-    finished_s: Annotated[
-        float, field("engine s", "when the server had the result, after any transfer and service")
-    ]
-    compute_s: Annotated[
-        float,
-        field(
-            "engine s",
-            "of computing or, as a straggler on Ray, sleeping; the rest is transfer and waiting",
-        ),
-    ]
-    loss: Annotated[
-        float | None,
-        field("", "mean mini-batch loss, at the weights read (local steps: at the local ones)"),
-    ]
+    finished_s: Annotated[float, field("engine s",
+        "when the server had the result, after any transfer and service")]
+    compute_s: Annotated[float, field("engine s",
+        "of computing or, as a straggler on Ray, sleeping; the rest is transfer and waiting")]
+    loss: Annotated[float | None, field("",
+        "mean mini-batch loss, at the weights read (local steps: at the local ones)")]
 
 
 class RecordedUpdate(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -88,22 +79,15 @@ class RecordedUpdate(Struct, frozen=True, kw_only=True, omit_defaults=True):
     t_s: Annotated[float, field("engine s", "when the last of its tasks came in")]
     loss: Annotated[float | None, field("", "mean of its tasks' losses")]
     gradients: Annotated[tuple[RecordedTask, ...], field("", "its tasks, each with the fields below")]
-    ignored: Annotated[
-        tuple[RecordedTask, ...],
-        field("", "the tasks that were discarded since the previous update; left out where there are none"),
-    ] = ()
-    extra: Annotated[
-        dict[str, float | None],
-        field("", "what the strategy handed over in `Update.extra`, by name; left out where there is none"),
-    ] = msgspec.field(default_factory=dict)
-    sent: Annotated[
-        dict[str, tuple[int, ...]],
-        field(
-            "bytes",
-            "that the run had sent by then, by direction and worker; only on Ray, and where something was "
-            "sent that does not follow from the tasks, like what was sent again after a fault",
-        ),
-    ] = msgspec.field(default_factory=dict)
+    ignored: Annotated[tuple[RecordedTask, ...], field("",
+        "the tasks that were discarded since the previous update; left out where there are none")] = ()
+    extra: Annotated[dict[str, float | None], field("",
+        "what the strategy handed over in `Update.extra`, by name; left out where there is "
+        "none")] = msgspec.field(default_factory=dict)
+    sent: Annotated[dict[str, tuple[int, ...]], field("bytes",
+        "that the run had sent by then, by direction and worker; only on Ray, and where something was sent "
+        "that does not follow from the tasks, like what was sent again after a "
+        "fault")] = msgspec.field(default_factory=dict)
 
     @property
     def measured(self) -> dict[str, float | None]:
@@ -130,23 +114,15 @@ class RoutingNumbers(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class RecordedRouting(RoutingNumbers, frozen=True, kw_only=True, omit_defaults=True):
     """`experts` of a line of evals.jsonl."""
 
-    load: Annotated[
-        tuple[tuple[float, ...], ...],
-        field("0 to 1", "by layer, then by expert: its share of the choices on the test data"),
-    ]
-    entropy: Annotated[
-        tuple[float, ...], field("log E", "by layer: of the router, the mean of its scores' entropy")
-    ]
+    load: Annotated[tuple[tuple[float, ...], ...], field("0 to 1",
+        "by layer, then by expert: its share of the choices on the test data")]
+    entropy: Annotated[tuple[float, ...], field("log E",
+        "by layer: of the router, the mean of its scores' entropy")]
     capacity: Annotated[float | None, field("means", "of an expert in training; left out without one")] = None
-    workers: Annotated[
-        dict[int, tuple[tuple[float, ...], ...]],
-        field(
-            "0 to 1",
-            "`load` by worker, of at most 8: where workers return gradients, of the mini-batches of the last "
-            "update; where they return weights, of these on the first eighth of the test data",
-            key="I",
-        ),
-    ] = msgspec.field(default_factory=dict)
+    workers: Annotated[dict[int, tuple[tuple[float, ...], ...]], field("0 to 1",
+        "`load` by worker, of at most 8: where workers return gradients, of the mini-batches of the last "
+        "update; where they return weights, of these on the first eighth of the test "
+        "data", key="I")] = msgspec.field(default_factory=dict)
 
 
 class RecordedEvaluation(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -156,21 +132,14 @@ class RecordedEvaluation(Struct, frozen=True, kw_only=True, omit_defaults=True, 
     t_s: Annotated[float, field("engine s", "`t_s` of that version's update; 0 for version 0")]
     gradients: Annotated[int, field("mini-batches", "applied by then")]
     bytes: Annotated[int, field("bytes", "that had been sent by then, of all messages")]
-    loss: Annotated[
-        float | None,
-        field("", "on held-out samples; quadratic: the exact objective, the mean over workers"),
-    ]
-    accuracy: Annotated[
-        float | None,
-        field("0 to 1", "share of held-out samples classified correctly; null for the quadratic"),
-    ]
-    bits_per_byte: Annotated[
-        float | None,
-        field("bits a byte", "of held-out text: the loss to base 2; left out of all but language models"),
-    ] = None
-    experts: Annotated[
-        RecordedRouting | None, field("", "how they are used; left out of all but mixtures of experts")
-    ] = None
+    loss: Annotated[float | None, field("",
+        "on held-out samples; quadratic: the exact objective, the mean over workers")]
+    accuracy: Annotated[float | None, field("0 to 1",
+        "share of held-out samples classified correctly; null for the quadratic")]
+    bits_per_byte: Annotated[float | None, field("bits a byte",
+        "of held-out text: the loss to base 2; left out of all but language models")] = None
+    experts: Annotated[RecordedRouting | None, field("",
+        "how they are used; left out of all but mixtures of experts")] = None
 
 
 # --- faults.jsonl
@@ -180,53 +149,31 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
     """A line of faults.jsonl: a `FaultSeen` (dsgd/faults/seen.py)."""
 
     t_s: Annotated[float, field("engine s", "when it began")]
-    kind: Annotated[
-        str,
-        field(
-            "",
-            "`kill`, `pause`, `slow`, `cut`, `node`, `leave`, `join`, `driver`, `torn`, `rot`, `full`, "
-            "`slow-disk` or `lie`, as in `--faults`; a process that died by itself is a `kill`. Also "
-            "`suspect`, a silent task that a second host got too, `given-up`, a host that is not started "
-            "again, and `divergence` and `lost-weights`, after which the run went back",
-        ),
-    ]
+    kind: Annotated[str, field("",
+        "`kill`, `pause`, `slow`, `cut`, `node`, `leave`, `join`, `driver`, `torn`, `rot`, `full`, "
+        "`slow-disk` or `lie`, as in `--faults`; a process that died by itself is a `kill`. Also `suspect`, "
+        "a silent task that a second host got too, `given-up`, a host that is not started again, and "
+        "`divergence` and `lost-weights`, after which the run went back")]
     workers: Annotated[tuple[int, ...], field("", "whom it hit, from 0")]
     asked: Annotated[bool, field("", "whether `--faults` asked for it")]
     update: Annotated[int, field("updates", "the version of the weights when it began")]
-    came_in: Annotated[
-        int, field("tasks", "that had come in when it began: its place in the order of events")
-    ]
+    came_in: Annotated[int, field("tasks",
+        "that had come in when it began: its place in the order of events")]
     text: Annotated[str, field("", "what was done about it, in words")]
-    detected_s: Annotated[
-        float | None,
-        field("engine s", "from its beginning until the driver knew; null: never, or not applicable"),
-    ] = None
-    recovered_s: Annotated[
-        float | None,
-        field(
-            "engine s",
-            "from its beginning until all workers concerned computed again or had left; null: never",
-        ),
-    ] = None
+    detected_s: Annotated[float | None, field("engine s",
+        "from its beginning until the driver knew; null: never, or not applicable")] = None
+    recovered_s: Annotated[float | None, field("engine s",
+        "from its beginning until all workers concerned computed again or had left; null: never")] = None
     repeated: Annotated[int, field("mini-batches", "that were computed again, or partly")] = 0
-    wasted: Annotated[
-        int,
-        field("mini-batches", "whose result was not used: a second copy came first, or the member left"),
-    ] = 0
-    back_to: Annotated[
-        int | None, field("updates", "the version that the run went back to; null if it did not")
-    ] = None
-    answers: Annotated[
-        int | None,
-        field(
-            "",
-            "how often the strategy's waiting had ended when it began, with a task or a change of members: "
-            "two changes with the same number were seen at once; null in the simulator",
-        ),
-    ] = None
-    notice: Annotated[
-        bool, field("", "whether the process was asked to end (SIGTERM): its tasks came in all the same")
-    ] = False
+    wasted: Annotated[int, field("mini-batches",
+        "whose result was not used: a second copy came first, or the member left")] = 0
+    back_to: Annotated[int | None, field("updates",
+        "the version that the run went back to; null if it did not")] = None
+    answers: Annotated[int | None, field("",
+        "how often the strategy's waiting had ended when it began, with a task or a change of members: two "
+        "changes with the same number were seen at once; null in the simulator")] = None
+    notice: Annotated[bool, field("",
+        "whether the process was asked to end (SIGTERM): its tasks came in all the same")] = False
 
     @property
     def over_s(self) -> float | None:
@@ -244,15 +191,12 @@ class LastEvaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     loss: Annotated[float | None, field("", "of the last evaluation")]
     accuracy: Annotated[float | None, field("0 to 1", "of the last evaluation")]
-    bits_per_byte: Annotated[
-        float | None, field("bits a byte", "of the last evaluation; left out of all but language models")
-    ] = None
-    perplexity: Annotated[
-        float | None, field("tokens", "e to the loss; left out of all but language models")
-    ] = None
-    experts: Annotated[
-        RoutingNumbers | None, field("", "of the last evaluation; left out of all but mixtures of experts")
-    ] = None
+    bits_per_byte: Annotated[float | None, field("bits a byte",
+        "of the last evaluation; left out of all but language models")] = None
+    perplexity: Annotated[float | None, field("tokens",
+        "e to the loss; left out of all but language models")] = None
+    experts: Annotated[RoutingNumbers | None, field("",
+        "of the last evaluation; left out of all but mixtures of experts")] = None
 
 
 class FirstAndLast(Struct, frozen=True, kw_only=True):
@@ -269,18 +213,11 @@ class Staleness(Struct, frozen=True, kw_only=True):
     p50: Annotated[int | None, field("updates", "the median")]
     p95: Annotated[int | None, field("updates", "the 95th percentile")]
     max: Annotated[int | None, field("updates", "the largest")]
-    counts: Annotated[
-        dict[int, int],
-        field(
-            "tasks",
-            "by staleness; only values that occurred. Of more than 1,024 values: cut to three significant "
-            "digits, so 1234 counts as 1230",
-        ),
-    ]
-    by_worker: Annotated[
-        dict[int, float],
-        field("updates", "mean by worker, of the workers in `workers`; only those with an applied task"),
-    ]
+    counts: Annotated[dict[int, int], field("tasks",
+        "by staleness; only values that occurred. Of more than 1,024 values: cut to three significant "
+        "digits, so 1234 counts as 1230")]
+    by_worker: Annotated[dict[int, float], field("updates",
+        "mean by worker, of the workers in `workers`; only those with an applied task")]
 
 
 class WorkerTotals(Struct, frozen=True, kw_only=True):
@@ -297,16 +234,10 @@ class WorkerTotals(Struct, frozen=True, kw_only=True):
 class Spread(Struct, frozen=True, kw_only=True):
     """An entry of `over_workers` in summary.json; each number has the unit of what it is of."""
 
-    mean: Annotated[
-        float,
-        field(
-            "",
-            "over all workers, of `steps`, `busy_s`, `idle_s`, `restarts`, `sent_bytes` and "
-            "`received_bytes`, and over those that have one, "
-            "of `batch_s`, the seconds of computing per mini-batch, and `staleness`, the mean of a worker's "
-            "tasks",
-        ),
-    ]
+    mean: Annotated[float, field("",
+        "over all workers, of `steps`, `busy_s`, `idle_s`, `restarts`, `sent_bytes` and `received_bytes`, "
+        "and over those that have one, of `batch_s`, the seconds of computing per mini-batch, and "
+        "`staleness`, the mean of a worker's tasks")]
     min: Annotated[float, field("", "the smallest")]
     p05: Annotated[float, field("", "the 5th percentile")]
     p50: Annotated[float, field("", "the median")]
@@ -319,10 +250,8 @@ class Wasted(Struct, frozen=True, kw_only=True):
 
     ignored: Annotated[int, field("mini-batches", "that came back and were not used")]
     cancelled: Annotated[int, field("mini-batches", "whose tasks were cancelled")]
-    faults: Annotated[
-        int,
-        field("mini-batches", "whose results faults made useless, the sum of `wasted` in `faults.jsonl`"),
-    ] = 0
+    faults: Annotated[int, field("mini-batches",
+        "whose results faults made useless, the sum of `wasted` in `faults.jsonl`")] = 0
 
     @property
     def total(self) -> int:
@@ -341,15 +270,12 @@ class Travelled(Struct, frozen=True, kw_only=True):
 
     to_workers: Annotated[int, field("bytes", "with tasks: 4·D + padding for each, each time it was sent")]
     to_server: Annotated[int, field("bytes", "with results: as many, unless they are compressed")]
-    between_workers: Annotated[
-        int, field("bytes", "from one worker to another; 0 unless the topology or the mode has such messages")
-    ] = 0
-    between_servers: Annotated[
-        int, field("bytes", "with results that servers pass on to their backups; 0 without `--replicas 2`")
-    ] = 0
-    fetched: Annotated[
-        int, field("bytes", "that the driver asked for to evaluate or keep them, where it has no weights")
-    ] = 0
+    between_workers: Annotated[int, field("bytes",
+        "from one worker to another; 0 unless the topology or the mode has such messages")] = 0
+    between_servers: Annotated[int, field("bytes",
+        "with results that servers pass on to their backups; 0 without `--replicas 2`")] = 0
+    fetched: Annotated[int, field("bytes",
+        "that the driver asked for to evaluate or keep them, where it has no weights")] = 0
 
     @property
     def total(self) -> int:
@@ -360,43 +286,24 @@ class Travelled(Struct, frozen=True, kw_only=True):
 class Compared(Struct, frozen=True, kw_only=True):
     """An entry of `theory` in summary.json."""
 
-    theory: Annotated[
-        float,
-        field(
-            "",
-            "what a formula says of this run: `s_per_update` (engine s), `staleness_mean`, `staleness_max` "
-            "(updates), `staleness_p0` (share of tasks), `clock_gap_max` (mini-batches), `run_s` (engine s "
-            "of the whole run); only those known",
-        ),
-    ]
-    measured: Annotated[
-        float | None,
-        field(
-            "", "the same in this run: after its warm-up where there is a standard error, else in the whole"
-        ),
-    ]
-    relative_difference: Annotated[
-        float | None, field("", "(measured - theory)/theory; null for the bounds, those that end in `_max`")
-    ]
-    standard_error: Annotated[
-        float | None,
-        field("", "of `measured`, from batch means; null for bounds, and where the two are not compared"),
-    ] = None
-    batches: Annotated[
-        int, field("", "from which that standard error is; 0 where nothing is left to chance")
-    ] = 0
-    verdict: Annotated[
-        str,
-        field(
-            "",
-            "`agrees`, `may be chance`, `differs` (by more than chance does once in 1,000 runs), `differs by "
-            "real time`; of bounds `kept` or `broken`; or why the two are not compared. Empty in old records",
-        ),
-    ] = ""
-    needs_updates: Annotated[
-        int | None,
-        field("updates", "as long a run is needed to compare; null where none is, or no length is"),
-    ] = None
+    theory: Annotated[float, field("",
+        "what a formula says of this run: `s_per_update` (engine s), `staleness_mean`, `staleness_max` "
+        "(updates), `staleness_p0` (share of tasks), `clock_gap_max` (mini-batches), `run_s` (engine s of "
+        "the whole run); only those known")]
+    measured: Annotated[float | None, field("",
+        "the same in this run: after its warm-up where there is a standard error, else in the whole")]
+    relative_difference: Annotated[float | None, field("",
+        "(measured - theory)/theory; null for the bounds, those that end in `_max`")]
+    standard_error: Annotated[float | None, field("",
+        "of `measured`, from batch means; null for bounds, and where the two are not compared")] = None
+    batches: Annotated[int, field("",
+        "from which that standard error is; 0 where nothing is left to chance")] = 0
+    verdict: Annotated[str, field("",
+        "`agrees`, `may be chance`, `differs` (by more than chance does once in 1,000 runs), `differs by "
+        "real time`; of bounds `kept` or `broken`; or why the two are not compared. Empty in old "
+        "records")] = ""
+    needs_updates: Annotated[int | None, field("updates",
+        "as long a run is needed to compare; null where none is, or no length is")] = None
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -449,29 +356,23 @@ class Summary(Struct, frozen=True, kw_only=True):
     staleness: Staleness
     clock_gap_max: Annotated[int, of_table("clock_gap_max")]
     workers: Annotated[dict[int, WorkerTotals], field("", "by worker, 0 first", key="I")]
-    over_workers: Annotated[dict[str, Spread], field("", "by quantity", key="NAME")] = msgspec.field(
-        default_factory=dict
-    )
+    over_workers: Annotated[dict[str, Spread], field("",
+        "by quantity", key="NAME")] = msgspec.field( default_factory=dict )
     wasted: Wasted
-    faults: Annotated[
-        dict[str, int],
-        field("", "how many, by kind; only kinds that occurred. Old records lack it", key="KIND"),
-    ] = msgspec.field(default_factory=dict)
+    faults: Annotated[dict[str, int], field("",
+        "how many, by kind; only kinds that occurred. Old records lack "
+        "it", key="KIND")] = msgspec.field(default_factory=dict)
     repeated: Annotated[int, of_table("repeated")] = 0
     recovery_s: Recovery = msgspec.field(default_factory=Recovery)
     exchange_s: Annotated[float | None, of_table("exchange_s")] = None
-    extra: Annotated[
-        dict[str, MeanAndLast] | UnsetType,
-        field("", "what a strategy handed over in `Update.extra`, by name; left out without any", key="NAME"),
-    ] = UNSET
+    extra: Annotated[dict[str, MeanAndLast] | UnsetType, field("",
+        "what a strategy handed over in `Update.extra`, by name; left out without any", key="NAME")] = UNSET
     bytes: Travelled
     wasted_bytes: Annotated[int, of_table("wasted_bytes")] = 0
-    theory: Annotated[dict[str, Compared], field("", "by name", key="NAME")] = msgspec.field(
-        default_factory=dict
-    )
-    wall_s: Annotated[
-        float, field("wall s", "from the first task to the end of the last evaluation, on either engine")
-    ]
+    theory: Annotated[dict[str, Compared], field("",
+        "by name", key="NAME")] = msgspec.field( default_factory=dict )
+    wall_s: Annotated[float, field("wall s",
+        "from the first task to the end of the last evaluation, on either engine")]
     startup_s: Annotated[float, field("wall s", "from the beginning of `main` to the first task")]
     weights_sha256: Annotated[str, field("", "SHA-256, in hex, of the weights' 4·D bytes (not of the file)")]
 
@@ -552,45 +453,28 @@ class Meta(Struct, frozen=True, kw_only=True):
     started_epoch_s: Annotated[float, field("s", "when `main` began, since 1970-01-01 UTC")]
     started: Annotated[str, field("", "the same, as ISO 8601 in UTC")]
     command: Annotated[list[str], field("", "the command line, the program's name first")]
-    git_commit: Annotated[
-        str | None,
-        field(
-            "",
-            "commit of the code: what `DSGD_GIT_COMMIT` says, which the image sets, else git; "
-            "null outside a checkout",
-        ),
-    ]
-    git_dirty: Annotated[
-        bool | None, field("", "uncommitted changes or new files there; null outside a checkout")
-    ]
+    git_commit: Annotated[str | None, field("",
+        "commit of the code: what `DSGD_GIT_COMMIT` says, which the image sets, else git; null outside a "
+        "checkout")]
+    git_dirty: Annotated[bool | None, field("",
+        "uncommitted changes or new files there; null outside a checkout")]
     versions: Annotated[dict[str, str], field("", "of `python`, `ray`, `torch`, `numpy`, by name")]
     host: Annotated[str, field("", "the driver's machine")]
     platform: Annotated[str, field("", "its system")]
     cpus: Annotated[int | None, field("", "its logical CPUs")]
     device: Annotated[str, field("", "where gradients are computed: `cpu` or `cuda`")]
     worker_pids: Annotated[list[int], field("", "processes at the start, worker 0 first; empty in the sim")]
-    init_sha256: Annotated[
-        str | None, field("", "of the weights that `init_from` gave, as `weights_sha256`; null without")
-    ] = None
-    workload_sha256: Annotated[
-        str | None,
-        field("", "of the file of `workload`, which the record has as `workload.py`; null without"),
-    ] = None
-    workload: Annotated[
-        dict[str, Any],
-        field(
-            "",
-            "the model and data of `workload`: `weights`, `bytes_per_token` (null unless a language model), "
-            "`train` and `test` (`samples`, `arrays`, `sha256`, `classes`: dsgd/datasets/digest.py), and "
-            "what its file adds, like `flops_per_sample` of a gradient and, of text, `gzip_bits_per_byte` "
-            "and `xz_bits_per_byte`. Empty without",
-            key="NAME",
-        ),
-    ] = msgspec.field(default_factory=dict)
-    attempts: Annotated[
-        tuple[LaterAttempt, ...],
-        field("", "the later ones of a resumed run, each with the fields below"),
-    ] = ()
+    init_sha256: Annotated[str | None, field("",
+        "of the weights that `init_from` gave, as `weights_sha256`; null without")] = None
+    workload_sha256: Annotated[str | None, field("",
+        "of the file of `workload`, which the record has as `workload.py`; null without")] = None
+    workload: Annotated[dict[str, Any], field("",
+        "the model and data of `workload`: `weights`, `bytes_per_token` (null unless a language model), "
+        "`train` and `test` (`samples`, `arrays`, `sha256`, `classes`: dsgd/datasets/digest.py), and what "
+        "its file adds, like `flops_per_sample` of a gradient and, of text, `gzip_bits_per_byte` and "
+        "`xz_bits_per_byte`. Empty without", key="NAME")] = msgspec.field(default_factory=dict)
+    attempts: Annotated[tuple[LaterAttempt, ...], field("",
+        "the later ones of a resumed run, each with the fields below")] = ()
 
 
 # --- comparison.json, of `--engine both`
@@ -609,9 +493,8 @@ class Distance(Struct, frozen=True, kw_only=True):
 
     ray: Annotated[None, field("", "always null")] = None
     sim: Annotated[None, field("", "always null")] = None
-    total_variation: Annotated[
-        float, field("0 to 1", "half the sum of absolute differences: 0 if equal, 1 if disjoint")
-    ]
+    total_variation: Annotated[float, field("0 to 1",
+        "half the sum of absolute differences: 0 if equal, 1 if disjoint")]
 
 
 class EngineComparison(Struct, frozen=True, kw_only=True):
@@ -625,6 +508,7 @@ class EngineComparison(Struct, frozen=True, kw_only=True):
     staleness_distance: Annotated[Distance, field("", "of the two distributions of staleness")]
 
 
+# fmt: on
 # --- with the numbers that the table of quantities has
 
 
