@@ -6,21 +6,17 @@ So what it does is written once, and is the same on Ray, in the simulator and in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import Any
 
-from dsgd.cluster import Cluster, Done, Engine, IdleMembers
-from dsgd.cluster.clocks import Clocks
-from dsgd.cluster.state import ClusterState
-from dsgd.cluster.traffic import Traffic
-from dsgd.faults.seen import FaultSeen
-from dsgd.work.model import Evaluation
-from dsgd.work.rules import Rule
+from dsgd.cluster import Cluster, Engine
 from dsgd.work.tasks import Task
-from dsgd.work.weights import Vector, Weights
+from dsgd.work.weights import Weights
 
-if TYPE_CHECKING:
-    from dsgd.data import Workload
+
+def _passed_on(name: str) -> Any:
+    """Return a member that is that of `inner`."""
+    return property(attrgetter(f"inner.{name}"))
 
 
 class AroundCluster:
@@ -29,53 +25,20 @@ class AroundCluster:
     def __init__(self, inner: Cluster) -> None:
         self.inner = inner
 
-    @property
-    def workers(self) -> Sequence[int]:
-        return self.inner.workers
-
-    @property
-    def idle(self) -> IdleMembers:
-        return self.inner.idle
-
-    @property
-    def in_flight(self) -> Mapping[int, float]:
-        return self.inner.in_flight
-
-    @property
-    def clocks(self) -> Clocks:
-        return self.inner.clocks
-
-    @property
-    def given(self) -> int:
-        return self.inner.given
-
-    @property
-    def now_s(self) -> float:
-        return self.inner.now_s
-
-    def reading(self, worker: int) -> Weights:
-        return self.inner.reading(worker)
-
-    def came_in_s(self, worker: int) -> tuple[float, float]:
-        return self.inner.came_in_s(worker)
-
-    def start(self, worker: int, task: Task, w: Weights) -> None:
-        self.inner.start(worker, task, w)
-
-    def travel(self, source: int, target: int, num_bytes: int | None = None) -> None:
-        self.inner.travel(source, target, num_bytes)
-
-    def cancel(self, worker: int) -> None:
-        self.inner.cancel(worker)
-
-    def next_done(self) -> Done | None:
-        return self.inner.next_done()
-
-    def combine(self, rule: Rule, w: Weights, dones: Sequence[Done]) -> Weights:
-        return self.inner.combine(rule, w, dones)
-
-    def spread(self, dones: Sequence[Done]) -> float:
-        return self.inner.spread(dones)
+    workers = _passed_on("workers")
+    idle = _passed_on("idle")
+    in_flight = _passed_on("in_flight")
+    clocks = _passed_on("clocks")
+    given = _passed_on("given")
+    now_s = _passed_on("now_s")
+    reading = _passed_on("reading")
+    came_in_s = _passed_on("came_in_s")
+    start = _passed_on("start")
+    travel = _passed_on("travel")
+    cancel = _passed_on("cancel")
+    next_done = _passed_on("next_done")
+    combine = _passed_on("combine")
+    spread = _passed_on("spread")
 
 
 class Around(AroundCluster):
@@ -90,69 +53,24 @@ class Around(AroundCluster):
         """Give a worker a task of a state, as `start` made it then: what was decided of it stays so."""
         start_again(self.inner, worker, task, w)
 
-    @property
-    def traffic(self) -> Traffic:
-        return self.inner.traffic
-
-    @property
-    def restarts(self) -> Sequence[int]:
-        return self.inner.restarts
-
-    @property
-    def cancelled(self) -> Sequence[int]:
-        return self.inner.cancelled
-
-    @property
-    def cancelled_s(self) -> Sequence[float]:
-        return self.inner.cancelled_s
-
-    @property
-    def device(self) -> str:
-        return self.inner.device
-
-    @property
-    def pids(self) -> Sequence[int]:
-        return self.inner.pids
-
-    @property
-    def memory_bytes(self) -> Mapping[str, int]:
-        return self.inner.memory_bytes
-
-    def process_logs(self, *, wait: bool) -> Mapping[str, str]:
-        return self.inner.process_logs(wait=wait)
-
-    @property
-    def faults_seen(self) -> Sequence[FaultSeen]:
-        return self.inner.faults_seen
-
-    def note(self, fault: FaultSeen) -> None:
-        self.inner.note(fault)
-
-    def evaluate(
-        self, workload: Workload, w: Vector, models: Mapping[int, Vector] | None = None
-    ) -> Evaluation | None:
-        return self.inner.evaluate(workload, w, models)
-
-    def fetch(self, w: Weights, *, slots: bool = False) -> None:
-        self.inner.fetch(w, slots=slots)
-
-    def values(self, dones: Sequence[Done]) -> Mapping[int, Vector]:
-        return self.inner.values(dones)
-
-    def reached(self, version: int) -> None:
-        self.inner.reached(version)
-
-    def ended(self) -> None:
-        self.inner.ended()
-
-    def stand_still(self, seconds: float) -> None:
-        self.inner.stand_still(seconds)
-
-    def state(self) -> ClusterState:
-        return self.inner.state()
-
-    def restore(self, state: ClusterState) -> None:
-        self.inner.restore(state)
+    traffic = _passed_on("traffic")
+    restarts = _passed_on("restarts")
+    cancelled = _passed_on("cancelled")
+    cancelled_s = _passed_on("cancelled_s")
+    device = _passed_on("device")
+    pids = _passed_on("pids")
+    memory_bytes = _passed_on("memory_bytes")
+    process_logs = _passed_on("process_logs")
+    faults_seen = _passed_on("faults_seen")
+    note = _passed_on("note")
+    evaluate = _passed_on("evaluate")
+    fetch = _passed_on("fetch")
+    values = _passed_on("values")
+    reached = _passed_on("reached")
+    ended = _passed_on("ended")
+    stand_still = _passed_on("stand_still")
+    state = _passed_on("state")
+    restore = _passed_on("restore")
 
 
 def start_again(engine: Engine, worker: int, task: Task, w: Weights) -> None:
