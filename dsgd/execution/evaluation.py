@@ -31,12 +31,24 @@ class Evaluated(NamedTuple):
     found: Evaluation
 
 
+class _Made(NamedTuple):
+    """An evaluation that was made at once: a Future would cost as much as a small run's update."""
+
+    found: Evaluation | None
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Evaluation | None:
+        return self.found
+
+
 class _Waiting(NamedTuple):
     """An evaluation that was submitted, and the loads that the workers' gradients show."""
 
     due: DueEvaluation
     loads: Mapping[int, Loads] | None
-    future: Future[Evaluation | None]
+    future: Future[Evaluation | None] | _Made
 
 
 class Evaluations:
@@ -85,12 +97,8 @@ class Evaluations:
         models: Mapping[int, Vector] | None = None,
         loads: Mapping[int, Loads] | None = None,
     ) -> None:
-        future: Future[Evaluation | None]
-        if self._pool:
-            future = self._pool.submit(self._evaluate, due.weights.vector, models)
-        else:
-            future = Future()
-            future.set_result(self._evaluate(due.weights.vector, models))
+        asked = due.weights.vector, models
+        future = self._pool.submit(self._evaluate, *asked) if self._pool else _Made(self._evaluate(*asked))
         self._waiting.append(_Waiting(due, loads, future))
 
     def _of_workers(self, dones: Sequence[Done]) -> tuple[dict[int, Vector] | None, dict[int, Loads] | None]:
