@@ -162,7 +162,7 @@ class RunKeeper:
                 if run.tally.last_update_s >= until_s:
                     break
                 try:
-                    if self._take(until_s, last):
+                    if self._advance(until_s, last):
                         break
                 except DriverLost as lost:
                     run.come_back(lost, *self._newest())
@@ -171,7 +171,7 @@ class RunKeeper:
                     run.recover(lost, [*checkpoints.snapshots, *latest])
         return run.over
 
-    def _take(self, until_s: float, last: float) -> bool:
+    def _advance(self, until_s: float, last: float) -> bool:
         """Take updates until the run is over, or until it is to pause; return whether it pauses."""
         run, tally, evaluations, checkpoints = self.run, self.run.tally, self.evaluations, self.checkpoints
         snapshots = run.cfg.checkpoint.on_divergence == "rollback" and "memory" not in checkpoints.due_s
@@ -350,7 +350,7 @@ class RunKeeper:
         )
         if self.evaluations.version < 0:
             self.evaluations.submit()
-        self._take(math.inf, math.inf)
+        self._advance(math.inf, math.inf)
         if run.over == "budget" and run.tally.gradients < cfg.budget:
             run.over = None  # only what is recorded has ended
         state = replayed.state()

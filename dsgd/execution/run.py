@@ -262,7 +262,7 @@ class Run:
         comes later, if both ask for faults of processes, or neither does.
         """
         self.engine.restore(state.cluster)
-        self._take(state)
+        self._stand_at(state)
         self.faults.go_to(state.faults_noted)
         self.rollbacks = state.rollbacks
         for store in self.faulty:
@@ -276,7 +276,7 @@ class Run:
         self.train, self._updates = train, None
         self.tally.restore(self.tally.state(), engine.clocks)
 
-    def _take(self, state: RunState) -> None:
+    def _stand_at(self, state: RunState) -> None:
         self.weights, self.over, self.error, self._updates = state.weights, None, None, None
         self.tally.restore(state.tally, self.engine.clocks)
 
@@ -340,7 +340,7 @@ class Run:
         for flight in then.flights:
             if flight.worker not in then.leaving:
                 start_again(engine, flight.worker, flight.task, flight.origin)
-        self._take(state)
+        self._stand_at(state)
         self.faults.count_again(state.faults_noted)
         self.went_back(replace(state, cluster=replace(then, now_s=now_s)))
 
