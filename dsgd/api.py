@@ -306,9 +306,9 @@ def schedule(mode: str | None = None, *, num_weights: int = 0, **options: Any) -
     data = options_of(str(options["workload"])) if options.get("workload") else None
     left_out = _OF_NO_SCHEDULE | option_fields(data or DataConfig).keys()
     given = {name: value for name, value in options.items() if name not in left_out}
-    given["padding_mb"] = given.get("padding_mb", 0.0) + 4 * num_weights / MEGABYTE
-    given |= {"dataset": "none", "eval_every": 0}
-    return simulating.schedule(_simulated("dsgd.schedule", mode, given))
+    cfg = _simulated("dsgd.schedule", mode, given | {"dataset": "none", "eval_every": 0})
+    padding_mb = cfg.timing.padding_mb + 4 * num_weights / MEGABYTE
+    return simulating.schedule(replace(cfg, timing=replace(cfg.timing, padding_mb=padding_mb)))
 
 
 def _simulated(caller: str, mode: str | None, options: Mapping[str, Any]) -> TrainConfig:

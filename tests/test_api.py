@@ -187,6 +187,8 @@ def test_a_schedule_takes_the_options_of_any_run() -> None:
     }
     assert dsgd.schedule("ssgd", **asked, **others) == dsgd.schedule("ssgd", **asked)
     assert dsgd.schedule("ssgd", **asked).computing == 0.5
+    slow = {**asked, "bytes_per_s": "1e6"}
+    assert dsgd.schedule("ssgd", **slow, padding_mb="2") == dsgd.schedule("ssgd", **slow, num_weights=500_000)
 
 
 def test_numbers_of_numpy_and_paths_are_options_too(tmp_path: Path) -> None:

@@ -165,11 +165,9 @@ def _values_of(arguments: Sequence[str], mode: str, known: Mapping[str, Option])
             raise UsageError(_unknown(key, mode, known, spelled=name + equals + text))
         if not equals:
             if not rest or rest[0].startswith("--"):
-                rule = (
-                    "; --help describes it"
-                    if known[key].kind == "str"
-                    else f", which {known[key].kind_in_words}"
-                )
+                rule = "; --help describes it"
+                if known[key].kind != "str":
+                    rule = f", which {known[key].kind_in_words}"
                 raise UsageError(f"{name}: needs a value{rule}")
             text = rest.popleft()
         values[key] = _read(known[key], text)
