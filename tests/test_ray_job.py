@@ -15,20 +15,21 @@ pytestmark = pytest.mark.ray
 
 # A head with the dashboard, which takes jobs, submits them to itself and says how they ended.
 HEAD = """
-import json, socket, sys, time
+import json, os, socket, sys, time
+
+# Where it notes its address, too: a job might find another's head, and the usual folder may not be there.
+os.environ["RAY_TMPDIR"] = sys.argv[1]
 import dsgd.cluster.ray_connection
-from ray._private.utils import write_ray_address
 from ray.cluster_utils import Cluster
 from ray.job_submission import JobSubmissionClient
 
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]  # with port 0 Ray for a while names another than it has
 # The agent, which starts jobs, would not find its usual port free beside another cluster, and do without one.
-asked = {"num_cpus": 1, "temp_dir": sys.argv[1], "dashboard_agent_listen_port": 0}
+asked = {"num_cpus": 1, "dashboard_agent_listen_port": 0}
 cluster = Cluster(
     initialize_head=True, head_node_args=asked | {"include_dashboard": True, "dashboard_port": port}
 )
-write_ray_address(cluster.address, sys.argv[1])  # as `ray start` does; else a job may find another's head
 client, until = JobSubmissionClient(f"http://127.0.0.1:{port}"), time.monotonic() + 200
 
 
