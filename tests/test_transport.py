@@ -33,7 +33,7 @@ from dsgd.data import make_workload
 from dsgd.execution.quick import config, run, same_bytes
 from dsgd.strategies import load, modes
 from dsgd.work.tasks import LocalSGD, gradient
-from dsgd.work.weights import Weights
+from dsgd.work.weights import CHUNK, Weights
 
 LARGE = INLINE_BYTES // 4 + 1  # weights: the least that travel in blocks
 MEMORY = "memfd:dsgd-vectors"
@@ -348,6 +348,14 @@ def test_losses_and_second_copies_change_no_byte_of_large_vectors() -> None:
     disturbed = run("diloco", kill, **DILOCO, **wary, transport="local")
     assert {seen.kind for seen in disturbed.cluster.faults_seen} >= {"kill", "suspect"}
     assert same_bytes(disturbed, run("diloco", **DILOCO, hosts=1, transport="ray"))
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_step_on_a_part_of_large_vectors_is_that_of_the_simulator() -> None:
+    """A fragment of more weights than are stepped on at once is no whole vector, nor sent as one."""
+    fragments: dict[str, Any] = {**DILOCO, "dim": 2 * CHUNK + 9, "fragments": 2, "local_steps": 4}
+    assert same_bytes(run("streaming", **fragments), run("streaming", **{**fragments, "engine": "sim"}))
 
 
 @pytest.mark.ray

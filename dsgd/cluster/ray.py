@@ -16,11 +16,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
 from dsgd.cluster.ray_connection import Connection, connect
 
 # isort: split
+import numpy as np
 import ray
 from ray.exceptions import RayError
 
@@ -240,7 +242,9 @@ class RayCluster(LedgerViews[RayFlight]):
     def combine(self, rule: Rule, w: Weights, results: Sequence[TaskResult]) -> Weights:
         # While workers compute, they need the processors.
         threads = 1 if self._ledger.flights else self._threads
-        return chunked.combine(rule, w, results, self._tasks.fresh, self._executor, threads)
+        is_whole = len(w.vector) == self._objective.num_weights  # a strategy may step on a part
+        fresh = self._tasks.fresh if is_whole else partial(np.empty_like, w.vector)
+        return chunked.combine(rule, w, results, fresh, self._executor, threads)
 
     def next_done(self) -> Done | None:
         while True:
