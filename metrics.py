@@ -767,8 +767,8 @@ QUANTITIES: list[Quantity] = [
                 "evaluation. 0 is even; E/K - 1, all tokens to the same experts, is the worst.",
                 (), "means"),
             "dsgd_worker_expert_max_violation": Family("gauge", "experts.worker_violations",
-                "MaxVio of a worker's loads: of its mini-batch, where it returns a gradient, or of its own "
-                "weights. At most 8 workers, those of the last update.",
+                "MaxVio of a worker's loads: of its mini-batch where it returns a gradient, else of the "
+                "weights that it returns. At most 8 workers, those of the last update.",
                 ("worker",), "means"),
             "dsgd_router_entropy_ratio": Family("gauge", "experts.router_entropy",
                 "Mean entropy of the routers' scores of a token, as a share of log E.",

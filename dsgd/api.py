@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -303,6 +304,8 @@ def schedule(mode: str | None = None, *, num_weights: int = 0, **options: Any) -
     >>> schedule("ssgd", num_workers=4, slowdown="0=3").computing  # the others wait for worker 0
     0.5
     """
+    if not isinstance(num_weights, Integral) or num_weights < 0:
+        raise ValueError(f"dsgd.schedule: num_weights {num_weights}: must be a whole number of at least 0")
     data = options_of(str(options["workload"])) if options.get("workload") else None
     left_out = _OF_NO_SCHEDULE | option_fields(data or DataConfig).keys()
     given = {name: value for name, value in options.items() if name not in left_out}

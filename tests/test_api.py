@@ -187,6 +187,9 @@ def test_a_schedule_takes_the_options_of_any_run() -> None:
     }
     assert dsgd.schedule("ssgd", **asked, **others) == dsgd.schedule("ssgd", **asked)
     assert dsgd.schedule("ssgd", **asked).computing == 0.5
+    for wrong in (-5, 1.5, "x"):
+        with pytest.raises(ValueError, match=rf"num_weights {wrong}: must be a whole number of at least 0"):
+            dsgd.schedule("ssgd", **{**asked, "num_weights": wrong})
     slow = {**asked, "bytes_per_s": "1e6"}
     assert dsgd.schedule("ssgd", **slow, padding_mb="2") == dsgd.schedule("ssgd", **slow, num_weights=500_000)
 
