@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, CommandLine, Ran, wait_for
+from conftest import PATIENCE_S, ROOT, CommandLine, Ran, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
+from dsgd.cluster import Update
 from dsgd.config import LiveConfig
 from dsgd.execution.execute import execute
 from dsgd.execution.quick import config, run
@@ -229,14 +230,24 @@ def test_seconds_of_computing_and_waiting_are_the_summarys(mode: str, cli: Comma
             assert computed == pytest.approx(totals["busy_s"], abs=1e-6)
 
 
-def test_a_scrape_sees_whole_updates(cli: CommandLine) -> None:
+def test_a_scrape_sees_whole_updates(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a run goes on, what is scraped is of one moment, and no counter ever falls."""
     scrapes: list[Scrape] = []
+    seen, add = threading.Event(), RunMetrics.add
+
+    def add_and_wait(metrics: RunMetrics, update: Update) -> None:
+        add(metrics, update)
+        if update.weights.version == 3000:  # in the middle, so that it is seen at least here
+            seen.wait(PATIENCE_S)
 
     def look(url: str, record: Path) -> None:
         wait_for((record / "meta.json").exists)
         while not (record / "summary.json").exists():
-            scrapes.append(scrape(url))
+            scrapes.append(got := scrape(url))
+            if got.labels("dsgd_run_info") and got("dsgd_updates_total"):
+                seen.set()
+
+    monkeypatch.setattr(RunMetrics, "add", add_and_wait)
 
     seconds = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)  # threads take turns in the middle of whatever they do
