@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, CommandLine
-from test_labs import without_start
+from test_labs import alike, lines_of
 
 from docs.tools.examples import EXAMPLE
 
@@ -46,4 +46,4 @@ def test_a_page_shows_what_its_command_prints(page: Path, cli: CommandLine) -> N
         shown = example[0].rpartition("```\n")[2]
         # A run that takes seconds prints its progress first.
         printed = ran.out[ran.out.index("run   ") :].partition("\nrecord ")[0]
-        assert without_start(shown) == without_start(printed), "run `make docs`"
+        assert lines_of(printed) == alike(shown), "run `make docs`"
