@@ -92,16 +92,17 @@ def no_least(hosts: Any, _: None, *arguments: Any) -> None:
     hosts._min_workers = 0
 
 
-def draw_the_next(cluster: Any, worker: int, host: int) -> None:
+def draw_the_next(cluster: Any, worker: int, host: int, to_worker: int | None = None) -> None:
     flight = cluster._ledger.flights[worker]
-    if cluster._messages[worker] and cluster._values:
+    if to_worker is None and cluster._values:
+        cluster._values.drop(worker)
         cluster._values.add(worker, flight.task, cluster._ledger.steps[worker] + 1, flight.w.vector)
 
 
 def once(send: Callable[..., None]) -> Callable[..., None]:
-    def method(cluster: Any, worker: int, host: int) -> None:
-        if not cluster._messages[worker]:
-            send(cluster, worker, host)
+    def method(cluster: Any, worker: int, host: int, to_worker: int | None = None) -> None:
+        if to_worker is not None:
+            send(cluster, worker, host, to_worker)
 
     return method
 
@@ -124,7 +125,7 @@ class _Nowhere(list[Any]):
 
 
 def forget_open(cluster: Any, _: None, state: Any) -> None:
-    cluster._open.clear()
+    cluster._supervisor.book.open.clear()
 
 
 def forget_losses(hosts: Any, _: None, state: Any) -> None:

@@ -205,7 +205,7 @@ def test_a_stopped_process_is_found_and_its_task_given_to_another() -> None:
     ran = run("ssgd", **SCHEDULE, steps=100, faults="pause:1=2@update=5", suspect_after=0.2)
     assert in_step(ran)
     suspected = [seen for seen in ran.cluster.faults_seen if seen.kind == "suspect"]
-    assert suspected[0].text == "worker 1 was silent on host 1: host 0 got its task too; host 0 was first"
+    assert suspected[0].text == "worker 1 was silent on host 1: host 0 got its task too, and host 0 was first"
     assert suspected[0].wasted == 1
     pause = fault(ran, "pause")
     assert pause.detected_s is not None

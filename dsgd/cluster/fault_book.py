@@ -6,8 +6,9 @@ changes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dsgd.faults.seen import FaultSeen
 
@@ -27,6 +28,23 @@ class OpenFault:
     """Hosts that it slows, stops or cuts off; that passes with time."""
     held_s: float = 0.0
     """Seconds from its beginning in which no new process can start."""
+    number: int = 0
+    """By which an engine finds it again, if it does."""
+
+    @classmethod
+    def restored(cls, seen: Sequence[Any], **more: Any) -> OpenFault:
+        """Return the fault whose `state` it is; more: its other fields."""
+        fault = FaultSeen(*seen)
+        return cls(fault._replace(workers=tuple(fault.workers), text=""), [fault.text], **more)
+
+    def state(self) -> list[Any]:
+        """Return what is known of it, with its text, as JSON values."""
+        seen = self.seen._replace(text=self.text)
+        return [list(value) if isinstance(value, tuple) else value for value in seen]
+
+    @property
+    def text(self) -> str:
+        return "; ".join(self.words)
 
     def add(self, *, repeated: int = 0, wasted: int = 0) -> None:
         """Count mini-batches that it costs."""
@@ -57,11 +75,14 @@ class FaultBook:
     def end(self, fault: OpenFault, now_s: float | None) -> None:
         """Enter that a fault is over, if it is not yet; None: it never was."""
         if fault in self.open:
-            self.open.remove(fault)
-            recovered_s = None if now_s is None else now_s - fault.seen.t_s
-            self.seen.append(fault.seen._replace(text="; ".join(fault.words), recovered_s=recovered_s))
+            self.close(fault, None if now_s is None else now_s - fault.seen.t_s)
+
+    def close(self, fault: OpenFault, recovered_s: float | None) -> None:
+        """Enter that an open fault is over, so many seconds after its beginning."""
+        self.open.remove(fault)
+        self.seen.append(fault.seen._replace(text=fault.text, recovered_s=recovered_s))
 
     def end_all(self) -> None:
         """Enter that the run is over: those that are open never end."""
-        for fault in list(self.open):
+        for fault in sorted(self.open, key=lambda fault: fault.seen.kind == "suspect"):
             self.end(fault, None)

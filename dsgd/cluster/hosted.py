@@ -12,15 +12,28 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from dsgd.cluster import ClusterError, Done, DriverLost, TimeUp
+from dsgd.cluster.fault_book import OpenFault
 from dsgd.cluster.hosts import Hosts
 from dsgd.cluster.sim import NOTHING_RUNS, SimCluster, SimFlight, overflow
 from dsgd.cluster.sim_hosts import QUESTION, Copy, SimHost
 from dsgd.cluster.star import Network
 from dsgd.cluster.state import ClusterState
+from dsgd.cluster.supervisor import (
+    Ask,
+    BringState,
+    GiveUp,
+    LookAgain,
+    Orders,
+    Send,
+    StartAgain,
+    Stop,
+    Stranded,
+    Supervisor,
+)
 from dsgd.cluster.timing import ComputeTimes
 from dsgd.config import FaultConfig
 from dsgd.data import Workload
@@ -28,23 +41,11 @@ from dsgd.faults.fault import Fault
 from dsgd.faults.faults_text import parse_faults
 from dsgd.faults.membership import outside_at_first
 from dsgd.faults.plan import Plan
-from dsgd.faults.seen import FaultSeen
 from dsgd.work.tasks import Task
 from dsgd.work.weights import Weights
 
 _RAMP_STEPS = 20  # a growing slowdown grows in equal steps: between two of them every time is exact
 _COMPUTED, _OTHER = 0, 1  # ranks of events
-
-
-@dataclass(slots=True)
-class _Open:
-    """A fault that is not over."""
-
-    seen: FaultSeen
-    hosts: Sequence[int]
-    """Whose hosts it slows, pauses or cuts off."""
-    waiting: set[int]
-    """Workers that wait for a new process: it is over when there are none."""
 
 
 class HostedCluster(SimCluster):
@@ -81,17 +82,16 @@ class HostedCluster(SimCluster):
             window_s=fault.restart_window_s,
             seed=seed,
         )
+        self._supervisor = Supervisor(self._ledger, self._hosts, lambda: self.now_s, fault.suspect_after)
+        self._supervisor.keep(self._ledger, self.restarts)
+        self.faults_seen = self._supervisor.book.seen
         self._plan = Plan(fault.of_engine, seed=seed, hosts=num_hosts + fault.spares, ranks=ranks)
         self._sims = [SimHost() for _ in self._hosts.alive]
         self._copies: dict[int, list[Copy]] = {}  # by worker in flight: where its task is; empty if nowhere
-        self._suspected: dict[int, FaultSeen] = {}  # by worker in flight: a second host has its task
         self._future: list[tuple[float, int, int, str, tuple[Any, ...]]] = []
         self._next_of = [0] * len(self._sims)  # by host: serial number of the event that is valid
         self._back_of = [0] * len(self._sims)
         self._sent: list[tuple[float, int, int, int]] = []  # results: when sent, task's serial, worker, host
-        self._open: dict[int, _Open] = {}
-        self._version = 0
-        self._changed = False  # whether members have changed between two updates
         for worker in outside_at_first(fault.fault_list):
             self._ledger.leave(worker)
 
@@ -122,12 +122,10 @@ class HostedCluster(SimCluster):
         self._ledger.cancel(worker, computed_s)
 
     def next_done(self) -> Done | None:
-        ledger, future, plan = self._ledger, self._future, self._plan
-        if self._changed or (ledger.leaving and ledger.depart()):
-            self._changed = False
-            self._look_who_waits()
-            return None
-        while True:
+        ledger, future, plan, supervisor = self._ledger, self._future, self._plan, self._supervisor
+        if ledger.leaving and not supervisor.changed:
+            supervisor.depart()
+        while not supervisor.changed:
             self._drop_void_results()
             if not ledger.flights and not self._somebody_may_come():
                 raise self._nobody()
@@ -142,19 +140,19 @@ class HostedCluster(SimCluster):
             self.now_s = max(self.now_s, next_s)
             if event_s == next_s:
                 _, _, serial, name, arguments = heapq.heappop(future)
-                if self._occurs(name, serial, arguments):
-                    return None
+                self._occurs(name, serial, arguments)
             elif plan.next_s == next_s:
                 _, fault = plan.pop_timed()
-                if self._happens(fault):
-                    return None
+                self._happens(fault)
             else:
                 return self._deliver()
+        supervisor.changed = False
+        return None
 
     def reached(self, version: int) -> None:
-        self._version = version
+        self._supervisor.version = version
         for fault in sorted(self._plan.at_update(version), key=lambda fault: fault.kind == "driver"):
-            self._changed |= self._happens(fault)
+            self._happens(fault)
 
     def stand_still(self, seconds: float) -> None:
         """Have the server do nothing for so long; raise DriverLost if the driver is lost meanwhile."""
@@ -165,10 +163,7 @@ class HostedCluster(SimCluster):
         super().stand_still(seconds)
 
     def ended(self) -> None:
-        self.faults_seen += [fault.seen for fault in self._open.values()]
-        self.faults_seen += self._suspected.values()
-        self._open.clear()
-        self._suspected.clear()
+        self._supervisor.book.end_all()
 
     # --- Tasks ----------------------------------------------------------------------------------------------
 
@@ -276,7 +271,7 @@ class HostedCluster(SimCluster):
                     sim.remove(copy, self.now_s)
         if self._values and first is None:
             self._values.drop(worker)
-        self._heard(worker, first, wasted)
+        self._supervisor.task_over(worker, wasted, None if first is None else first.host)
 
     # --- Events ---------------------------------------------------------------------------------------------
 
@@ -285,118 +280,103 @@ class HostedCluster(SimCluster):
         heapq.heappush(self._future, (at_s, rank, self._serial, name, arguments))
         return self._serial
 
-    def _occurs(self, name: str, serial: int, arguments: tuple[Any, ...]) -> bool:
-        """Carry an event out; return whether the members have changed."""
+    def _occurs(self, name: str, serial: int, arguments: tuple[Any, ...]) -> None:
         match name, arguments:
             case "computed", (host,) if serial == self._next_of[host]:
                 self._computed(host)
             case "back", (host,) if serial == self._back_of[host]:
-                return self._back(host)
+                self._back_of[host] = 0
+                unsent = sorted(worker for worker, copies in self._copies.items() if not copies)
+                self._obey(self._supervisor.back(host, unsent))
             case "fault", (text,):
                 (fault,) = parse_faults(text)
                 assert isinstance(fault, Fault)
-                return self._happens(fault)
-            case "factor", (number, factor) if number in self._open:
-                self._slow(number, factor)
-            case "over", (number,) if number in self._open:
-                self._passes(number)
+                self._happens(fault)
+            case "factor", (number, factor) if passing := self._passing(number):
+                self._slow(passing, factor)
+            case "over", (number,) if passing := self._passing(number):
+                self._passes(passing)
             case "silence", (worker, task, host):
-                self._suspect(worker, task, host)
+                self._silent(worker, task, host)
             case "silence", (worker, task):  # of a checkpoint before hosts were suspected
-                self._suspect(worker, task, next((copy.host for copy in self._copies.get(worker, ())), 0))
-        return False
+                self._silent(worker, task, next((copy.host for copy in self._copies.get(worker, ())), 0))
+
+    def _passing(self, number: int) -> OpenFault | None:
+        """Return the fault with this number, if it is not over."""
+        return next((fault for fault in self._supervisor.book.open if fault.number == number), None)
+
+    def _numbered(self, fault: OpenFault) -> OpenFault:
+        self._serial += 1
+        fault.number = self._serial
+        return fault
+
+    def _silent(self, worker: int, task: int, host: int) -> None:
+        """Enter that so much time has passed since a host got a task, if it has it still."""
+        flight = self._ledger.flights.get(worker)
+        if flight is None or flight.serial != task or self._fault.suspect_after is None:
+            return
+        if host in [copy.host for copy in self._copies[worker]]:
+            self._obey(self._supervisor.silent(worker, host))
+
+    def _obey(self, orders: Orders) -> None:
+        """Carry out what the supervisor orders."""
+        for order in orders:
+            match order:
+                case Send(worker, host):
+                    self._send(worker, host)
+                case Stop(worker):
+                    self._forget(worker)
+                case Ask(host):
+                    self._ask(host)
+                case LookAgain(worker, host, at_s):
+                    self._at(at_s, "silence", worker, self._ledger.flights[worker].serial, host)
+                case StartAgain(host, backoff_s, held_s):
+                    wait_s = backoff_s + held_s + self._fault.restart_s
+                    self._back_of[host] = self._at(self.now_s + wait_s, "back", host)
+                case GiveUp(worker):
+                    self._supervisor.book.open.pop()  # the loss is not in the record
+                    raise self._given_up(worker)
+                case BringState():
+                    pass  # a simulated worker has its state everywhere
 
     def _due_now(self, faults: Iterable[Fault]) -> None:
         """Have faults happen when the strategy next waits: it has not yet started all it wants to."""
         for fault in faults:
             self._at(self.now_s, "fault", str(fault))
 
-    def _happens(self, fault: Fault) -> bool:
-        """Carry a fault out; return whether the members have changed."""
+    def _happens(self, fault: Fault) -> None:
+        supervisor = self._supervisor
         match fault.kind:
             case "leave":
-                return any([self._leave(worker) for worker in fault.workers])
+                for worker in fault.workers:
+                    supervisor.leave(worker)
+                    if worker in self._ledger.leaving:
+                        supervisor.depart()
             case "join":
-                return any([self._join(worker) for worker in fault.workers])
+                for worker in fault.workers:
+                    supervisor.join(worker)
             case "driver":
-                self._note("driver", (), "the run goes on from its last checkpoint", asked=True)
+                supervisor.note("driver", (), "the run goes on from its last checkpoint")
                 raise DriverLost(fault.lasts_s or 0.0)
             case "kill" if fault.servers:
                 self._lose_servers(fault)
-                return False
             case "kill":
-                return self._lose(fault, fault.hosts or self._homes(fault))
+                self._lose(fault, fault.hosts or self._homes(fault))
             case "node":
                 nodes, number = self._fault.nodes, ord(fault.node) - ord("a")
-                return self._lose(fault, [h for h in range(len(self._sims)) if h % nodes == number])
-        self._disturb(fault, self._homes(fault))
-        return False
+                self._lose(fault, [h for h in range(len(self._sims)) if h % nodes == number])
+            case _:
+                self._disturb(fault, self._homes(fault))
 
     def _lose_servers(self, fault: Fault) -> None:
         """Have backups take over: all waits until the loss has been noticed."""
         took_s = fault.lasts_s or 0.0
         text = "; ".join(f"server {number}: its backup took over" for number in fault.servers)
-        seen = self._seen("kill", (), text)._replace(detected_s=took_s, recovered_s=took_s)
-        self.faults_seen.append(seen)
+        self._supervisor.note("kill", (), text, detected_s=took_s, recovered_s=took_s)
         self.stand_still(took_s)
 
     def _homes(self, fault: Fault) -> Sequence[int]:
         return sorted({self._hosts.home(worker) for worker in fault.workers})
-
-    def _seen(self, kind: str, workers: Sequence[int], text: str, *, asked: bool = True) -> FaultSeen:
-        return FaultSeen(
-            t_s=self.now_s,
-            kind=kind,
-            workers=tuple(workers),
-            asked=asked,
-            update=self._version,
-            came_in=self._ledger.came_in,
-            text=text,
-        )
-
-    def _note(self, kind: str, workers: Sequence[int], text: str, *, asked: bool) -> None:
-        """Record what is over at once."""
-        seen = self._seen(kind, workers, text, asked=asked)
-        self.faults_seen.append(seen._replace(detected_s=0.0, recovered_s=0.0))
-
-    def _over(self, number: int) -> None:
-        seen = self._open.pop(number).seen
-        self.faults_seen.append(seen._replace(recovered_s=self.now_s - seen.t_s))
-
-    # --- Members --------------------------------------------------------------------------------------------
-
-    def _leave(self, worker: int) -> bool:
-        """Have a member leave in good order; return whether it is gone at once."""
-        ledger = self._ledger
-        if worker not in ledger.workers:
-            known = worker in self._hosts.dropped
-            self._hosts.dropped.discard(worker)
-            text = "does not come back" if known else "was not a member"
-            self._note("leave", (worker,), f"worker {worker} {text}", asked=True)
-            return False
-        text = "leaves when its task has come in" if worker in ledger.flights else "leaves"
-        self._note("leave", (worker,), f"worker {worker} {text}", asked=True)
-        ledger.retire(worker)
-        gone = bool(ledger.depart())
-        self._look_who_waits()
-        return gone
-
-    def _join(self, worker: int) -> bool:
-        """Have a worker join; return whether it has."""
-        ledger, hosts = self._ledger, self._hosts
-        if worker in ledger.leaving:
-            ledger.stay(worker)
-            self._note("join", (worker,), f"worker {worker} stays", asked=True)
-            return True
-        if worker in ledger.workers:
-            self._note("join", (worker,), f"worker {worker} was a member already", asked=True)
-            return False
-        if worker in hosts.dropped or not hosts.alive[hosts.carrier[worker]]:
-            hosts.dropped.add(worker)  # it joins, and that is recorded, with its new process
-            return False
-        ledger.join(worker)
-        self._note("join", (worker,), f"worker {worker} joins", asked=True)
-        return True
 
     def _somebody_may_come(self) -> bool:
         """Whether, without any task in flight, the members may still change."""
@@ -411,94 +391,29 @@ class HostedCluster(SimCluster):
 
     # --- Hosts ----------------------------------------------------------------------------------------------
 
-    def _lose(self, fault: Fault, lost: Sequence[int]) -> bool:
-        """Lose hosts, all at once; return whether members have left."""
-        hosts, ledger, now_s = self._hosts, self._ledger, self.now_s
-        lost = [host for host in lost if hosts.alive[host] or self._back_of[host]]  # the others are given up
-        for host in lost:
-            hosts.alive[host] = False
-        homeless: dict[int, bool] = {}  # by worker whose task was there: whether it had begun
-        hit, said, waiting, gone = list[int](), list[str](), set[int](), list[int]()
+    def _lose(self, fault: Fault, lost: Sequence[int]) -> None:
+        """Lose hosts, all at once."""
+        now_s = self.now_s
+        lost = [host for host in lost if self._hosts.alive[host] or self._back_of[host]]  # not those given up
+        begun: dict[int, bool] = {}  # by worker whose task was there
         for host in lost:
             sim = self._sims[host]
-            begun = {copy: sim.computed_s(copy, now_s) > 0 for copy in [*sim.held, *sim.queue]}
+            computed = {copy: sim.computed_s(copy, now_s) > 0 for copy in [*sim.held, *sim.queue]}
             for copy in sim.lose():
                 if copy.worker != QUESTION:
                     self._copies[copy.worker].remove(copy)
-                    homeless[copy.worker] = begun[copy] or homeless.get(copy.worker, False)
+                    begun[copy.worker] = computed[copy] or begun.get(copy.worker, False)
             self._expect(host)
-            carried = [worker for worker in hosts.carried(host) if worker in ledger.workers]
-            hit += carried
-            loss = hosts.lose(host, now_s, [worker for worker in ledger.workers if worker not in gone])
-            for worker in carried:
-                self.restarts[worker] += 1
-            if loss.restart_s is not None:
-                wait_s = loss.restart_s + (fault.lasts_s or 0.0) + self._fault.restart_s
-                self._back_of[host] = self._at(now_s + wait_s, "back", host)
-            else:
-                self._back_of[host] = 0
-                if loss.waiting:
-                    raise self._given_up(loss.waiting[0])
-                given_up = self._seen("given-up", carried, hosts.gave_up(host), asked=False)
-                self.faults_seen.append(given_up._replace(detected_s=0.0))
-            said += [f"worker {w} moved to host {h}" for w, h in loss.moved.items() if w in carried]
-            said += [f"worker {w} waits for a new process" for w in loss.waiting]
-            said += [f"worker {w} left" for w in loss.leaving]
-            waiting.update(loss.waiting)
-            gone += loss.leaving
-        repeated = wasted = 0
-        for worker, begun_there in homeless.items():
-            batches = ledger.flights[worker].task.batches if begun_there else 0
-            if worker in gone or self._copies[worker]:
-                wasted += batches
-            else:
-                repeated += batches
-        seen = self._seen(fault.kind, hit, "; ".join(said) or "it carried nobody")
-        seen = seen._replace(detected_s=0.0, repeated=repeated, wasted=wasted)
-        for worker in gone:
-            self._drop(worker)
-        for worker in homeless:
-            carrier = hosts.carrier[worker]
-            if worker not in gone and not self._copies[worker] and hosts.alive[carrier]:
-                self._send(worker, carrier)
-        for number, other in list(self._open.items()):
-            if other.seen.kind == "pause" and {*other.hosts} <= {*lost}:
-                self._over(number)  # a new process does not stand still
-        self._serial += 1
-        self._open[self._serial] = _Open(seen, (), waiting)
-        self._look_who_waits()
-        return bool(gone)
-
-    def _drop(self, worker: int) -> None:
-        """Have a member leave at once, its task with it."""
-        if worker in self._ledger.leaving:
-            self._hosts.dropped.discard(worker)
-        if worker in self._ledger.flights:
-            self._forget(worker)
-        self._ledger.leave(worker)
-        self._note("leave", (worker,), f"worker {worker} left with its process", asked=False)
-
-    def _back(self, host: int) -> bool:
-        """Have a new process start; return whether members have joined."""
-        self._back_of[host] = 0
-        carried, joining = self._hosts.back(host, self.now_s)
-        for worker in carried:
-            if worker in self._ledger.flights and not self._copies[worker]:
-                self._send(worker, self._hosts.carrier[worker])
-        for worker in joining:
-            self._ledger.join(worker)
-            self._note("join", (worker,), f"worker {worker} joins with its new process", asked=False)
-        self._look_who_waits()
-        return bool(joining)
-
-    def _look_who_waits(self) -> None:
-        """Close the losses of hosts for which no worker waits any longer."""
-        alive, carrier, members = self._hosts.alive, self._hosts.carrier, self._ledger.workers
-        for number, fault in list(self._open.items()):
-            if fault.seen.kind in ("kill", "node"):
-                fault.waiting = {w for w in fault.waiting if w in members and not alive[carrier[w]]}
-                if not fault.waiting:
-                    self._over(number)
+            self._back_of[host] = 0
+        tasks = {
+            worker: Stranded(
+                self._ledger.flights[worker].task.batches if had_begun else 0, bool(self._copies[worker])
+            )
+            for worker, had_begun in begun.items()
+        }
+        loss = self._supervisor.begin(fault.kind, held_s=fault.lasts_s or 0.0)
+        self._obey(self._supervisor.lost(lost, tasks, loss))
+        self._numbered(loss)
 
     def _given_up(self, worker: int) -> ClusterError:
         fault = self._fault
@@ -513,22 +428,18 @@ class HostedCluster(SimCluster):
         """Pause, slow or cut off hosts."""
         if fault.kind == "pause":
             hosts = [host for host in hosts if self._hosts.alive[host]]
-        carried = [w for w in self._ledger.workers if self._hosts.carrier[w] in hosts]
-        self._serial += 1
-        number, lasts_s = self._serial, fault.size if fault.kind == "pause" else fault.lasts_s
-        what = {"pause": "stood still", "slow": "computed slower", "cut": "was cut off"}[fault.kind]
-        names = ", ".join(f"host {host}" for host in hosts) or "no host"
-        self._open[number] = _Open(self._seen(fault.kind, carried, f"{names} {what}"), hosts, set())
+        passing = self._numbered(self._supervisor.disturb(fault.kind, hosts))
+        number, lasts_s = passing.number, fault.size if fault.kind == "pause" else fault.lasts_s
         until_s = self.now_s + (math.inf if lasts_s is None else lasts_s)
         if fault.kind == "slow":
             start = fault.size if fault.from_size is None else fault.from_size
-            self._slow(number, start)
+            self._slow(passing, start)
             if fault.from_size is not None and lasts_s is not None:
                 for k in range(1, _RAMP_STEPS + 1):
                     factor = start + (fault.size - start) * k / _RAMP_STEPS
                     self._at(self.now_s + lasts_s * k / _RAMP_STEPS, "factor", number, factor)
                 return  # it stays
-        for host in hosts:
+        for host in passing.passing:
             if fault.kind == "pause":
                 self._sims[host].pause(self.now_s, until_s)
             elif fault.kind == "cut":
@@ -537,49 +448,22 @@ class HostedCluster(SimCluster):
         if until_s < math.inf:
             self._at(until_s, "over", number)
 
-    def _slow(self, number: int, factor: float | None) -> None:
-        for host in self._open[number].hosts:
-            self._sims[host].slow(self.now_s, number, factor)
+    def _slow(self, passing: OpenFault, factor: float | None) -> None:
+        for host in passing.passing:
+            self._sims[host].slow(self.now_s, passing.number, factor)
             self._expect(host)
 
-    def _passes(self, number: int) -> None:
+    def _passes(self, passing: OpenFault) -> None:
         """Have a slowdown, a pause or a cut end."""
-        if self._open[number].seen.kind == "slow":
-            self._slow(number, None)
-        for host in self._open[number].hosts:
+        if passing.seen.kind == "slow":
+            self._slow(passing, None)
+        for host in passing.passing:
             sim = self._sims[host]
             if sim.cut_until_s <= self.now_s:
                 for copy in sim.held:
                     self._leaves(copy)
                 sim.held.clear()
-        self._over(number)
-
-    # --- Suspicion ------------------------------------------------------------------------------------------
-
-    def _suspect(self, worker: int, task: int, host: int) -> None:
-        """Suspect a host that has been silent for too long since it got a task, which a second host gets too,
-        once.
-        """
-        flight, after_s = self._ledger.flights.get(worker), self._fault.suspect_after
-        if flight is None or flight.serial != task or after_s is None:
-            return
-        if host not in [copy.host for copy in self._copies[worker]]:
-            return
-        if (silent_s := self._hosts.heard_s(host) + after_s) > self.now_s:
-            self._at(silent_s, "silence", worker, task, host)  # it computes other tasks first
-            return
-        if self._hosts.suspect(host, self.now_s):
-            self._ask(host)
-        second = self._hosts.second(worker, host)
-        if second is None or worker in self._suspected:
-            return
-        for fault in self._open.values():
-            if host in fault.hosts and fault.seen.detected_s is None:
-                fault.seen = fault.seen._replace(detected_s=self.now_s - fault.seen.t_s)
-        text = f"worker {worker} was silent on host {host}: host {second} got its task too"
-        seen = self._seen("suspect", [worker], text, asked=False)._replace(detected_s=0.0)
-        self._suspected[worker] = seen
-        self._send(worker, second)
+        self._supervisor.book.end(passing, self.now_s)
 
     def _ask(self, host: int) -> None:
         """Ask a host for an answer, which comes when its tasks are done or stopped."""
@@ -592,19 +476,12 @@ class HostedCluster(SimCluster):
         if sim.queue[0] is question:
             self._expect(host)
 
-    def _heard(self, worker: int, first: Copy | None, wasted: int) -> None:
-        """Record a suspicion that is over: a copy has come in, or the task is no more."""
-        if seen := self._suspected.pop(worker, None):
-            came = "" if first is None else f", and host {first.host} was first"
-            seen = seen._replace(text=seen.text + came, wasted=wasted)
-            self.faults_seen.append(seen._replace(recovered_s=self.now_s - seen.t_s))
-
     # --- State ----------------------------------------------------------------------------------------------
 
     def state(self) -> ClusterState:
         state = super().state()
         future: dict[str, Any] = {
-            "version": self._version,
+            "version": self._supervisor.version,
             "sims": [sim.state() for sim in self._sims],
             "next_of": list(self._next_of),
             "back_of": list(self._back_of),
@@ -616,11 +493,7 @@ class HostedCluster(SimCluster):
                 for copy in copies
                 if copy not in self._sims[copy.host].queue and copy not in self._sims[copy.host].held
             ],
-            "suspected": [[worker, _values(seen)] for worker, seen in self._suspected.items()],
-            "open": [
-                [number, _values(fault.seen), list(fault.hosts), sorted(fault.waiting)]
-                for number, fault in self._open.items()
-            ],
+            **self._supervisor.state(),
         }
         return replace(
             state,
@@ -636,7 +509,8 @@ class HostedCluster(SimCluster):
         self._hosts.restore(state.hosts)
         self._plan.go_to(state.faults)
         future = state.engine
-        self._version, self._changed = future["version"], False
+        self._supervisor.keep(self._ledger, self.restarts)
+        self._supervisor.version = future["version"]
         self._sims = [SimHost.restored(sim) for sim in future["sims"]]
         self._next_of, self._back_of = list(future["next_of"]), list(future["back_of"])
         self._future = [(at_s, rank, n, name, tuple(args)) for at_s, rank, n, name, args in future["future"]]
@@ -649,16 +523,4 @@ class HostedCluster(SimCluster):
         for copy in sorted((*away, *here), key=lambda copy: copy.number):
             if copy.worker != QUESTION:
                 self._copies[copy.worker].append(copy)
-        self._suspected = {worker: _seen(seen) for worker, seen in future["suspected"]}
-        self._open = {
-            number: _Open(_seen(seen), hosts, set(waiting)) for number, seen, hosts, waiting in future["open"]
-        }
-
-
-def _values(seen: FaultSeen) -> list[Any]:
-    return [list(value) if isinstance(value, tuple) else value for value in seen]
-
-
-def _seen(values: Sequence[Any]) -> FaultSeen:
-    seen = FaultSeen(*values)
-    return seen._replace(workers=tuple(seen.workers))
+        self._supervisor.restore(future)

@@ -1,8 +1,8 @@
 """A cluster of Ray actors in wall time.
 
 Workers are carried by hosts, which are actors (`ray_host.py`). The driver keeps, for each task in flight,
-what it sent; so when a host is lost, another gets the same bytes again. Who carries whom is decided in
-`hosts.py`; faults that were asked for are made to happen in `ray_faults.py`, for real.
+what it sent; so when a host is lost, another gets the same bytes again. What follows from that is decided in
+`supervisor.py`, and carried out here; faults that were asked for happen in `ray_faults.py`, for real.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from ray.exceptions import RayError
 
 from dsgd.cluster import ClusterError, Done, TimeUp
 from dsgd.cluster.configured_network import compute_times, network_of
-from dsgd.cluster.fault_book import FaultBook, OpenFault
 from dsgd.cluster.held_back import HeldBack
 from dsgd.cluster.hosts import Hosts
 from dsgd.cluster.ledger import Ledger
@@ -53,6 +52,18 @@ from dsgd.cluster.ray_states import StateCopies
 from dsgd.cluster.ray_tasks import SentTasks
 from dsgd.cluster.star import Star
 from dsgd.cluster.state import ClusterState
+from dsgd.cluster.supervisor import (
+    Ask,
+    BringState,
+    GiveUp,
+    LookAgain,
+    Orders,
+    Send,
+    StartAgain,
+    Stop,
+    Stranded,
+    Supervisor,
+)
 from dsgd.cluster.timers import Timers
 from dsgd.config import TrainConfig
 from dsgd.data import Workload
@@ -102,15 +113,13 @@ class RayCluster(LedgerViews[RayFlight]):
         self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=len(self._hosts.alive), ranks=ranks)
         for worker in outside_at_first(fault.fault_list):
             self._ledger.leave(worker)
-        self._book = FaultBook()
-        self.restarts = [0] * num_workers
+        self._supervisor = Supervisor(self._ledger, self._hosts, lambda: self._clock_s, fault.suspect_after)
+        self._supervisor.answers = 0  # how often `next_done` has returned
         self._sizes = MessageSizes(workload.objective.num_weights, cfg.timing.padding_bytes)
         self._tasks = self._sends(workload.objective.num_weights, cfg.timing.padding_bytes)
         star = Star(network_of(cfg))
         self._held: HeldBack[Answered] | None = None if star.instant else HeldBack(star)
-        self._suspected: dict[int, OpenFault] = {}  # by worker in flight: a second host has its task
         self._states = StateCopies()
-        self._version = 0
         self._sent_tickets: dict[int, int] = {}  # by worker: of the task that was sent last
         self._version_of: dict[int, int] = {}  # by worker: of the weights it was sent, where that matters
         self._running: dict[int, HostProcess] = {}  # by host
@@ -118,12 +127,10 @@ class RayCluster(LedgerViews[RayFlight]):
         self._draining: set[HostProcess] = set()  # asked to end: they finish the tasks that they have
         self._timers = Timers()
         self._faults = RayFaults(
-            self._book, self._timers, self._running, lambda: self._clock_s, self._send_unsent
+            self._supervisor, self._timers, self._running, lambda: self._clock_s, self._send_unsent
         )
         self._due: list[Fault] = []  # members change, and processes end, only while the strategy waits
         self._ending = False  # this process, by a fault
-        self._members_changed = False
-        self._answers = 0  # how often `next_done` has returned
         self._threads = os.cpu_count() or 1
         self._executor = ThreadPoolExecutor(self._threads)  # for `combine`; threads start with their work
         self._began_s: float | None = None
@@ -202,7 +209,11 @@ class RayCluster(LedgerViews[RayFlight]):
 
     @property
     def faults_seen(self) -> list[FaultSeen]:  # type: ignore[override]
-        return self._book.seen
+        return self._supervisor.book.seen
+
+    @property
+    def restarts(self) -> list[int]:
+        return self._supervisor.restarts
 
     @property
     def now_s(self) -> float:
@@ -227,7 +238,7 @@ class RayCluster(LedgerViews[RayFlight]):
             self._began_s = time.perf_counter()
         step = self._ledger.steps[worker]
         self._ledger.start(worker, self._tasks.flight(task, w, self._clock_s, step))
-        self._version = w.version
+        self._supervisor.version = w.version
         self._send(worker)
         self._due += self._plan.at_step(worker, step, task.batches)
 
@@ -247,14 +258,18 @@ class RayCluster(LedgerViews[RayFlight]):
         return chunked.combine(rule, w, results, fresh, self._executor, threads)
 
     def next_done(self) -> Done | None:
+        done = self._next_done()
+        assert self._supervisor.answers is not None
+        self._supervisor.answers += 1
+        return done
+
+    def _next_done(self) -> Done | None:
         while True:
             self._look()
-            if self._members_changed:
-                self._members_changed = False
-                self._answers += 1
+            if self._supervisor.changed:
+                self._supervisor.changed = False
                 return None
             if self._held and (late := self._held.there(self._clock_s)) and (done := self._answered(late)):
-                self._answers += 1
                 return done
             left_s = self._next_s() - self._clock_s
             if not self._readying and not self._tasks.expects(self._faults.cut):
@@ -263,20 +278,18 @@ class RayCluster(LedgerViews[RayFlight]):
             if left_s < _POLL_S and self._clock_s > self._cfg.stop.max_seconds:
                 raise TimeUp
             if news is not None and (done := self._take(news)):
-                self._answers += 1
                 return done
 
     def reached(self, version: int) -> None:
-        self._version = version
+        self._supervisor.version = version
         self._due += self._plan.at_update(version)
         if any(fault.kind == "driver" for fault in self._due) and not self._ending:
             self._ending = True  # when the strategy next waits: until then it is recorded
-            seen = self._seen("driver", ())._replace(detected_s=0.0)
-            fault = OpenFault(seen, ["the driver was killed; --resume goes on"])
-            self._book.end(self._book.begin(fault), None)
+            text = "the driver was killed; --resume goes on"
+            self._supervisor.note("driver", (), text, recovered_s=None)
 
     def ended(self) -> None:
-        self._book.end_all()
+        self._supervisor.book.end_all()
 
     def state(self) -> ClusterState:
         """Return the cluster between two updates; the workers' states are fetched when they are read."""
@@ -287,7 +300,7 @@ class RayCluster(LedgerViews[RayFlight]):
             heard=dict(self._version_of),
             hosts=self._hosts.state(),
             faults=self._plan.position(),
-            engine={"answers": self._answers},
+            engine={"answers": self._supervisor.answers},
         )
 
     def restore(self, state: ClusterState) -> None:
@@ -302,7 +315,6 @@ class RayCluster(LedgerViews[RayFlight]):
         if self._began_s is None or self._clock_s < state.now_s:  # it never goes back
             self._began_s = time.perf_counter() - state.now_s
         self._now_s = state.now_s
-        self.restarts = list(state.restarts) or [0] * len(self.restarts)
         states = dict(state.states)
         flights = {
             f.worker: self._tasks.flight(f.task, f.origin, f.started_s, state.steps[f.worker])
@@ -310,7 +322,8 @@ class RayCluster(LedgerViews[RayFlight]):
         }
         self._keep(Ledger.restored(replace(state, states=states), flights))
         self._ledger.traffic.by_chance = True  # tasks in flight are sent again
-        self._answers = state.engine.get("answers", state.came_in)
+        self._supervisor.keep(self._ledger, list(state.restarts) or [0] * len(self.restarts))
+        self._supervisor.answers = state.engine.get("answers", state.came_in)
         self._states = StateCopies(states)
         self._version_of = dict(state.heard)
         for process in self._running.values():
@@ -322,7 +335,7 @@ class RayCluster(LedgerViews[RayFlight]):
         for host in range(len(self._hosts.alive)):
             lives = host in self._running and self._running[host] not in self._readying
             if lives and not self._hosts.alive[host]:
-                self._back(host)
+                self._obey(self._supervisor.back(host, self._unsent()))
             self._hosts.alive[host] = lives
             if lives and self._hosts.is_silent(host):
                 self._ask(host)
@@ -397,27 +410,52 @@ class RayCluster(LedgerViews[RayFlight]):
 
     def _expect(self, host: int, worker: int) -> None:
         """Look later whether a host was silent for too long since it got, or should have got, a task."""
-        after_s, ticket = self._cfg.fault.suspect_after, self._ledger.flights[worker].ticket
-        if after_s is not None:
-            self._timers.after(after_s, lambda: self._suspect(host, worker, ticket))
+        if self._cfg.fault.suspect_after is not None:
+            self._look_again(self._cfg.fault.suspect_after, host, worker)
+
+    def _look_again(self, after_s: float, host: int, worker: int) -> None:
+        ticket = self._ledger.flights[worker].ticket
+        self._timers.after(after_s, lambda: self._silent(host, worker, ticket))
+
+    def _unsent(self) -> list[int]:
+        """Return the workers in flight whose tasks no process has."""
+        sent = self._tasks.workers()
+        return [w for w in self._ledger.flights if w not in sent and not (self._held and w in self._held)]
 
     def _send_unsent(self) -> None:
         """Send every task in flight that no process has."""
-        sent = self._tasks.workers()
-        for worker in self._ledger.flights:
-            if worker not in sent and not (self._held and worker in self._held):
-                self._send(worker)
+        for worker in self._unsent():
+            self._send(worker)
 
-    def _stop(self, worker: int) -> int:
-        """Stop the task of a worker wherever it is; return how many processes had it."""
+    def _stop(self, worker: int, first: int | None = None) -> None:
+        """Stop the task of a worker wherever it still is; first: the host from which it has come in."""
         having = self._tasks.stop(worker)
         if self._held:
             self._held.drop(worker)
-        if suspicion := self._suspected.pop(worker, None):
-            suspicion.add(wasted=having * self._ledger.flights[worker].task.batches)
-            self._book.end(suspicion, self._clock_s)
+        wasted = having * self._ledger.flights[worker].task.batches
+        self._supervisor.task_over(worker, wasted, first)
         self._end_drained()
-        return having
+
+    def _obey(self, orders: Orders) -> None:
+        """Carry out what the supervisor orders."""
+        for order in orders:
+            match order:
+                case Send(worker, _) if worker not in self._tasks.workers():
+                    self._send(worker)  # placed anew: who was chosen may be silent
+                case Send(worker, host):
+                    self._send_to(host, worker)
+                case Stop(worker):
+                    self._stop(worker)
+                case Ask(host):
+                    self._ask(host)
+                case LookAgain(worker, host, at_s):
+                    self._look_again(at_s - self._clock_s, host, worker)
+                case StartAgain(host, backoff_s, held_s):
+                    self._timers.after(max(backoff_s, held_s), partial(self._start_again, host))
+                case GiveUp(worker):
+                    raise self._given_up(worker)
+                case BringState(worker):
+                    self._bring_state_here(worker)
 
     def _take(self, news: News) -> Done | None:
         """Do what follows from news; return the finished task, if that is what they are."""
@@ -439,7 +477,7 @@ class RayCluster(LedgerViews[RayFlight]):
             case Ready(process):
                 self._readying.discard(process)
                 self._pids[process.host] = process.ranks.pids
-                self._back(process.host)
+                self._obey(self._supervisor.back(process.host, self._unsent()))
             case Replied(process):
                 if self._running.get(process.host) is process:
                     self._hosts.answered(process.host, self._clock_s, late=True)
@@ -459,9 +497,8 @@ class RayCluster(LedgerViews[RayFlight]):
             return None
         if self._running.get(process.host) is process:
             self._hosts.answered(process.host, self._clock_s, late=False)
-        if worker in self._suspected:
-            self._suspected[worker].words.append(f"host {process.host} was first")
-            self._stop(worker)
+        if self._supervisor.doubts(worker):
+            self._stop(worker, first=process.host)
         if process in self._draining:
             self._end_drained()
         flight = self._ledger.flights[worker]
@@ -487,40 +524,21 @@ class RayCluster(LedgerViews[RayFlight]):
             flight.w,
         )
 
-    def _suspect(self, host: int, worker: int, ticket: int) -> None:
-        """Suspect a host that has been silent for too long since it got a task, which a second host gets too,
-        once.
+    def _silent(self, host: int, worker: int, ticket: int) -> None:
+        """Enter that so much time has passed since a host got, or should have got, a task, if it has not
+        answered.
         """
         flight, process = self._ledger.flights.get(worker), self._running.get(host)
         if flight is None or flight.ticket != ticket or process is None or process in self._readying:
             return
-        having = self._tasks.copies(worker)
+        having, after_s = self._tasks.copies(worker), self._cfg.fault.suspect_after
         if process not in having and (having or host not in self._faults.cut):
             return
-        after_s = self._cfg.fault.suspect_after
-        assert after_s is not None
-        left_s = self._hosts.heard_s(host) + after_s - self._clock_s
         if host not in self._faults.cut and self._tasks.has_answered(process):
-            left_s = max(after_s, _LOOK_S)  # it was this process that did not look
-        if left_s > 0:
-            self._timers.after(left_s, lambda: self._suspect(host, worker, ticket))
-            return
-        moving = self._hosts.carried(host)
-        if self._hosts.suspect(host, self._clock_s):
-            self._ask(host)
-            for other in moving:
-                self._bring_state_here(other)
-        second = self._hosts.second(worker, host)
-        if second is None or worker in self._suspected:
-            return
-        for fault in self._book.open:
-            if host in fault.passing and fault.seen.detected_s is None:
-                fault.detect(self._clock_s)
-        text = f"worker {worker} was silent on host {host}: host {second} got its task too"
-        suspicion = self._book.begin(OpenFault(self._seen("suspect", (worker,), asked=False), [text]))
-        suspicion.detect(self._clock_s)
-        self._suspected[worker] = suspicion
-        self._send_to(second, worker)
+            assert after_s is not None
+            self._look_again(max(after_s, _LOOK_S), host, worker)  # it was this process that did not look
+        else:
+            self._obey(self._supervisor.silent(worker, host))
 
     def _ask(self, host: int) -> None:
         """Ask a host for an answer, which comes when its tasks are done or stopped."""
@@ -564,9 +582,7 @@ class RayCluster(LedgerViews[RayFlight]):
         for fault in due:
             if fault.kind != "driver":
                 self._happens(fault)
-        if self._ledger.leaving and self._ledger.depart():
-            self._members_changed = True
-            self._close_losses()
+        self._supervisor.depart()
 
     def _next_s(self) -> float:
         """Return when, in engine seconds, waiting must end: something is to be done then."""
@@ -591,40 +607,27 @@ class RayCluster(LedgerViews[RayFlight]):
         self._processes.end(process)  # it may only be out of reach
         self._readying.discard(process)
         self._draining.discard(process)
-        stranded, host = self._tasks.strand(process), process.host
+        stranded, host, flights = self._tasks.strand(process), process.host, self._ledger.flights
         if self._running.get(host) is process:
             del self._running[host]
-            fault = self._book.expecting(host)
-            if fault is None:
-                fault = self._book.begin(OpenFault(self._seen("kill", (), asked=False), []))
-            fault.expected.discard(host)
-            fault.detect(self._clock_s)
-            left = self._decide(fault, host)
-            batches = {w: f.task.batches for w, f in self._ledger.flights.items() if w in stranded}
-            wasted = sum(n for worker, n in batches.items() if worker in left or self._tasks.copies(worker))
-            fault.add(repeated=sum(batches.values()) - wasted, wasted=wasted)
-            for worker in left:
-                self._drop(worker)
-        self._send_unsent()
-        self._close_losses()
+            unsent = self._unsent()
+            tasks = {
+                worker: Stranded(flight.task.batches if worker in stranded else 0, worker not in unsent)
+                for worker, flight in flights.items()
+                if worker in stranded or worker in unsent
+            }
+            self._obey(self._supervisor.lost([host], tasks))
+        else:
+            self._send_unsent()
 
     def _drain(self, process: HostProcess) -> None:
         """Have a process that was asked to end finish its tasks; its workers go on as after a loss."""
         if self._running.get(process.host) is process:
             del self._running[process.host]
             self._readying.discard(process)
-            words = [f"host {process.host} was asked to end"]
-            seen = self._seen("kill", (), asked=False)._replace(notice=True)
-            fault = self._book.begin(OpenFault(seen, words))
-            fault.detect(self._clock_s)
             self._draining.add(process)
-            for worker in self._decide(fault, process.host):
-                self._ledger.retire(worker)
-                text = f"worker {worker} leaves with its process"
-                self._note("leave", (worker,), text, asked=False, notice=True)
+            self._obey(self._supervisor.asked_to_end(process.host, self._unsent()))
             self._end_drained()
-            self._send_unsent()
-            self._close_losses()
 
     def _end_drained(self) -> None:
         """End the processes that were asked to end and have no task any more."""
@@ -635,52 +638,18 @@ class RayCluster(LedgerViews[RayFlight]):
                 assert self._processes
                 self._processes.end(process)
 
-    def _decide(self, fault: OpenFault, host: int) -> Sequence[int]:
-        """Decide what becomes of the workers of a host that was lost; return those that are to leave."""
-        now_s, limit = self._clock_s, self._cfg.fault
-        carried = [worker for worker in self._hosts.carried(host) if worker in self._ledger.workers]
-        for worker in carried:
-            self.restarts[worker] += 1
-        loss = self._hosts.lose(host, now_s, self._ledger.workers)
-        if loss.restart_s is not None:
-            held_s = fault.seen.t_s + fault.held_s - now_s
-            self._timers.after(max(loss.restart_s, held_s), lambda: self._start_again(host))
-        elif loss.waiting:
-            raise ClusterError(
-                f"worker {loss.waiting[0]} died: its process was lost more than --max-restarts "
-                f"{limit.max_restarts} times within {limit.restart_window_s:g} s; look for the reason in "
-                "its log, or allow more"
-            )
-        else:
-            words = [self._hosts.gave_up(host)]
-            given_up = self._book.begin(OpenFault(self._seen("given-up", carried, asked=False), words))
-            given_up.detect(now_s)
-            self._book.end(given_up, None)
-        fault.words += [f"worker {w} moved to host {h}" for w, h in loss.moved.items() if w in carried]
-        fault.words += [f"worker {worker} waits for a new process" for worker in loss.waiting]
-        fault.words += [f"worker {worker} left" for worker in loss.leaving]
-        if not carried:
-            fault.words.append(f"host {host} carried nobody")
-        fault.waiting.update(loss.waiting)
-        fault.seen = fault.seen._replace(workers=tuple(sorted({*fault.seen.workers, *carried})))
-        for worker in loss.moved:
-            self._bring_state_here(worker)
-        return loss.leaving
+    def _given_up(self, worker: int) -> ClusterError:
+        limit = self._cfg.fault
+        return ClusterError(
+            f"worker {worker} died: its process was lost more than --max-restarts "
+            f"{limit.max_restarts} times within {limit.restart_window_s:g} s; look for the reason in "
+            "its log, or allow more"
+        )
 
     def _bring_state_here(self, worker: int) -> None:
         """Use the copy of a state whose machine may be lost."""
         if worker in self._ledger.states and (copy := self._states.newest(worker)) is not None:
             self._ledger.states[worker] = copy
-
-    def _drop(self, worker: int) -> None:
-        """Have a member leave at once, its task with it."""
-        if worker in self._ledger.leaving:
-            self._hosts.dropped.discard(worker)
-        if worker in self._ledger.flights:
-            self._stop(worker)
-        self._ledger.leave(worker)
-        self._members_changed = True
-        self._note("leave", (worker,), f"worker {worker} left with its process", asked=False)
 
     def _start_again(self, host: int) -> None:
         """Start a new process for a host that was lost, and its node before if that is gone too."""
@@ -708,52 +677,7 @@ class RayCluster(LedgerViews[RayFlight]):
 
         self._timers.after(timeout_s, require)
 
-    def _back(self, host: int) -> None:
-        """Enter that a host can compute; its workers' tasks are sent, and those that had left join."""
-        carried, joining = self._hosts.back(host, self._clock_s)
-        for worker in carried:
-            self._bring_state_here(worker)
-        for worker in joining:
-            if worker in self._ledger.leaving:
-                self._ledger.stay(worker)
-            else:
-                self._ledger.join(worker)
-            self._members_changed = True
-            self._note("join", (worker,), f"worker {worker} joins with its new process", asked=False)
-        self._send_unsent()
-        self._close_losses()
-
-    def _close_losses(self) -> None:
-        """Close the losses of hosts for which no worker waits any longer."""
-        alive, carrier, members = self._hosts.alive, self._hosts.carrier, self._ledger.workers
-        for fault in list(self._book.open):
-            if fault.seen.kind in ("kill", "node") and not fault.expected:
-                fault.waiting = {w for w in fault.waiting if w in members and not alive[carrier[w]]}
-                if not fault.waiting:
-                    self._book.end(fault, self._clock_s)
-
     # --- faults ---------------------------------------------------------------------------------------------
-
-    def _seen(self, kind: str, workers: Sequence[int], *, asked: bool = True) -> FaultSeen:
-        return FaultSeen(
-            t_s=self._clock_s,
-            kind=kind,
-            workers=tuple(workers),
-            asked=asked,
-            update=self._version,
-            came_in=self._ledger.came_in,
-            text="",
-            answers=self._answers,
-        )
-
-    def _note(
-        self, kind: str, workers: Sequence[int], text: str, *, asked: bool, notice: bool = False
-    ) -> None:
-        """Record what is over at once."""
-        seen = self._seen(kind, workers, asked=asked)._replace(notice=notice)
-        fault = self._book.begin(OpenFault(seen, [text]))
-        fault.detect(fault.seen.t_s)
-        self._book.end(fault, fault.seen.t_s)
 
     def _happens(self, fault: Fault) -> None:
         """Make a fault happen, for real."""
@@ -761,48 +685,18 @@ class RayCluster(LedgerViews[RayFlight]):
         match fault.kind:
             case "leave":
                 for worker in fault.workers:
-                    self._leave(worker)
+                    self._supervisor.leave(worker)
             case "join":
                 for worker in fault.workers:
-                    self._join(worker)
+                    self._supervisor.join(worker)
             case "kill":
-                there = [h for h in fault.hosts or homes if h in self._running]
-                self._faults.end_processes(fault, there, self._seen("kill", ()))
+                self._faults.end_processes(fault, [h for h in fault.hosts or homes if h in self._running])
             case "node":
                 node_id = self._node_ids[fault.node]
                 there = [h for h, process in self._running.items() if process.node_id == node_id]
-                self._faults.end_processes(fault, there, self._seen("node", ()))
+                self._faults.end_processes(fault, there)
             case _:
-                carried = [worker for worker in self._ledger.workers if self._hosts.carrier[worker] in homes]
-                self._faults.disturb(fault, homes, self._seen(fault.kind, carried))
-
-    def _leave(self, worker: int) -> None:
-        """Have a member leave in good order."""
-        ledger = self._ledger
-        if worker not in ledger.workers:
-            text = "does not come back" if worker in self._hosts.dropped else "was not a member"
-            self._hosts.dropped.discard(worker)
-        else:
-            text = "leaves when its task has come in" if worker in ledger.flights else "leaves"
-            ledger.retire(worker)
-        self._note("leave", (worker,), f"worker {worker} {text}", asked=True)
-
-    def _join(self, worker: int) -> None:
-        ledger, hosts = self._ledger, self._hosts
-        if worker in ledger.leaving:
-            ledger.stay(worker)
-            self._members_changed = True
-            text = "stays"
-        elif worker in ledger.workers:
-            text = "was a member already"
-        elif worker in hosts.dropped or not hosts.alive[hosts.carrier[worker]]:
-            hosts.dropped.add(worker)  # it joins, and that is recorded, with its new process
-            return
-        else:
-            ledger.join(worker)
-            self._members_changed = True
-            text = "joins"
-        self._note("join", (worker,), f"worker {worker} {text}", asked=True)
+                self._faults.disturb(fault, homes)
 
     def _require_nodes(self) -> None:
         """Raise ValueError if --faults ends a node that is not there, or that the run needs."""

@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from dsgd.cluster.fault_book import FaultBook, OpenFault
 from dsgd.cluster.ray_processes import HostProcess
+from dsgd.cluster.supervisor import Supervisor
 from dsgd.cluster.timers import Timers
 from dsgd.faults.fault import Fault
-from dsgd.faults.seen import FaultSeen
-
-_WHAT = {"pause": "stood still", "slow": "computed slower", "cut": "was cut off"}
 
 
 class RayFaults:
@@ -25,13 +22,13 @@ class RayFaults:
 
     def __init__(
         self,
-        book: FaultBook,
+        supervisor: Supervisor,
         timers: Timers,
         running: Mapping[int, HostProcess],
         clock_s: Callable[[], float],
         passed: Callable[[], None],
     ) -> None:
-        self._book, self._timers, self._running = book, timers, running
+        self._supervisor, self._timers, self._running = supervisor, timers, running
         self._clock_s, self._passed = clock_s, passed
         self._slow: list[Callable[[int, float], float]] = []  # factor of a host at an engine second
         self.cut: set[int] = set()
@@ -44,16 +41,12 @@ class RayFaults:
             product *= factor(host, self._clock_s())
         return product
 
-    def end_processes(self, fault: Fault, hosts: Sequence[int], seen: FaultSeen) -> None:
+    def end_processes(self, fault: Fault, hosts: Sequence[int]) -> None:
         """End the processes of these hosts; or, if the fault is of a node, the node that all of them are on.
 
         The fault is over when their loss has been noticed and made good.
         """
-        ending = OpenFault(seen, [], set(hosts), held_s=fault.lasts_s or 0.0)
-        self._book.begin(ending)
-        if not hosts:
-            ending.words.append("no process was there")
-            self._book.end(ending, self._clock_s())
+        self._supervisor.expect(fault.kind, hosts, fault.lasts_s or 0.0)
         if fault.kind == "node":
             for host in hosts[:1]:
                 self._running[host].actor.end_node.remote()
@@ -61,10 +54,11 @@ class RayFaults:
             for host in hosts:
                 self._running[host].actor.end_process.remote()
 
-    def disturb(self, fault: Fault, hosts: Sequence[int], seen: FaultSeen) -> None:
+    def disturb(self, fault: Fault, hosts: Sequence[int]) -> None:
         """Stop, slow or cut off hosts for some time."""
-        text = f"{', '.join(f'host {host}' for host in hosts)} {_WHAT[fault.kind]}"
-        passing = self._book.begin(OpenFault(seen, [text], passing=hosts))
+        if fault.kind == "pause":
+            hosts = [host for host in hosts if host in self._running]
+        passing, book = self._supervisor.disturb(fault.kind, hosts), self._supervisor.book
         lasts_s = fault.size if fault.kind == "pause" else fault.lasts_s
         factor = _factor(fault, hosts, self._clock_s())
         if fault.kind == "slow":
@@ -73,14 +67,13 @@ class RayFaults:
             self.cut.update(hosts)
         if fault.kind == "pause":
             for host in hosts:
-                if host in self._running:
-                    self._running[host].actor.stand_still.remote(fault.size)
+                self._running[host].actor.stand_still.remote(fault.size)
 
         def passes() -> None:
             if fault.kind == "slow":
                 self._slow.remove(factor)
-            self._book.end(passing, self._clock_s())
-            cut = [other.passing for other in self._book.open if other.seen.kind == "cut"]
+            book.end(passing, self._clock_s())
+            cut = [other.passing for other in book.open if other.seen.kind == "cut"]
             self.cut = {host for hosts in cut for host in hosts}
             self._passed()
 

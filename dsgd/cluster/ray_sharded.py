@@ -23,7 +23,6 @@ from dsgd.cluster.ray import RayCluster
 from ray.exceptions import ObjectLostError
 
 from dsgd.cluster import ClusterError, Done, WeightsLost
-from dsgd.cluster.fault_book import OpenFault
 from dsgd.cluster.held_weights import HeldDone, HeldWeights, have_fetched, held
 from dsgd.cluster.ray_connection import Connection, connect
 from dsgd.cluster.ray_news import Answered
@@ -210,18 +209,19 @@ class RaySharded(RayCluster):
         if not fault.servers:
             super()._happens(fault)
         for number in fault.servers:
-            self._book.begin(OpenFault(self._seen("kill", ()), [], {_place(number)}))
+            self._supervisor.begin("kill", expected={_place(number)})
             self.servers.end(number)
 
     def _note_losses(self) -> None:
         """Record the losses of servers that have been made good."""
+        supervisor, now_s = self._supervisor, self._clock_s
         for loss in self.servers.losses:
-            fault = self._book.expecting(_place(loss.slice))
+            fault = supervisor.book.expecting(_place(loss.slice))
             if fault is None:
-                fault = self._book.begin(OpenFault(self._seen("kill", (), asked=False), []))
+                fault = supervisor.begin("kill", asked=False)
             fault.words.append(loss.words)
-            fault.detect(self._clock_s)
-            self._book.end(fault, self._clock_s)
+            fault.detect(now_s)
+            supervisor.book.end(fault, now_s)
         self.servers.losses.clear()
 
 

@@ -315,7 +315,9 @@ class SentTasks:
             self._forget(sent)
         if process.link is None:
             process.sent.clear()
+        held = [news for news in self._held if process_of(news) is process]
         self._held = [news for news in self._held if process_of(news) is not process]
+        lost += [news.sent for news in held if isinstance(news, OF_TASKS)]
         return [sent.worker for sent in lost]
 
     def _forget(self, sent: Sent) -> None:

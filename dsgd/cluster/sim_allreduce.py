@@ -191,27 +191,26 @@ class HostedAllReduce(AllReduceCluster, HostedCluster):
         if worker != QUESTION:
             self._values_at[worker] = copy.host, self._processes[copy.host]
 
-    def _lose(self, fault: Fault, lost: Sequence[int]) -> bool:
+    def _lose(self, fault: Fault, lost: Sequence[int]) -> None:
         for host in lost:
             self._processes[host] += 1
         self._again = {n: (worker, host) for n, (worker, host) in self._again.items() if host not in lost}
-        gone = super()._lose(fault, lost)
+        super()._lose(fault, lost)
         if self._group and not any(map(self._lives, self._group)):
             raise self._lost_weights()
-        return gone
 
     def _lost_weights(self) -> ClusterError:
         """Close the losses of processes; return that the weights are lost until all have new ones."""
         back_s = [at_s for at_s, _, number, _, _ in self._future if number in self._back_of]
         if not back_s:
             return ClusterError("all processes are given up; give --max-restarts more")
-        until_s = max(back_s)
-        for number, fault in list(self._open.items()):
+        until_s, book = max(back_s), self._supervisor.book
+        for fault in list(book.open):
             if fault.seen.kind in ("kill", "node"):
-                del self._open[number]
-                self.faults_seen.append(fault.seen._replace(recovered_s=until_s - fault.seen.t_s))
+                book.end(fault, until_s)
+        version = self._supervisor.version
         return WeightsLost(
-            f"all processes that held version {self._version} of the weights were lost at once; give "
+            f"all processes that held version {version} of the weights were lost at once; give "
             "--checkpoint-every, to go on from there, or --faults that leave one of them",
             until_s - self.now_s,
         )
@@ -233,10 +232,10 @@ class HostedAllReduce(AllReduceCluster, HostedCluster):
         self._wait(self._next_event_s())
         if event_s <= self._plan.next_s:
             _, _, serial, name, arguments = heapq.heappop(self._future)
-            self._changed |= self._occurs(name, serial, arguments)
+            self._occurs(name, serial, arguments)
         else:
             _, fault = self._plan.pop_timed()
-            self._changed |= self._happens(fault)
+            self._happens(fault)
 
     def _wait(self, until_s: float) -> None:
         self.now_s = min(max(self.now_s, until_s), self._deadline_s)
