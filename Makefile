@@ -101,8 +101,9 @@ theory: setup  ## print theory against measurement, and draw up docs/theory.md
 	$(PYTHON) -m dsgd.theory.gate --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md
 	@cat docs/theory.md
 
-dst: setup  ## run 10,000 schedules of random faults, and hold them to the invariants of all modes
+dst: setup  ## hold 10,000 schedules of random faults to the invariants of all modes, and 1,100 on Ray's engine
 	$(PYTHON) -m dsgd.authoring.dst --schedules 10000
+	$(PYTEST) $(PARALLEL) tests/test_virtual_ray.py
 
 kills: setup  ## 1,000 SIGKILLs of real workers' processes: the same weights, and how soon tasks are sent again
 	$(PYTHON) -m dsgd.authoring.kills --kills 1000

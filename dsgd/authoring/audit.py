@@ -98,7 +98,7 @@ class Audit(AroundCluster):
         if (done.step, done.batches) != given[:2]:
             needed = f"{given.batches} from {given.step}"
             raise Broken(f"{what} came in with {done.batches} mini-batches, needed {needed}")
-        if done.origin is not given.w or done.read != given.w.version:
+        if done.origin.vector is not given.w.vector or done.read != given.w.version:
             raise Broken(f"{what} read version {done.read}, and its task had version {given.w.version}")
         self._next[done.worker] = done.step + done.batches
         self._clock[done.worker] += done.batches

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, zip_longest
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,17 +20,20 @@ from dsgd.authoring.fault_schedule import FaultSchedule, keeps_members, keeps_we
 from dsgd.authoring.subject import Broken
 from dsgd.checkpoints.codec import vocabulary
 from dsgd.checkpoints.run_state import RunState, from_bytes, to_parts
-from dsgd.cluster import Cluster, ClusterError, DriverLost, Update
+from dsgd.cluster import Cluster, ClusterError, DriverLost, Engine, Update
 from dsgd.cluster.open import open_cluster
 from dsgd.cluster.sim_hosts import QUESTION, SimHost
 from dsgd.cluster.state import ClusterState
 from dsgd.config import FaultConfig, TrainConfig
-from dsgd.data import make_workload
+from dsgd.data import Workload, make_workload
 from dsgd.faults.fault import MEMBERSHIP, Fault, named
 from dsgd.faults.seen import FaultSeen
 from dsgd.theory.assumptions import known
 from dsgd.theory.predictions import closed_forms
 from dsgd.work.weights import Weights
+
+Opened: TypeAlias = Callable[[TrainConfig, Workload], AbstractContextManager[Engine]]
+"""Starts the engine of a run."""
 
 _workload = lru_cache(maxsize=64)(make_workload)
 
@@ -47,16 +51,17 @@ class Survived:
     """Whether its weights were compared with those of the run without faults."""
 
 
-def survives(schedule: FaultSchedule, cuts: int = 1) -> Survived:
+def survives(schedule: FaultSchedule, cuts: int = 1, opened: Opened = open_cluster) -> Survived:
     """Run a schedule and hold it to all invariants; raises Broken with the first that does not hold.
 
     cuts: at how many updates the run is started again from the cluster's state, to give the same bytes.
+    opened: its engine; the runs that it is compared with are simulated.
     """
     cfg = schedule.config()
     options = {"max_seconds": cfg.stop.max_seconds, **schedule.options}
     with schedule.subject.may_break(options), np.errstate(over="ignore", invalid="ignore"):
         try:
-            run = _Audited(schedule, cfg)
+            run = _Audited(schedule, cfg, opened)
             chosen = _cuts(schedule, len(run.updates), cuts)
             for cut in chosen:
                 _goes_on_from(cut, run, schedule, cfg)
@@ -74,10 +79,10 @@ def survives(schedule: FaultSchedule, cuts: int = 1) -> Survived:
 class _Going:
     """A run that goes on, from its beginning or a state; a loss of the driver takes it back by an update."""
 
-    def __init__(self, schedule: FaultSchedule, cfg: TrainConfig) -> None:
+    def __init__(self, schedule: FaultSchedule, cfg: TrainConfig, opened: Opened = open_cluster) -> None:
         self.cfg, self.strategy = cfg, schedule.subject.strategy
         workload = _workload(cfg)
-        with open_cluster(cfg, workload) as cluster:
+        with opened(cfg, workload) as cluster:
             self.cluster = cluster
         self.w = Weights(workload.objective.initial_weights(cfg.seed))
         self.state = cluster.state()
@@ -134,9 +139,9 @@ class _Going:
 class _Audited:
     """A run that was held to the invariants at each update, and at its end."""
 
-    def __init__(self, schedule: FaultSchedule, cfg: TrainConfig) -> None:
+    def __init__(self, schedule: FaultSchedule, cfg: TrainConfig, opened: Opened) -> None:
         self._cfg, self._masked = cfg, keeps_members(cfg)
-        self._going = going = _Going(schedule, cfg)
+        self._going = going = _Going(schedule, cfg, opened)
         cluster = going.cluster
         self.first = going.w
         self.updates: list[Update] = []
@@ -151,7 +156,7 @@ class _Audited:
             assert going.audit
             bounds.hold(update, going.audit, version=len(self.updates) + 1)
             self._look_at_members(going.state)
-            if cfg.fault.suspect_after is not None:
+            if cfg.fault.suspect_after is not None and "sims" in going.state.engine:
                 _gives_no_task_to_silent_hosts(self.states[-1], going.state, cfg)
             self.updates.append(update)
             self.states.append(going.state)
