@@ -165,7 +165,7 @@ def test_kill_of_a_spare() -> None:
 def test_a_process_cannot_start_before_the_fault_says() -> None:
     """Of the time that the fault holds the host back, what has passed until the loss was noticed is over."""
     s = Script()
-    s.at(3.0).expect("kill", [1], held_s=10.0)
+    s.at(3.0).book.expect("kill", [1], held_s=10.0)
     assert s.lost(4.0, 1) == [StartAgain(1, 0.0, 9.0)]
     assert s.back(14.0, 1) == []
     assert s.lines == [(3.0, "kill", (1,), "worker 1 waits for a new process", 11.0)]
@@ -174,13 +174,13 @@ def test_a_process_cannot_start_before_the_fault_says() -> None:
 def test_losses_of_one_fault_that_are_noticed_in_turn_are_one_line() -> None:
     """A node's processes: its line is over when the last of them has been noticed and made good."""
     s = Script(4, 4, on_loss="rehost")
-    s.at(3.0).expect("node", [1, 3], held_s=0.0)
+    s.at(3.0).book.expect("node", [1, 3], held_s=0.0)
     s.lost(3.1, 3)
     assert s.lines == []
     s.lost(3.2, 1)
     ((t_s, kind, workers, _, _),) = s.lines
     assert (t_s, kind, workers) == (3.0, "node", (1, 3))
-    s.at(9.0).expect("kill", [], held_s=0.0)
+    s.at(9.0).book.expect("kill", [], held_s=0.0)
     assert s.lines[-1] == (9.0, "kill", (), "no process was there", 0.0)
 
 

@@ -150,7 +150,7 @@ class HostedCluster(SimCluster):
         return None
 
     def reached(self, version: int) -> None:
-        self._supervisor.version = version
+        self._supervisor.book.version = version
         for fault in sorted(self._plan.at_update(version), key=lambda fault: fault.kind == "driver"):
             self._happens(fault)
 
@@ -356,7 +356,7 @@ class HostedCluster(SimCluster):
                 for worker in fault.workers:
                     supervisor.join(worker)
             case "driver":
-                supervisor.note("driver", (), "the run goes on from its last checkpoint")
+                supervisor.book.note("driver", (), "the run goes on from its last checkpoint")
                 raise DriverLost(fault.lasts_s or 0.0)
             case "kill" if fault.servers:
                 self._lose_servers(fault)
@@ -372,7 +372,7 @@ class HostedCluster(SimCluster):
         """Have backups take over: all waits until the loss has been noticed."""
         took_s = fault.lasts_s or 0.0
         text = "; ".join(f"server {number}: its backup took over" for number in fault.servers)
-        self._supervisor.note("kill", (), text, detected_s=took_s, recovered_s=took_s)
+        self._supervisor.book.note("kill", (), text, detected_s=took_s, recovered_s=took_s)
         self.stand_still(took_s)
 
     def _homes(self, fault: Fault) -> Sequence[int]:
@@ -411,7 +411,7 @@ class HostedCluster(SimCluster):
             )
             for worker, had_begun in begun.items()
         }
-        loss = self._supervisor.begin(fault.kind, held_s=fault.lasts_s or 0.0)
+        loss = self._supervisor.book.begin(fault.kind, held_s=fault.lasts_s or 0.0)
         self._obey(self._supervisor.lost(lost, tasks, loss))
         self._numbered(loss)
 
@@ -463,7 +463,7 @@ class HostedCluster(SimCluster):
                 for copy in sim.held:
                     self._leaves(copy)
                 sim.held.clear()
-        self._supervisor.book.end(passing, self.now_s)
+        self._supervisor.book.end(passing)
 
     def _ask(self, host: int) -> None:
         """Ask a host for an answer, which comes when its tasks are done or stopped."""
@@ -481,7 +481,7 @@ class HostedCluster(SimCluster):
     def state(self) -> ClusterState:
         state = super().state()
         future: dict[str, Any] = {
-            "version": self._supervisor.version,
+            "version": self._supervisor.book.version,
             "sims": [sim.state() for sim in self._sims],
             "next_of": list(self._next_of),
             "back_of": list(self._back_of),
@@ -510,7 +510,7 @@ class HostedCluster(SimCluster):
         self._plan.go_to(state.faults)
         future = state.engine
         self._supervisor.keep(self._ledger, self.restarts)
-        self._supervisor.version = future["version"]
+        self._supervisor.book.version = future["version"]
         self._sims = [SimHost.restored(sim) for sim in future["sims"]]
         self._next_of, self._back_of = list(future["next_of"]), list(future["back_of"])
         self._future = [(at_s, rank, n, name, tuple(args)) for at_s, rank, n, name, args in future["future"]]

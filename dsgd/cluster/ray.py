@@ -114,7 +114,7 @@ class RayCluster(LedgerViews[RayFlight]):
         for worker in outside_at_first(fault.fault_list):
             self._ledger.leave(worker)
         self._supervisor = Supervisor(self._ledger, self._hosts, lambda: self._clock_s, fault.suspect_after)
-        self._supervisor.answers = 0  # how often `next_done` has returned
+        self._supervisor.book.answers = 0  # how often `next_done` has returned
         self._sizes = MessageSizes(workload.objective.num_weights, cfg.timing.padding_bytes)
         self._tasks = self._sends(workload.objective.num_weights, cfg.timing.padding_bytes)
         star = Star(network_of(cfg))
@@ -238,7 +238,7 @@ class RayCluster(LedgerViews[RayFlight]):
             self._began_s = time.perf_counter()
         step = self._ledger.steps[worker]
         self._ledger.start(worker, self._tasks.flight(task, w, self._clock_s, step))
-        self._supervisor.version = w.version
+        self._supervisor.book.version = w.version
         self._send(worker)
         self._due += self._plan.at_step(worker, step, task.batches)
 
@@ -259,8 +259,8 @@ class RayCluster(LedgerViews[RayFlight]):
 
     def next_done(self) -> Done | None:
         done = self._next_done()
-        assert self._supervisor.answers is not None
-        self._supervisor.answers += 1
+        assert self._supervisor.book.answers is not None
+        self._supervisor.book.answers += 1
         return done
 
     def _next_done(self) -> Done | None:
@@ -281,12 +281,12 @@ class RayCluster(LedgerViews[RayFlight]):
                 return done
 
     def reached(self, version: int) -> None:
-        self._supervisor.version = version
+        self._supervisor.book.version = version
         self._due += self._plan.at_update(version)
         if any(fault.kind == "driver" for fault in self._due) and not self._ending:
             self._ending = True  # when the strategy next waits: until then it is recorded
             text = "the driver was killed; --resume goes on"
-            self._supervisor.note("driver", (), text, recovered_s=None)
+            self._supervisor.book.note("driver", (), text, recovered_s=None)
 
     def ended(self) -> None:
         self._supervisor.book.end_all()
@@ -300,7 +300,7 @@ class RayCluster(LedgerViews[RayFlight]):
             heard=dict(self._version_of),
             hosts=self._hosts.state(),
             faults=self._plan.position(),
-            engine={"answers": self._supervisor.answers},
+            engine={"answers": self._supervisor.book.answers},
         )
 
     def restore(self, state: ClusterState) -> None:
@@ -323,7 +323,7 @@ class RayCluster(LedgerViews[RayFlight]):
         self._keep(Ledger.restored(replace(state, states=states), flights))
         self._ledger.traffic.by_chance = True  # tasks in flight are sent again
         self._supervisor.keep(self._ledger, list(state.restarts) or [0] * len(self.restarts))
-        self._supervisor.answers = state.engine.get("answers", state.came_in)
+        self._supervisor.book.answers = state.engine.get("answers", state.came_in)
         self._states = StateCopies(states)
         self._version_of = dict(state.heard)
         for process in self._running.values():

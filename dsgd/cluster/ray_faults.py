@@ -46,7 +46,7 @@ class RayFaults:
 
         The fault is over when their loss has been noticed and made good.
         """
-        self._supervisor.expect(fault.kind, hosts, fault.lasts_s or 0.0)
+        self._supervisor.book.expect(fault.kind, hosts, fault.lasts_s or 0.0)
         if fault.kind == "node":
             for host in hosts[:1]:
                 self._running[host].actor.end_node.remote()
@@ -72,7 +72,7 @@ class RayFaults:
         def passes() -> None:
             if fault.kind == "slow":
                 self._slow.remove(factor)
-            book.end(passing, self._clock_s())
+            book.end(passing)
             cut = [other.passing for other in book.open if other.seen.kind == "cut"]
             self.cut = {host for hosts in cut for host in hosts}
             self._passed()

@@ -209,19 +209,19 @@ class RaySharded(RayCluster):
         if not fault.servers:
             super()._happens(fault)
         for number in fault.servers:
-            self._supervisor.begin("kill", expected={_place(number)})
+            self._supervisor.book.begin("kill", expected={_place(number)})
             self.servers.end(number)
 
     def _note_losses(self) -> None:
         """Record the losses of servers that have been made good."""
-        supervisor, now_s = self._supervisor, self._clock_s
+        book = self._supervisor.book
         for loss in self.servers.losses:
-            fault = supervisor.book.expecting(_place(loss.slice))
+            fault = book.expecting(_place(loss.slice))
             if fault is None:
-                fault = supervisor.begin("kill", asked=False)
+                fault = book.begin("kill", asked=False)
             fault.words.append(loss.words)
-            fault.detect(now_s)
-            supervisor.book.end(fault, now_s)
+            book.detect(fault)
+            book.end(fault)
         self.servers.losses.clear()
 
 

@@ -207,8 +207,8 @@ class HostedAllReduce(AllReduceCluster, HostedCluster):
         until_s, book = max(back_s), self._supervisor.book
         for fault in list(book.open):
             if fault.seen.kind in ("kill", "node"):
-                book.end(fault, until_s)
-        version = self._supervisor.version
+                book.close(fault, until_s - fault.seen.t_s)
+        version = self._supervisor.book.version
         return WeightsLost(
             f"all processes that held version {version} of the weights were lost at once; give "
             "--checkpoint-every, to go on from there, or --faults that leave one of them",

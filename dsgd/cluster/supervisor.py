@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, TypeAlias
 from dsgd.cluster.fault_book import FaultBook, OpenFault
 from dsgd.cluster.hosts import Hosts, Loss
 from dsgd.cluster.ledger import Ledger
-from dsgd.faults.seen import FaultSeen
 
 _WHAT = {"pause": "stood still", "slow": "computed slower", "cut": "was cut off"}
 
@@ -93,15 +92,11 @@ class Supervisor:
     def __init__(
         self, ledger: Ledger[Any], hosts: Hosts, clock_s: Callable[[], float], suspect_after_s: float | None
     ) -> None:
-        self.hosts, self.book = hosts, FaultBook()
+        self.hosts, self.book = hosts, FaultBook(clock_s, lambda: self._ledger.came_in)
         self.restarts = [0] * len(hosts.carrier)
         """By worker: how often its process was lost."""
         self.changed = False
         """Whether members have changed; cleared by whoever says so to the strategy."""
-        self.version = 0
-        """Of the newest weights."""
-        self.answers: int | None = None
-        """As in `FaultSeen`."""
         self._ledger, self._clock_s, self._suspect_after_s = ledger, clock_s, suspect_after_s
         self._suspected: dict[int, OpenFault] = {}  # by worker in flight: a second host has its task
 
@@ -118,9 +113,9 @@ class Supervisor:
         for host in hosts:
             self.hosts.alive[host] = False
             fault = fault or self.book.expecting(host)
-        fault = fault or self.begin("kill", asked=False)
+        fault = fault or self.book.begin("kill", asked=False)
         fault.expected.difference_update(hosts)
-        fault.detect(self._clock_s())
+        self.book.detect(fault)
         left = yield from self._decide(hosts, fault)
         not_again = [task for worker, task in tasks.items() if worker in left or task.elsewhere]
         wasted = sum(task.batches for task in not_again)
@@ -132,7 +127,7 @@ class Supervisor:
                 yield from self._send_to_carrier(worker)
         for other in list(self.book.open):
             if other.seen.kind == "pause" and {*other.passing} <= {*hosts}:
-                self.book.end(other, self._clock_s())  # a new process does not stand still
+                self.book.end(other)  # a new process does not stand still
         if not fault.words and not fault.expected:
             fault.words.append("it carried nobody")
         self._settle()
@@ -143,11 +138,11 @@ class Supervisor:
         unsent: the workers in flight whose tasks no process has, in the order in which they are sent.
         """
         words = [f"host {host} was asked to end"]
-        fault = self.begin("kill", asked=False, words=words, notice=True)
+        fault = self.book.begin("kill", asked=False, words=words, notice=True)
         for worker in (yield from self._decide([host], fault)):
             self._ledger.retire(worker)
             text = f"worker {worker} leaves with its process"
-            self.note("leave", (worker,), text, asked=False, notice=True)
+            self.book.note("leave", (worker,), text, asked=False, notice=True)
         for worker in unsent:
             yield from self._send_to_carrier(worker)
         self._settle()
@@ -166,7 +161,7 @@ class Supervisor:
             else:
                 self._ledger.join(worker)
             self.changed = True
-            self.note("join", (worker,), f"worker {worker} joins with its new process", asked=False)
+            self.book.note("join", (worker,), f"worker {worker} joins with its new process", asked=False)
         self._settle()
 
     def _decide(self, hosts: Sequence[int], fault: OpenFault) -> Generator[Order, None, Sequence[int]]:
@@ -183,7 +178,7 @@ class Supervisor:
                 yield GiveUp(loss.waiting[0])
             else:
                 text = self.hosts.gave_up(host)
-                self.note("given-up", carried, text, asked=False, recovered_s=None)
+                self.book.note("given-up", carried, text, asked=False, recovered_s=None)
             for worker in loss.moved:
                 yield BringState(worker)
             fault.words += _words(loss, carried)
@@ -202,7 +197,7 @@ class Supervisor:
             yield Stop(worker)
         self._ledger.leave(worker)
         self.changed = True
-        self.note("leave", (worker,), f"worker {worker} left with its process", asked=False)
+        self.book.note("leave", (worker,), f"worker {worker} left with its process", asked=False)
 
     def _send_to_carrier(self, worker: int) -> Orders:
         carrier = self.hosts.carrier[worker]
@@ -216,7 +211,7 @@ class Supervisor:
             if fault.seen.kind in ("kill", "node") and not fault.expected:
                 fault.waiting = {w for w in fault.waiting if w in members and not alive[carrier[w]]}
                 if not fault.waiting:
-                    self.book.end(fault, self._clock_s())
+                    self.book.end(fault)
 
     # --- members --------------------------------------------------------------------------------------------
 
@@ -229,7 +224,7 @@ class Supervisor:
         else:
             text = "does not come back" if worker in dropped else "was not a member"
             dropped.discard(worker)
-        self.note("leave", (worker,), f"worker {worker} {text}")
+        self.book.note("leave", (worker,), f"worker {worker} {text}")
 
     def join(self, worker: int) -> None:
         """Have a worker join, or stay; one whose host is lost joins when that is back."""
@@ -238,7 +233,7 @@ class Supervisor:
             ledger.stay(worker)
             text = "stays"
         elif worker in ledger.workers:
-            self.note("join", (worker,), f"worker {worker} was a member already")
+            self.book.note("join", (worker,), f"worker {worker} was a member already")
             return
         elif worker in hosts.dropped or not hosts.alive[hosts.carrier[worker]]:
             hosts.dropped.add(worker)  # it joins, and that is recorded, with its new process
@@ -247,7 +242,7 @@ class Supervisor:
             ledger.join(worker)
             text = "joins"
         self.changed = True
-        self.note("join", (worker,), f"worker {worker} {text}")
+        self.book.note("join", (worker,), f"worker {worker} {text}")
 
     def depart(self) -> None:
         """Have those leave that are to, and have no task any more: the strategy has seen their last one."""
@@ -276,9 +271,9 @@ class Supervisor:
             return
         for fault in self.book.open:
             if host in fault.passing and fault.seen.detected_s is None:
-                fault.detect(now_s)
+                self.book.detect(fault)
         words = [f"worker {worker} was silent on host {host}: host {second} got its task too"]
-        self._suspected[worker] = self.begin("suspect", (worker,), asked=False, words=words)
+        self._suspected[worker] = self.book.begin("suspect", (worker,), asked=False, words=words)
         yield Send(worker, second)
 
     def doubts(self, worker: int) -> bool:
@@ -294,68 +289,13 @@ class Supervisor:
             if first is not None:
                 suspicion.words[-1] += f", and host {first} was first"
             suspicion.add(wasted=wasted)
-            self.book.end(suspicion, self._clock_s())
-
-    # --- faults ---------------------------------------------------------------------------------------------
-
-    def begin(
-        self,
-        kind: str,
-        workers: Sequence[int] = (),
-        *,
-        asked: bool = True,
-        words: Sequence[str] = (),
-        notice: bool = False,
-        **more: Any,
-    ) -> OpenFault:
-        """Enter a fault that has begun; it is noticed at once if nobody has asked for it.
-
-        more: other fields of OpenFault.
-        """
-        seen = FaultSeen(
-            t_s=self._clock_s(),
-            kind=kind,
-            workers=tuple(workers),
-            asked=asked,
-            update=self.version,
-            came_in=self._ledger.came_in,
-            text="",
-            detected_s=None if asked else 0.0,
-            answers=self.answers,
-            notice=notice,
-        )
-        return self.book.begin(OpenFault(seen, list(words), **more))
-
-    def note(
-        self,
-        kind: str,
-        workers: Sequence[int],
-        text: str,
-        *,
-        detected_s: float | None = 0.0,
-        recovered_s: float | None = 0.0,
-        **more: Any,
-    ) -> None:
-        """Record a fault whose end is known, most often at once; more: as for `begin`."""
-        fault = self.begin(kind, workers, words=[text], **more)
-        fault.seen = fault.seen._replace(detected_s=detected_s)
-        self.book.close(fault, recovered_s)
-
-    def expect(self, kind: str, hosts: Sequence[int], held_s: float) -> None:
-        """Enter that a fault is about to end the processes of these hosts, which `lost` will report.
-
-        held_s: for how long no new one can start.
-        """
-        if hosts:
-            self.begin(kind, expected={*hosts}, held_s=held_s)
-        else:
-            self.note(kind, (), "no process was there", detected_s=None)
+            self.book.end(suspicion)
 
     def disturb(self, kind: str, hosts: Sequence[int]) -> OpenFault:
         """Enter that hosts are stopped, slowed or cut off; return that."""
         carried = [worker for worker in self._ledger.workers if self.hosts.carrier[worker] in hosts]
         names = ", ".join(f"host {host}" for host in hosts) or "no host"
-        return self.begin(kind, carried, words=[f"{names} {_WHAT[kind]}"], passing=hosts)
+        return self.book.begin(kind, carried, words=[f"{names} {_WHAT[kind]}"], passing=hosts)
 
     # --- state ----------------------------------------------------------------------------------------------
 
