@@ -113,6 +113,8 @@ class Actor:
     node: str
     beside: Callable[[], list[Actor]]
     """Return the processes on its node."""
+    late_s = 0.0
+    """How long the call takes that ends it."""
 
     def __init__(
         self,
@@ -236,7 +238,8 @@ class Actor:
 
     def do_end_process(self) -> None:
         # It ends itself: while it starts, or stands still, it does not hear of that.
-        self._clock.at(max(self._clock.now_s, self._ready_s, self.sim.paused_until_s), self.die)
+        at_s = self._clock.now_s + self.late_s
+        self._clock.at(max(at_s, self._ready_s, self.sim.paused_until_s), self.die)
 
     def do_end_node(self) -> None:
         for actor in self.beside():

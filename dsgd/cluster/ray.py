@@ -274,7 +274,7 @@ class RayCluster(LedgerViews[RayFlight]):
             left_s = self._next_s() - self._clock_s
             if not self._readying and not self._tasks.expects(self._faults.cut):
                 self._require_a_future()
-            news = self._tasks.wait(max(0.0, min(_POLL_S, left_s)), self._faults.cut)
+            news = self._tasks.wait(max(0.0, min(_POLL_S, left_s)), self._faults.unheard)
             if left_s < _POLL_S and self._clock_s > self._cfg.stop.max_seconds:
                 raise TimeUp
             if news is not None and (done := self._take(news)):

@@ -174,7 +174,7 @@ class RayAllReduce(RayCluster):
         """Do what is due, and wait for news; return them if they are of a step. Raises TimeUp."""
         self._look()
         left_s = self._next_s() - self._clock_s
-        news = self._tasks.wait(max(0.0, min(_POLL_S, left_s)), self._faults.cut)
+        news = self._tasks.wait(max(0.0, min(_POLL_S, left_s)), self._faults.unheard)
         if isinstance(news, Stepped):
             return news
         if news is not None:

@@ -33,6 +33,19 @@ class RayFaults:
         self._slow: list[Callable[[int, float], float]] = []  # factor of a host at an engine second
         self.cut: set[int] = set()
         """Hosts with which no messages are exchanged."""
+        self._ending: set[HostProcess] = set()
+
+    @property
+    def unheard(self) -> set[int]:
+        """Hosts whose answers do not count: they are cut off, or a fault is ending them.
+
+        The call that ends a process may come after its next tasks: what it does until then never happened,
+        so that a fault falls on the task for which it was asked.
+        """
+        if self._ending:
+            self._ending = {process for process in self._ending if not process.ended}
+            return self.cut.union(p.host for p in self._ending if self._running.get(p.host) is p)
+        return self.cut
 
     def slower(self, host: int) -> float:
         """Return by what factor a host computes slower now."""
@@ -46,7 +59,10 @@ class RayFaults:
 
         The fault is over when their loss has been noticed and made good.
         """
-        self._supervisor.book.expect(fault.kind, hosts, fault.lasts_s or 0.0)
+        book = self._supervisor.book
+        living = [host for host in hosts if not book.expecting(host)]
+        book.expect(fault.kind, living, fault.lasts_s or 0.0)
+        self._ending.update(self._running[host] for host in living)
         if fault.kind == "node":
             for host in hosts[:1]:
                 self._running[host].actor.end_node.remote()
