@@ -304,7 +304,7 @@ class Supervisor:
         self._ledger, self.restarts, self.changed = ledger, restarts, False
 
     def state(self) -> Mapping[str, Any]:
-        """Return, as JSON values, the faults that are not over; `Hosts` has a state of its own."""
+        """Return, as JSON values, the faults that are not over; `Hosts` keeps its own."""
         suspected = {id(fault) for fault in self._suspected.values()}
         return {
             "suspected": [[worker, fault.state()] for worker, fault in self._suspected.items()],
