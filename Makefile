@@ -98,15 +98,15 @@ fault-timelines: setup  ## draw the figure of docs/faults.md
 	$(PYTHON) docs/tools/fault_timelines.py docs/images/fault-timelines.svg
 
 theory: setup  ## print theory against measurement, and draw up docs/theory.md
-	$(PYTHON) -m dsgd.theory.gate --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md
+	$(PYTHON) -m dsgd.conformance.gate --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md
 	@cat docs/theory.md
 
 dst: setup  ## hold 10,000 schedules of random faults to the invariants of all modes, and 1,100 on Ray's engine
-	$(PYTHON) -m dsgd.authoring.dst --schedules 10000
-	$(PYTEST) $(PARALLEL) tests/test_virtual_ray.py
+	$(PYTHON) -m dsgd.conformance.dst --schedules 10000
+	$(PYTEST) $(PARALLEL) tests/engines/test_virtual_ray.py
 
 kills: setup  ## 1,000 SIGKILLs of real workers' processes: the same weights, and how soon tasks are sent again
-	$(PYTHON) -m dsgd.authoring.kills --kills 1000
+	$(PYTHON) -m dsgd.conformance.kills --kills 1000
 
 docs: setup  ## rerun the examples in the documents and insert their output
 	$(PYTHON) -m dsgd.records.documents
@@ -202,7 +202,7 @@ api-server:  ## build kube-apiserver from Debian's sources, once: 5 minutes of C
 	deploy/api/build.sh $(API_SERVER)
 
 test-api: setup  ## manifests and cluster tools against a real API server; KUBERAY_CRD=FILE names KubeRay's CRD
-	API_SERVER=$(API_SERVER) $(PYTEST) -m api tests/test_api_server.py
+	API_SERVER=$(API_SERVER) $(PYTEST) -m api tests/cluster/test_api_server.py
 
 # --- a job on a cluster (docs/cluster.md): make test-cluster JOB=compare-modes
 

@@ -1,7 +1,7 @@
 """The options of a run: frozen dataclasses, checked when they are made.
 
 Every field is one option of the command line, one key of `config.yaml` and nothing else: values
-derived from options are properties. The rules of one field are in its type (dsgd/options/constraints.py);
+derived from options are properties. The rules of one field are in its type (dsgd/core/constraints.py);
 those that concern several are code below. A bad value raises ValueError in one line that names the
 option, the rule and, where the rule does not imply it, the remedy.
 """
@@ -18,14 +18,8 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from dsgd.cluster.laws import Trace, parse_law
-from dsgd.faults import possible
-from dsgd.faults.fault import STORE, Fault, Faults
-from dsgd.faults.faults_text import parse_faults
-from dsgd.options import texts
-from dsgd.options.aggregate import AggregateConfig
-from dsgd.options.compress import CompressConfig, Dgc
-from dsgd.options.constraints import (
+from dsgd.core import texts
+from dsgd.core.constraints import (
     FINITE,
     GIVEN,
     Checked,
@@ -38,9 +32,15 @@ from dsgd.options.constraints import (
     require,
     whole_or_inf,
 )
-from dsgd.options.group import GroupConfig
-from dsgd.options.network import NetworkConfig
-from dsgd.work.graphs import Graph
+from dsgd.core.laws import Trace, parse_law
+from dsgd.scenario import possible
+from dsgd.scenario.fault import STORE, Fault, Faults
+from dsgd.scenario.faults_text import parse_faults
+from dsgd.scenario.graphs import Graph
+from dsgd.scenario.group_options import GroupConfig
+from dsgd.scenario.network_options import NetworkConfig
+from dsgd.transforms.aggregate_options import AggregateConfig
+from dsgd.transforms.compress_options import CompressConfig, Dgc
 
 __all__ = [
     "FINITE",

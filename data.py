@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dsgd.options.texts import Partition
-from dsgd.work.model import Classifier, Evaluation, Nothing, Objective, Quadratic
-from dsgd.work.reshuffled import Indices, Reshuffled
-from dsgd.work.rng import Purpose, at, generator
-from dsgd.work.shard import Shard
-from dsgd.work.weights import Vector
+from dsgd.core.model import Classifier, Evaluation, Nothing, Objective, Quadratic
+from dsgd.core.reshuffled import Indices, Reshuffled
+from dsgd.core.rng import Purpose, at, generator
+from dsgd.core.shard import Shard
+from dsgd.core.texts import Partition
+from dsgd.core.weights import Vector
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dsgd.config import TrainConfig
-    from dsgd.work.module_objective import ModuleObjective
-    from dsgd.work.problem import Problem
+    from dsgd.core.problem import Problem
+    from dsgd.models.objectives.module_objective import ModuleObjective
 
 
 class DatasetShard(Reshuffled):
@@ -180,10 +180,10 @@ def make_workload(cfg: TrainConfig) -> Workload:
 
 def _of_file(cfg: TrainConfig, file: str) -> Workload:
     """Return the workload of a file, each worker with its part of the training data."""
-    from dsgd.datasets import about
-    from dsgd.work.module_objective import ProblemShard
-    from dsgd.work.problem import ProblemError, labels, length
-    from dsgd.workloads import make_problem
+    from dsgd.core.problem import ProblemError, labels, length
+    from dsgd.models.datasets import about
+    from dsgd.models.objectives.module_objective import ProblemShard
+    from dsgd.models.workloads import make_problem
 
     problem = make_problem(cfg.data, cfg.seed)
     classes = labels(problem.train)
@@ -220,7 +220,7 @@ def module_objective(cfg: TrainConfig, problem: Problem) -> ModuleObjective:
 
     Raises ProblemError for parameters that cannot be trained.
     """
-    from dsgd.work.module_objective import ModuleObjective
+    from dsgd.models.objectives.module_objective import ModuleObjective
 
     return ModuleObjective(
         problem,

@@ -1,7 +1,7 @@
 """Runs one strategy on one engine and leaves a record: `python main.py --mode ssgd --num-workers 2`.
 
 This is the command line alone: options -> run -> what is printed -> exit code. The run itself, from options
-to workload, cluster, strategy, updates and record, is `execute` in dsgd/execution/execute.py. From Python,
+to workload, cluster, strategy, updates and record, is `execute` in dsgd/running/execute.py. From Python,
 call `dsgd.run`.
 """
 
@@ -17,29 +17,29 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from dsgd.records.outcomes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
-from dsgd.terminal.interruptions import NOTHING_WRITTEN, Interruptions, ended_by_signals, run_as_program
-from dsgd.terminal.messages import report_error
+from dsgd.process.interruptions import NOTHING_WRITTEN, Interruptions, ended_by_signals, run_as_program
+from dsgd.process.messages import report_error
+from dsgd.process.outcomes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 
 with ended_by_signals():  # the other imports take a second
     from rich.console import Console
 
-    from dsgd.checkpoints.store import Store
-    from dsgd.cluster import ClusterError
     from dsgd.config import TrainConfig
-    from dsgd.execution.both import execute_both
-    from dsgd.execution.execute import Ended, execute
-    from dsgd.live.observers import Observers
-    from dsgd.records.s3_access import TakenError, is_s3
+    from dsgd.core.protocol import ClusterError
+    from dsgd.process.s3_access import TakenError, is_s3
     from dsgd.records.size import announcement
+    from dsgd.records.stores.store import Store
     from dsgd.records.upload import Upload
     from dsgd.records.writer import RunRecord, default_name, free_path
-    from dsgd.terminal.cli import UsageError
-    from dsgd.terminal.commands import command_of
-    from dsgd.terminal.console import ProgressLine, print_comparison, print_ended, print_finished
-    from dsgd.terminal.ray_job import stop_own_job
-    from dsgd.terminal.resume_option import RunAsked, parse_run, restored
-    from dsgd.terminal.usage import usage_errors
+    from dsgd.running.both import execute_both
+    from dsgd.running.execute import Ended, execute
+    from dsgd.show.live.observers import Observers
+    from dsgd.show.terminal.cli import UsageError
+    from dsgd.show.terminal.commands import command_of
+    from dsgd.show.terminal.console import ProgressLine, print_comparison, print_ended, print_finished
+    from dsgd.show.terminal.ray_job import stop_own_job
+    from dsgd.show.terminal.resume_option import RunAsked, parse_run, restored
+    from dsgd.show.terminal.usage import usage_errors
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,8 +1,8 @@
 """What is measured of a run: one table of quantities, and the tally that counts them, update by update.
 
 A quantity is one row of `QUANTITIES`. Whatever shows quantities is made from the rows: summary.json and
-updates.jsonl (dsgd/records), Prometheus (dsgd/live/prometheus.py), TensorBoard, the tables of reports
-(dsgd/report/frames.py), and the tables of docs/record.md and docs/observing.md, which explain each.
+updates.jsonl (dsgd/records), Prometheus (dsgd/show/live/prometheus.py), TensorBoard, the tables of reports
+(dsgd/show/report/frames.py), and the tables of docs/record.md and docs/observing.md, which explain each.
 
 To measure something new, add a row. A number that updates have needs only `of_updates`:
 
@@ -25,11 +25,11 @@ from operator import attrgetter
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from dsgd.cluster import Engine, Update
-from dsgd.cluster.clocks import Clocks
-from dsgd.faults.seen import FOLLOWING, FaultSeen
+from dsgd.core.clocks import Clocks
+from dsgd.core.protocol import Engine, Update
+from dsgd.core.routing import ExpertUse
+from dsgd.scenario.seen import FOLLOWING, FaultSeen
 from dsgd.theory.uncertainty import Marks, Totals
-from dsgd.work.routing import ExpertUse
 
 MOST_LISTED = 1024
 """Most workers that a summary lists one by one, and most values of staleness that it counts one by one."""
@@ -266,9 +266,9 @@ class Family(NamedTuple):
 
     kind: Literal["counter", "gauge", "histogram", "info"]
     reads: str
-    """Which attribute of RunMetrics (dsgd/live/prometheus.py) is its value; `tally.NAME` and `means.NAME` are
-    an attribute of Tally, and one of its means, after the last update, `traffic.NAME` is one of Traffic.
-    Where it has a label, a sequence by worker or a mapping by direction."""
+    """Which attribute of RunMetrics (dsgd/show/live/prometheus.py) is its value; `tally.NAME` and
+    `means.NAME` are an attribute of Tally, and one of its means, after the last update, `traffic.NAME` is one
+    of Traffic. Where it has a label, a sequence by worker or a mapping by direction."""
     text: str
     """Its meaning, and how to read it; the first sentence is its help."""
     labels: tuple[str, ...] = ()
@@ -308,7 +308,7 @@ class Quantity:
     points: Callable[[Update], Iterable[float]] | None = None
     """What TensorBoard shows the mean of, as update/NAME."""
     of_evaluation: Mapping[str, Callable[[Any], float | None]] = field(default_factory=dict)
-    """What TensorBoard shows of an evaluation (dsgd/work/model.py), by the name after NAME/."""
+    """What TensorBoard shows of an evaluation (dsgd/core/model.py), by the name after NAME/."""
     of_fault: Callable[[FaultSeen], float | None] | None = None
     """What TensorBoard shows of a fault, as fault/NAME."""
     families: Mapping[str, Family] = field(default_factory=dict)
@@ -470,7 +470,7 @@ ROUTING: Mapping[str, tuple[str, str]] = {
     "worker_max_violation": ("means", "`max_violation` of a worker's loads, the mean over the workers"),
     "worker_dropped": ("0 to 1", "`dropped` of a worker's loads, the mean over the workers"),
 }
-"""What an evaluation of a mixture of experts says in one number each (dsgd/work/routing.py): the unit, and
+"""What an evaluation of a mixture of experts says in one number each (dsgd/core/routing.py): the unit, and
 its meaning."""
 
 

@@ -25,15 +25,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dsgd.cluster import Cluster, Update, next_round, run_all
 from dsgd.config import LocalConfig
+from dsgd.core.protocol import Cluster, Update, next_round, run_all
+from dsgd.core.rules import Average, chain
+from dsgd.core.weights import Weights
 from dsgd.strategies.conformance import Laws, Limit
+from dsgd.strategies.optimizers import local_sgd
 from dsgd.theory.assumptions import need
 from dsgd.theory.closed_forms import ClosedForms, rounds
 from dsgd.theory.quadratics import local_sgd_fixed_point
-from dsgd.work.optimizers import local_sgd
-from dsgd.work.rules import Average, chain
-from dsgd.work.weights import Weights
 
 EXAMPLE = "--local-steps 16 --num-workers 8 --dataset digits --partition dirichlet:0.1"
 

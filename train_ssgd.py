@@ -22,9 +22,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import GradientConfig
+from dsgd.core.protocol import Cluster, Update, run_all
+from dsgd.core.tasks import gradient
+from dsgd.core.weights import Weights
 from dsgd.strategies.conformance import Laws
+from dsgd.strategies.optimizers import server_rule
 from dsgd.theory.closed_forms import (
     ClosedForms,
     equal_workers,
@@ -38,9 +41,6 @@ from dsgd.theory.disturbances import shared_hosts
 from dsgd.theory.failures import ssgd_time_on_hosts
 from dsgd.theory.laws_of_times import memory_steps
 from dsgd.theory.times import ssgd_time
-from dsgd.work.optimizers import server_rule
-from dsgd.work.tasks import gradient
-from dsgd.work.weights import Weights
 
 EXAMPLE = "--momentum 0.9 --num-workers 8 --compute-time exponential:1"
 

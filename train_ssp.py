@@ -27,9 +27,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from dsgd.cluster import Cluster, Update, start_idle
 from dsgd.config import AsynchronousConfig, whole_or_inf
+from dsgd.core.protocol import Cluster, Update, start_idle
+from dsgd.core.tasks import gradient
+from dsgd.core.weights import Weights
 from dsgd.strategies.conformance import Laws, Limit
+from dsgd.strategies.optimizers import server_rule
 from dsgd.theory.bounded_staleness import (
     ssp_clock_gap_bound,
     ssp_mean_staleness,
@@ -38,9 +41,6 @@ from dsgd.theory.bounded_staleness import (
     ssp_steps_per_s,
 )
 from dsgd.theory.closed_forms import ClosedForms, equal_workers, same_members, timed, workers
-from dsgd.work.optimizers import server_rule
-from dsgd.work.tasks import gradient
-from dsgd.work.weights import Weights
 
 EXAMPLE = "--slack 2 --num-workers 8 --compute-time exponential:1 --slowdown 0=4"
 

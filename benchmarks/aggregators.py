@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from dsgd.work.aggregators import Aggregation, Candidates, parse_aggregator, parse_mixing
-from dsgd.work.weights import mean
+from dsgd.core.aggregators import Aggregation, Candidates, parse_aggregator, parse_mixing
+from dsgd.core.weights import mean
 
 SIZES = {1_000: 50, 1_000_000: 5, 10_000_000: 3}
 """Weights, and how often each is measured."""

@@ -21,11 +21,11 @@ from unittest.mock import patch
 import ray
 from ray_updates import Ready, Timer, in_processes, medians  # type: ignore[import-not-found]  # beside this
 
-from dsgd.cluster.ray_connection import connect
 from dsgd.data import EmptyShard, Workload
-from dsgd.execution import execute as execution
-from dsgd.execution.execute import execute
-from dsgd.execution.quick import config
+from dsgd.engines.ray.connection.ray_connection import connect
+from dsgd.running import execute as execution
+from dsgd.running.execute import execute
+from dsgd.running.quick import config
 
 TURNS = 5
 # Weights, first updates that do not count, updates.

@@ -16,20 +16,20 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsgd.checkpoints.codec import vocabulary
-from dsgd.checkpoints.disk_store import DiskStore
-from dsgd.checkpoints.run_state import RunState, from_bytes, to_parts
-from dsgd.checkpoints.store import name_of
-from dsgd.cluster import Update
-from dsgd.cluster.open import open_cluster
 from dsgd.config import TrainConfig
+from dsgd.core.protocol import Update
+from dsgd.core.weights import Weights
 from dsgd.data import make_workload
-from dsgd.execution.execute import execute
-from dsgd.execution.keeper import Watcher
+from dsgd.engines.open import open_cluster
+from dsgd.records.stores.disk_store import DiskStore
+from dsgd.records.stores.store import name_of
 from dsgd.records.writer import RunRecord
+from dsgd.running.checkpoints.codec import vocabulary
+from dsgd.running.checkpoints.run_state import RunState, from_bytes, to_parts
+from dsgd.running.execute import execute
+from dsgd.running.keeper import Watcher
 from dsgd.strategies import configured, strategy_of
 from dsgd.theory.checkpointing import checkpoint_interval
-from dsgd.work.weights import Weights
 
 MTBF_S = 3600.0
 

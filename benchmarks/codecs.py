@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from dsgd.work.codecs import Draws, parse_codec
+from dsgd.transforms.codecs import Draws, parse_codec
 
 CODECS = ("topk:.01", "topk:.1", "randk:.01", "sign", "qsgd:8", "int8", "fp4", "powersgd:2")
 

@@ -21,9 +21,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # of each of its processes
 import torch
 from torch import nn
 
-from dsgd.execution.quick import config, run
-from dsgd.work.problem import take
-from dsgd.workloads import make_problem
+from dsgd.core.problem import take
+from dsgd.models.workloads import make_problem
+from dsgd.running.quick import config, run
 
 CASES = (("cnn", 32, 24), ("gpt-100k", 8, 8))  # case, samples a mini-batch, steps
 FIRST = 3  # steps of the short training

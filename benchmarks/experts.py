@@ -2,8 +2,8 @@
 
     python benchmarks/experts.py
 
-Each time is the processor time of a forward and a backward pass of one layer (dsgd/models/mixture.py), the
-median of turns that alternate between the two, in one thread. Loads are those of a fresh router.
+Each time is the processor time of a forward and a backward pass of one layer (dsgd/models/moe/mixture.py),
+the median of turns that alternate between the two, in one thread. Loads are those of a fresh router.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 
-from dsgd.models.mixture import Mixture
-from dsgd.models.mixture_options import MixtureOptions
-from dsgd.models.mixture_products import by_grouped_product, by_loop
+from dsgd.models.moe.mixture import Mixture
+from dsgd.models.moe.mixture_options import MixtureOptions
+from dsgd.models.moe.mixture_products import by_grouped_product, by_loop
 
 TURNS = 25
 

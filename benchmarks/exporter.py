@@ -17,13 +17,13 @@ import time
 import ray
 from prometheus_client import CollectorRegistry, generate_latest
 
-from dsgd.cluster import Engine, Update
-from dsgd.cluster.ray_connection import connect
 from dsgd.config import DataConfig
-from dsgd.execution.execute import execute
-from dsgd.execution.keeper import Watcher
-from dsgd.live.prometheus import RunMetrics, RunsCollector
+from dsgd.core.protocol import Engine, Update
+from dsgd.engines.ray.connection.ray_connection import connect
 from dsgd.metrics import Tally
+from dsgd.running.execute import execute
+from dsgd.running.keeper import Watcher
+from dsgd.show.live.prometheus import RunMetrics, RunsCollector
 from dsgd.strategies import load
 
 WORKERS, FIRST, UPDATES, TURNS = 4, 200, 1500, 7

@@ -76,9 +76,9 @@ def worker(scale: Scale, **options: Any) -> None:
     """Measure a worker's task, weights in and values out included, against the bare loop on the device."""
     import torch
 
-    from dsgd.cluster.values import compute_alone
+    from dsgd.core.tasks import LocalSGD, Task, gradient
     from dsgd.data import make_workload
-    from dsgd.work.tasks import LocalSGD, Task, gradient
+    from dsgd.engines.values import compute_alone
 
     cfg = configured(scale.worker_case, scale.worker_batch, num_workers=1, device=scale.device, **options)
     made: Any = make_workload(cfg)
@@ -132,10 +132,10 @@ def sharded(scale: Scale, **options: Any) -> None:
     import torch.distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]  # untyped
 
-    from dsgd.cluster.values import compute_alone
+    from dsgd.core.tasks import gradient
     from dsgd.data import make_workload
-    from dsgd.work.group_objective import GroupObjective, Membership
-    from dsgd.work.tasks import gradient
+    from dsgd.engines.values import compute_alone
+    from dsgd.models.objectives.group_objective import GroupObjective, Membership
 
     cfg = configured(scale.worker_case, scale.worker_batch, num_workers=1, device=scale.device, **options)
     made, alone = (make_workload(cfg) for _ in range(2))  # the group shards its module in place
@@ -179,10 +179,10 @@ def mixture(scale: Scale) -> None:
     A layer's perceptron and each of its experts are alike, so the mixture computes two perceptrons a token
     and has the weights of eight. Its flops are those of what a token uses.
     """
-    from dsgd.cluster.values import compute_alone
+    from dsgd.core.tasks import gradient
     from dsgd.data import make_workload
-    from dsgd.execution.quick import config
-    from dsgd.work.tasks import gradient
+    from dsgd.engines.values import compute_alone
+    from dsgd.running.quick import config
 
     size = scale.worker_case.removeprefix("gpt-")
     run_of, abouts = {}, {}
@@ -215,11 +215,11 @@ def simulator(scale: Scale, workers: int = 8) -> None:
     """Measure the simulator's gradients on the device against the bare loop, and the device's memory."""
     import torch
 
-    from dsgd.cluster.sim import SimCluster
-    from dsgd.cluster.timing import ComputeTimes
+    from dsgd.core.timing import ComputeTimes
+    from dsgd.core.weights import Weights
     from dsgd.data import make_workload
+    from dsgd.engines.sim.sim import SimCluster
     from dsgd.strategies import load
-    from dsgd.work.weights import Weights
 
     cfg = configured(
         scale.shared_case,
@@ -253,7 +253,7 @@ def simulator(scale: Scale, workers: int = 8) -> None:
 
 def shared(scale: Scale, workers: int) -> None:
     """Measure real workers that share one GPU, with several local steps between two exchanges."""
-    from dsgd.execution.execute import opened
+    from dsgd.running.execute import opened
 
     placed: dict[str, Any] = {"device": scale.device}
     if scale.device == "cuda":
@@ -284,7 +284,7 @@ def shared(scale: Scale, workers: int) -> None:
 
 
 def _about(cfg: Any) -> Any:
-    from dsgd.workloads import make_problem
+    from dsgd.models.workloads import make_problem
 
     return make_problem(cfg.data, cfg.seed).about
 

@@ -23,7 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.modules import configured, in_turns, ratio
-from dsgd.models.transformer_sizes import SIZES
+from dsgd.models.networks.transformer_sizes import SIZES
 
 PARTS = ("gradient", "memory", "islands")
 
@@ -64,10 +64,10 @@ def _gradient(rank: int, case: str, steps: int, batch_size: int = 16, turns: int
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from dsgd.cluster.values import compute_alone
+    from dsgd.core.tasks import gradient
     from dsgd.data import make_workload
-    from dsgd.work.group_objective import GroupObjective, Membership
-    from dsgd.work.tasks import gradient
+    from dsgd.engines.values import compute_alone
+    from dsgd.models.objectives.group_objective import GroupObjective, Membership
 
     made: Any = make_workload(configured(case, batch_size, num_workers=1))
     shard, problem = made.shards[0], made.objective.problem
@@ -108,10 +108,10 @@ def memory() -> None:
 def _memory(rank: int, case: str = "gpt-1m") -> None:
     import torch
 
-    from dsgd.cluster.values import compute_alone
+    from dsgd.core.tasks import LocalAdamW
     from dsgd.data import make_workload
-    from dsgd.work.group_objective import GroupObjective, Membership
-    from dsgd.work.tasks import LocalAdamW
+    from dsgd.engines.values import compute_alone
+    from dsgd.models.objectives.group_objective import GroupObjective, Membership
 
     made: Any = make_workload(configured(case, 2, num_workers=1))
     w, module = made.objective.initial_weights(0), made.objective.problem.module
@@ -144,8 +144,8 @@ def _memory(rank: int, case: str = "gpt-1m") -> None:
 
 def islands(local_steps: int = 8, rounds: int = 3, batch_size: int = 4) -> None:
     """Measure tokens a second of DiLoCo between two groups of two, and of one group hsdp:2 of four."""
-    from dsgd.execution.execute import execute
-    from dsgd.execution.keeper import Watcher
+    from dsgd.running.execute import execute
+    from dsgd.running.keeper import Watcher
 
     class Times(Watcher):
         """The time of each update."""

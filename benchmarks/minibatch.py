@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 
-from dsgd.terminal.cli import parse
+from dsgd.show.terminal.cli import parse
 
 _FIRST, _MINI_BATCHES = 5, 40
 EXAMPLE = "--workload gpt --size 100k --batch-size 16"
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
     """Compute the gradients of a run with these options, a worker's, and print the time of one."""
     import torch
 
-    from dsgd.execution.execute import execute
+    from dsgd.running.execute import execute
 
     torch.set_num_threads(1)
     seconds = []

@@ -24,10 +24,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsgd.config import DataConfig
-from dsgd.models.transformer_sizes import SIZES
+from dsgd.models.networks.transformer_sizes import SIZES
 
 if TYPE_CHECKING:
-    from dsgd.work.problem import Problem
+    from dsgd.core.problem import Problem
 
 PARTS = ("gradient", "simulator", "ray", "memory")
 FILE = str(Path(__file__).resolve())
@@ -51,10 +51,10 @@ def make(cfg: Config) -> Problem:
     import torch
     from torch import nn
 
-    from dsgd.datasets import Windows
-    from dsgd.models.convnets import classification_loss, small_cnn
-    from dsgd.models.transformer import Transformer, flops_per_token, next_token_loss
-    from dsgd.work.problem import Problem
+    from dsgd.core.problem import Problem
+    from dsgd.models.datasets import Windows
+    from dsgd.models.networks.convnets import classification_loss, small_cnn
+    from dsgd.models.networks.transformer import Transformer, flops_per_token, next_token_loss
 
     if cfg.case.startswith("gpt-"):
         size = SIZES[cfg.case.removeprefix("gpt-")]
@@ -75,7 +75,7 @@ def make(cfg: Config) -> Problem:
 
 def configured(case: str, batch_size: int, mode: str = "ssgd", **options: Any) -> Any:
     """Return the configuration of a run of this file's workload, without evaluations on the way."""
-    from dsgd.execution.quick import config
+    from dsgd.running.quick import config
 
     return config(mode, workload=FILE, case=case, batch_size=batch_size, eval_every=0, **options)
 
@@ -135,9 +135,9 @@ def gradients() -> None:
     """Measure a worker's task: all that its process does for it except for Ray's own part."""
     import torch
 
-    from dsgd.cluster.values import compute_alone
+    from dsgd.core.tasks import gradient
     from dsgd.data import make_workload
-    from dsgd.work.tasks import gradient
+    from dsgd.engines.values import compute_alone
 
     torch.set_num_threads(1)
     for case, batch_size, steps in (
@@ -165,11 +165,11 @@ def simulator() -> None:
     """Measure all that the simulator does: schedule, mini-batches, gradients, updates; 8 workers."""
     import torch
 
-    from dsgd.cluster.sim import SimCluster
-    from dsgd.cluster.timing import ComputeTimes
+    from dsgd.core.timing import ComputeTimes
+    from dsgd.core.weights import Weights
     from dsgd.data import make_workload
+    from dsgd.engines.sim.sim import SimCluster
     from dsgd.strategies import load
-    from dsgd.work.weights import Weights
 
     torch.set_num_threads(1)
     workers = 8
@@ -235,8 +235,8 @@ def on_ray(steps: int = 8, turns: int = 5) -> None:
 
     from torch.multiprocessing.spawn import spawn
 
-    from dsgd.execution.execute import execute
-    from dsgd.execution.keeper import Watcher
+    from dsgd.running.execute import execute
+    from dsgd.running.keeper import Watcher
 
     batch_size, context = 4, SIZES["1m"].context
     with socket.socket() as free:
@@ -289,7 +289,7 @@ def memory() -> None:
 def _memory(workers: int = 64) -> None:
     import torch  # noqa: F401 - before the first measurement
 
-    from dsgd.execution.execute import execute
+    from dsgd.running.execute import execute
 
     before = _peak_bytes()
     cfg = configured("gpt-11m", 1, num_workers=workers, steps=2, context=16)

@@ -14,9 +14,9 @@ import sys
 import time
 from typing import Any
 
-from dsgd.authoring.kills import killed, options, spread
-from dsgd.cluster.ray_connection import connect
-from dsgd.execution.quick import run
+from dsgd.conformance.kills import killed, options, spread
+from dsgd.engines.ray.connection.ray_connection import connect
+from dsgd.running.quick import run
 
 KILLS, SUSPECT_AFTER = 8, 0.5
 EVERY: dict[str, Any] = {"every": 40, "compute_time": "constant:.1"}

@@ -29,20 +29,20 @@ from unittest.mock import patch
 import numpy as np
 import ray
 
-from dsgd.cluster import Update
-from dsgd.cluster.ray_connection import connect
+from dsgd.core.model import Evaluation, Objective
+from dsgd.core.protocol import Update
+from dsgd.core.weights import Vector
 from dsgd.data import EmptyShard, Workload
-from dsgd.execution import execute as execution
-from dsgd.execution.execute import execute
-from dsgd.execution.keeper import Watcher
-from dsgd.execution.quick import config
-from dsgd.work.model import Evaluation, Objective
-from dsgd.work.weights import Vector
+from dsgd.engines.ray.connection.ray_connection import connect
+from dsgd.running import execute as execution
+from dsgd.running.execute import execute
+from dsgd.running.keeper import Watcher
+from dsgd.running.quick import config
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dsgd.work.shard import Shard
+    from dsgd.core.shard import Shard
 
 TURNS = 5
 # Mode, weights, first updates that do not count, updates, whether the gradient is made in shared memory.

@@ -16,14 +16,14 @@ from itertools import pairwise
 
 import torch
 
-from dsgd.cluster.sim import SimCluster
-from dsgd.cluster.timing import ComputeTimes
 from dsgd.config import DataConfig, TimingConfig
+from dsgd.core.model import Objective
+from dsgd.core.timing import ComputeTimes
+from dsgd.core.weights import Weights
 from dsgd.data import make_workload
+from dsgd.engines.sim.sim import SimCluster
 from dsgd.metrics import Tally
 from dsgd.strategies import load
-from dsgd.work.model import Objective
-from dsgd.work.weights import Weights
 
 WORKERS = 1024
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dsgd.api import schedule as schedule
     from dsgd.api import simulation as simulation
     from dsgd.config import DataConfig as DataConfig
-    from dsgd.work.problem import Problem as Problem
+    from dsgd.core.problem import Problem as Problem
 
 _LAZY = (
     "DataConfig", "Problem", "Comparison", "Result", "Watcher",
@@ -43,7 +43,7 @@ def __getattr__(name: str) -> object:
 
         return DataConfig
     if name == "Problem":
-        from dsgd.work.problem import Problem
+        from dsgd.core.problem import Problem
 
         return Problem
     from dsgd import api

@@ -30,31 +30,31 @@ from dsgd.config import (
     option_fields,
 )
 from dsgd.config import options as flat
-from dsgd.execution import simulating
-from dsgd.execution.execute import Ended, execute
-from dsgd.execution.keeper import RunKeeper, Watcher
-from dsgd.execution.simulating import Scheduled
-from dsgd.live.observers import Observers
 from dsgd.metrics import QUANTITIES, taken_of_updates
-from dsgd.records.outcomes import StoppedBy
+from dsgd.models.workloads import options_of
+from dsgd.process.interruptions import Interruptions
+from dsgd.process.outcomes import StoppedBy
+from dsgd.process.s3_access import is_s3
 from dsgd.records.s3 import fetch
-from dsgd.records.s3_access import is_s3
 from dsgd.records.upload import Upload
 from dsgd.records.writer import RunRecord
+from dsgd.running import simulating
+from dsgd.running.execute import Ended, execute
+from dsgd.running.keeper import RunKeeper, Watcher
+from dsgd.running.simulating import Scheduled
+from dsgd.show.live.observers import Observers
+from dsgd.show.terminal.cli import UsageError, configure
+from dsgd.show.terminal.resume_option import AUTO, RunAsked, going_on, going_on_by_name
 from dsgd.strategies import modes
-from dsgd.terminal.cli import UsageError, configure
-from dsgd.terminal.interruptions import Interruptions
-from dsgd.terminal.resume_option import AUTO, RunAsked, going_on, going_on_by_name
-from dsgd.workloads import options_of
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from dsgd.cluster import Update
-    from dsgd.execution.trained_run import TrainedRun
-    from dsgd.report.frames import Frames
-    from dsgd.report.pictures import Picture
-    from dsgd.work.weights import Vector
+    from dsgd.core.protocol import Update
+    from dsgd.core.weights import Vector
+    from dsgd.running.trained_run import TrainedRun
+    from dsgd.show.report.frames import Frames
+    from dsgd.show.report.pictures import Picture
 
 __all__ = [
     "Comparison", "Result", "Watcher",
@@ -200,7 +200,7 @@ class Result:
 
         Raises ValueError as `curve` does, and for a run without evaluations.
         """
-        from dsgd.report.pictures import Line, curves
+        from dsgd.show.report.pictures import Line, curves
 
         lines = {}
         for name, run in _named([self, *others]).items():
@@ -338,7 +338,7 @@ def replay(
     An update has the weights, and of each task the `value` that it computed and the `origin` it read.
     Raises ValueError for a record that cannot be replayed; where an update differs, while iterating.
     """
-    from dsgd.execution.replaying import Differs, difference, recorded_run, replayed
+    from dsgd.running.replaying import Differs, difference, recorded_run, replayed
 
     both = replayed(recorded_run(Path(_place(recorded, "dsgd.replay"))), until)
 
@@ -360,7 +360,7 @@ def load(recorded: str | Path | Result) -> TrainedRun:
 
     Raises ValueError, in one line, for what is no record, is damaged or has no weights yet.
     """
-    from dsgd.execution.trained_run import trained_run
+    from dsgd.running.trained_run import trained_run
 
     return trained_run(_place(recorded, "dsgd.load", weights=True))
 
@@ -413,7 +413,7 @@ class Comparison:
         Figures that look into updates (staleness, timelines, drift) need the records, and so `out`. Raises
         ValueError, with the names that there are, for another.
         """
-        from dsgd.report.pictures import of_comparison
+        from dsgd.show.report.pictures import of_comparison
 
         return of_comparison(self._frames, figure)
 
@@ -444,11 +444,11 @@ def experiment(
     """
     from rich.console import Console
 
-    from dsgd.experiments.experiment_file import load, read
-    from dsgd.experiments.runner import run_experiment
-    from dsgd.experiments.uploads import Uploads
-    from dsgd.report.answer import answer
-    from dsgd.report.frames import FIGURES, OF_UPDATES, read_folder
+    from dsgd.compare.experiment_file import load, read
+    from dsgd.compare.runner import run_experiment
+    from dsgd.compare.uploads import Uploads
+    from dsgd.show.report.answer import answer
+    from dsgd.show.report.frames import FIGURES, OF_UPDATES, read_folder
 
     texts = [f"{option}={value}" for option, value in _plain(settings or {}).items()]
     with ExitStack() as stack:

@@ -1,10 +1,10 @@
 """Files of hashes in golden/, one for each kind of processor, on which the last bits depend.
 
 What was kept on this kind is compared bit for bit, what was kept on another by its losses.
-`DSGD_REWRITE_GOLDEN=1 python -m pytest tests/test_golden.py tests/test_golden_lattice.py` rewrites the
-files of this kind, or begins them: for a new kind at a commit whose losses hold, and for a change that is
-meant to move results, in a separate commit that says why and removes the files of other kinds, or makes null
-in them what it moves.
+`DSGD_REWRITE_GOLDEN=1 python -m pytest tests/strategies/test_golden.py
+tests/strategies/test_golden_lattice.py` rewrites the files of this kind, or begins them: for a new kind at a
+commit whose losses hold, and for a change that is meant to move results, in a separate commit that says why
+and removes the files of other kinds, or makes null in them what it moves.
 """
 
 from __future__ import annotations

@@ -14,16 +14,16 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsgd.cluster import Update
-from dsgd.execution.evaluation import Evaluated
-from dsgd.execution.execute import Ended, execute
-from dsgd.execution.keeper import Running, Watcher
-from dsgd.execution.replaying import compared, recorded_run
-from dsgd.faults.seen import FaultSeen
+from dsgd.core.protocol import Update
+from dsgd.process.interruptions import Interruptions
 from dsgd.records.schema import RecordError
 from dsgd.records.writer import RunRecord
-from dsgd.terminal.cli import parse
-from dsgd.terminal.interruptions import Interruptions
+from dsgd.running.evaluation import Evaluated
+from dsgd.running.execute import Ended, execute
+from dsgd.running.keeper import Running, Watcher
+from dsgd.running.replaying import compared, recorded_run
+from dsgd.scenario.seen import FaultSeen
+from dsgd.show.terminal.cli import parse
 
 COMMON = (
     "--engine sim --num-workers 4 --steps 24 --lr .05 --eval-every 3 --trace-last 5 "
@@ -35,7 +35,8 @@ ROWS = [
     if line and not line.startswith("#")
 ]
 CHECKPOINT = re.compile(r"(\d+)-\w+\.safetensors")
-NOT_COMPARED = ("meta.json", "summary.json")  # the machine's, and compared as a value
+# The machine's; compared as a value; and the source of a workload, which is held in test_workload.py.
+NOT_COMPARED = ("meta.json", "summary.json", "workload.py")
 
 
 class Left(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dsgd.authoring.restart import SCENARIOS
-from dsgd.authoring.subject import Subject
-from dsgd.execution.quick import QuickRun, Workers
+from dsgd.conformance.restart import SCENARIOS
+from dsgd.conformance.subject import Subject
+from dsgd.running.quick import QuickRun, Workers
 from dsgd.strategies import modes
 from dsgd.strategies.conformance import Options
 

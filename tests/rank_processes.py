@@ -15,7 +15,7 @@ from typing import Any
 from conftest import ROOT
 
 _ANSWER_WITHIN_S = 60
-multiprocessing.set_forkserver_preload(["torch._dynamo", "dsgd.work.group_objective"])
+multiprocessing.set_forkserver_preload(["torch._dynamo", "dsgd.models.objectives.group_objective"])
 
 
 class RankProcesses:

@@ -20,27 +20,27 @@ from unittest import mock
 
 import numpy as np
 
-from dsgd.cluster.configured_network import compute_times
-from dsgd.cluster.ray import RayCluster
+from dsgd.engines.configured_network import compute_times
+from dsgd.engines.ray.driver.ray import RayCluster
 
 # isort: split
 from ray.exceptions import RayActorError
 
-from dsgd.cluster import ray as engine
-from dsgd.cluster import timers
-from dsgd.cluster.heard_weights import HeardWeights
-from dsgd.cluster.ray_group import Ranks
-from dsgd.cluster.ray_messages import ALONE, REPLY, REQUEST
-from dsgd.cluster.ray_processes import HostProcess
-from dsgd.cluster.ray_tasks import SentTasks
-from dsgd.cluster.sim_hosts import QUESTION, Copy, SimHost
-from dsgd.cluster.timing import ComputeTimes
-from dsgd.cluster.values import compute_alone
 from dsgd.config import TrainConfig
+from dsgd.core.timing import ComputeTimes
+from dsgd.core.weights import Vector
 from dsgd.data import Workload, make_workload
-from dsgd.work.codecs import Bytes
-from dsgd.work.compressed import to_send
-from dsgd.work.weights import Vector
+from dsgd.engines.ray.driver import ray as engine
+from dsgd.engines.ray.driver import timers
+from dsgd.engines.ray.driver.ray_processes import HostProcess
+from dsgd.engines.ray.driver.ray_tasks import SentTasks
+from dsgd.engines.ray.transport.ray_messages import ALONE, REPLY, REQUEST
+from dsgd.engines.ray.worker.ray_group import Ranks
+from dsgd.engines.sim.sim_hosts import QUESTION, Copy, SimHost
+from dsgd.engines.values import compute_alone
+from dsgd.transforms.codecs import Bytes
+from dsgd.transforms.compressed import to_send
+from dsgd.transforms.heard_weights import HeardWeights
 
 _DRIVER = "driver"
 

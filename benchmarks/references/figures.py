@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 
 from benchmarks.references.compare import Curves
 from benchmarks.references.published import Published, Series
-from dsgd.report.panels import Canvas, readable_ticks
-from dsgd.report.style import DASHES, INK, RC, Style, standalone_svg, styles
+from dsgd.show.report.panels.drawing import Canvas, readable_ticks
+from dsgd.show.report.style import DASHES, INK, RC, Style, standalone_svg, styles
 
 ROUNDING = 2.0**-23  # of float32
 _LEAST = 1e-9  # what is drawn of a difference; equal numbers are drawn there

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dsgd.cluster.timing import ComputeTimes
 from dsgd.config import DataConfig, TimingConfig, TrainConfig
+from dsgd.core.timing import ComputeTimes
 from dsgd.data import DatasetShard, make_workload
-from dsgd.work.graphs import Graph
+from dsgd.scenario.graphs import Graph
 
 INPUTS, HIDDEN, CLASSES = 64, 16, 10
 

@@ -33,7 +33,7 @@ from deploy.jobs.validate_framework import check_framework
 from deploy.jobs.validate_setup import check_setup
 from deploy.jobs.validation import ask
 from deploy.project import NAMESPACE
-from dsgd.terminal.interruptions import Interruptions
+from dsgd.process.interruptions import Interruptions
 
 EXIT_FAILED, EXIT_SETUP, EXIT_INTERRUPTED = 1, 2, 130
 

@@ -160,8 +160,8 @@ class JobManifest:
 
         Raises SetupError in one line for an entrypoint that main.py would refuse.
         """
-        from dsgd.experiments.experiment_file import load
-        from dsgd.terminal.cli import UsageError, parse
+        from dsgd.compare.experiment_file import load
+        from dsgd.show.terminal.cli import UsageError, parse
 
         # A run's name has the RayJob's, which the submitter's shell knows.
         command = re.sub(r" --(run-name|resume)[ =]\S+", "", self.entrypoint)

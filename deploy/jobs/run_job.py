@@ -17,7 +17,7 @@ from deploy.jobs.show_verdict import progress
 from deploy.jobs.thresholds import TimeLimits
 from deploy.manifests.rendered_files import problem_of
 from deploy.project import NAMESPACE
-from dsgd.terminal.interruptions import Interruptions
+from dsgd.process.interruptions import Interruptions
 
 
 def test(

@@ -21,12 +21,12 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 import dsgd
+from dsgd.core.constraints import option_fields
+from dsgd.core.problem import length, take
 from dsgd.data import make_workload
-from dsgd.execution.quick import config
-from dsgd.options.constraints import option_fields
+from dsgd.models.workloads import make_problem
+from dsgd.running.quick import config
 from dsgd.strategies import config_of, modes
-from dsgd.work.problem import length, take
-from dsgd.workloads import make_problem
 
 WORKERS, WINDOWS, WARMUP = 4, 2, 30
 LR = 3e-3  # of AdamW, on the server and in DiLoCo's workers

@@ -20,8 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 
-from dsgd.execution.quick import QuickRun, run
-from dsgd.report.style import INK, LOOKS, RC, inline_svg, look, standalone_svg
+from dsgd.running.quick import QuickRun, run
+from dsgd.show.report.style import INK, LOOKS, RC, inline_svg, look, standalone_svg
 
 WORKERS, STRUCK, BEGINS_S, LASTS_S, ENDS_S = 4, 1, 3.5, 4.0, 12.0
 KILL = f"kill:{STRUCK}@t={BEGINS_S:g}+{LASTS_S:g}"

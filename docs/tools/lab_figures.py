@@ -14,10 +14,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dsgd.report.figures import draw_sections
-from dsgd.report.frames import read_folder
-from dsgd.report.panels import Panel
-from dsgd.report.style import standalone_svg
+from dsgd.show.report.figures import draw_sections
+from dsgd.show.report.frames import read_folder
+from dsgd.show.report.panels.drawing import Panel
+from dsgd.show.report.style import standalone_svg
 
 ROOT = Path(__file__).parents[2]
 COMMAND = re.compile(r"uv run python main\.py --experiment (\S*experiments/[\w-]+\.yaml)")

@@ -20,9 +20,9 @@ from typing import Any
 
 import yaml
 
-from dsgd.labs import lab_questions
-from dsgd.labs.lab_file import Lab, read_lab
-from dsgd.terminal.cli import UsageError
+from dsgd.show.terminal.cli import UsageError
+from dsgd.teach.labs import lab_questions
+from dsgd.teach.labs.lab_file import Lab, read_lab
 
 ROOT = Path(__file__).parents[2]
 LABS = ROOT / "docs" / "labs"

@@ -15,8 +15,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from dsgd.records.reader import Record, read_record
-from dsgd.report.panels import readable_ticks
-from dsgd.report.style import RC, inline_svg, png, standalone_svg, styles
+from dsgd.show.report.panels.drawing import readable_ticks
+from dsgd.show.report.style import RC, inline_svg, png, standalone_svg, styles
 
 
 def draw(records: Sequence[Record], path: Path) -> None:

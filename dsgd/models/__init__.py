@@ -1,1 +1,1 @@
-"""The networks of the workloads that ship; a workload of your own may use them, too."""
+"""What is trained: workloads, their networks and data, and losses on one flat vector."""

@@ -22,7 +22,7 @@ from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from dsgd.records.s3_access import TakenError, explained, is_refused_condition
+from dsgd.process.s3_access import TakenError, explained, is_refused_condition
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

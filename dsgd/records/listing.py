@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from dsgd.records.outcomes import is_result
+from dsgd.process.outcomes import is_result
 from dsgd.records.reader import is_record, read_yaml
 from dsgd.records.schema import (
     Damaged,

@@ -18,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from dsgd.metrics import ROUTING
-from dsgd.records.outcomes import is_result
+from dsgd.process.outcomes import is_result
 from dsgd.records.schema import (
     BriefSummary,
     Damaged,

@@ -16,18 +16,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from dsgd.checkpoints.disk_store import DiskStore
-from dsgd.checkpoints.s3_store import S3Store
-from dsgd.checkpoints.store import forget_after, keep_newest, newest_whole
-from dsgd.records.growing_object import GrowingObject
-from dsgd.records.lease import Lease
-from dsgd.records.s3_access import (
+from dsgd.process.s3_access import (
     TakenError,
     bucket_and_prefix,
     explained,
     is_refused_condition,
     s3_client,
 )
+from dsgd.records.growing_object import GrowingObject
+from dsgd.records.lease import Lease
+from dsgd.records.stores.disk_store import DiskStore
+from dsgd.records.stores.s3_store import S3Store
+from dsgd.records.stores.store import forget_after, keep_newest, newest_whole
 from dsgd.records.workload_copy import COPY
 
 _FIRST = "config.yaml"  # claims a record's name

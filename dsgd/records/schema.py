@@ -21,8 +21,8 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 from msgspec import Meta as About
 
-from dsgd.faults.fault import LASTING
 from dsgd.metrics import QUANTITIES, ROUTING, Quantity, quantity
+from dsgd.scenario.fault import LASTING
 
 T = TypeVar("T")
 
@@ -146,7 +146,7 @@ class RecordedEvaluation(Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
-    """A line of faults.jsonl: a `FaultSeen` (dsgd/faults/seen.py)."""
+    """A line of faults.jsonl: a `FaultSeen` (dsgd/scenario/seen.py)."""
 
     t_s: Annotated[float, field("engine s", "when it began")]
     kind: Annotated[str, field("",
@@ -470,8 +470,8 @@ class Meta(Struct, frozen=True, kw_only=True):
         "of the file of `workload`, which the record has as `workload.py`; null without")] = None
     workload: Annotated[dict[str, Any], field("",
         "the model and data of `workload`: `weights`, `bytes_per_token` (null unless a language model), "
-        "`train` and `test` (`samples`, `arrays`, `sha256`, `classes`: dsgd/datasets/digest.py), and what "
-        "its file adds, like `flops_per_sample` of a gradient and, of text, `gzip_bits_per_byte` and "
+        "`train` and `test` (`samples`, `arrays`, `sha256`, `classes`: dsgd/models/datasets/digest.py), and "
+        "what its file adds, like `flops_per_sample` of a gradient and, of text, `gzip_bits_per_byte` and "
         "`xz_bits_per_byte`. Empty without", key="NAME")] = msgspec.field(default_factory=dict)
     attempts: Annotated[tuple[LaterAttempt, ...], field("",
         "the later ones of a resumed run, each with the fields below")] = ()

@@ -12,11 +12,11 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from dsgd.cluster import Update
-from dsgd.execution.evaluation import Evaluated
-from dsgd.faults.seen import FaultSeen
+from dsgd.core.protocol import Update
 from dsgd.metrics import QUANTITIES
-from dsgd.records.files import GrowingFile
+from dsgd.process.files import GrowingFile
+from dsgd.running.evaluation import Evaluated
+from dsgd.scenario.seen import FaultSeen
 
 _POINTS = 1000  # of a run, at most: as many as TensorBoard shows
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from dsgd.metrics import MOST_LISTED
-from dsgd.records.files import whole_file
+from dsgd.process.files import whole_file
 from dsgd.records.reader import read_evaluations, read_faults
 from dsgd.records.schema import (
     RecordedEvaluation,

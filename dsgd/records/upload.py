@@ -26,13 +26,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from dsgd.checkpoints.disk_store import DiskStore
-from dsgd.checkpoints.store import Part, Store, newest_whole, version_of
 from dsgd.config import TrainConfig
-from dsgd.records.outcomes import is_result
+from dsgd.process.outcomes import is_result
+from dsgd.process.s3_access import TakenError
 from dsgd.records.reader import read_ending
 from dsgd.records.s3 import CHECKPOINTS, Destination
-from dsgd.records.s3_access import TakenError
+from dsgd.records.stores.disk_store import DiskStore
+from dsgd.records.stores.store import Part, Store, newest_whole, version_of
 from dsgd.records.writer import config_text, default_name, free_path
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dsgd.config import DataConfig, LiveConfig, LogConfig, OutputConfig, option_fields
+from dsgd.models.workloads import names, options_of
 from dsgd.strategies import defaults
-from dsgd.workloads import names, options_of
 
 NOT_COMPARED = {
     *option_fields(OutputConfig),

@@ -23,14 +23,13 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dsgd.checkpoints.store import Store
-from dsgd.cluster import Done, Engine, Update
 from dsgd.config import OutputConfig, TrainConfig, options
-from dsgd.execution.evaluation import Evaluated
-from dsgd.faults.seen import FaultSeen
+from dsgd.core.protocol import Done, Engine, Update
+from dsgd.core.routing import ExpertUse
+from dsgd.core.weights import Vector
 from dsgd.metrics import finite, routing_numbers, taken_of_updates
+from dsgd.process.files import FolderLock, GrowingFile, WriteError, Writing, whole_file
 from dsgd.records import workload_copy
-from dsgd.records.files import FolderLock, GrowingFile, WriteError, Writing, whole_file
 from dsgd.records.reader import length_to, read_meta
 from dsgd.records.schema import (
     LaterAttempt,
@@ -45,10 +44,11 @@ from dsgd.records.schema import (
     summary_type,
     update_type,
 )
+from dsgd.records.stores.store import Store
 from dsgd.records.tensorboard import TensorBoard, require_tensorboard
 from dsgd.records.trace import write_trace
-from dsgd.work.routing import ExpertUse
-from dsgd.work.weights import Vector
+from dsgd.running.evaluation import Evaluated
+from dsgd.scenario.seen import FaultSeen
 
 _FLUSH_S = 1.0  # a killed simulation loses at most the updates of this many seconds
 

@@ -14,15 +14,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from dsgd.options.constraints import from_options, option_fields
-from dsgd.options.constraints import options as flat
-from dsgd.workloads import names as workloads
-from dsgd.workloads import options_of
+from dsgd.core.constraints import from_options, option_fields
+from dsgd.core.constraints import options as flat
+from dsgd.models.workloads import names as workloads
+from dsgd.models.workloads import options_of
 
 if TYPE_CHECKING:
-    from dsgd.cluster import Cluster, Update
     from dsgd.config import TrainConfig
-    from dsgd.work.weights import Weights
+    from dsgd.core.protocol import Cluster, Update
+    from dsgd.core.weights import Weights
 
 
 class Strategy(Protocol):
@@ -60,7 +60,7 @@ def load(mode: str, strategy_file: str | Path | None = None) -> Strategy:
     Raises ValueError, in one line, for a mode that has no file and a file that is not a strategy.
     """
     if strategy_file is not None:
-        from dsgd.options.user_code import UserCodeError
+        from dsgd.process.user_code import UserCodeError
         from dsgd.strategies.user_file import from_file
 
         try:

@@ -24,11 +24,11 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from dsgd.cluster import Cluster, Done, Update, in_worker_order
 from dsgd.config import PeerConfig
-from dsgd.work.graphs import Mixing
-from dsgd.work.tasks import Task
-from dsgd.work.weights import Vector, Weights, consensus, mean
+from dsgd.core.protocol import Cluster, Done, Update, in_worker_order
+from dsgd.core.tasks import Task
+from dsgd.core.weights import Vector, Weights, consensus, mean
+from dsgd.scenario.graphs import Mixing
 
 Node: TypeAlias = tuple[Any, ...]
 """What a worker has: its vectors (D,), and numbers."""

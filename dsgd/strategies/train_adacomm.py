@@ -26,13 +26,13 @@ from typing import Annotated
 
 import numpy as np
 
-from dsgd.cluster import Cluster, Update, next_round, run_all
 from dsgd.config import Ge, Gt, Lt, TrainConfig
+from dsgd.core.protocol import Cluster, Update, next_round, run_all
+from dsgd.core.rules import Average, chain
+from dsgd.core.weights import Weights
 from dsgd.strategies.conformance import Laws, Limit
+from dsgd.strategies.optimizers import local_sgd
 from dsgd.theory.closed_forms import ClosedForms
-from dsgd.work.optimizers import local_sgd
-from dsgd.work.rules import Average, chain
-from dsgd.work.weights import Weights
 
 EXAMPLE = "--first-local-steps 32 --interval-s 20 --num-workers 8 --compute-time exponential:1"
 

@@ -23,14 +23,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from dsgd.cluster import Cluster, Update, next_round, run_all, start_portions
 from dsgd.config import FINITE, ExchangeConfig, Ge, Gt, Lt, OnlyWith
+from dsgd.core.protocol import Cluster, Update, next_round, run_all, start_portions
+from dsgd.core.rules import DelayedNesterov, Descend, Momentum, Moved, chain
+from dsgd.core.tasks import LocalAdamW, LocalSGD
+from dsgd.core.weights import Weights
 from dsgd.strategies.conformance import Laws, Limit
+from dsgd.strategies.optimizers import inner_steps
 from dsgd.theory.closed_forms import ClosedForms, exchanges
-from dsgd.work.optimizers import inner_steps
-from dsgd.work.rules import DelayedNesterov, Descend, Momentum, Moved, chain
-from dsgd.work.tasks import LocalAdamW, LocalSGD
-from dsgd.work.weights import Weights
 
 EXAMPLE = "--local-steps 16 --outer-lr 0.7 --num-workers 8 --dataset digits"
 

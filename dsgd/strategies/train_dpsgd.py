@@ -4,7 +4,7 @@ Source: Lian et al. 2017, "Can decentralized algorithms outperform centralized a
 1705.09056), algorithm 1. With `--mixing after`: Chen and Sayed 2012, "Diffusion adaptation strategies" (arXiv
 1111.0034), adapt then combine.
 
-With the doubly stochastic weights W of `--graph` (dsgd/work/graphs.py), at once for all i:
+With the doubly stochastic weights W of `--graph` (dsgd/scenario/graphs.py), at once for all i:
 
     before:  x_i <- sum_j W_ij x_j - lr g_i(x_i)            after:  x_i <- sum_j W_ij (x_j - lr g_j(x_j))
 
@@ -29,14 +29,14 @@ from typing import Literal
 
 import numpy as np
 
-from dsgd.cluster import Cluster, Done, Update
 from dsgd.config import PeerConfig
+from dsgd.core.protocol import Cluster, Done, Update
+from dsgd.core.weights import Vector, Weights
+from dsgd.scenario.graphs import Mixing
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.strategies.gossip import Node, WeightsFirst, rounds
+from dsgd.strategies.optimizers import local_sgd
 from dsgd.theory.closed_forms import ClosedForms, peers
-from dsgd.work.graphs import Mixing
-from dsgd.work.optimizers import local_sgd
-from dsgd.work.weights import Vector, Weights
 
 EXAMPLE = "--graph ring --num-workers 8 --compute-time exponential:1"
 

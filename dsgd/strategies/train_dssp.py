@@ -25,14 +25,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from dsgd.cluster import Cluster, Update, start_idle
 from dsgd.config import AsynchronousConfig, Ge, require
+from dsgd.core.protocol import Cluster, Update, start_idle
+from dsgd.core.tasks import gradient
+from dsgd.core.weights import Weights
 from dsgd.strategies.conformance import Laws, Limit
+from dsgd.strategies.optimizers import server_rule
 from dsgd.theory.bounded_staleness import ssp_clock_gap_bound, ssp_staleness_bound
 from dsgd.theory.closed_forms import ClosedForms, same_members
-from dsgd.work.optimizers import server_rule
-from dsgd.work.tasks import gradient
-from dsgd.work.weights import Weights
 
 EXAMPLE = "--slack-low 1 --slack-high 5 --num-workers 8 --compute-time exponential:1"
 

@@ -25,14 +25,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from dsgd.cluster import Cluster, Update, next_round, run_all, start_portions
 from dsgd.config import ExchangeConfig, Gt, Le, require
+from dsgd.core.protocol import Cluster, Update, next_round, run_all, start_portions
+from dsgd.core.rules import Pull, chain
+from dsgd.core.tasks import Elastic
+from dsgd.core.weights import Weights
 from dsgd.strategies.conformance import Laws, Limit
+from dsgd.strategies.optimizers import schedule
 from dsgd.theory.closed_forms import ClosedForms, exchanges
-from dsgd.work.optimizers import schedule
-from dsgd.work.rules import Pull, chain
-from dsgd.work.tasks import Elastic
-from dsgd.work.weights import Weights
 
 EXAMPLE = "--exchange async --moving-rate 0.1 --num-workers 8 --compute-time exponential:1"
 

@@ -25,9 +25,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
 from dsgd.config import AsynchronousConfig, require
+from dsgd.core.protocol import Cluster, Done, Update, in_worker_order, start_all
+from dsgd.core.tasks import gradient
+from dsgd.core.weights import Weights
 from dsgd.strategies.conformance import Laws, Limit
+from dsgd.strategies.optimizers import server_rule
 from dsgd.theory.closed_forms import (
     ClosedForms,
     delivery_cycle,
@@ -42,9 +45,6 @@ from dsgd.theory.stale_gradients import (
     k_batch_async_mean_staleness,
 )
 from dsgd.theory.times import k_async_time, k_batch_async_time
-from dsgd.work.optimizers import server_rule
-from dsgd.work.tasks import gradient
-from dsgd.work.weights import Weights
 
 EXAMPLE = "--k 4 --num-workers 8 --compute-time pareto:1.5,1"
 

@@ -28,17 +28,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
 from dsgd.config import GradientConfig, require
+from dsgd.core.protocol import Cluster, Done, Update, in_worker_order, start_all
+from dsgd.core.tasks import gradient
+from dsgd.core.weights import Weights
 from dsgd.strategies.conformance import Laws, Limit
+from dsgd.strategies.optimizers import server_rule
 from dsgd.theory.assumptions import need
 from dsgd.theory.closed_forms import ClosedForms, equal_workers, timed
 from dsgd.theory.laws_of_times import memory_steps
 from dsgd.theory.order_statistics import order_statistic_skewness
 from dsgd.theory.times import k_batch_sync_time, k_sync_time
-from dsgd.work.optimizers import server_rule
-from dsgd.work.tasks import gradient
-from dsgd.work.weights import Weights
 
 EXAMPLE = "--backup 2 --num-workers 8 --compute-time pareto:1.5,1"
 

@@ -24,13 +24,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsgd.cluster import Cluster, Done, Update, in_worker_order, start_all
 from dsgd.config import GradientConfig, require
+from dsgd.core.protocol import Cluster, Done, Update, in_worker_order, start_all
+from dsgd.core.tasks import gradient
+from dsgd.core.weights import Weights
 from dsgd.strategies.conformance import Laws, Limit
+from dsgd.strategies.optimizers import server_rule
 from dsgd.theory.closed_forms import ClosedForms
-from dsgd.work.optimizers import server_rule
-from dsgd.work.tasks import gradient
-from dsgd.work.weights import Weights
 
 EXAMPLE = "--batches 16 --num-workers 8 --compute-time pareto:1.5,1"
 

@@ -31,14 +31,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from dsgd.cluster import Cluster, Done, Update
 from dsgd.config import PeerConfig
+from dsgd.core.protocol import Cluster, Done, Update
+from dsgd.core.weights import Vector, Weights
+from dsgd.scenario.graphs import Mixing, shares
 from dsgd.strategies.conformance import Laws, Limit
 from dsgd.strategies.gossip import Node, rounds
+from dsgd.strategies.optimizers import local_sgd
 from dsgd.theory.closed_forms import ClosedForms, peers
-from dsgd.work.graphs import Mixing, shares
-from dsgd.work.optimizers import local_sgd
-from dsgd.work.weights import Vector, Weights
 
 EXAMPLE = "--graph random --num-workers 8 --compute-time exponential:1"
 

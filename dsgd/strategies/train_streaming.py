@@ -29,20 +29,20 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 
-from dsgd.cluster import Cluster, Done, Update, next_round, run_all
 from dsgd.config import FINITE, Ge, Gt, Le, LocalConfig, Lt, OnlyWith, require
+from dsgd.core.protocol import Cluster, Done, Update, next_round, run_all
+from dsgd.core.rules import Descend, Momentum, Moved, Rule, chain
+from dsgd.core.tasks import LocalAdamW, LocalSGD
+from dsgd.core.weights import Weights
 from dsgd.strategies.conformance import Laws, Limit
+from dsgd.strategies.optimizers import inner_steps
 from dsgd.theory.closed_forms import ClosedForms
-from dsgd.work.optimizers import inner_steps
-from dsgd.work.rules import Descend, Momentum, Moved, Rule, chain
-from dsgd.work.tasks import LocalAdamW, LocalSGD
-from dsgd.work.weights import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dsgd.work.model import Objective
-    from dsgd.work.shard import Shard
+    from dsgd.core.model import Objective
+    from dsgd.core.shard import Shard
 
 EXAMPLE = "--fragments 4 --overlap 1 --local-steps 16 --num-workers 8 --dataset digits"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dsgd.config import TrainConfig
-from dsgd.options.user_code import UserCodeError, load_code
+from dsgd.process.user_code import UserCodeError, load_code
 
 
 def from_file(path: Path) -> ModuleType:

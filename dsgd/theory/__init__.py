@@ -1,1 +1,1 @@
-"""Theory of a run: closed forms, predictions, and the gate that tests them against measurements."""
+"""Theory: closed forms, a file for each subject."""

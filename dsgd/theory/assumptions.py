@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from dsgd.cluster.laws import Floats
+from dsgd.core.laws import Floats
 
 T = TypeVar("T")
 

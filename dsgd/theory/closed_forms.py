@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
-from dsgd.cluster.laws import Constant, Floats, Law
 from dsgd.config import ExchangeConfig, LocalConfig, PeerConfig, TrainConfig
+from dsgd.core.laws import Constant, Floats, Law
+from dsgd.scenario.graphs import Mixing
 from dsgd.theory.assumptions import NoClosedForm, factors_of, known
 from dsgd.theory.disturbances import members_stay, shared_hosts, spot_losses, spot_skewness
 from dsgd.theory.exchanges import all_reduce_time, served_round_time
@@ -31,7 +32,6 @@ from dsgd.theory.order_statistics import order_statistic_skewness
 from dsgd.theory.queueing import server_updates_per_s
 from dsgd.theory.stale_gradients import asgd_mean_staleness, asgd_mean_staleness_by_worker, asgd_staleness_pmf
 from dsgd.theory.times import asgd_time, local_sgd_run_time, local_sgd_time_per_step, ssgd_time
-from dsgd.work.graphs import Mixing
 
 _Config = TypeVar("_Config", bound=TrainConfig)
 

@@ -1,7 +1,7 @@
 """Which faults and policies leave a closed form as it is, which change it, and which end it.
 
-A leave or a join changes the number of members: `dsgd.theory.members` follows that. A lost or slow process
-changes times: only the formulas that count it stay.
+A leave or a join changes the number of members: `dsgd.running.predict.members` follows that. A lost or slow
+process changes times: only the formulas that count it stay.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import math
 from typing import NamedTuple
 
 from dsgd.config import TrainConfig
-from dsgd.faults.fault import MEMBERSHIP, PROCESS, Crash, Fault, Spot
-from dsgd.faults.possible import first_of, takes_processes
+from dsgd.scenario.fault import MEMBERSHIP, PROCESS, Crash, Fault, Spot
+from dsgd.scenario.possible import first_of, takes_processes
 from dsgd.theory.assumptions import NoClosedForm
 from dsgd.theory.checkpointing import checkpoint_interval
 from dsgd.theory.failures import suspected_share, time_away

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from dsgd.cluster.laws import Law
-from dsgd.cluster.rescaled_laws import rescaled
 from dsgd.config import TrainConfig
+from dsgd.core.laws import Law
+from dsgd.core.rescaled_laws import rescaled
 from dsgd.theory.assumptions import NoClosedForm, need, need_whole
 
 

@@ -1,6 +1,6 @@
 """The distributions of compute times: survival function, quantiles, and special cases.
 
-X is a compute time in seconds per mini-batch, drawn for each mini-batch from a law of `dsgd.cluster.laws`.
+X is a compute time in seconds per mini-batch, drawn for each mini-batch from a law of `dsgd.core.laws`.
 Law `none` counts as in the simulator, 1 s a mini-batch. A replayed trace is not a law of independent draws:
 whatever needs a law raises NoClosedForm for it.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dsgd.cluster.laws import (
+from dsgd.core.laws import (
     Constant,
     Exponential,
     Floats,
@@ -27,7 +27,7 @@ from dsgd.cluster.laws import (
     Trace,
     Uniform,
 )
-from dsgd.cluster.rescaled_laws import Shifted
+from dsgd.core.rescaled_laws import Shifted
 from dsgd.theory.assumptions import NoClosedForm, need
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from dsgd.scenario.graphs import Mixing
 from dsgd.theory.assumptions import need, need_whole
-from dsgd.work.graphs import Mixing
 
 Complex = NDArray[np.complex128]
 

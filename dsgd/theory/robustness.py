@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dsgd.work.aggregators import (
+from dsgd.core.aggregators import (
     Aggregation,
     Aggregator,
     Candidates,
@@ -27,7 +27,7 @@ from dsgd.work.aggregators import (
     Mixing,
     TrimmedMean,
 )
-from dsgd.work.weights import Vector
+from dsgd.core.weights import Vector
 
 Rows = NDArray[np.float32]  # (n, D)
 

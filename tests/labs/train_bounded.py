@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsgd.cluster import Cluster, Update
 from dsgd.config import AsynchronousConfig, require
-from dsgd.work.optimizers import server_rule
-from dsgd.work.tasks import gradient
-from dsgd.work.weights import Weights
+from dsgd.core.protocol import Cluster, Update
+from dsgd.core.tasks import gradient
+from dsgd.core.weights import Weights
+from dsgd.strategies.optimizers import server_rule
 
 
 @dataclass(frozen=True, kw_only=True)

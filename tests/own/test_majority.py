@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsgd.authoring import LawCheck, checks_of
-from dsgd.execution.quick import run
+from dsgd.conformance import LawCheck, checks_of
+from dsgd.running.quick import run
 
 FILE = str(Path(__file__).with_name("train_majority.py"))
 

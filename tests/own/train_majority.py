@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dsgd.cluster import Cluster, Update, run_all
 from dsgd.config import GradientConfig, require
+from dsgd.core.protocol import Cluster, Update, run_all
+from dsgd.core.rules import Slots, TaskResult
+from dsgd.core.weights import Vector, Weights
 from dsgd.strategies.conformance import Laws, Limit
+from dsgd.strategies.optimizers import server_rule
 from dsgd.theory.closed_forms import ClosedForms, timed, workers
 from dsgd.theory.times import ssgd_time
-from dsgd.work.optimizers import server_rule
-from dsgd.work.rules import Slots, TaskResult
-from dsgd.work.weights import Vector, Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dsgd.work.model import Objective
-    from dsgd.work.shard import Shard
+    from dsgd.core.model import Objective
+    from dsgd.core.shard import Shard
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from dsgd.cluster import Cluster, Done, Update, start_idle
 from dsgd.config import GradientConfig
+from dsgd.core.protocol import Cluster, Done, Update, start_idle
+from dsgd.core.rules import Slots, TaskResult
+from dsgd.core.tasks import gradient
+from dsgd.core.weights import Vector, Weights
 from dsgd.strategies.conformance import Laws
-from dsgd.work.optimizers import server_rule
-from dsgd.work.rules import Slots, TaskResult
-from dsgd.work.tasks import gradient
-from dsgd.work.weights import Vector, Weights
+from dsgd.strategies.optimizers import server_rule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dsgd import DataConfig, Problem
-from dsgd.datasets import labelled
+from dsgd.models.datasets import labelled
 
 
 @dataclass(frozen=True, kw_only=True)

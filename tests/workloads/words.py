@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dsgd import DataConfig, Problem
-from dsgd.datasets import Tokens, Windows, split_text
-from dsgd.models.sampling import Sampler
+from dsgd.models.datasets import Tokens, Windows, split_text
+from dsgd.models.networks.sampling import Sampler
 
 
 @dataclass(frozen=True, kw_only=True)

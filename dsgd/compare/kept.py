@@ -1,0 +1,123 @@
+"""What an experiment already has: its folder, locked while it is written, and the runs in it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dsgd.compare.experiment_file import NOT_HERE, PlannedRun
+from dsgd.config import option_fields, options
+from dsgd.process.outcomes import is_result
+from dsgd.records.reader import read_ending, read_yaml
+from dsgd.records.s3 import CHECKPOINTS
+from dsgd.records.schema import RecordError
+from dsgd.records.stores.disk_store import DiskStore
+from dsgd.show.terminal.cli import UsageError
+
+_FILES = (
+    "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "faults.jsonl", "weights.npy", "trace.json",
+    "tensorboard", "checkpoints", "workload.py",
+)  # fmt: skip
+
+
+@contextmanager
+def locked(folder: Path, patience_s: float = 3.0) -> Iterator[int]:
+    """Make the experiment's folder and keep other processes out of it; yield the lock's file descriptor.
+
+    The lock ends with the last process that has the descriptor, however that ends; those of an experiment
+    that was killed have `patience_s` to end. Raises UsageError where the folder cannot be made or another
+    process has it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise UsageError(
+            f"--out {folder.parent}: {folder} cannot be made or read ({error.strerror}); "
+            "choose another folder"
+        ) from None
+    try:
+        until_s = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    raise UsageError(
+                        f"{folder}: another process is running this experiment; "
+                        "wait for it, or choose another --out"
+                    ) from None
+                time.sleep(0.05)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+        with suppress(OSError):  # it stays unless it is empty: nothing came of it
+            folder.rmdir()
+
+
+def is_kept(run: PlannedRun) -> bool:
+    """Whether the run is there and need not be run again: its record is finished, and neither failed nor
+    interrupted.
+
+    Raises UsageError if something else is in its place, which would be overwritten.
+    """
+    path = run.path
+    if not os.path.lexists(path):
+        return False
+    remedy = f"choose another --out, or delete {path.parent}"
+    files = {file.name for file in path.iterdir()} if path.is_dir() and not path.is_symlink() else {""}
+    if "summary.json" not in files and not all(f.removesuffix(".partial") in _FILES for f in files):
+        raise UsageError(f"{path}: is not the record of a run; move it away, or choose another --out")
+    if "meta.json" not in files:  # killed before it began
+        return False
+    try:
+        was = read_yaml(path / "config.yaml")
+    except RecordError as error:
+        raise UsageError(f"{error}; {remedy}") from None
+    for option, (wanted, default) in _wanted(run).items():
+        had = was.get(option, default)
+        if had != wanted:
+            raise UsageError(
+                f"{path}: was run with {option} {had}, and this asks for {option} {wanted}; {remedy}"
+            )
+    if "summary.json" not in files:
+        return False
+    try:
+        return is_result(read_ending(path).stopped_by)
+    except RecordError as error:
+        raise UsageError(f"{error}; {remedy}") from None
+
+
+def goes_on(run: PlannedRun) -> bool:
+    """Whether a run that `is_kept` found unfinished has a checkpoint, from which it goes on."""
+    return bool(DiskStore(run.path / CHECKPOINTS).names())
+
+
+def clear(run: PlannedRun) -> None:
+    """Remove what `is_kept` found not worth keeping; safe to kill at any point."""
+    if not run.path.exists() or goes_on(run):
+        return
+    removed = run.path.with_name(f".{run.name}.removed")
+    shutil.rmtree(removed, ignore_errors=True)
+    run.path.rename(removed)
+    shutil.rmtree(removed)
+
+
+def _wanted(run: PlannedRun) -> dict[str, tuple[Any, Any]]:
+    """Return the run's options and their defaults, which stand for what an older record does not have."""
+    fields = option_fields(type(run.cfg))
+    wanted = yaml.safe_load(yaml.safe_dump(options(run.cfg)))
+    return {
+        name: (value, fields[name].default)
+        for name, value in wanted.items()
+        if name == "seed" or name not in NOT_HERE
+    }

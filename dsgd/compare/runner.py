@@ -1,0 +1,253 @@
+"""Runs an experiment: simulations in several processes at the same time, then Ray's one after another."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from rich.console import Console
+
+from dsgd.compare.display import Display
+from dsgd.compare.experiment_file import Experiment, PlannedRun
+from dsgd.compare.kept import clear, goes_on, is_kept, locked
+from dsgd.compare.pool import Pool, cores
+from dsgd.compare.tuning import Selection, choose
+from dsgd.compare.uploads import Uploads
+from dsgd.compare.worker import Outcome, execute_recorded
+from dsgd.data import make_workload
+from dsgd.engines.open import require_room
+from dsgd.process.files import whole_file
+from dsgd.process.interruptions import Interruptions
+from dsgd.process.outcomes import is_result
+from dsgd.records.size import announcement_of_all
+from dsgd.show.live.observers import Observers
+from dsgd.show.terminal.cli import UsageError
+from dsgd.show.terminal.usage import usage_errors
+
+
+class Finished(NamedTuple):
+    """The result of an experiment."""
+
+    experiment: Experiment
+    """With the options that were chosen for its variants, if it was tuned."""
+    failed: Mapping[str, str]
+    """The runs that failed, and why."""
+    chosen: Mapping[str, Mapping[str, Any]]
+    """By variant, the options that were chosen for it, if any were tuned."""
+    report: Path | None
+    """None if there was nothing to report on, or no report was asked for."""
+    premises_held: bool = True
+    """Whether all that the file takes for granted was so; without a report, it was not looked at."""
+
+
+def run_experiment(
+    experiment: Experiment,
+    interruptions: Interruptions,
+    console: Console,
+    processes: int | None = None,
+    uploads: Uploads | None = None,
+    observers: Observers | None = None,
+    *,
+    draw: bool = True,
+) -> Finished:
+    """Run what is not there yet, write the tables and, with `draw`, the report.
+
+    console: shows the progress, and a table at the end.
+    processes: how many simulate at the same time; as many as there are cores, unless said.
+    uploads: gets the records as they are finished.
+    observers: see the runs on Ray, which are in this process.
+    Raises UsageError for impossible runs, and for files in the way of their records, before any is run;
+    KeyboardInterrupt when interrupted: what had finished is kept.
+    """
+    with locked(experiment.folder) as lock:
+        return _run_locked(experiment, interruptions, console, processes, uploads, observers, lock, draw=draw)
+
+
+def _run_locked(
+    experiment: Experiment,
+    interruptions: Interruptions,
+    console: Console,
+    processes: int | None,
+    uploads: Uploads | None,
+    observers: Observers | None,
+    lock: int,
+    *,
+    draw: bool,
+) -> Finished:
+    with ExitStack() as stack:
+        engines = stack.enter_context(_Engines(interruptions, processes or cores(), lock, observers))
+        display = stack.enter_context(Display(experiment, console))
+        choices: Sequence[Selection] = ()
+        if experiment.tuning:
+            missing = _missing(experiment.tuning_runs(), engines, display, uploads)
+            if failed := _run(missing, engines, display, uploads):
+                display.say(f"{len(failed)} of the tuning runs failed, so nothing was compared; run it again")
+                return Finished(experiment, failed, {}, None)
+            choices = choose(experiment)
+            for choice in choices:
+                display.say(str(choice))
+            experiment = experiment.tuned({choice.variant: choice.best for choice in choices})
+        missing = _missing(experiment.runs(), engines, display, uploads)
+        _write_as_run(experiment, choices)
+        failed = _run(missing, engines, display, uploads)
+    report, held = None, True
+    if draw and len(failed) < len(experiment.runs()):
+        with Interruptions():  # a second one: the caller's holds signals once the last run has ended
+            report, held = _report(experiment.folder, console)
+    return Finished(experiment, failed, {choice.variant: choice.chosen for choice in choices}, report, held)
+
+
+def check_data(runs: Sequence[PlannedRun]) -> None:
+    """Raise UsageError for what options alone do not show: data that cannot be split, too little memory."""
+    seen = set()
+    for run in runs:
+        data = (run.cfg.data, run.cfg.num_workers, run.cfg.batch_size, run.cfg.engine)
+        if data not in seen:
+            seen.add(data)
+            try:
+                require_room(run.cfg)
+                make_workload(run.cfg)
+            except ValueError as error:
+                raise UsageError(f"variant {run.variant}: {error}") from None
+
+
+def _missing(
+    runs: Sequence[PlannedRun], engines: _Engines, display: Display, uploads: Uploads | None
+) -> list[PlannedRun]:
+    """Return the runs that are not there yet, once checked to be possible and to have a free folder."""
+    kept = {run.path for run in runs if is_kept(run)}
+    if uploads:
+        with usage_errors():
+            uploads.fetch([run.path for run in runs if run.path not in kept])
+        kept = {run.path for run in runs if is_kept(run)}
+    missing = [run for run in runs if run.path not in kept]
+    display.kept([run for run in runs if run.path in kept])
+    if uploads:
+        for path in sorted(kept):
+            uploads.add(path)
+    if said := announcement_of_all([run.cfg for run in missing]):
+        display.say(said)
+    engines.warm_up(missing)
+    check_data(missing)  # while the processes import what they need
+    return missing
+
+
+def _run(
+    runs: Sequence[PlannedRun], engines: _Engines, display: Display, uploads: Uploads | None
+) -> dict[str, str]:
+    """Run all, and return those that failed, and why."""
+    failed = {}
+    for run in runs:
+        clear(run)
+    if continued := sum(map(goes_on, runs)):
+        display.say(f"{continued} unfinished runs go on from their checkpoints")
+    if uploads:
+        uploads.begin([run.path for run in runs])
+    for run, outcome in engines.outcomes(runs):
+        display.ended(run, outcome)
+        finished = is_result(outcome.stopped_by)
+        if not finished:
+            failed[run.name] = outcome.error
+        if uploads and finished:
+            uploads.add(run.path)
+    return failed
+
+
+class _Engines:
+    """The processes that simulate and the connection to Ray, each made when first needed and then kept."""
+
+    def __init__(
+        self, interruptions: Interruptions, processes: int, lock: int, observers: Observers | None
+    ) -> None:
+        self._interruptions, self._observers = interruptions, observers
+        self._stack = ExitStack()
+        self._pool = self._stack.enter_context(Pool(processes, lock))
+        self._connected = False
+
+    def __enter__(self) -> _Engines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def warm_up(self, runs: Sequence[PlannedRun]) -> None:
+        """Have as many processes begin to import as `runs` can use."""
+        self._pool.grow([run for run in runs if run.cfg.engine == "sim"])
+
+    def outcomes(self, runs: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, Outcome]]:
+        simulated = [run for run in runs if run.cfg.engine == "sim"]
+        real = [run for run in runs if run.cfg.engine == "ray"]
+        yield from self._interruptions.between(self._pool.outcomes(simulated))
+        if real:
+            self._pool.end()
+        for run in self._interruptions.between(iter(real)):  # alone on the machine, because it is timed
+            self._connect(run)
+            watchers = self._observers.watchers() if self._observers else ()
+            outcome = execute_recorded(run.cfg, self._interruptions, watchers)
+            if outcome.stopped_by == "interrupted":
+                clear(run)
+                raise KeyboardInterrupt
+            yield run, outcome
+
+    def _connect(self, run: PlannedRun) -> None:
+        """Connect to Ray, once: each run's own connection then leaves it open."""
+        if not self._connected:
+            from dsgd.engines.ray.connection.ray_connection import connect
+
+            with self._interruptions.held():
+                connection = connect(run.cfg.ray.start_timeout_s)
+                self._stack.callback(connection.close)
+            self._connected = True
+
+
+def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
+    asked = {
+        {"measures": "measure"}.get(key, key): list(value) if isinstance(value, tuple) else value
+        for key, value in asdict(experiment.asked).items()
+        if value
+    }
+    as_run: dict[str, Any] = {
+        "title": experiment.title,
+        "question": experiment.question,
+        "base": dict(experiment.base),
+        "variants": [
+            {"name": v.name, "folder": v.folder, **v.parts, "options": dict(v.options)}
+            for v in experiment.variants
+        ],
+        "seeds": list(experiment.seeds),
+        "target_loss": experiment.target_loss,
+        **asked,
+        **({"premise": [one.as_file() for one in experiment.premises]} if experiment.premises else {}),
+        "show": None if experiment.show is None else list(experiment.show),
+    }
+    if experiment.tuning:
+        as_run["tuning"] = {
+            "seeds": list(experiment.tuning.seeds),
+            "choices": [choice.as_run() for choice in choices],
+        }
+    with whole_file(experiment.folder / "experiment.yaml") as file:
+        file.write(yaml.safe_dump(as_run, sort_keys=False, allow_unicode=True).encode())
+
+
+def _report(folder: Path, console: Console) -> tuple[Path, bool]:
+    """Write tables and report, print the answer; return the report's path, and whether the premises held."""
+    from dsgd.compare.results import print_results
+    from dsgd.show.report.build import build_report
+    from dsgd.show.report.frames import read_folder
+
+    frames = read_folder(folder)
+    with suppress(BrokenPipeError, UnicodeEncodeError):  # closed pipe, or no such characters
+        print_results(frames, console)  # first: a full disk must not cost the answer
+    for name, table in (("results", frames.runs), ("curves", frames.curves)):
+        with whole_file(folder / f"{name}.parquet") as file:
+            table.write_parquet(parquet := io.BytesIO())  # polars does not say that a disk is full
+            file.write(parquet.getbuffer())
+    report = build_report(folder, frames)
+    with suppress(BrokenPipeError, UnicodeEncodeError):
+        console.print(f"report  {report}", soft_wrap=True, highlight=False)
+    return report, all(premise.held for premise in frames.judged_premises)

@@ -1,0 +1,104 @@
+"""Chooses, for each variant, the best of the options that were tried.
+
+A comparison under one step size compares how well that step size suits each variant. So each gets its own,
+with which its loss is lowest at the end of the same budget, on seeds that the comparison does not use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from dsgd.compare.experiment_file import Experiment, PlannedRun, Tuning, Variant, described
+from dsgd.records.reader import read_summary
+from dsgd.show.terminal.cli import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What was chosen for a variant, and from what."""
+
+    variant: str
+    best: Variant
+    chosen: Mapping[str, Any]
+    losses: Sequence[tuple[Mapping[str, Any], Mapping[int, float]]]
+    """The options tried, and the loss at the end by seed; a run that diverged has an infinite one."""
+    edges: Sequence[str]
+    """The chosen options that are the smallest or largest value tried: a better one may lie beyond."""
+
+    def __str__(self) -> str:
+        text = f"{self.variant}: the best is {' '.join(described(*item) for item in self.chosen.items())}"
+        for option in self.edges:
+            chosen = f"{option} {self.chosen[option]}"
+            text += f"; {chosen} is at the edge of what was tried; a better value may lie beyond"
+        return text
+
+    def as_run(self) -> dict[str, Any]:
+        """Return what experiment.yaml says of it."""
+
+        def number(loss: float) -> float | None:
+            return loss if math.isfinite(loss) else None
+
+        tried = [
+            {
+                "options": dict(options),
+                "loss": number(median(losses.values())),
+                "losses": {seed: number(loss) for seed, loss in losses.items()},
+            }
+            for options, losses in self.losses
+        ]
+        chosen = dict(self.chosen)
+        return {"variant": self.variant, "chosen": chosen, "at_the_edge": list(self.edges), "tried": tried}
+
+
+def choose(experiment: Experiment) -> list[Selection]:
+    """Return the choice for each variant of an experiment whose tuning runs have all ended.
+
+    Raises UsageError if everything that was tried for a variant diverged.
+    """
+    if not experiment.tuning:
+        return []
+    losses: dict[str, dict[int, float]] = {}
+    for run in experiment.tuning_runs():
+        losses.setdefault(run.variant, {})[run.cfg.seed] = _loss(run)
+    return [
+        _choose(name, tried, [losses[v.name] for v in tried], experiment.tuning)
+        for name, tried in experiment.tuning.tried.items()
+    ]
+
+
+def _choose(
+    name: str, tried: Sequence[Variant], losses: Sequence[Mapping[int, float]], tuning: Tuning
+) -> Selection:
+    loss, at = min((median(by_seed.values()), at) for at, by_seed in enumerate(losses))
+    points = [{option: variant.own[option] for option in tuning.values} for variant in tried]
+    if not math.isfinite(loss):
+        raise UsageError(
+            f"tune: variant {name} diverged with every value tried ({', '.join(tuning.values)}); "
+            "try smaller step sizes"
+        )
+    chosen = points[at]
+    return Selection(
+        variant=name,
+        best=tried[at],
+        chosen=chosen,
+        losses=list(zip(points, losses, strict=True)),
+        edges=[option for option, values in tuning.values.items() if _at_the_edge(chosen[option], values)],
+    )
+
+
+def _at_the_edge(value: Any, values: Sequence[Any]) -> bool:
+    try:
+        numbers = [float(v) for v in values]
+    except (TypeError, ValueError):  # names have no order
+        return False
+    return len(numbers) > 1 and float(value) in (min(numbers), max(numbers))
+
+
+def _loss(run: PlannedRun) -> float:
+    summary = read_summary(run.path)
+    loss = summary.eval.loss
+    return math.inf if summary.stopped_by == "diverged" or loss is None else loss

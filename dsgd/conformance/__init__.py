@@ -1,0 +1,13 @@
+"""What must hold: laws of all strategies (`--conformance`), random faults, kills, theory against measurement.
+
+from dsgd.conformance import checks_of                # in a test file, as the scaffold writes it
+
+@pytest.mark.parametrize("check", checks_of("train_mine.py"), ids=str)
+def test_a_law_of_all_strategies(check):
+    check()
+"""
+
+from dsgd.conformance.law_checks import LawCheck, checks_of
+from dsgd.conformance.subject import LawBroken
+
+__all__ = ["LawBroken", "LawCheck", "checks_of"]

@@ -1,0 +1,339 @@
+"""What is minimised: a loss on one flat vector of weights, for many workers at once.
+
+The losses are written on the operations that numpy and torch share. The workers differentiate them
+with torch; the driver evaluates them with numpy, so that it never imports torch (two seconds, and a
+CUDA context it has no use for).
+
+Shapes: P workers, B samples a mini-batch, F features, C classes, D weights. The leading P may be
+missing: the same code then takes one worker.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from dsgd.core.rng import Purpose, generator
+from dsgd.core.routing import ExpertUse, Loads
+from dsgd.core.weights import Vector
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dsgd.core.shard import Shard
+
+
+_REGISTERS = 32  # numbers that torch computes at once, at most: two registers of 16
+
+
+class Evaluation(NamedTuple):
+    """The loss on held-out data (or the exact loss, where it is known) and the accuracy, if any."""
+
+    loss: float
+    accuracy: float | None
+    bits_per_byte: float | None = None
+    """Of a language model: its loss per byte of text instead of per token, to base 2."""
+    experts: ExpertUse | None = None
+    """Of a mixture of experts."""
+
+    @property
+    def perplexity(self) -> float | None:
+        """Of a language model: e to its loss, as many tokens as it hesitates between."""
+        with np.errstate(over="ignore"):
+            return None if self.bits_per_byte is None else float(np.exp(self.loss))
+
+
+class Objective(ABC):
+    """A loss over the data of all workers."""
+
+    row_by_row: ClassVar[bool] = False
+    """Whether each worker's row is computed by itself, however many are computed at once."""
+    one_thread = False
+    """Whether only one thread of a process may compute: torch has one generator for all of them."""
+
+    in_own_process: ClassVar[bool] = False
+    """Whether evaluations on Ray have a process for themselves: they would keep the driver's interpreter
+    busy."""
+
+    @property
+    @abstractmethod
+    def num_weights(self) -> int:
+        """D, the length of the weight vector."""
+
+    def try_out(self, shard: Shard) -> None:  # noqa: B027 - most cannot fail
+        """Raise ValueError, in one line, if gradients cannot be computed; called before a run begins."""
+
+    def for_gradients(self) -> Objective:
+        """Return what a worker needs, which has its shard."""
+        return self
+
+    def for_evaluation(self, device: str) -> Objective:
+        """Return what an evaluation needs, on this torch device if torch computes it."""
+        return self
+
+    @abstractmethod
+    def initial_weights(self, seed: int) -> Vector:
+        """Return the weights that every run with this seed starts from, shape (D,)."""
+
+    @abstractmethod
+    def loss(self, w: Any, *batch: Any) -> Any:
+        """Return each worker's mean mini-batch loss, shape (P,).
+
+        w: shape (P, D), all numpy or all torch, like `batch`, which is what the shards' `batches` gives.
+        """
+
+    @abstractmethod
+    def evaluate(self, w: Vector, *test: Vector) -> Evaluation | None:
+        """Evaluate the weights w (D,) on the workload's test arrays; None where there is nothing to."""
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether evaluations have `experts`."""
+        return False
+
+    def compared(self, found: Evaluation, w: Vector, models: Mapping[int, Vector]) -> Evaluation:
+        """Return an evaluation of the weights w (D,) with what workers' own weights (D,) choose for a
+        token.
+        """
+        return found
+
+    def loads_in(self, gradient: Vector) -> Loads | None:
+        """Return the loads of a worker's experts, as its gradient (D,) shows them; None without experts."""
+        return None
+
+    def own(self, part: Callable[[int], slice]) -> Any:
+        """Return which of the weights (D,) that tasks see are in a part of the vector: an index.
+
+        part: what it is of a vector of so many weights. Where a task sees a slice of the vector, it is of the
+        whole.
+        """
+        return part(self.num_weights)
+
+    def loss_and_gradient(
+        self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the mini-batch losses (P,) and their gradients (P, D) at w (P, D).
+
+        out: (P, D), where the gradients are written; they are then what is returned.
+
+        The workers' losses depend on disjoint rows of w, so the gradient of their sum is the stack of
+        their gradients: one backward pass serves all workers.
+        """
+        import torch
+
+        w = w.detach().requires_grad_()
+        batch = shards[0].batches(shards, steps)
+        loss = self.loss(w, *batch)
+        (g,) = torch.autograd.grad(loss.sum(), w)
+        return loss.detach(), g if out is None else out.copy_(g)
+
+    def norm(self, g: Tensor) -> Tensor:
+        """Return the norms (P, 1) of gradients (P, D), by which tasks shorten them.
+
+        Of an objective that has a slice of the weights only: of the whole gradients.
+        """
+        norms: Tensor = g.norm(dim=1, keepdim=True)
+        return norms
+
+
+@dataclass(frozen=True)
+class Classifier(Objective):
+    """Logistic regression (no hidden layer) or a multi-layer perceptron with rectified linear units.
+
+    sizes: units by layer, features first. Two classes share one output, the logit of class 1, under the
+    binary cross-entropy; more have one output each under softmax cross-entropy.
+    """
+
+    sizes: tuple[int, ...]
+
+    @property
+    def num_weights(self) -> int:
+        return sum((m + 1) * n for m, n in pairwise(self.sizes))
+
+    def initial_weights(self, seed: int) -> Vector:
+        """He et al. 2015 (arXiv 1502.01852) for the hidden layers, zeros for biases and the last layer.
+
+        A last layer of zeros starts every run at the loss of a uniform guess.
+        """
+        rng = generator(seed, Purpose.INITIAL_WEIGHTS)
+        parts = []
+        for m, n in pairwise(self.sizes):
+            parts += [rng.standard_normal(m * n) * np.sqrt(2 / m), np.zeros(n)]
+        parts[-2] = np.zeros_like(parts[-2])
+        return np.concatenate(parts).astype(np.float32)
+
+    def logits(self, w: Any, x: Any) -> Any:
+        """Return the outputs, shape (P, B, C), of the weights w (P, D) on x (P, B, F)."""
+        layers = list(pairwise(self.sizes))
+        parts = _split(w, [length for m, n in layers for length in (m * n, n)])
+        for number, (m, n) in enumerate(layers):
+            if number:
+                x = _relu(x)
+            matrix, bias = parts[2 * number : 2 * number + 2]
+            x = _affine(x, matrix.reshape(*w.shape[:-1], m, n), bias[..., None, :])
+        return x
+
+    def loss(self, w: Any, *batch: Any) -> Any:
+        x, y = batch
+        z = self.logits(w, x)
+        if self.sizes[-1] == 1:
+            z = z[..., 0]
+            return (_softplus(z) - y * z).mean(-1)
+        xp = _namespace(w)
+        z = z - xp.amax(z, -1)[..., None]
+        chosen = z * (y[..., None] == xp.arange(self.sizes[-1]))
+        return (xp.log(xp.exp(z).sum(-1)) - chosen.sum(-1)).mean(-1)
+
+    def loss_and_gradient(
+        self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Back-propagate by hand: twice as fast as autograd where mini-batches are small.
+
+        `Objective.loss_and_gradient` gives the same, to rounding, by differentiating `loss`.
+        """
+        import torch
+
+        with torch.no_grad():
+            x, y = shards[0].batches(shards, steps)
+            layers = list(pairwise(self.sizes))
+            parts = torch.split(w, [length for m, n in layers for length in (m * n, n)], dim=-1)
+            matrices = [part.view(-1, m, n) for part, (m, n) in zip(parts[::2], layers, strict=True)]
+            inputs = [x]  # of each layer, (P, B, m); at last the logits
+            for number, (matrix, bias) in enumerate(zip(matrices, parts[1::2], strict=True)):
+                x = inputs[-1].relu_() if number else inputs[-1]
+                inputs.append(bias.unsqueeze(1).baddbmm(x, matrix))
+            loss, d = self._loss_and_slope(inputs.pop(), y)
+            gradients: list[Tensor] = []
+            for number in reversed(range(len(layers))):
+                h = inputs[number]
+                gradients[:0] = [h.mT.bmm(d).flatten(1), d.sum(1)]
+                if number:
+                    d = d.bmm(matrices[number].mT).mul_(h > 0)
+            return loss, torch.cat(gradients, dim=1, out=out)
+
+    def _loss_and_slope(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses (P,) of the logits z (P, B, C), and their derivative by z (P, B, C)."""
+        batch_size = y.shape[1]
+        if self.sizes[-1] == 1:
+            filled, y = _filled(z), y.unsqueeze(2)
+            loss = _softplus(filled)[:, :batch_size].sub_(y * z).mean((1, 2))
+            return loss, filled.sigmoid()[:, :batch_size].sub_(y).div_(batch_size)
+        label = y.long().unsqueeze(2)
+        log_p = z.log_softmax(2)
+        d = log_p.exp()
+        d.scatter_add_(2, label, -d.new_ones(label.shape))
+        return -log_p.gather(2, label).mean((1, 2)), d.div_(batch_size)
+
+    def evaluate(self, w: Vector, *test: Vector) -> Evaluation | None:
+        """Evaluate on held-out samples x (N, F) with labels y (N,)."""
+        x, y = test
+        z = self.logits(w, x)
+        guess = z[:, 0] > 0 if self.sizes[-1] == 1 else z.argmax(-1)
+        return Evaluation(float(self.loss(w, x, y)), float(np.mean(guess == y)))
+
+
+@dataclass(frozen=True)
+class Quadratic(Objective):
+    """Worker i minimises a_i/2 |w - x_i|^2; the objective is the mean over workers.
+
+    A gradient is a_i (w - x_i) plus noise; the losses reported are exact.
+    """
+
+    num_dims: int
+
+    @property
+    def num_weights(self) -> int:
+        return self.num_dims
+
+    def initial_weights(self, seed: int) -> Vector:
+        """Ones, whatever the seed."""
+        return np.ones(self.num_weights, np.float32)
+
+    def loss(self, w: Any, *batch: Any) -> Any:
+        curvature, optimum = batch
+        distance = w - optimum
+        return curvature * (distance * distance).sum(-1) / 2
+
+    def loss_and_gradient(
+        self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        import torch
+
+        curvature, optimum, noise = shards[0].batches(shards, steps)
+        gradient = torch.sub(w, optimum, out=out).mul_(curvature.unsqueeze(1)).add_(noise)
+        return self.loss(w, curvature, optimum), gradient
+
+    def evaluate(self, w: Vector, *test: Vector) -> Evaluation | None:
+        """Evaluate the exact objective, from all curvatures (P,) and optima (P, D)."""
+        return Evaluation(float(self.loss(w, *test).mean()), None)
+
+
+@dataclass(frozen=True)
+class Nothing(Objective):
+    """No weights and nothing to compute: the run only schedules."""
+
+    @property
+    def num_weights(self) -> int:
+        return 0
+
+    def initial_weights(self, seed: int) -> Vector:
+        return np.zeros(0, np.float32)
+
+    def loss(self, w: Any, *batch: Any) -> Any:
+        raise AssertionError("an engine never computes without weights")
+
+    def evaluate(self, w: Vector, *test: Vector) -> Evaluation | None:
+        return None
+
+
+# The few operations that numpy and torch do not share by name, or where torch's own is much faster.
+
+
+def _namespace(array: Any) -> Any:
+    """Return numpy or torch, whichever `array` belongs to."""
+    if isinstance(array, np.ndarray):
+        return np
+    import torch
+
+    return torch
+
+
+def _split(w: Any, lengths: list[int]) -> Any:
+    """Split the last dimension into parts of the given lengths."""
+    if isinstance(w, np.ndarray):
+        return np.split(w, np.cumsum(lengths)[:-1], axis=-1)
+    return w.split(lengths, dim=-1)  # one node for its backward pass, where slices have one each
+
+
+def _affine(x: Any, matrix: Any, bias: Any) -> Any:
+    return x @ matrix + bias if isinstance(x, np.ndarray) else bias.baddbmm(x, matrix)
+
+
+def _relu(x: Any) -> Any:
+    return np.maximum(x, 0) if isinstance(x, np.ndarray) else x.relu()
+
+
+def _filled(z: Tensor) -> Tensor:
+    """Return z (P, B, 1) with zeros added to the samples, so that each worker's fill whole registers.
+
+    For a sigmoid of what is left over torch has another routine, with other last bits: those of a worker
+    would depend on how many are computed with it.
+    """
+    import torch
+
+    lacking = -z.shape[1] % _REGISTERS
+    return torch.nn.functional.pad(z, (0, 0, 0, lacking)) if lacking else z
+
+
+def _softplus(z: Any) -> Any:
+    """log(1 + e^z)"""
+    if isinstance(z, np.ndarray):
+        return np.logaddexp(0, z)
+    import torch
+
+    return torch.nn.functional.softplus(z)

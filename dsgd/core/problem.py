@@ -1,0 +1,92 @@
+"""What a workload's file makes: a torch module, its loss and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from dsgd.core.reshuffled import Indices
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dsgd.core.routing import Routing
+
+
+class ProblemError(ValueError):
+    """A problem cannot be trained; the message is one line, without the workload's name."""
+
+
+class Problem(NamedTuple):
+    """A module to train, and on what.
+
+    The data are a tuple of tensors or arrays with one row a sample, like (x, y), or a map-style dataset of
+    torch: len() and [i], each item a tuple.
+    """
+
+    module: nn.Module
+    """With its initial weights; torch was seeded with the run's seed before the file made it."""
+    loss: Callable[..., Tensor]
+    """loss(module, *batch): the mean over the mini-batch."""
+    train: Any
+    test: Any
+    score: Callable[..., Tensor] | None = None
+    """score(module, *batch): what is reported beside the loss, like the accuracy; a mean, too."""
+    bytes_per_token: float | None = None
+    """Of a language model, whose loss is in nats a token: bits a byte and the perplexity are shown, too."""
+    about: Mapping[str, Any] = MappingProxyType({})
+    """What the run's record keeps of the model and the data, like their sizes; numbers and text."""
+    sample: Callable[..., str] | None = None
+    """Of a language model: sample(module, prompt, tokens=, temperature=, seed=), the text that follows the
+    prompt (dsgd/models/networks/sampling.py makes one)."""
+    routing: Routing | None = None
+    """Of a module with mixtures of experts: where to find what they did. A module with those of
+    dsgd/models/moe/mixture.py needs none."""
+
+
+def length(data: Any) -> int:
+    """Return how many samples there are."""
+    return len(data[0]) if isinstance(data, tuple) else len(data)
+
+
+def labels(data: Any) -> Indices | None:
+    """Return the samples' classes (N,): torchvision's `targets`, or a second array of whole numbers."""
+    found = getattr(data, "targets", None)
+    if found is None:
+        arrays = getattr(data, "tensors", data)
+        if not isinstance(arrays, tuple) or len(arrays) < 2:
+            return None
+        found = arrays[1]
+    classes = np.asarray(found)
+    whole = classes.ndim == 1 and np.issubdtype(classes.dtype, np.integer)
+    return classes.astype(np.int64) if whole else None
+
+
+def part(array: Any, rows: Indices) -> Any:
+    """Return some rows of an array; of one that stays in its file, not read yet
+    (dsgd/models/datasets/mapped.py).
+    """
+    later = getattr(array, "part", None)
+    return later(rows) if later else array[rows]
+
+
+def take(data: Any, rows: Sequence[int] | Any) -> tuple[Any, ...]:
+    """Return the samples with these numbers as a mini-batch: tensors, samples first."""
+    import torch
+    from torch.utils.data import TensorDataset, default_collate
+
+    if isinstance(data, TensorDataset):
+        data = data.tensors
+    if isinstance(data, tuple):
+        return tuple(torch.as_tensor(array[rows]) for array in data)
+    # Of dsgd.models.datasets.Windows: no sample is made alone.
+    if at_once := getattr(data, "mini_batch", None):
+        return tuple(torch.from_numpy(array) for array in at_once(rows))
+    if many := getattr(data, "__getitems__", None):
+        samples = many([int(row) for row in rows])
+    else:
+        samples = [data[int(row)] for row in rows]
+    return tuple(default_collate(samples))

@@ -1,0 +1,190 @@
+"""The small languages in which some options are written, and the values they stand for.
+
+Each function takes an option's text and raises ValueError with the rule where it is not in the language; the
+caller names the option. Laws of times are in `dsgd.core.laws`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from dsgd.core.laws import Law, parse_law
+from dsgd.process.s3_access import is_s3, local_folder
+
+
+@dataclass(frozen=True)
+class Partition:
+    """How samples are split among workers; alpha is that of `dirichlet:ALPHA`, else None.
+
+    >>> Partition.parse("dirichlet:0.3")
+    Partition(kind='dirichlet', alpha=0.3)
+    """
+
+    kind: Literal["iid", "label", "dirichlet"]
+    alpha: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Partition:
+        match text.partition(":"):
+            case (("iid" | "label") as kind, "", ""):
+                return cls(kind)
+            case ("dirichlet", ":", alpha) if re.fullmatch(r"\d*\.?\d+(e-?\d+)?", alpha):
+                if 0 < float(alpha) < math.inf:
+                    return cls("dirichlet", float(alpha))
+        raise ValueError("must be iid, label or dirichlet:ALPHA with ALPHA above 0, like dirichlet:0.3")
+
+
+def numbers(text: str) -> tuple[float, ...]:
+    """Return finite numbers.
+
+    >>> numbers("1,.5")
+    (1.0, 0.5)
+    """
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = (math.nan,)
+    if not all(map(math.isfinite, values)):
+        raise ValueError("must be finite numbers separated by commas, like 1,5")
+    return values
+
+
+def positive_numbers(text: str) -> tuple[float, ...]:
+    """Return finite numbers above 0."""
+    values = numbers(text)
+    if min(values) <= 0:
+        raise ValueError("must be above 0")
+    return values
+
+
+def layer_sizes(text: str) -> tuple[int, ...]:
+    """Return the units of hidden layers.
+
+    >>> layer_sizes("64,32")
+    (64, 32)
+    """
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
+        raise ValueError(
+            "must be whole numbers of at least 1, like 32 or 64,32 (for no hidden layer: --model logistic)"
+        )
+    return tuple(map(int, text.split(",")))
+
+
+def slowdowns(text: str) -> Mapping[int, float]:
+    """Return the factor on the compute time, by worker.
+
+    >>> slowdowns("0=4,3=2.5")
+    {0: 4.0, 3: 2.5}
+    """
+    pairs = re.findall(r"(\d+)=([^,=]+)(?:,|$)", text)
+    try:
+        factors = {int(worker): float(factor) for worker, factor in pairs}
+    except ValueError:
+        factors = {}
+    if (
+        text != ",".join(f"{worker}={factor}" for worker, factor in pairs)
+        or len(factors) < len(pairs)
+        or not all(0 < factor < math.inf for factor in factors.values())
+    ):
+        raise ValueError(
+            "must be WORKER=FACTOR pairs separated by commas, each worker once, factors finite and above 0, "
+            "like 0=4,3=2.5"
+        )
+    return factors
+
+
+def service_law(text: str) -> Law | None:
+    """Return the law of the server's times; None where it takes no time."""
+    return None if text == "none" else parse_law(text)
+
+
+def every(text: str) -> int:
+    """Return every how many updates one is recorded; 0 records none.
+
+    >>> every("all"), every("every:10"), every("none")
+    (1, 10, 0)
+    """
+    if not re.fullmatch(r"all|none|every:[1-9]\d*", text):
+        raise ValueError("must be all, none or every:N with N at least 1, like every:10")
+    return {"all": 1, "none": 0}.get(text) or int(text.partition(":")[2] or 0)
+
+
+def staleness_bound(text: str) -> float:
+    """Return up to which staleness a gradient counts fully.
+
+    >>> staleness_bound("none"), staleness_bound("inverse"), staleness_bound("threshold:8")
+    (inf, 1, 8)
+    """
+    if not re.fullmatch(r"none|inverse|threshold:\d+", text):
+        raise ValueError(
+            "must be none, inverse or threshold:T with T a whole number of at least 0, like threshold:8"
+        )
+    return math.inf if text == "none" else max(1, int(text.partition(":")[2] or 1))
+
+
+def folder(text: str) -> Path:
+    """Return the folder on this machine for what is written to a path or to `s3://BUCKET/PREFIX`."""
+    if not text.strip():
+        raise ValueError("must name a folder, like runs")
+    return local_folder(text) if is_s3(text) else Path(text)
+
+
+Tier = Literal["memory", "disk", "peer", "s3"]
+
+
+def checkpoint_tiers(text: str | None) -> Mapping[Tier, float | None]:
+    """Return the seconds between two checkpoints by tier, None for `auto`.
+
+    >>> checkpoint_tiers("30"), checkpoint_tiers("auto"), checkpoint_tiers("memory=1,s3=auto")
+    ({'disk': 30.0}, {'disk': None}, {'memory': 1.0, 's3': None})
+    """
+    return {tier: _interval(value) for tier, value in _by_tier(text or "").items()}
+
+
+def kept_by_tier(text: str) -> Mapping[Tier, int]:
+    """Return how many checkpoints each tier keeps; a lone number is for all.
+
+    >>> kept_by_tier("disk=3,s3=10")
+    {'disk': 3, 's3': 10}
+    """
+    rule = "must be whole numbers of at least 1, like 3 or disk=3,s3=10"
+    if text.isdigit():
+        text = ",".join(f"{tier}={text}" for tier in get_args(Tier))
+    try:
+        kept = {tier: int(value) for tier, value in _by_tier(text).items()}
+    except ValueError as error:
+        raise ValueError(rule if "invalid literal" in str(error) else str(error)) from None
+    if not kept or min(kept.values()) < 1:
+        raise ValueError(rule)
+    return kept
+
+
+def _by_tier(text: str) -> dict[Tier, str]:
+    found: dict[Tier, str] = {}
+    for part in filter(None, text.split(",")):
+        tier, equals, value = part.partition("=")
+        if not equals:
+            tier, value = "disk", tier
+        if tier not in get_args(Tier):
+            raise ValueError(f"there is no tier '{tier}'; choose among {', '.join(get_args(Tier))}")
+        if tier in found:
+            raise ValueError(f"names the tier {tier} twice; give it once")
+        found[tier] = value  # type: ignore[index]
+    return found
+
+
+def _interval(value: str) -> float | None:
+    if value == "auto":
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"must be seconds above 0, or auto, like 30 or memory=1,disk=auto, not '{value}'")
+    return seconds

@@ -1,0 +1,1 @@
+"""Real workers: actors of Ray, in wall time."""

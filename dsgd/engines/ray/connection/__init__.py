@@ -1,0 +1,1 @@
+"""How the driver opens its Ray cluster, and leaves nothing behind when it closes it."""

@@ -1,0 +1,1 @@
+"""What runs in the driver: the cluster, its processes and tasks."""

@@ -1,0 +1,1 @@
+"""Exchanges that pass by the driver: all-reduce, and servers that hold a slice each."""

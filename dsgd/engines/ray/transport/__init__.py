@@ -1,0 +1,1 @@
+"""How vectors travel between processes: through Ray, or on one machine through shared memory."""

@@ -1,0 +1,1 @@
+"""The simulator: one heap of events."""

@@ -1,1 +1,0 @@
-"""One run as a value: the loop that follows a strategy, evaluation, both engines compared."""

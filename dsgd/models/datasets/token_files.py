@@ -1,0 +1,71 @@
+"""Text as token ids: the bytes of a text, and the files of ids that nanoGPT and its relatives write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dsgd.models.datasets.blocks import blocks
+from dsgd.models.datasets.local_files import DataError, local, reading
+from dsgd.models.datasets.mapped import Array, Mapped
+
+BYTES = 256
+GPT2 = 50257
+_MAGIC, _VERSION = 20240520, 1  # of modded-nanogpt's and llm.c's files
+_HEADER_BYTES = 256 * 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """A text as whole numbers."""
+
+    ids: Array
+    """(N,), each at least 0 and below the vocabulary; mapped if they are a file's."""
+    vocabulary: int = BYTES
+    """How many different ids there may be."""
+    bytes_per_token: float | None = 1.0
+    """Bytes of the text, divided by N; None if the text is not known."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def are_bytes(self) -> bool:
+        return self.vocabulary == BYTES and self.bytes_per_token == 1
+
+    def part(self, tokens: slice) -> Tokens:
+        """Return some of the text."""
+        return replace(self, ids=self.ids[tokens])
+
+
+def tokens(path: str, vocabulary: int = GPT2) -> Tokens:
+    """Return a text (.txt), as its bytes, or a file of token ids (.bin), which are uint16.
+
+    A .bin file is nanoGPT's, ids alone, or that of modded-nanogpt, with a header of 256 int32. It does not
+    say of which vocabulary its ids are: vocabulary is that size, by default GPT-2's. path may be a URL in S3.
+    Raises DataError, for ids that are not below the vocabulary too; of a file above a gigabyte, a sample is
+    looked at.
+    """
+    size = local(path).stat().st_size
+    if path.endswith(".txt"):
+        return Tokens(ids=Mapped(path, np.dtype(np.uint8), (size,)))
+    if not path.endswith(".bin"):
+        raise DataError(f"{path}: is no text; give a .txt file, or a .bin file of token ids")
+    with reading(path):
+        header = np.fromfile(local(path), "<i4", 256)
+    offset = 0
+    if len(header) == 256 and header[0] == _MAGIC:
+        offset = _HEADER_BYTES
+        asked = offset + 2 * int(header[2])
+        if header[1] != _VERSION or size != asked:
+            form = f"version {header[1]} and {size:,} bytes"
+            raise DataError(f"{path}: is of {form}; its header needs version {_VERSION} and {asked:,} bytes")
+    if size <= offset:
+        raise DataError(f"{path}: holds no ids")
+    if size % 2:
+        raise DataError(f"{path}: has {size:,} bytes, an odd number; ids have two each, so it is cut off")
+    ids = Mapped(path, np.dtype("<u2"), ((size - offset) // 2,), offset)
+    if (most := max(int(block.max()) for block in blocks(ids))) >= vocabulary:
+        raise DataError(f"{path}: has id {most}, which is not below the vocabulary, {vocabulary}")
+    return Tokens(ids=ids, vocabulary=vocabulary, bytes_per_token=None)

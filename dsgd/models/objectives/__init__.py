@@ -1,0 +1,1 @@
+"""The loss of a torch module on one flat vector: by one process, or by a group of ranks."""

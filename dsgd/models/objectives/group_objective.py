@@ -1,0 +1,327 @@
+"""The loss of a module that a group of processes, its ranks, computes together: torch's FSDP2.
+
+Each rank has a slice of every parameter, of the gradient and of what a task keeps, and a part of each
+mini-batch. Tasks work element by element, so a rank runs them on its slice of the vector as if there were no
+others; what talks to the other ranks is the loss, its gradient and the norm of a gradient.
+
+    fsdp     every parameter in G slices (Zhao et al. 2023, arXiv 2304.11277)
+    hsdp:R   R replicas of the parameters, each in G / R slices
+    ddp      G replicas: each rank has all
+
+The blocks of the module (dsgd/models/objectives/module_blocks.py) are gathered one at a time, when they are
+computed, and what is outside of them for the whole of a gradient. Buffers are each rank's own and never
+travel: batch normalization normalises over a rank's part of the mini-batch, as it does in torch, and its
+statistics are estimated anew before an evaluation.
+
+Shapes: G ranks, D weights of the module, d of a rank's slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_map_only
+
+from dsgd.core.model import Evaluation, Objective
+from dsgd.core.problem import ProblemError
+from dsgd.models.objectives.expert_parallel import hold_own_experts
+from dsgd.models.objectives.module_blocks import blocks, recompute_activations
+from dsgd.models.objectives.module_objective import (
+    ModuleObjective,
+    ProblemShard,
+    failed,
+    require_scalar,
+    seed_torch,
+)
+from dsgd.models.objectives.rank_layout import RankLayout
+from dsgd.models.objectives.rank_sums import SumInRankOrder, summed
+from dsgd.models.objectives.replica import trained
+from dsgd.scenario.group_options import Parallel
+
+if TYPE_CHECKING:
+    from dsgd.core.shard import Shard
+    from dsgd.core.weights import Vector
+
+
+class RankLost(Exception):
+    """Another rank of the group has ended, or could not be reached in time: this one cannot go on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """Which rank of which kind of group a process is.
+
+    parallel: fsdp, hsdp:R or ddp (dsgd/scenario/group_options.py). device: this rank's, cpu or cuda.
+    expert_parallel: experts stay on their rank, and tokens travel. checkpoint_activations: blocks are
+    computed twice instead of kept.
+    """
+
+    rank: int
+    ranks: int
+    parallel: str = "fsdp"
+    device: str = "cpu"
+    expert_parallel: bool = False
+    checkpoint_activations: bool = False
+
+    @property
+    def slices(self) -> int:
+        """Into how many slices the group's vector is cut."""
+        return Parallel.parse(self.parallel).shards(self.ranks)
+
+
+class _Loss(nn.Module):
+    """A problem's loss as a module: what it uses outside of the blocks is gathered while it is computed."""
+
+    def __init__(self, module: nn.Module, compute: Any) -> None:
+        super().__init__()
+        self.module, self.compute = module, compute
+
+    def forward(self, *batch: Any) -> Any:
+        loss = self.compute(self.module, *batch)
+        require_scalar(loss)
+        return loss
+
+
+class GroupObjective(Objective):
+    """One rank's view of a module's loss; `num_weights` is the length of its slice.
+
+    torch.distributed has been initialised with the group as its default group. All ranks make it, and then
+    call the same methods with the same arguments, in the same order. A rank that fails in between leaves the
+    others waiting for it: who leads the group must end them, and they raise RankLost when it ends.
+
+    objective: as on a worker, of the same problem on each rank. Its module is sharded in place: a rank keeps
+    no copy of the whole. Raises ProblemError, in one line, for a module that cannot be sharded.
+    """
+
+    row_by_row: ClassVar[bool] = True
+    in_own_process: ClassVar[bool] = True
+
+    def __init__(self, objective: ModuleObjective, membership: Membership) -> None:
+        self.membership, self._options = membership, objective
+        self.layout = RankLayout(objective.shapes, membership.slices)
+        module = objective.problem.module.train()
+        _require_shardable(module)
+        kind, slices = torch.device(membership.device).type, membership.slices
+        replicas = membership.ranks // slices
+        names = ("replicate", "shard")
+        if replicas == 1:
+            mesh = init_device_mesh(kind, (slices,), mesh_dim_names=names[1:])
+        else:
+            mesh = init_device_mesh(kind, (replicas, slices), mesh_dim_names=names)
+        self._device, self._peers = torch.device(membership.device), mesh.get_group("shard")
+        self._experts: set[nn.Parameter] = set()
+        self._replicas = mesh.get_group("replicate") if replicas > 1 else None
+        if membership.expert_parallel:
+            self._experts = hold_own_experts(module, membership.rank % slices, self._peers)
+        parts = blocks(module)
+        if objective.compiled:
+            for part in parts or [module]:  # not with the hooks around it, at which torch would break off
+                part.forward = torch.compile(part.forward)
+        if membership.checkpoint_activations:
+            recompute_activations(parts)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.data = parameter.data.contiguous()
+            for parameter in self._experts:
+                parameter.data = parameter.data.to(self._device)
+        # Autocast casts inputs, where an operation wants it.
+        full = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
+        policy = full
+        if objective.bf16:
+            policy = replace(full, param_dtype=torch.bfloat16)
+            norms = (part for part in module.modules() if isinstance(part, _NormBase))
+            statistics = [norm for norm in norms if any(True for _ in norm.parameters())]
+            parts = [*statistics, *(part for part in parts if part not in statistics)]
+        self._loss = _Loss(module, objective.problem.loss)
+        for part in (*parts, self._loss):  # what keeps statistics in float32 stays in float32
+            part.register_forward_hook(_without_views)  # before FSDP's own
+            own = full if isinstance(part, _NormBase) else policy
+            fully_shard(part, mesh=mesh, mp_policy=own, ignored_params=self._experts)
+        root = cast(FSDPModule, self._loss)
+        for part in (*parts, self._loss):
+            # The parts of a mini-batch bring their share along: what is reduced is summed, and not divided.
+            cast(FSDPModule, part).set_force_sum_reduction_for_comms(True)
+            cast(FSDPModule, part).set_gradient_divide_factor(1.0)
+            if kind == "cpu":
+                cast(FSDPModule, part).set_custom_reduce_scatter(cast(Any, SumInRankOrder()))
+        # What one rank's part does not use, another one's may: experts, for one.
+        root.set_reduce_scatter_unused_params(True)
+        self._parameters = trained(module)
+        # Views of the memory that FSDP gathers from: what is written here is what is computed with.
+        self._slices = [_own(parameter.detach()) for parameter in self._parameters]
+        self._sizes = [part.numel() for part in self._slices]
+        assert sum(self._sizes) == self.layout.length(membership.rank)
+
+    @property
+    def num_weights(self) -> int:
+        return self.layout.length(self.membership.rank)
+
+    def own(self, part: Callable[[int], slice]) -> Tensor:
+        found = self.layout.own(part(self.layout.num_weights), self.membership.rank)
+        return torch.from_numpy(found).to(self._device)
+
+    def initial_weights(self, seed: int) -> Vector:
+        raise AssertionError("a rank is given its weights")
+
+    def loss(self, w: Any, *batch: Any) -> Any:
+        raise AssertionError("a module's loss is computed with its gradient")
+
+    def evaluate(self, w: Vector, *test: Any) -> Evaluation | None:
+        raise AssertionError("a rank has not all weights")
+
+    def try_out(self, shard: Shard) -> None:
+        """Compute one gradient of the whole group, at the weights with which the module was made.
+
+        Raises ProblemError on a rank where the loss fails or cannot be minimised, and RankLost on others once
+        that one has ended.
+        """
+        assert isinstance(shard, ProblemShard)
+        shard = self._options.to_try(shard, self.membership.ranks)
+        try:
+            loss, _ = self._gradient(None, shard, 0, None)
+        except (ProblemError, RankLost):
+            raise
+        except Exception as error:  # of the user's loss, module or data
+            raise failed(self._options.problem, error) from error
+        if not torch.isfinite(loss):
+            raise ProblemError(
+                f"its loss is {loss.item()} at the start; look at the data and the initial weights"
+            )
+
+    def loss_and_gradient(
+        self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss (1,) of the whole mini-batch and this rank's slice of its gradient (1, d), at this
+        rank's slice w (1, d) of the weights.
+
+        Raises RankLost if another rank has ended.
+        """
+        (shard,), (step,) = shards, steps
+        into = None if out is None else out[0]
+        loss, g = self._gradient(w[0], cast(ProblemShard, shard), step, into)
+        return loss[None], g[None] if out is None else out
+
+    def norm(self, g: Tensor) -> Tensor:
+        """Return the norm (1, 1) of the gradient of which g (1, d) is this rank's slice."""
+        try:
+            return summed(g.norm(dim=1).square()[0], self._peers).sqrt().view(1, 1)
+        except RuntimeError as error:
+            raise _told_apart(error) from error
+
+    def _gradient(
+        self, w: Tensor | None, shard: ProblemShard, step: int, into: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss and this rank's slice of the gradient (d,), `into` a vector if there is one.
+
+        w: this rank's slice (d,) of the weights; None: those that are there.
+        """
+        options, rank, ranks = self._options, self.membership.rank, self.membership.ranks
+        seed_torch(self._device, shard.torch_seed(step, rank))
+        self._write(w)
+        root = cast(FSDPModule, self._loss)
+        half = torch.autocast(self._device.type, torch.bfloat16) if options.bf16 else nullcontext()
+        own = None
+        try:
+            for number, (share, batch) in enumerate(shard.parts(step, options.accumulate, rank, ranks)):
+                # Until the last part of the mini-batch, each rank keeps its gradient by all weights.
+                root.set_requires_gradient_sync(number == options.accumulate - 1)
+                with half:
+                    loss = self._loss(*batch)
+                if share != 1:
+                    loss = share * loss
+                loss.backward()
+                own = loss.detach() if own is None else own + loss.detach()
+            self._add_up_experts()
+            total = summed(cast("Tensor", own).float())
+        except torch.OutOfMemoryError as error:
+            raise ProblemError(options.full(shard, ranks)) from error
+        except RuntimeError as error:
+            raise _told_apart(error) from error
+        return total, self._read(into)
+
+    def _add_up_experts(self) -> None:
+        """Add up the gradients of experts that several replicas have; FSDP does not know of them."""
+        for parameter in self._parameters:
+            if self._replicas and parameter in self._experts:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad, group=self._replicas)
+
+    def _write(self, w: Tensor | None) -> None:
+        """Make a slice (d,) the weights."""
+        if w is None:
+            return
+        with torch.no_grad():
+            for there, part in zip(self._slices, torch.split(w, self._sizes), strict=True):
+                there.copy_(part.view(there.shape))
+
+    def _read(self, into: Tensor | None) -> Tensor:
+        """Return this rank's slice of the gradient (d,), which the module then no longer has; zeros where
+        the loss does not depend on a parameter.
+        """
+        g = torch.empty(self.num_weights, device=self._device) if into is None else into
+        for parameter, part in zip(self._parameters, torch.split(g, self._sizes), strict=True):
+            if parameter.grad is None:
+                part.zero_()
+            else:  # to which 0 is added, as one process does: -0 becomes 0
+                torch.add(_own(parameter.grad).flatten(), 0.0, out=part)
+            parameter.grad = None
+        return g
+
+
+def _without_views(part: nn.Module, inputs: Any, outputs: Any) -> Any:
+    """Return a block's outputs, copied where they are views: one that is changed in place would have a wrong
+    gradient, since FSDP would not see the backward pass come to the block.
+    """
+    return tree_map_only(Tensor, lambda output: output.clone() if output._is_view() else output, outputs)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """Return what this rank has of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _told_apart(error: RuntimeError) -> Exception:
+    """Return what to raise for an error of a computation with collectives in it: its own, or RankLost."""
+    text = " ".join(str(error).split())
+    if isinstance(error, dist.DistError) or any(mark in text for mark in _OF_COLLECTIVES):
+        return RankLost(text)
+    if "mixed torch.Tensor and DTensor" in text:
+        return ProblemError(_NOT_WHOLE)
+    return error
+
+
+_OF_COLLECTIVES = ("/gloo/", "NCCL", "Connection closed by peer", "Connection reset by peer")
+_NOT_WHOLE = (
+    "a group of ranks cannot shard its module: the parameters of one of its blocks, the elements of its "
+    "ModuleList or Sequential, are used outside of that block's own call; call the block itself, or keep "
+    "these parameters outside of the list"
+)
+
+
+def _require_shardable(module: nn.Module) -> None:
+    """Raise ProblemError for a parameter that FSDP2 cannot shard."""
+    for name, parameter in module.named_parameters():
+        why = None
+        if parameter.dim() == 0:
+            why = "has no rows to divide; make it of shape (1,)"
+        elif parameter.numel() == 0:
+            why = "is empty; leave it out"
+        if why:
+            raise ProblemError(f"a group of ranks cannot shard its {name}, which {why}")
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+            raise ProblemError(
+                f"a group of ranks cannot shard its {name}.weight, whose gradients are sparse; "
+                "make the embedding with sparse=False"
+            )

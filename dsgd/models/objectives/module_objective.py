@@ -1,0 +1,498 @@
+"""The loss of any torch module, computed worker by worker on views into one flat vector.
+
+A module is called as its author calls it: hooks, checkpointing, autocast, tied weights and shapes that depend
+on the data all work, which neither `functional_call` nor `vmap` gives.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import numpy as np
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dsgd.core.model import Evaluation, Objective
+from dsgd.core.problem import Problem, ProblemError, length, part, take
+from dsgd.core.reshuffled import Indices, Reshuffled
+from dsgd.core.rng import Purpose, at
+from dsgd.core.routing import (
+    MOST_WORKERS,
+    ExpertUse,
+    Loads,
+    RoutedLayer,
+    agreement,
+    joined,
+    shares,
+    shown_by,
+    spans_of,
+)
+from dsgd.core.weights import Vector
+from dsgd.models.objectives.rank_layout import RankLayout
+from dsgd.models.objectives.rank_sums import in_order
+from dsgd.models.objectives.replica import Replica, require_trainable, trained
+from dsgd.process.user_code import located
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dsgd.core.shard import Shard
+
+_ESTIMATED_FROM, _ESTIMATED_AT_ONCE = 1024, 256  # samples
+_TRIED = 2  # samples: fewer would be too few for batch normalization
+_NONE = torch.empty(0, 1)
+
+
+class ProblemShard(Reshuffled):
+    """One worker's samples of a problem's training data."""
+
+    def __init__(self, worker: int, data: Any, rows: Indices, *, batch_size: int, seed: int) -> None:
+        super().__init__(worker, rows, batch_size=batch_size, seed=seed)
+        self.data, self.device = data, "cpu"
+
+    def batch(self, step: int) -> tuple[Tensor, ...]:
+        """Return the mini-batch number `step`: tensors, samples first."""
+        return _on(self.device, take(self.data, self.batch_rows(step)))
+
+    def parts(
+        self, step: int, count: int, rank: int = 0, ranks: int = 1
+    ) -> Iterator[tuple[float, tuple[Tensor, ...]]]:
+        """Yield one rank's part of the mini-batch number `step`, cut into `count` parts, each with its
+        share of the whole mini-batch's samples.
+
+        The sizes of ranks' parts, and of one's own, differ by one at most; each is read when it is asked for.
+        """
+        if count == ranks == 1:
+            yield 1.0, self.batch(step)
+            return
+        rows = self.batch_rows(step)
+        for some in np.array_split(np.array_split(rows, ranks)[rank], count):
+            yield len(some) / len(rows), _on(self.device, take(self.data, some))
+
+    def torch_seed(self, step: int, rank: int = 0) -> int:
+        """Return what torch's generator is seeded with for a gradient, so that dropout repeats with it."""
+        return int(at(self.seed, Purpose.DROPOUT, self.worker, step).integers(2**63, size=rank + 1)[rank])
+
+    @staticmethod
+    def batches(shards: Sequence[ProblemShard], steps: Sequence[int]) -> tuple[Any, ...]:
+        raise AssertionError("a module takes one worker's mini-batch at a time")
+
+    def few(self, count: int) -> ProblemShard:
+        """Return a shard of as many of the samples, all in one mini-batch; of fewer, if a mini-batch has
+        fewer.
+        """
+        rows = self.rows[: min(count, self.batch_size)]
+        found = ProblemShard(self.worker, self.data, rows, batch_size=len(rows), seed=self.seed)
+        found.device = self.device
+        return found
+
+    def alone(self) -> ProblemShard:
+        data, rows = self.data, self.rows
+        if isinstance(data, torch.utils.data.TensorDataset):
+            data = data.tensors
+        if isinstance(data, tuple):  # a dataset of another kind is not known to have parts
+            data, rows = tuple(part(array, rows) for array in data), np.arange(len(rows))
+        return ProblemShard(self.worker, data, rows, batch_size=self.batch_size, seed=self.seed)
+
+    @staticmethod
+    def on_device(shards: Sequence[ProblemShard], device: str) -> Sequence[ProblemShard]:
+        for shard in shards:
+            shard.device = device
+        return shards
+
+
+def _on(device: str, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(tensor.to(device) for tensor in batch)
+
+
+def seed_torch(device: torch.device, seed: int) -> None:
+    """Seed the generators of a device and of the processor, where samples may be changed at random.
+
+    `torch.manual_seed` seeds those of all devices, and takes 70 times as long.
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+class ModuleObjective(Objective):
+    """The mean loss of a problem's module over its data.
+
+    Its buffers never travel, and do not count: before an evaluation the running statistics of batch
+    normalization are estimated anew, from the first training samples, so that an evaluation is a function of
+    the weights (Wu & Johnson 2021, "Rethinking batch in BatchNorm", section 3).
+
+    precision: float32, or bf16 for torch's autocast around the loss. accumulate: parts of a mini-batch that
+    are computed one after another. compiled: whether by torch.compile. recomputed: whether activations are
+    computed once more in the backward pass. ranks: of the group that a worker is; its gradient is computed in
+    as many parts, one after another. On a CPU, in float32, these are the bits of the group's ranks, each with
+    one of `slices` slices of the weights, if it has two replicas at most. An evaluation is of the module as
+    it is, in float32, on the device `evaluated_on`, of `evaluated_at_once` samples at a time.
+    Raises ProblemError for parameters that it cannot train.
+    """
+
+    row_by_row: ClassVar[bool] = True
+    in_own_process: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        precision: str = "float32",
+        accumulate: int = 1,
+        compiled: bool = False,
+        recomputed: bool = False,
+        ranks: int = 1,
+        slices: int = 1,
+        evaluated_on: str = "cpu",
+        evaluated_at_once: int = 256,
+    ) -> None:
+        require_trainable(problem.module)
+        self.problem = problem._replace(module=problem.module.float())
+        self.shapes = tuple(tuple(parameter.shape) for parameter in trained(problem.module))
+        """Of the trained parameters, in the order of the vector."""
+        self._num_weights = sum(math.prod(shape) for shape in self.shapes)
+        self.bf16, self.accumulate, self.compiled = precision == "bf16", accumulate, compiled
+        self.recomputed, self.ranks, self.slices = recomputed, ranks, slices
+        self._evaluated_on, self._evaluated_at_once = evaluated_on, evaluated_at_once
+        self._replicas = threading.local()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_replicas": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._replicas = threading.local()
+
+    @property
+    def num_weights(self) -> int:
+        return self._num_weights
+
+    def initial_weights(self, seed: int) -> Vector:
+        """Return the weights with which the module was made, from this seed."""
+        parts = [parameter.detach().flatten() for parameter in trained(self.problem.module)]
+        return cast(Vector, torch.cat(parts).cpu().numpy())
+
+    def loss(self, w: Any, *batch: Any) -> Any:
+        raise AssertionError("a module's loss is computed with its gradient")
+
+    def for_gradients(self) -> ModuleObjective:
+        """Return it without its data, of which a worker gets its shard."""
+        return self._changed(problem=self.problem._replace(train=(), test=()))
+
+    def for_evaluation(self, device: str) -> ModuleObjective:
+        """Return it for evaluations on a device, with the training data that they need."""
+        train = self.problem.train
+        if not _normalizing(self.problem.module):
+            train = ()
+        elif isinstance(train, tuple):
+            train = tuple(array[:_ESTIMATED_FROM] for array in train)
+        return self._changed(problem=self.problem._replace(train=train), _evaluated_on=device)
+
+    def _changed(self, **attributes: Any) -> ModuleObjective:
+        changed = copy.copy(self)
+        changed.__dict__.update(attributes)
+        return changed
+
+    def _replica(self, device: str) -> Replica:
+        replicas, kind = self._replicas.__dict__, torch.device(device).type  # a process uses one GPU
+        if kind not in replicas:
+            replicas[kind] = Replica(
+                self.problem.module, device, recomputed=self.recomputed, apart=self.ranks > 1
+            )
+        return cast(Replica, replicas[kind])
+
+    def _loss_of(self, mine: Replica) -> Any:
+        """Return the loss as it is computed for a gradient, compiled once for each replica."""
+        if not self.compiled:
+            return self.problem.loss
+        if mine.compiled is None:
+            mine.compiled = torch.compile(self.problem.loss)
+        return mine.compiled
+
+    def try_out(self, shard: Shard) -> None:
+        """Compute one gradient, at the initial weights; see whether that draws random numbers.
+
+        Raises ProblemError for a loss that fails or cannot be minimised.
+        """
+        assert isinstance(shard, ProblemShard)
+        shard = self.to_try(shard, self.ranks)
+        w = torch.from_numpy(self.initial_weights(0)).to(shard.device)[None]
+        seed_torch(w.device, 0)
+        before = torch.default_generator.get_state()
+        try:
+            loss, _ = self._gradient(w[0], shard, 0, None, seeds=[0] * self.ranks)
+        except ProblemError:
+            raise
+        except Exception as error:  # of the user's loss, module or data
+            raise failed(self.problem, error) from error
+        # torch.compile may not run in two threads at once, and a GPU computes one task after another anyway.
+        drawn = not torch.equal(before, torch.default_generator.get_state())
+        self.one_thread = drawn or self.compiled or w.is_cuda
+        if not torch.isfinite(loss):
+            raise ProblemError(
+                f"its loss is {loss.item()} at the start; look at the data and the initial weights"
+            )
+
+    def to_try(self, shard: ProblemShard, ranks: int) -> ProblemShard:
+        """Return what one gradient is tried on: a few samples for each part of a mini-batch.
+
+        The whole mini-batch on a GPU, to see whether its memory suffices, and of a compiled loss, which is
+        compiled for its size.
+        """
+        if shard.device != "cpu" or self.compiled:
+            return shard
+        return shard.few(_TRIED * ranks * self.accumulate)
+
+    def try_evaluation(self) -> None:
+        """Compute the loss and the score of a few test samples, at the initial weights.
+
+        Raises ProblemError where one fails or is not one number.
+        """
+        problem, device = self.problem, self._evaluated_on
+        mine = self._replica(device)
+        mine.write(torch.from_numpy(self.initial_weights(0)))
+        mine.module.eval()
+        for name, compute in (("loss", problem.loss), ("score", problem.score)):
+            if compute is None:
+                continue
+            try:
+                rows = np.arange(min(length(problem.test), _TRIED))
+                with torch.no_grad():
+                    found = compute(mine.module, *_on(device, take(problem.test, rows)))
+                shape = tuple(torch.as_tensor(found).shape)
+            except Exception as error:  # of the user's function, module or data
+                why = located(error, _file_of(compute))
+                raise ProblemError(f"its {name} of test data cannot be computed: {why}") from error
+            if shape:
+                raise ProblemError(f"its {name} of test data has shape {shape}; return one number, the mean")
+        mine.module.train()
+
+    def loss_and_gradient(
+        self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int], out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        losses, gradients = [], []
+        for p, (shard, step) in enumerate(zip(cast("Sequence[ProblemShard]", shards), steps, strict=True)):
+            into = None if out is None else out[p]
+            seeds = [shard.torch_seed(step, rank) for rank in range(self.ranks)]
+            loss, g = self._gradient(w[p], shard, step, into, seeds=seeds)
+            losses.append(loss)
+            if out is None:
+                gradients.append(g.clone())
+        if out is None:  # the engines compute row by row: no second copy
+            out = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
+        return torch.stack(losses), out
+
+    def norm(self, g: Tensor) -> Tensor:
+        """Return the norms (P, 1) of gradients (P, D); those of a group are added up slice by slice."""
+        if self.slices == 1:
+            return super().norm(g)
+        layout, squares = RankLayout(self.shapes, self.slices), []
+        for rank in layout.holders:  # one may have nothing
+            part = torch.cat([g[:, :0], *(g[:, there] for there in layout.segments(rank))], 1)
+            squares.append(part.norm(dim=1, keepdim=True).square())
+        return in_order(squares).sqrt()
+
+    def _gradient(
+        self, w: Tensor, shard: ProblemShard, step: int, into: Tensor | None, *, seeds: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss and the gradient (D,) at w (D,), written `into` a vector (D,).
+
+        Without one it is overwritten by the next. seeds: of each rank.
+        """
+        try:
+            mine = self._replica(str(w.device))
+            mine.write(w)
+            g = mine.g if into is None else into
+            losses = []
+            for rank in mine.gradients_in(g, self.ranks, self.slices):
+                seed_torch(w.device, seeds[rank])
+                losses.append(self._loss_of_rank(mine, w.device.type, shard, step, rank))
+        except torch.OutOfMemoryError as error:
+            raise ProblemError(self.full(shard)) from error
+        return in_order(losses), g
+
+    def _loss_of_rank(self, mine: Replica, device: str, shard: ProblemShard, step: int, rank: int) -> Tensor:
+        """Return a rank's share of the loss, after the backward pass of all its parts."""
+        compute, total = self._loss_of(mine), None
+        for share, batch in shard.parts(step, self.accumulate, rank, self.ranks):
+            if self.bf16:
+                with torch.autocast(device, torch.bfloat16):
+                    loss = compute(mine.module, *batch)
+            else:
+                loss = compute(mine.module, *batch)
+            require_scalar(loss)
+            if share != 1:
+                loss = share * loss
+            loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        return cast("Tensor", total).float()
+
+    def full(self, shard: ProblemShard, ranks: int = 1) -> str:
+        """Return in one line that the memory of a shard's device is full; it computes as one of `ranks`."""
+        at_once = -(-shard.batch_size // (ranks * self.accumulate))
+        return _full(shard.device, self._num_weights, at_once, ranks)
+
+    def evaluate(self, w: Vector, *test: Any) -> Evaluation | None:
+        try:
+            return self._evaluation(w)
+        except torch.OutOfMemoryError as error:
+            full = _full(self._evaluated_on, self._num_weights, self._evaluated_at_once)
+            raise ProblemError(full) from error
+
+    def _evaluation(self, w: Vector) -> Evaluation:
+        problem, device = self.problem, self._evaluated_on
+        mine = self._replica(device)
+        mine.write(torch.from_numpy(np.array(w)))
+        n, loss, score = length(problem.test), 0.0, 0.0
+        routed: list[list[RoutedLayer]] = []
+        self._estimate_statistics(mine.module)
+        mine.module.eval()
+        with torch.no_grad():
+            for rows in np.array_split(np.arange(n), -(-n // self._evaluated_at_once)):
+                batch = _on(device, take(problem.test, rows))
+                loss += len(rows) / n * float(problem.loss(mine.module, *batch))
+                if problem.routing and (layers := problem.routing.layers(mine.module)):
+                    routed.append([of._replace(chosen=_NONE) for of in layers])
+                if problem.score:
+                    score += len(rows) / n * float(problem.score(mine.module, *batch))
+        mine.module.train()
+        bits = loss / math.log(2) / problem.bytes_per_token if problem.bytes_per_token else None
+        use = self._use_of_experts(mine.module, routed) if routed else None
+        return Evaluation(loss, score if problem.score else None, bits, use)
+
+    def _use_of_experts(self, module: torch.nn.Module, routed: Sequence[Sequence[RoutedLayer]]) -> ExpertUse:
+        """Return how experts were used in the passes of an evaluation, each with what its layers did."""
+        assert self.problem.routing
+        layers = [joined(parts) for parts in zip(*routed, strict=True)]
+        return ExpertUse(
+            shares([layer.load for layer in layers]),
+            tuple(round(float(layer.entropy), 6) for layer in layers),
+            self.problem.routing.capacity(module),
+        )
+
+    @property
+    def has_experts(self) -> bool:
+        return self.problem.routing is not None
+
+    def loads_in(self, gradient: Vector) -> Loads | None:
+        routing, module = self.problem.routing, self.problem.module
+        if routing is None:
+            return None
+        return shown_by(gradient, spans_of(routing.balances(module), trained(module)))
+
+    def compared(self, found: Evaluation, w: Vector, models: Mapping[int, Vector]) -> Evaluation:
+        """Look at the first eighth of the test data, so eight models take as long as an evaluation."""
+        if found.experts is None:
+            return found
+        some = max(1, length(self.problem.test) // MOST_WORKERS)
+        rows = np.arange(some)
+        of_server = [layer.chosen for layer in self._routed_at(w, rows)]
+        of_workers = {worker: self._routed_at(models[worker], rows) for worker in list(models)[:MOST_WORKERS]}
+        choices = [[layer.chosen for layer in layers] for layers in of_workers.values()]
+        pairs = [agreement(a, b) for a, b in combinations(choices, 2)]
+        use = found.experts._replace(
+            workers={worker: shares([of.load for of in layers]) for worker, layers in of_workers.items()},
+            agreement=fmean(pairs) if pairs else None,
+            agreement_with_server=fmean(agreement(own, of_server) for own in choices),
+        )
+        return found._replace(experts=use)
+
+    def _routed_at(self, w: Vector, rows: Indices) -> Sequence[RoutedLayer]:
+        """Return what the layers do with some test samples at the weights w (D,)."""
+        problem, device = self.problem, self._evaluated_on
+        assert problem.routing
+        mine = self._replica(device)
+        mine.write(torch.from_numpy(np.array(w)))
+        mine.module.eval()
+        routed = []
+        with torch.no_grad():
+            for some in np.array_split(rows, -(-len(rows) // self._evaluated_at_once)):
+                problem.loss(mine.module, *_on(device, take(problem.test, some)))
+                routed.append(problem.routing.layers(mine.module))
+        mine.module.train()
+        return [joined(parts) for parts in zip(*routed, strict=True)]
+
+    def module_at(self, w: Vector) -> torch.nn.Module:
+        """Return a copy of the module with the weights w (D,), as an evaluation has it."""
+        module = copy.deepcopy(self.problem.module).to(self._evaluated_on).train()
+        parameters = trained(module)
+        sizes = [parameter.numel() for parameter in parameters]
+        parts = torch.split(torch.from_numpy(np.array(w)), sizes)
+        with torch.no_grad():
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.copy_(part.view_as(parameter))
+        with torch.random.fork_rng(devices=[]):
+            self._estimate_statistics(module)
+        return module.eval().cpu()
+
+    def _estimate_statistics(self, module: torch.nn.Module) -> None:
+        """Set the running statistics to the means over some training samples at the present weights."""
+        layers = _normalizing(module)
+        if not layers:
+            return
+        momenta = [layer.momentum for layer in layers]
+        for layer in layers:
+            layer.reset_running_stats()
+            layer.momentum = None  # then each of the mini-batches counts the same
+        samples = np.arange(min(length(self.problem.train), _ESTIMATED_FROM))
+        seed_torch(torch.device(self._evaluated_on), 0)  # for dropout before such a layer
+        with torch.no_grad():
+            for rows in np.array_split(samples, -(-len(samples) // _ESTIMATED_AT_ONCE)):
+                self.problem.loss(module, *_on(self._evaluated_on, take(self.problem.train, rows)))
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+
+
+def failed(problem: Problem, error: Exception) -> ProblemError:
+    """Return what to raise for an error of a problem's loss, module or data."""
+    return ProblemError(f"its loss cannot be computed: {located(error, _file_of(problem.loss))}")
+
+
+def _file_of(function: Any) -> Path:
+    """Return the file of a user's function; of what is none, no file."""
+    code = getattr(function, "__code__", None)
+    return Path(code.co_filename) if code else Path()
+
+
+def _normalizing(module: torch.nn.Module) -> list[_BatchNorm]:
+    """Return the layers of a module that have running statistics."""
+    found = (layer for layer in module.modules() if isinstance(layer, _BatchNorm))
+    return [layer for layer in found if layer.running_mean is not None]
+
+
+def require_scalar(loss: Any) -> None:
+    """Raise ProblemError unless a loss is one number that depends on the weights."""
+    if not isinstance(loss, torch.Tensor) or loss.dim():
+        shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+        raise ProblemError(f"its loss has {shape}; return one number, the mean over the mini-batch")
+    if not loss.requires_grad:
+        raise ProblemError(
+            "its loss does not depend on the parameters; compute it with the module it is given"
+        )
+
+
+def _full(device: str, num_weights: int, at_once: int, ranks: int = 1) -> str:
+    """Return in one line that a device's memory is full, with the sizes and the remedy."""
+    sizes = f"{num_weights:,} weights of {_gb(4 * num_weights)} in all, and {at_once} samples at once"
+    if ranks > 1:
+        sizes += f", as one of {ranks} ranks"
+    if "cuda" in device:
+        free, total = torch.cuda.mem_get_info()
+        sizes += f"; it has {_gb(total)}, of which {_gb(free)} are free"
+    more = ", or more --ranks-per-worker" if ranks > 1 else ""
+    return (
+        f"{device} is out of memory: {sizes}; lower --batch-size, raise --accumulate, or give "
+        "--precision bf16 or fewer workers a device" + more
+    )
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"

@@ -1,0 +1,111 @@
+"""A copy of a module whose trained parameters, and their gradients, are views into one flat vector each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from dsgd.core.problem import ProblemError
+from dsgd.models.objectives.module_blocks import blocks, recompute_activations
+
+
+def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the parameters that are trained, in the order of the flat vector; those that are tied once."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def require_trainable(module: torch.nn.Module) -> None:
+    """Raise ProblemError for parameters or buffers that a flat float32 vector cannot stand for."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if torch.nn.parameter.is_lazy(tensor):
+            raise ProblemError(
+                f"its {name} has no shape yet, as in a lazy module; run a mini-batch through it in make()"
+            )
+        if tensor.is_meta:
+            raise ProblemError(f"its {name} is on the meta device and has no values; make it on the CPU")
+        if tensor.is_complex() and tensor.requires_grad:
+            raise ProblemError(f"its {name} is complex; keep its parts as real numbers (torch.view_as_real)")
+
+
+_MOST_KEPT = 16  # vectors: those of a worker that writes to shared memory take turns
+
+
+class Replica:
+    """One copy, on one device, for one thread.
+
+    w (D,): the weights, which `write` sets before each computation. g (D,): where the gradient is written
+    unless `gradient_in` names another vector. Parameters that the loss does not depend on have a gradient of
+    0. In the vectors each is laid out row by row, whatever its strides were. recomputed: whether the module's
+    blocks are computed once more in the backward pass, instead of kept. apart: whether each parameter has
+    separate memory, as in a group of ranks: the last bits of a product may depend on where its factors lie.
+    Raises ProblemError for a module that cannot be copied.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, device: str, *, recomputed: bool = False, apart: bool = False
+    ) -> None:
+        try:
+            self.module = copy.deepcopy(module).to(device).train()
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # whatever the user's __deepcopy__ or __reduce__ raises
+            text = " ".join(str(error).split())
+            raise ProblemError(
+                f"its module cannot be copied ({type(error).__name__}: {text}), and each process and thread "
+                "needs a copy; keep what cannot be copied outside of it"
+            ) from error
+        if recomputed:
+            recompute_activations(blocks(self.module))
+        self.compiled: Any = None
+        """The problem's loss as torch.compile made it for this copy, if it is compiled."""
+        parameters = trained(self.module)
+        sizes = [parameter.numel() for parameter in parameters]
+        self.w = torch.empty(sum(sizes), device=device)
+        self.g = torch.zeros_like(self.w)
+        self._apart = apart
+        for parameter, w in zip(parameters, torch.split(self.w, sizes), strict=True):
+            parameter.data = torch.empty_like(w.view(parameter.shape)) if apart else w.view(parameter.shape)
+        self._parameters, self._sizes = parameters, sizes
+        self._gradients: dict[int, list[torch.Tensor]] = {}
+        self._spare: list[torch.Tensor] = []
+        self.gradient_in(self.g)
+
+    def write(self, w: torch.Tensor) -> None:
+        """Make w (D,) the weights."""
+        self.w.copy_(w)
+        if self._apart:
+            parts: Any = zip(self._parameters, torch.split(self.w, self._sizes), strict=True)
+            for parameter, part in parts:
+                parameter.data.copy_(part.view(parameter.shape))
+
+    def gradient_in(self, g: torch.Tensor) -> None:
+        """Have `backward` add to g (D,), which is 0 from now on. Views into it are kept, and it with them."""
+        views = self._gradients.get(g.data_ptr())
+        if views is None:
+            if len(self._gradients) == _MOST_KEPT:
+                self._gradients.clear()
+            parts: Any = zip(self._parameters, torch.split(g, self._sizes), strict=True)
+            views = self._gradients[g.data_ptr()] = [part.view(parameter.shape) for parameter, part in parts]
+        for parameter, view in zip(self._parameters, views, strict=True):
+            parameter.grad = view
+        g.zero_()
+
+    def gradients_in(self, g: torch.Tensor, ranks: int, slices: int) -> Iterator[int]:
+        """Yield each rank in turn: the gradient that `backward` then makes is its, and is added to g (D,).
+
+        First the ranks of a replica, which are `slices`, are added up in their order, then the replicas.
+        """
+        needed = 2 if 1 < slices < ranks else min(1, ranks - 1)
+        self._spare += [torch.empty_like(self.w) for _ in range(needed - len(self._spare))]
+        for rank in range(ranks):
+            begins = rank % slices == 0
+            there = g if rank == 0 else self._spare[0 if begins else -1]
+            self.gradient_in(there)
+            yield rank
+            if not begins:
+                (g if rank < slices else self._spare[0]).add_(there)
+            if rank >= slices and (rank + 1) % slices == 0:
+                g.add_(self._spare[0])

@@ -1,0 +1,141 @@
+"""Finds the workloads: each file in this folder is a value of `--workload`, and so is a user's file.
+
+A workload's file has a function `make()` that returns a `dsgd.Problem`. With options it has a class `Config`,
+derived from `dsgd.DataConfig`, and `make(cfg)`, where `cfg` is the run's Config.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from dsgd.core.rng import Purpose, generator
+from dsgd.models.datasets.local_files import DataError
+from dsgd.process.user_code import UserCodeError, load_code, located
+
+if TYPE_CHECKING:
+    from dsgd.config import DataConfig
+    from dsgd.core.problem import Problem
+
+FOLDER = Path(__file__).parent
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Return the names of the workloads in this folder, sorted."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("[!_]*.py")))
+
+
+def file_of(workload: str) -> Path:
+    """Return the file of a workload: one in this folder by its name, or a user's by its path.
+
+    Raises ValueError for a name that is not there.
+    """
+    if workload in names():
+        return FOLDER / f"{workload}.py"
+    if not workload.endswith(".py"):
+        known = ", ".join((*names(), "or a file like mine.py"))
+        raise ValueError(f"--workload {workload}: there is no such workload; give {known}")
+    return Path(workload)
+
+
+def name_of(config: Mapping[str, Any]) -> str:
+    """Return what a run learns, from its options: its workload's file without the ending, or its data set."""
+    workload = config.get("workload")
+    return str(config.get("dataset")) if workload is None else Path(str(workload)).stem
+
+
+def code_of(workload: str) -> ModuleType:
+    """Return the file of a workload as a module. Raises ValueError, naming the line, if that fails."""
+    path = file_of(workload)
+    try:
+        module = load_code(path, "workload")
+        if not callable(getattr(module, "make", None)):
+            raise UserCodeError("needs a function make() that returns a dsgd.Problem")
+    except UserCodeError as error:
+        raise ValueError(f"--workload {workload}: {error}") from None
+    return module
+
+
+def options_of(workload: str) -> type[DataConfig] | None:
+    """Return a workload's `Config`; None if it has none, and then its file is not run.
+
+    Raises ValueError, in one line, for a file that cannot be used.
+    """
+    try:
+        tree = ast.parse(file_of(workload).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        tree = None  # what is wrong with it is said where it is run
+    if tree and not any(isinstance(node, ast.ClassDef) and node.name == "Config" for node in tree.body):
+        return None
+    from dsgd.config import DataConfig
+    from dsgd.core.constraints import members
+
+    found: Any = code_of(workload).Config
+    where = f"--workload {workload}: its Config"
+    if not (isinstance(found, type) and issubclass(found, DataConfig) and is_dataclass(found)):
+        raise ValueError(f"{where} is no option class; derive it from dsgd.DataConfig, as a frozen dataclass")
+    try:
+        members(found)
+        found()
+    except Exception as error:  # of the user's class
+        raise ValueError(f"{where} cannot be used: {located(error, file_of(workload))}") from None
+    return found
+
+
+def make_problem(data: DataConfig, seed: int) -> Problem:
+    """Make the problem of the workload, torch seeded with the run's seed: it draws the initial weights.
+
+    Raises ValueError, in one line, for a file that fails and for a problem that cannot be trained.
+    """
+    import torch
+
+    from dsgd.models.moe.mixture import MixtureRouting, mixtures
+
+    workload = data.workload
+    assert workload is not None
+    code = code_of(workload)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(generator(seed, Purpose.INITIAL_WEIGHTS).integers(2**63)))
+        try:
+            own = getattr(code, "Config", None)
+            problem = code.make(data) if own is not None and isinstance(data, own) else code.make()
+        except DataError as error:  # in words for the user already
+            raise ValueError(f"--workload {workload}: {error}") from None
+        except Exception as error:  # of the user's file
+            raise ValueError(f"--workload {workload}: {located(error, file_of(workload))}") from None
+    if wrong := _wrong(problem):
+        raise ValueError(f"--workload {workload}: {wrong}")
+    made: Problem = problem
+    if made.routing is None and any(mixtures(made.module)):
+        made = made._replace(routing=MixtureRouting())
+    return made
+
+
+def _wrong(problem: Any) -> str | None:
+    """Return what is wrong with what `make` returned; None if it can be trained."""
+    import torch
+
+    from dsgd.core.problem import Problem, length
+    from dsgd.models.objectives.replica import trained
+
+    if not isinstance(problem, Problem):
+        return f"make() returned a {type(problem).__name__}; return a dsgd.Problem"
+    if not isinstance(problem.module, torch.nn.Module):
+        return f"its module is a {type(problem.module).__name__}; give a torch.nn.Module"
+    if not trained(problem.module):
+        return "its module has no parameter that requires a gradient; there is nothing to train"
+    for name, data in (("train", problem.train), ("test", problem.test)):
+        if data == ():
+            return f"its {name} data have no arrays; give one or more, with a row for each sample"
+        if isinstance(data, tuple) and len({len(array) for array in data}) != 1:
+            lengths = ", ".join(str(len(array)) for array in data)
+            return f"the arrays of its {name} data have {lengths} rows; give each sample a row in all of them"
+        if not length(data):
+            return f"its {name} data are empty; give it samples"
+    return None

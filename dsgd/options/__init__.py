@@ -1,1 +1,0 @@
-"""What options are made of: the rules of a field, and the meaning of an option's text."""

@@ -1,0 +1,130 @@
+"""Writing to a disk that may fail: errors name the file and the remedy, readers see whole files only."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from dsgd.process.outcomes import REMEDIES
+
+_ELSEWHERE = "choose another folder with --out"
+
+
+class WriteError(OSError):
+    """A file cannot be written; the message is one line with the file, the reason and the remedy."""
+
+    def __init__(self, error: OSError, path: Path, elsewhere: str = _ELSEWHERE) -> None:
+        """Make it from an error of the system, which does not always say which file it concerns.
+
+        elsewhere: what the user can do instead of repairing what is wrong there.
+        """
+        super().__init__(error.errno or errno.EIO, error.strerror or str(error), str(path))
+        self._remedy = ", or ".join(filter(None, (REMEDIES.get(error.errno or errno.EIO), elsewhere)))
+
+    def __str__(self) -> str:
+        return f"{self.filename}: cannot be written ({self.strerror}); {self._remedy}"
+
+
+@contextmanager
+def whole_file(path: Path, elsewhere: str = _ELSEWHERE) -> Iterator[IO[bytes]]:
+    """Write a whole file or none: readers never see half of it, even after a crash.
+
+    Raises WriteError if it cannot be written; nothing is left of it then.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.rename(path)
+    except BaseException as error:
+        with suppress(OSError):  # on a disk that has become read-only, say
+            partial.unlink()
+        if isinstance(error, OSError):
+            raise WriteError(error, path, elsewhere) from error
+        raise
+
+
+class Writing:
+    """Turns an OSError of the block into a WriteError: `write`, `flush` and `close` do not say which file.
+
+    A class, because a generator would cost each update a microsecond.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> None:
+        if isinstance(error, OSError) and not isinstance(error, WriteError):
+            raise WriteError(error, self._path) from error
+
+
+class GrowingFile:
+    """A file to which bytes are appended; raises WriteError when they cannot be.
+
+    length: keep so many bytes of what is there already; without it, the file begins empty.
+    """
+
+    def __init__(self, path: Path, buffering: int = -1, *, length: int = 0) -> None:
+        self._writing = Writing(path)
+        with self._writing:
+            self._file = path.open("r+b" if length else "wb", buffering=buffering)
+        if length:
+            self.cut(length)
+
+    @property
+    def length(self) -> int:
+        """Bytes written so far, those that are still buffered among them."""
+        return self._file.tell()
+
+    def write(self, data: bytes) -> None:
+        """Append bytes, which need not be on the disk before `flush`."""
+        with self._writing:
+            self._file.write(data)
+
+    def cut(self, length: int) -> None:
+        """Take back all but the first `length` bytes."""
+        with self._writing:
+            self._file.seek(length)  # writes what is buffered
+            self._file.truncate()
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with self._writing:
+            self._file.flush()
+
+    def sync(self) -> None:
+        """Wait until what was flushed is on the disk; from any thread."""
+        with self._writing:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Write what is buffered, and close the file."""
+        with self._writing:
+            self._file.close()
+
+
+class FolderLock:
+    """Keeps other processes from writing to a folder; it ends with this one, however that ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raise BlockingIOError if another process has it."""
+        self._descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+
+    def release(self) -> None:
+        """Let others in; calling it again has no effect."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

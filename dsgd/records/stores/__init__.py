@@ -1,0 +1,1 @@
+"""Where checkpoints are stored: in a folder, in S3."""

@@ -1,0 +1,1 @@
+"""One run as a value: the loop that follows a strategy, evaluation, recovery, replay."""

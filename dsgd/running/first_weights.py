@@ -1,0 +1,64 @@
+"""The weights that a run starts from: the seed's, or those of another run (`--init-from`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from dsgd.config import TrainConfig, require
+from dsgd.core.weights import Vector, Weights
+from dsgd.data import Workload
+from dsgd.records.s3 import CHECKPOINTS
+from dsgd.records.stores.disk_store import DiskStore
+from dsgd.records.stores.store import require_whole, version_of
+from dsgd.running.checkpoints.run_state import weights_in
+
+
+def first_weights(cfg: TrainConfig, workload: Workload) -> Vector:
+    """Return the weights (D,) of version 0, read-only.
+
+    Raises ValueError, naming the option, for a record or checkpoint that is not there, is damaged or has
+    another number of weights.
+    """
+    source = cfg.checkpoint.init_from
+    if source is None:
+        vector = workload.objective.initial_weights(cfg.seed)
+    else:
+        try:
+            vector = _of_run(source)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            require(False, "init-from", source, f"{reason}; give a run's folder, or RUN@VERSION")
+        needed = workload.objective.num_weights
+        rule = f"has {vector.size:,} weights and this run {needed:,}; choose the same model and data"
+        require(vector.shape == (needed,), "init-from", source, rule)
+    vector.setflags(write=False)
+    return vector
+
+
+def _of_run(source: str) -> Vector:
+    run, at, version = source.rpartition("@")
+    if at and version.isdigit():
+        return of_checkpoint(Path(run), int(version)).vector
+    path = Path(source) / "weights.npy"
+    if not path.is_file():
+        raise ValueError("has no weights.npy: it is no record, or its run has not ended")
+    vector: Vector = np.load(path, allow_pickle=False)
+    return vector.astype(np.float32, copy=False)
+
+
+def of_checkpoint(run: Path, version: int) -> Weights:
+    """Return the weights in a record's checkpoint of a version.
+
+    Raises ValueError, in one line, where there is none or it is damaged; OSError where it cannot be read.
+    """
+    store = DiskStore(run / CHECKPOINTS)
+    names = store.names()
+    found = next((name for name in names if version_of(name) == version), None)
+    if found is None:
+        there = ", ".join(str(version_of(name)) for name in names) or "none"
+        raise ValueError(f"has no checkpoint of that version; it has {there}")
+    content = store.read(found)
+    require_whole(found, content)
+    return weights_in(content)

@@ -1,0 +1,1 @@
+"""Which closed forms concern a run, and whether they agree with what was measured."""

@@ -1,0 +1,269 @@
+"""A recorded run as what it trained: its weights, the module that has them, and its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dsgd.config import TrainConfig, option_fields
+from dsgd.core.model import Classifier, Evaluation
+from dsgd.core.problem import take
+from dsgd.core.weights import Vector
+from dsgd.data import DatasetShard, Workload, make_workload, module_objective
+from dsgd.models.networks.sampling import Sampler
+from dsgd.models.workloads import make_problem, name_of
+from dsgd.process.user_code import located
+from dsgd.records.reader import read_summary
+from dsgd.records.s3 import CHECKPOINTS
+from dsgd.records.schema import RecordError
+from dsgd.records.stores.disk_store import DiskStore
+from dsgd.records.stores.store import newest_whole
+from dsgd.records.workload_copy import code_in, digest
+from dsgd.running.checkpoints.run_state import weights_in
+from dsgd.running.first_weights import of_checkpoint
+from dsgd.running.recorded_config import recorded_config, recorded_options
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dsgd.core.problem import Problem
+    from dsgd.models.objectives.module_objective import ModuleObjective
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TrainedRun:
+    """What a run has trained: `dsgd.load(RUN)`.
+
+    Its code and data are those of the record's options: a workload is the file that was trained, also where
+    the user's has changed since.
+    """
+
+    path: Path
+    cfg: TrainConfig
+    """The run's options; `data.workload` is where its file was found."""
+    name: str
+    """What was learned: the workload's or the data set's name."""
+    weights: Vector = field(repr=False)
+    """Shape (D,), read-only."""
+    version: int
+    """How many updates made them."""
+    ended: bool
+    """Whether they are the run's last; False: those of a checkpoint."""
+
+    def __repr__(self) -> str:
+        return f"<TrainedRun: {self.cfg.mode} on {self.name}, {self._weights_in_words}>"
+
+    @property
+    def _weights_in_words(self) -> str:
+        of = "the last of the run" if self.ended else "of a checkpoint"
+        return f"{self.weights.size:,} weights of version {self.version}, {of}"
+
+    @property
+    def in_words(self) -> str:
+        """Two lines: which run this is, and which weights."""
+        cfg = self.cfg
+        run = f"{cfg.mode} on {cfg.engine}, {cfg.num_workers} workers, {self.name}: {self.path}"
+        return f"run       {run}\nweights   {self._weights_in_words}"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What a file of the weights says of where they come from."""
+        return {
+            "run": self.path.resolve().name,
+            "mode": self.cfg.mode,
+            "trained_on": self.name,
+            "version": str(self.version),
+            "weights_sha256": self.weights_sha256,
+        }
+
+    @property
+    def weights_sha256(self) -> str:
+        """SHA-256, in hex, of the weights' 4·D bytes, as in summary.json."""
+        return digest(self.weights.tobytes())
+
+    @cached_property
+    def _problem(self) -> Problem:
+        if self.cfg.data.workload is not None:
+            return make_problem(self.cfg.data, self.cfg.seed)
+        return self._built_in_problem(self._built_in.objective.initial_weights(self.cfg.seed))
+
+    @cached_property
+    def _built_in(self) -> Workload:
+        return make_workload(self.cfg)
+
+    def _built_in_problem(self, w: Vector) -> Problem:
+        from dsgd.models.objectives.classifier_module import as_problem
+
+        objective, shard = self._built_in.objective, self._built_in.shards[0]
+        if not isinstance(objective, Classifier) or not isinstance(shard, DatasetShard):
+            raise ValueError(f"{self.path}: --dataset {self.name} has no module")
+        return as_problem(objective, w, (shard.x, shard.y), self._built_in.test)
+
+    def problem(self) -> Problem:
+        """Return the module with its initial weights, the loss and the data, as `make` made them.
+
+        Raises ValueError, in one line, where `make` fails, and for runs that train no module.
+        """
+        return self._problem
+
+    def module(self) -> nn.Module:
+        """Return a module with these weights, in eval mode.
+
+        The running statistics of batch normalization are estimated from training samples, as before every
+        evaluation. Raises ValueError as `problem` does.
+        """
+        if self.cfg.data.workload is None:
+            return self._built_in_problem(self.weights).module.eval()
+        with self._users_code():
+            return self._objective(self._problem).module_at(self.weights)
+
+    def _objective(self, problem: Problem) -> ModuleObjective:
+        objective = module_objective(self.cfg, problem)
+        if objective.num_weights != self.weights.size:
+            raise ValueError(
+                f"{self.path}: has {self.weights.size:,} weights, and the module of its workload "
+                f"{objective.num_weights:,}; it makes another one here than it made for the run"
+            )
+        return objective
+
+    def evaluate(self, on: str | Path | None = None) -> Evaluation:
+        """Return the loss, and the score if there is one, on the test data.
+
+        on: the test part of what the workload reads from this file or folder in place of its `--data`.
+        Raises ValueError, in one line, where that cannot be done.
+        """
+        if self.cfg.data.workload is None:
+            if on is not None:
+                raise ValueError(f"{self.path}: was trained on --dataset {self.name}, which reads no files")
+            found = self._built_in.evaluate(self.weights)
+            if found is None:
+                raise ValueError(f"{self.path}: --dataset {self.name} has no weights; nothing was trained")
+            return found
+        problem = self._problem
+        if on is not None:
+            other = self._problem_on(str(on))
+            problem = problem._replace(test=other.test, bytes_per_token=other.bytes_per_token)
+        with self._users_code():
+            found = self._objective(problem).evaluate(self.weights)
+        assert found is not None
+        return found
+
+    @contextmanager
+    def _users_code(self) -> Iterator[None]:
+        """Give an error of the workload's functions one line, with the line of its file."""
+        try:
+            yield
+        except ValueError:
+            raise
+        except Exception as error:  # whatever they raise
+            where = located(error, Path(str(self.cfg.data.workload)))
+            raise ValueError(f"{self.path}: its workload {self.name} failed: {where}") from error
+
+    def _problem_on(self, path: str) -> Problem:
+        """Return what the workload makes of other data; raises ValueError for another module too."""
+        if "data" not in option_fields(type(self.cfg.data)):
+            raise ValueError(
+                f"{self.path}: its workload {self.name} has no option --data, so it reads no files"
+            )
+        data: Any = self.cfg.data
+        problem = make_problem(replace(data, data=path), self.cfg.seed)
+        shapes, others = (
+            {name: tensor.shape for name, tensor in made.module.state_dict().items()}
+            for made in (self._problem, problem)
+        )
+        if shapes != others:
+            raise ValueError(
+                f"{self.path}: its workload {self.name} makes another module for {path}; "
+                "give data of the form it was trained on"
+            )
+        if not _same_tokens(self._problem, problem):
+            raise ValueError(
+                f"{self.path}: its workload {self.name} learns other tokens from {path}; "
+                "only a model of bytes is evaluated on another text"
+            )
+        return problem
+
+    def sample(self, prompt: str, *, tokens: int = 200, temperature: float = 1.0, seed: int = 0) -> str:
+        """Return the text that a language model makes to follow the prompt; the same again for the same seed.
+
+        tokens: how many. temperature: the logits are divided by it before a token is drawn; 0 takes the most
+        probable one. Raises ValueError, in one line, for a run of no language model.
+        """
+        continued = None if self.cfg.data.workload is None else self._problem.sample
+        if continued is None:
+            raise ValueError(f"{self.path}: {self.name} is no language model: its Problem has no `sample`")
+        module = self.module()
+        with self._users_code():
+            return continued(module, prompt, tokens=tokens, temperature=temperature, seed=seed)
+
+
+def _same_tokens(ours: Problem, theirs: Problem) -> bool:
+    """Whether two language models have the same ids for the text that one of them is tested on."""
+    if not isinstance(ours.sample, Sampler) or not isinstance(theirs.sample, Sampler):
+        return True
+    ids = take(theirs.test, np.arange(1))[0].flatten().tolist()
+    text = theirs.sample.decode(ids)
+    return list(ours.sample.encode(text)) == list(theirs.sample.encode(text))
+
+
+def trained_run(source: str) -> TrainedRun:
+    """Return what the run in a folder has trained; `RUN@VERSION` is one of its checkpoints.
+
+    Of a run that has not ended, these are the weights of its newest whole checkpoint.
+    Raises RecordError, in one line, for what is no record, is damaged, or has no weights yet.
+    """
+    path, version = _split(source)
+    options = recorded_options(path)
+    name = name_of(options)
+    if options.get("workload") is not None:
+        options["workload"] = str(code_in(path, options))
+    cfg = recorded_config(path, options)
+    vector, version, ended = _weights(path, version)
+    vector.setflags(write=False)
+    return TrainedRun(path=path, cfg=cfg, name=name, weights=vector, version=version, ended=ended)
+
+
+def _split(source: str) -> tuple[Path, int | None]:
+    run, at, version = source.rpartition("@")
+    if at and version.isdigit() and not Path(source).exists():
+        return Path(run), int(version)
+    return Path(source), None
+
+
+def _weights(path: Path, version: int | None) -> tuple[Vector, int, bool]:
+    """Return the weights, their version, and whether they are the last of a run that has ended."""
+    if version is not None:
+        try:
+            return np.array(of_checkpoint(path, version).vector), version, False
+        except (OSError, ValueError) as error:
+            raise RecordError(f"{path}@{version}: {_reason(error)}") from None
+    if not (path / "summary.json").is_file():
+        found = newest_whole(DiskStore(path / CHECKPOINTS), weights_in)
+        if found.name is None:
+            raise RecordError(
+                f"{path}: its run has not ended and has no whole checkpoint; wait for its end, or run with "
+                "--checkpoint-every"
+            )
+        weights = weights_in(found.content)
+        return np.array(weights.vector), weights.version, False
+    summary, file = read_summary(path), path / "weights.npy"
+    try:
+        vector = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise RecordError(f"{file}: cannot be read ({_reason(error)}); the record is damaged") from None
+    if vector.dtype != np.float32 or digest(vector.tobytes()) != summary.weights_sha256:
+        raise RecordError(
+            f"{file}: its weights do not have the digest in summary.json; the record is damaged"
+        )
+    return vector, summary.updates, True
+
+
+def _reason(error: Exception) -> str:
+    system = error.strerror if isinstance(error, OSError) else None
+    return system or " ".join(str(error).split())

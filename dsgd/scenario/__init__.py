@@ -1,0 +1,1 @@
+"""What a run meets: faults as data; hosts, links and topologies as functions of time."""

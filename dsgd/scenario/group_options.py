@@ -1,0 +1,114 @@
+"""The options of a worker that is a group of ranks, a process each (docs/islands.md)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+from annotated_types import Ge, Gt
+
+from dsgd.core.constraints import FINITE, GIVEN, Checked, OnlyWith, Parsed, require
+
+_WITH_WORKLOAD, _SIMULATED = OnlyWith(workload=GIVEN), OnlyWith(engine="sim")
+
+
+class Parallel(NamedTuple):
+    """How the ranks of a group share a module."""
+
+    kind: str
+    """fsdp, hsdp or ddp."""
+    copies: int = 1
+    """R of hsdp: as many copies of the module are each sharded over ranks of their own."""
+
+    @classmethod
+    def parse(cls, text: str) -> Parallel:
+        """Return what the text of --parallel means.
+
+        >>> Parallel.parse("hsdp:2"), Parallel.parse("ddp")
+        (Parallel(kind='hsdp', copies=2), Parallel(kind='ddp', copies=1))
+        """
+        if text in ("fsdp", "ddp"):
+            return cls(text)
+        if found := re.fullmatch(r"hsdp:([1-9]\d{0,5})", text):
+            return cls("hsdp", int(found[1]))
+        if text.partition(":")[0] == "hsdp":
+            raise ValueError("R must be a whole number of copies of at least 1, like hsdp:2")
+        raise ValueError("must be fsdp, hsdp:R with R copies of the module, or ddp")
+
+    def shards(self, ranks: int) -> int:
+        """Return over how many ranks each copy of the module is sharded, of so many in a group.
+
+        >>> Parallel("hsdp", 2).shards(8), Parallel("ddp").shards(8)
+        (4, 1)
+        """
+        return 1 if self.kind == "ddp" else ranks // self.copies
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig(Checked):
+    """A worker that is a group of ranks, each with its part of the module and of every mini-batch
+    (docs/islands.md).
+    """
+
+    ranks_per_worker: Annotated[int, Ge(1)] = 1
+    """G, the ranks of each worker: processes that share its module and its mini-batches. A rank on cuda takes
+    --gpus-per-worker."""
+
+    parallel: str = "fsdp"
+    """How the ranks share the module: fsdp (each has a part of every parameter) | hsdp:R (R copies, each
+    sharded over G/R ranks) | ddp (each has a copy)."""
+    parsed_parallel = Parsed("parallel", Parallel.parse)
+
+    expert_parallel: Annotated[bool, _WITH_WORKLOAD] = False
+    """Each rank computes its own experts of a mixture, for the samples of all ranks, instead of gathering all
+    experts' weights."""
+
+    checkpoint_activations: Annotated[bool, _WITH_WORKLOAD] = False
+    """Compute a block's activations once more in the backward pass instead of keeping them; for workers of
+    one rank, too."""
+
+    rank_bytes_per_s: Annotated[float, Gt(0), _SIMULATED] = math.inf
+    """Bandwidth between the ranks of a worker, of each in each direction (sim only); --bytes-per-s is that
+    between workers."""
+
+    rank_latency_s: Annotated[float, FINITE, Ge(0), _SIMULATED] = 0.0
+    """Seconds a message travels between ranks of a worker (sim only)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ranks, copies = self.ranks_per_worker, self.parsed_parallel.copies
+        rule = "is for a worker of several ranks; give --ranks-per-worker 2 or more, or leave it out"
+        for option, default in (
+            ("parallel", "fsdp"),
+            ("expert_parallel", False),
+            ("rank_bytes_per_s", math.inf),
+            ("rank_latency_s", 0.0),
+        ):
+            require(ranks > 1 or getattr(self, option) == default, option, getattr(self, option), rule)
+        rule = f"R must divide --ranks-per-worker {ranks}; give one that does, or fsdp or ddp"
+        require(ranks % copies == 0, "parallel", self.parallel, rule)
+        rule = "shards experts over ranks, and --parallel ddp shards nothing; use fsdp"
+        shards = self.parsed_parallel.shards(ranks) > 1
+        require(shards or not self.expert_parallel, "expert-parallel", self.expert_parallel, rule)
+
+    @property
+    def shards(self) -> int:
+        """Into how many slices a group's vector is cut: one for each rank of a copy of the module."""
+        return self.parsed_parallel.shards(self.ranks_per_worker)
+
+    def require_possible(self, samples: int | None, others: Mapping[str, bool]) -> None:
+        """Raise ValueError for what cannot be in this run.
+
+        samples: that are computed at once; None: there are none. others: by their text, options that a group
+        cannot go with, and whether they are given.
+        """
+        ranks = self.ranks_per_worker
+        if ranks > 1:
+            rule = f"each rank needs a sample of a mini-batch, and {samples} are computed at once; raise "
+            rule += "--batch-size, or lower --accumulate"
+            require(samples is None or ranks <= samples, "ranks-per-worker", ranks, rule)
+            for text, given in others.items():
+                require(not given, "ranks-per-worker", ranks, text)

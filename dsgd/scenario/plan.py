@@ -1,0 +1,163 @@
+"""Which faults are due: by time, by update, or by a worker's step. Pure data, without a clock."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dsgd.core.rng import Purpose, at
+from dsgd.scenario.fault import Crash, Fault, Faults, Spot, Trigger, named
+
+_Timed = tuple[float, int, str | None, int, int, int]
+"""When (s), serial number, name of the fault that was asked for or None, process that draws it, host, and how
+often that was lost before."""
+
+
+class Plan:
+    """The faults of a run, in the order in which they come due; each is given out once.
+
+    hosts: spares among them, whose losses `spot` draws. ranks: processes of each host, which is lost with the
+    first of them, and so G times as often as one.
+    """
+
+    def __init__(self, faults: Faults, *, seed: int, hosts: int, ranks: int = 1) -> None:
+        self._seed, self._ranks = seed, ranks
+        self._asked = named(_triggered_alone(faults))
+        self._drawn = [fault for fault in faults if isinstance(fault, Spot | Crash)]
+        self._numbers = _numbers(faults)
+        self._given: set[str] = set()
+        self._by_update: dict[int, list[str]] = {}
+        self._by_step: dict[int, list[tuple[int, str]]] = {}
+        for name, fault in self._asked.items():
+            match fault.trigger:
+                case Trigger("update", version):
+                    self._by_update.setdefault(int(version), []).append(name)
+                case Trigger("step", step):
+                    self._by_step.setdefault(fault.workers[0], []).append((int(step), name))
+        self._first_losses = [
+            self._next_loss(which, host, 0.0, 0)
+            for which, process in enumerate(self._drawn)
+            for host in range(hosts if isinstance(process, Spot) else 1)
+        ]
+        self._timed = [*self._waiting(), *self._first_losses]
+        heapq.heapify(self._timed)
+
+    def _waiting(self) -> Iterator[_Timed]:
+        """Yield the timed faults that were asked for and not given out."""
+        for serial, (name, fault) in enumerate(self._asked.items()):
+            if fault.trigger.of == "t" and name not in self._given:
+                yield fault.trigger.at, serial, name, -1, -1, 0
+
+    @property
+    def next_s(self) -> float:
+        """When the next timed fault is due, in engine seconds; inf without any."""
+        return self._timed[0][0] if self._timed else math.inf
+
+    @property
+    def will_join(self) -> bool:
+        """Whether a worker joins at a time that is still to come."""
+        return any(name is not None and self._asked[name].kind == "join" for _, _, name, *_ in self._timed)
+
+    def pop_timed(self) -> tuple[float, Fault]:
+        """Return the next timed fault, and when (engine s) it is due."""
+        return self._give(heapq.heappop(self._timed))
+
+    def pop_driver(self, until_s: float) -> tuple[float, Fault] | None:
+        """Return the next timed loss of the driver if it is due by then, though others may be due before."""
+        due = [entry for entry in self._timed if entry[0] <= until_s and self._is_driver(entry)]
+        if not due:
+            return None
+        self._timed.remove(min(due))
+        heapq.heapify(self._timed)
+        return self._give(min(due))
+
+    def _is_driver(self, entry: _Timed) -> bool:
+        _, _, name, which, _, _ = entry
+        return isinstance(self._drawn[which], Crash) if name is None else self._asked[name].kind == "driver"
+
+    def _give(self, entry: _Timed) -> tuple[float, Fault]:
+        at_s, _, name, which, host, count = entry
+        if name is not None:
+            self._given.add(name)
+            return at_s, self._asked[name]
+        process, trigger = self._drawn[which], Trigger("t", at_s)
+        if isinstance(process, Crash):
+            begins_s, following = at_s, self._next_loss(which, host, at_s, count + 1)
+            while following[0] < begins_s + process.back_s:  # lost again: it begins to come back again
+                begins_s, following = (
+                    following[0],
+                    self._next_loss(which, host, following[0], following[5] + 1),
+                )
+            heapq.heappush(self._timed, following)
+            lasts_s = begins_s - at_s + process.back_s
+            return at_s, Fault(kind="driver", trigger=trigger, lasts_s=lasts_s)
+        heapq.heappush(self._timed, self._next_loss(which, host, at_s + process.back_s, count + 1))
+        return at_s, Fault(kind="kill", hosts=(host,), trigger=trigger, lasts_s=process.back_s)
+
+    def at_update(self, version: int) -> Sequence[Fault]:
+        """Return the faults that this version of the weights triggers."""
+        return self._take(self._by_update.get(version, ()))
+
+    def at_step(self, worker: int, step: int, batches: int) -> Sequence[Fault]:
+        """Return the faults that `worker` triggers by starting mini-batches [step, step + batches)."""
+        if worker not in self._by_step:
+            return ()
+        return self._take([name for k, name in self._by_step[worker] if step <= k < step + batches])
+
+    def _take(self, due: Sequence[str]) -> list[Fault]:
+        new = [name for name in due if name not in self._given]
+        self._given.update(new)
+        return [self._asked[name] for name in new]
+
+    def _next_loss(self, which: int, host: int, since_s: float, count: int) -> _Timed:
+        process = self._drawn[which]
+        ranks = self._ranks if isinstance(process, Spot) else 1
+        gap_s = at(self._seed, Purpose.FAULT, host, which << 32 | count).exponential(process.mtbf_s / ranks)
+        return since_s + float(gap_s), len(self._asked) + host, None, which, host, count
+
+    def position(self) -> Mapping[str, Any]:
+        """Return, as JSON values, which faults have been given out."""
+        return {
+            "given": sorted(self._given),
+            "losses": [[which, host, n, t_s] for t_s, _, name, which, host, n in self._timed if name is None],
+        }
+
+    def go_to(self, position: Mapping[str, Any]) -> None:
+        """Go on from a position: what was given out then is not given again.
+
+        It may be that of a plan with fewer faults, if the others are due later.
+        """
+        self._given = {self._numbers.get(name, name) for name in position["given"]}
+        drawn = {(which, host): (n, t_s) for which, host, n, t_s in position["losses"]}
+        self._timed = [*self._waiting()]
+        for t_s, serial, _, which, host, n in self._first_losses:
+            n, t_s = drawn.get((which, host), (n, t_s))
+            self._timed.append((t_s, serial, None, which, host, n))
+        heapq.heapify(self._timed)
+
+
+def _triggered_alone(faults: Faults) -> Iterator[Fault]:
+    """Yield the faults that were asked for; one that several workers' steps trigger, once for each."""
+    for fault in faults:
+        if isinstance(fault, Fault) and fault.trigger.of == "step":
+            yield from (replace(fault, workers=(worker,)) for worker in fault.workers)
+        elif isinstance(fault, Fault):
+            yield fault
+
+
+def _numbers(faults: Faults) -> Mapping[Any, str]:
+    """Return the names of faults by the numbers that stood for them in positions of older checkpoints."""
+    asked = [fault for fault in faults if isinstance(fault, Fault)]
+    numbers = [
+        number
+        for index, fault in enumerate(asked)
+        for number in (
+            [~(worker * len(asked) + index) for worker in fault.workers]
+            if fault.trigger.of == "step"
+            else [index]
+        )
+    ]
+    return dict(zip(numbers, named(_triggered_alone(faults)), strict=True))

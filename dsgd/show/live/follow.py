@@ -1,0 +1,542 @@
+"""Follows run records while they are written: each reading takes the new lines of their files.
+
+What is kept of a run is bounded, however long it is and however many workers it has: curves are thinned,
+staleness is counted in the buckets of the metrics, only some workers are shown one by one, and of their tasks
+the last few. How a run ended is read first, so a finished run never looks as if it were running.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dsgd.records.fault_words import cost, hit
+from dsgd.records.reader import read_brief_summary, read_note, read_yaml
+from dsgd.records.schema import BriefSummary, RecordedEvaluation, RecordedFault, RecordedTask
+from dsgd.show.live.lines import Lines, TakenBack, UpdateLines
+from dsgd.show.live.prometheus import STALENESS_BUCKETS
+from dsgd.strategies import defaults
+
+MOST_WORKERS = 24
+"""Workers of a run that are shown one by one: the first ones."""
+
+MOST_RUNS = 200
+"""Runs of a folder that are shown: the newest."""
+
+MOST_POINTS = 256
+"""Most points of a curve; beyond it every second one is dropped."""
+
+_MOST_TASKS = 64  # the last ones of each worker
+_MOST_FAULTS = 256  # the last ones of a run
+_MOST_IN_WORDS = 8  # of them, in words
+_OWN_FOLDERS = ("figures", "tuning")  # of an experiment: not its runs
+_NOT_SHOWN = (
+    "out", "run_name", "note", "quiet", "tensorboard", "trace_last", "metrics_port", "metrics_host",
+    "metrics_linger_s", "pushgateway", "dashboard", "log_level", "log_format", "strategy_file",
+)  # fmt: skip
+# What reading another version's files, or damaged ones, raises.
+_NOT_A_RECORD = (AttributeError, LookupError, TypeError, ValueError)
+
+
+_NOT_EVALUATED = RecordedEvaluation(version=0, t_s=0.0, gradients=0, bytes=0, loss=None, accuracy=None)
+
+
+class Curve:
+    """Points that arrive one by one, thinned by averaging neighbours.
+
+    A point is (t_s, gradients, value); merged points have the last t_s and gradients, and the
+    mean of the values.
+    """
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, int, float | None]] = []
+        self._stride, self._in_last = 1, 0
+
+    def add(self, t_s: float, gradients: int, value: float | None) -> None:
+        if 0 < self._in_last < self._stride:
+            before = self.points.pop()[2]
+            n = self._in_last
+            value = None if value is None or before is None else before + (value - before) / (n + 1)
+        else:
+            if len(self.points) == MOST_POINTS:
+                self._halve()
+            self._in_last = 0
+        self._in_last += 1
+        self.points.append((t_s, gradients, value))
+
+    def _halve(self) -> None:
+        pairs = zip(self.points[::2], self.points[1::2], strict=True)
+        self.points = [
+            (t_s, gradients, None if a is None or b is None else (a + b) / 2)
+            for (_, _, a), (t_s, gradients, b) in pairs
+        ]
+        self._stride *= 2
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Return it as columns of rounded numbers."""
+        return {
+            "t_s": [_rounded(t_s) for t_s, _, _ in self.points],
+            "gradients": [gradients for _, gradients, _ in self.points],
+            "value": [_rounded(value) for _, _, value in self.points],
+        }
+
+
+class _Worker:
+    """What is known about a worker that is shown."""
+
+    def __init__(self) -> None:
+        self.tasks, self.batches, self.busy_s = 0, 0, 0.0
+        self.staleness = [0] * (len(STALENESS_BUCKETS) + 1)
+        self.staleness_sum = 0
+        self.last: deque[tuple[float, float, float]] = deque(
+            maxlen=_MOST_TASKS
+        )  # started, finished, computed
+
+
+class FollowedRun:
+    """One record, as far as it has been read."""
+
+    def __init__(self, path: Path, name: str = "", revision: int = 0) -> None:
+        self.path, self.name = path, name or path.name
+        self.revision = revision
+        """Rises with every reading that found something."""
+        self._options: dict[str, Any] = {}
+        self._outcome: BriefSummary | None = None
+        self._given: list[str] = []  # options that differ from their defaults
+        self._note = ""
+        self._updates = UpdateLines(path / "updates.jsonl")
+        self._evals = Lines(path / "evals.jsonl", RecordedEvaluation)
+        self._fault_lines = Lines(path / "faults.jsonl", RecordedFault)
+        self._faults: deque[RecordedFault] = deque(maxlen=_MOST_FAULTS)
+        self._fault_counts: dict[str, int] = {}
+        self._whole = False  # nothing of its files is left to be read, nor will be
+        self._loss, self._eval_loss = Curve(), Curve()
+        self._num_workers, self._budget, self._limit_s = 0, 0, math.inf
+        self._workers: list[_Worker] = []
+        self._tasks = self._staleness_sum = 0  # of all workers
+        self._busy_s = 0.0
+        self._version = self._gradients = 0  # of the updates that have been read
+        self._update_t_s = 0.0
+        self._last_loss: float | None = None
+        self._extra: dict[str, float | None] = {}  # the last values
+        self._last_eval: RecordedEvaluation | None = None
+        self._began_s = self._grew_s = 0.0  # epoch seconds: of the first task, and of the latest news
+
+    @property
+    def mode(self) -> str:
+        return str(self._options["mode"])
+
+    @property
+    def variant(self) -> str:
+        """The record's name without its seed, as experiments name their records."""
+        return re.sub(r"-s\d+$", "", self.name)
+
+    def read(self) -> bool:
+        """Read on; return whether there is more to be read at once.
+
+        The first reading takes what is short: the options, how the run ended, and evaluations. Raises
+        TakenBack where the run has gone back: then it must be followed from its beginning again.
+        """
+        before = self._seen()
+        beginning = not self._options
+        if beginning and not self._read_beginning():
+            return False
+        rest = False
+        if not self._whole:
+            # Looked for first: a summary means that the files read afterwards are whole.
+            self._outcome = self._outcome or _outcome(self.path)
+            for evaluated in self._evals.read():
+                self._last_eval = evaluated
+                self._eval_loss.add(evaluated.t_s, evaluated.gradients, evaluated.loss)
+            for fault in self._fault_lines.read():
+                self._faults.append(fault)
+                self._fault_counts[fault.kind] = self._fault_counts.get(fault.kind, 0) + 1
+            if not beginning:
+                self._read_updates()
+            rest = beginning or self._updates.rest or self._evals.rest or self._fault_lines.rest
+            self._whole = self._outcome is not None and not rest
+            self._grew_s = self._written_s()
+        self._note = read_note(self.path, self._options)
+        if before != self._seen():
+            self.revision += 1
+        return rest
+
+    def _seen(self) -> tuple[Any, ...]:
+        """Return what a reading may change."""
+        return (
+            bool(self._options), self._note, self._outcome, self._last_eval, self._version, self._gradients,
+            self._whole, sum(self._fault_counts.values()),
+        )  # fmt: skip
+
+    def _read_beginning(self) -> bool:
+        meta = self.path / "meta.json"  # it is written after config.yaml, when the workers are ready
+        if not meta.exists():
+            return False
+        self._began_s = meta.stat().st_mtime
+        self._options = read_yaml(self.path / "config.yaml")
+        self._num_workers, self._budget, self._limit_s = _limits(self._options)
+        self._given = _given(self._options)
+        self._workers = [_Worker() for _ in range(min(MOST_WORKERS, self._num_workers))]
+        return True
+
+    def _written_s(self) -> float:
+        """Return when the run last wrote something."""
+        times = [self._began_s]
+        for name in ("updates.jsonl", "evals.jsonl"):
+            with suppress(OSError):
+                times.append((self.path / name).stat().st_mtime)
+        return max(times)
+
+    def _read_updates(self) -> None:
+        record = self._options["record"]
+        every = {"all": 1, "none": 0}.get(record)
+        every = int(record.partition(":")[2]) if every is None else every
+        for tasks, update in self._updates.read():
+            self._take(tasks, every)
+            if update:
+                self._version, self._update_t_s = update.version, update.t_s
+                self._last_loss = update.loss
+                self._extra |= update.extra
+                self._loss.add(self._update_t_s, self._gradients, update.loss)
+
+    def _take(self, tasks: Sequence[RecordedTask], every: int) -> None:
+        num_workers, shown = self._num_workers, len(self._workers)
+        for task in tasks:
+            number, staleness = task.worker, task.staleness
+            busy_s = task.compute_s * every  # assume that what is not recorded is alike
+            self._tasks += 1
+            self._staleness_sum += staleness
+            self._busy_s += busy_s
+            self._gradients += task.batches * every
+            if number < shown:
+                worker = self._workers[number]
+                worker.tasks += 1
+                worker.batches += task.batches
+                worker.busy_s += busy_s
+                worker.staleness[bisect_left(STALENESS_BUCKETS, staleness)] += 1
+                worker.staleness_sum += staleness
+                worker.last.append((task.started_s, task.finished_s, task.compute_s))
+            elif number >= num_workers:
+                raise ValueError(f"{self.path}: worker {number} of {num_workers}")
+
+    def view(self) -> dict[str, Any]:
+        """Return what the page shows of the run, as plain values for JSON."""
+        options, outcome = self._options, self._outcome
+        evaluated = self._last_eval or _NOT_EVALUATED
+        updates = outcome.updates if outcome else max(self._version, evaluated.version)
+        gradients = outcome.gradients if outcome else max(self._gradients, evaluated.gradients)
+        used = [k for worker in self._workers for k, n in enumerate(worker.staleness) if n] or [0]
+        bins = range(min(used), max(used) + 1)
+        clock_s = self._t_s
+        return {
+            "name": self.name,
+            "variant": self.variant,
+            "mode": self.mode,
+            "engine": options["engine"],
+            "record": options["record"],
+            "num_workers": options["num_workers"],
+            "options": {name: _plain(value) for name, value in options.items() if name not in _NOT_SHOWN},
+            "given": self._given,
+            "note": self._note,
+            "state": outcome.stopped_by if outcome else "running",
+            "error": outcome.error if outcome else None,
+            "updates": updates,
+            "gradients": gradients,
+            "budget": self._budget,
+            "done": round(self._share_done(gradients), 4),
+            "left_s": self._left_s(gradients),
+            "took_s": round(max(0.0, self._grew_s - self._began_s), 1),
+            "read": self._share_read(),
+            "t_s": _rounded(clock_s),
+            "wrote_s": round(self._grew_s, 1),
+            "train_loss": _rounded(self._last_loss),
+            "eval_loss": _rounded(evaluated.loss),
+            "accuracy": _rounded(evaluated.accuracy),
+            "extra": {name: _rounded(value) for name, value in self._extra.items()},
+            "staleness": _rounded(self._mean_staleness()),
+            "idle": _rounded(self._idle_share()),
+            "gradients_per_s": self._rate(),
+            "train": self._loss.columns(),
+            "eval": self._eval_loss.columns(),
+            "bins": [_bin_name(k) for k in bins],
+            "workers": [self._worker(number, bins) for number in range(len(self._workers))],
+            "over_workers": self._over_workers(),
+            "timeline": self._timeline(),
+            "faults": self._shown_faults(),
+        }
+
+    @property
+    def _t_s(self) -> float:
+        """Engine seconds that are known to have passed."""
+        if self._outcome:
+            return self._outcome.clock_s
+        return max(self._update_t_s, self._last_eval.t_s if self._last_eval else 0.0)
+
+    def _share_read(self) -> float | None:
+        """Return how much of updates.jsonl has been read; None for all of it."""
+        size = self._updates.size_bytes if self._updates.rest and not self._whole else 0
+        return round(self._updates.read_bytes / size, 3) if size else None
+
+    def _share_done(self, gradients: int) -> float:
+        """Return how much of its budget a run has spent; while it runs also of its time, if more."""
+        of_time = 0.0 if self._outcome else self._t_s / self._limit_s
+        return min(1.0, max(gradients / self._budget, of_time))
+
+    def _left_s(self, gradients: int) -> float | None:
+        """Return the wall seconds that the run still takes at its rate so far, whichever clock it counts by.
+
+        None if it has ended, or too little of it is known.
+        """
+        passed_s, done = self._grew_s - self._began_s, self._share_done(gradients)
+        if self._outcome or passed_s < 1 or not 0 < done <= 1 or self._updates.rest:
+            return None
+        return round(passed_s * (1 - done) / done, 1)
+
+    def _mean_staleness(self) -> float | None:
+        if self._outcome and self._outcome.staleness:
+            return self._outcome.staleness.mean
+        if not self._tasks or self._is_partial:
+            return None
+        return self._staleness_sum / self._tasks
+
+    @property
+    def _is_partial(self) -> bool:
+        """Whether the run has ended and its updates have been read in part only: their means are not its."""
+        return self._outcome is not None and not self._whole
+
+    def _idle_share(self) -> float | None:
+        """Return the mean over workers of the share of time that each did not compute."""
+        outcome, clock_s, num_workers = self._outcome, self._t_s, self._num_workers
+        if not clock_s:
+            return 0.0 if self._tasks else None
+        if outcome and (spread := outcome.over_workers.get("idle_s")):
+            return spread.mean / clock_s
+        if outcome and outcome.workers:
+            return sum(worker.idle_s for worker in outcome.workers.values()) / num_workers / clock_s
+        if not self._tasks or self._is_partial:
+            return None
+        return max(0.0, 1 - self._busy_s / num_workers / clock_s)
+
+    def _worker(self, number: int, bins: range) -> dict[str, Any]:
+        """Return what is shown of a worker."""
+        worker, clock_s = self._workers[number], self._t_s
+        totals = self._outcome.workers.get(number) if self._outcome else None
+        idle = max(0.0, 1 - worker.busy_s / clock_s) if clock_s else 0.0
+        if totals and clock_s:
+            idle = totals.idle_s / clock_s
+        return {
+            "staleness": worker.staleness[bins.start : bins.stop],
+            "mean": _rounded(worker.staleness_sum / worker.tasks) if worker.tasks else None,
+            "idle": _rounded(idle) if totals or (self._tasks and not self._is_partial) else None,
+            "batches": worker.batches,
+            "restarts": totals.restarts if totals else None,
+        }
+
+    def _over_workers(self) -> dict[str, Any] | None:
+        """Return what the summary of a very large run says of its workers; None for other runs."""
+        if not self._outcome or not self._outcome.over_workers:
+            return None
+        spreads = self._outcome.over_workers
+        return {
+            "slowest": list(self._outcome.workers),
+            "quantiles": {
+                name: [_rounded(x) for x in (s.min, s.p05, s.p50, s.p95, s.max)]
+                for name, s in spreads.items()
+            },
+        }
+
+    def _shown_faults(self) -> dict[str, Any]:
+        """Return how many faults there were, when and whom the last ones hit, and a few in words."""
+        faults = sorted(self._faults, key=lambda fault: fault.t_s)
+        return {
+            "counts": self._fault_counts,
+            "marks": [
+                {"kind": f.kind, "workers": f.workers, "t_s": f.t_s, "over_s": f.over_s, "who": hit(f)}
+                for f in faults
+            ],
+            "in_words": [
+                {"t_s": f.t_s, "kind": f.kind, "who": hit(f), "text": f.text, "cost": cost(f)}
+                for f in faults[: -_MOST_IN_WORDS - 1 : -1]
+            ],
+        }
+
+    def _rate(self) -> float | None:
+        """Return the mini-batches per engine second; during the run, over about its last tenth."""
+        if self._outcome:
+            clock_s = self._outcome.clock_s
+            return _rounded(self._outcome.gradients / clock_s) if clock_s else None
+        points = self._loss.points or self._eval_loss.points
+        if not points or not points[-1][0]:
+            return None
+        before = next((p for p in reversed(points) if p[0] <= 0.9 * points[-1][0]), (0.0, 0, None))
+        return _rounded((points[-1][1] - before[1]) / (points[-1][0] - before[0]))
+
+    def _timeline(self) -> dict[str, Any]:
+        """Return the tasks of the last engine seconds, about as many as 20 tasks of a worker take."""
+        shown = [worker.last for worker in self._workers]
+        lengths = sorted(finished - started for last in shown for started, finished, _ in last)
+        span_s = 20 * lengths[len(lengths) // 2] if lengths else 0.0
+        slowest_s = lengths[-1] if lengths else 0.0
+        # Of an update that has been read in part, the tasks are known before its time is.
+        to_s = max([self._update_t_s, *(finished for last in shown for _, finished, _ in last)])
+        from_s = max(0.0, to_s - max(span_s, 3 * slowest_s))
+        return {
+            "from_s": from_s,
+            "to_s": to_s,
+            "tasks": [[task for task in last if task[1] > from_s] for last in shown],
+        }
+
+
+class FollowedFolder:
+    """A record, or a folder of records, that need not be there yet."""
+
+    def __init__(self, folder: Path, most_runs: int = MOST_RUNS) -> None:
+        self._folder, self._most_runs = folder, most_runs
+        self._followed: dict[tuple[str, int], FollowedRun] = {}
+        self.title, self.planned = folder.absolute().name, 0
+        """The name of an experiment, and how many runs it has; 0 if that is not known."""
+        self.older = 0
+        """How many records are left out because there are `most_runs` newer ones."""
+        self.variants: dict[str, str] = {}
+        """The modes of an experiment's variants, by the beginning of their records' names."""
+        self._unreadable: set[tuple[str, int]] = set()
+        self._failed: set[tuple[str, int]] = set()  # to be read this time
+
+    def read(self) -> Iterator[bool]:
+        """Look for new records and read on in each; yield whether there is more to be read at once.
+
+        It yields after each record: in between the caller may do other things.
+        """
+        if not self.planned:
+            self._read_experiment()
+        found = []
+        for path in self._records():
+            try:
+                status = (path / "config.yaml").stat()
+            except OSError:  # not accessible
+                continue
+            name = path.name if path == self._folder else path.relative_to(self._folder).as_posix()
+            found.append((status.st_mtime, name, status.st_ino, path))
+        self.older = max(0, len(found) - self._most_runs)
+        newest = {(name, inode): path for _, name, inode, path in sorted(found)[-self._most_runs :]}
+        self._followed = {
+            key: self._followed.get(key) or FollowedRun(path, key[0]) for key, path in newest.items()
+        }
+        for key, run in reversed(self._followed.items()):  # the newest first: those that run
+            try:
+                yield key not in self._unreadable and self._read(key, run)
+                self._failed.discard(key)
+            except _NOT_A_RECORD:
+                self._unreadable.add(key)
+            except OSError:  # removed meanwhile, or not readable now
+                self._failed.add(key)
+
+    def _read(self, key: tuple[str, int], run: FollowedRun) -> bool:
+        try:
+            return run.read()
+        except TakenBack:
+            again = self._followed[key] = FollowedRun(run.path, run.name, run.revision)
+            return again.read()
+
+    @property
+    def runs(self) -> dict[tuple[str, int], FollowedRun]:
+        """The readable runs by name and inode (a record may be removed and made again), newest last."""
+        return {
+            key: run
+            for key, run in self._followed.items()
+            if run.revision and key not in self._unreadable and key not in self._failed
+        }
+
+    @property
+    def unreadable(self) -> int:
+        """How many of the newest records cannot be read."""
+        return sum(key in self._unreadable or key in self._failed for key in self._followed)
+
+    def _records(self) -> list[Path]:
+        """Return the folder, if it is a record, or those in it and in its folders: its experiments."""
+        if _is_record(self._folder):
+            return [self._folder]
+        inside = _folders(self._folder)
+        deeper = [path for path in inside if not _is_record(path) and path.name not in _OWN_FOLDERS]
+        return [path for path in [*inside, *(p for d in deeper for p in _folders(d))] if _is_record(path)]
+
+    def _read_experiment(self) -> None:
+        try:
+            experiment = read_yaml(self._folder / "experiment.yaml")
+            variants, base = experiment["variants"], experiment["base"]
+            self.variants = {v["folder"]: str({**base, **v["options"]}["mode"]) for v in variants}
+            self.planned = len(variants) * len(experiment["seeds"])
+            self.title = experiment["title"]
+        except (OSError, *_NOT_A_RECORD):
+            return
+
+
+def _bin_name(k: int) -> str:
+    """Return what staleness a bucket holds, like 5–8."""
+    if k == len(STALENESS_BUCKETS):
+        return f"> {STALENESS_BUCKETS[-1]:.0f}"
+    low, high = (int(STALENESS_BUCKETS[k - 1]) + 1 if k else 0), int(STALENESS_BUCKETS[k])
+    return str(high) if low == high else f"{low}–{high}"
+
+
+def _limits(config: Mapping[str, Any]) -> tuple[int, int, float]:
+    """Return the number of workers, the budget of mini-batches and the limit in engine seconds.
+
+    Raises an error of _NOT_A_RECORD if the options are not those of a run.
+    """
+    num_workers, steps, limit_s = (
+        config["num_workers"],
+        config["steps"],
+        float(config.get("max_seconds", math.inf)),
+    )
+    if not (isinstance(num_workers, int) and isinstance(steps, int) and min(num_workers, steps, limit_s) > 0):
+        raise ValueError("num_workers, steps and max_seconds must be numbers above 0")
+    if config["engine"] not in ("ray", "sim") or not re.fullmatch(
+        r"all|none|every:[1-9]\d*", config["record"]
+    ):
+        raise ValueError("engine or record is unknown")
+    return num_workers, num_workers * steps, limit_s
+
+
+def _given(config: Mapping[str, Any]) -> list[str]:
+    """Return the options that differ from their defaults; those of a file of a user left out."""
+    known = defaults(config)
+    return [name for name, value in config.items() if name in known and value != known[name]]
+
+
+def _plain(value: Any) -> Any:
+    """Return an option's value as JSON can hold it: it has no infinity, and no dates."""
+    is_finite = isinstance(value, float) and math.isfinite(value)
+    return value if is_finite or value is None or isinstance(value, str | int) else str(value)
+
+
+def _rounded(x: float | None) -> float | None:
+    return None if x is None else float(f"{x:.6g}")
+
+
+def _outcome(path: Path) -> BriefSummary | None:
+    """Return how a run ended; its summary is written whole, and is there when the run has ended."""
+    return read_brief_summary(path) if (path / "summary.json").exists() else None
+
+
+def _is_record(path: Path) -> bool:
+    try:
+        return (path / "config.yaml").exists()
+    except OSError:  # a loop of links, or not accessible
+        return False
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Return the folders in a folder; none if it is not there yet, or not readable."""
+    try:
+        # By os.path, for which what cannot be looked at is no folder.
+        return [path for path in folder.iterdir() if os.path.isdir(path)]
+    except OSError:
+        return []

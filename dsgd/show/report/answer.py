@@ -1,0 +1,72 @@
+"""The answer to an experiment's question: one sentence, then how sure it is and what else is worth saying."""
+
+from __future__ import annotations
+
+from dsgd.show.report.basis import basis
+from dsgd.show.report.choices import of_tuning
+from dsgd.show.report.frames import Frames
+from dsgd.show.report.group_table import table_of_groups
+from dsgd.show.report.growth import of_growth
+from dsgd.show.report.identical import identical
+from dsgd.show.report.multiples import against_baseline, value_range
+from dsgd.show.report.one_variant import of_one_variant
+from dsgd.show.report.panels.scaling import series
+from dsgd.show.report.parts import Answer
+from dsgd.show.report.questions import Question, questions
+from dsgd.show.report.statistics import median_interval
+from dsgd.show.report.winners import at_the_edge, by_group, of_each_group, only_group, unresolved
+from dsgd.show.report.words import few, number, percent
+
+
+def answer(frames: Frames) -> Answer:
+    """Return the answer to what the experiment's file asks, or else to which variant is best."""
+    if len(frames.variants) == 1:
+        return of_one_variant(frames)
+    if frames.asked.tuned:
+        return of_tuning(frames)
+    found = series(frames)
+    grown = sum(len(one.variants) for one in found) == len(frames.variants)
+    if not frames.asked and grown and any(len(one.variants) > 2 for one in found):
+        return of_growth(frames, found)
+    first, *others = questions(frames)
+    points = []
+    if first.layout.baseline is None:
+        points += of_each_group(first)
+    if first.layout.baseline is None or frames.asked.measures:
+        points += map(_headline, others)
+    if not others and not frames.asked:
+        points.append(_price(frames))
+    return Answer(
+        headline=" ".join(filter(None, [first.opening, _headline(first)])),
+        points=[*points, *at_the_edge(first), *_identical_runs(frames), *unresolved(frames, first)],
+        table=table_of_groups(frames, first),
+        basis=basis(first),
+    )
+
+
+def _headline(question: Question) -> str:
+    """Return the answer in one sentence."""
+    if question.layout.baseline is not None:
+        return against_baseline(question, question.layout.baseline)
+    if question.measure.low_is_good is None:
+        return value_range(question)
+    if len(question.layout.cells) == 1:
+        return only_group(question)
+    return by_group(question)
+
+
+def _identical_runs(frames: Frames) -> list[str]:
+    """Return which variants are the same runs under other names."""
+    return [f"{few(same, 6)} are identical runs: same weights, same times." for same in identical(frames)]
+
+
+def _price(frames: Frames) -> str:
+    """Return what the throughput costs by variant: idleness or staleness."""
+    parts = []
+    for variant in frames.variants[:4]:
+        records = frames.of(variant)
+        idle = median_interval([record.summary.idle_share for record in records]).centre
+        stale = [r.summary.staleness.mean for r in records if r.summary.staleness.mean is not None]
+        updates = f", gradients {number(median_interval(stale).centre)} updates stale" if stale else ""
+        parts.append(f"{percent(idle)} idle{updates} ({variant})")
+    return f"The cost: {'; '.join(parts)}."

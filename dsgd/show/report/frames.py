@@ -1,0 +1,498 @@
+"""Tables of many records, one row per run and per evaluation: the start of every report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dsgd.config import DataConfig, TimingConfig, option_fields
+from dsgd.metrics import QUANTITIES, Column
+from dsgd.process.outcomes import is_result
+from dsgd.records.reader import (
+    Record,
+    evaluation_columns,
+    evaluation_row,
+    is_record,
+    read_record,
+    read_yaml,
+)
+from dsgd.records.schema import RecordError, Summary
+from dsgd.records.variants import NOT_COMPARED as NOT_COMPARED
+from dsgd.records.variants import differing, of_workload, printable
+from dsgd.records.variants import option_text as option_text
+from dsgd.scenario.network_options import LINKS
+from dsgd.show.report.layout import PARTS, Asked, Layout, Member, arrange, by_name
+from dsgd.show.report.loose import as_variants, own_target
+from dsgd.show.report.premises import JudgedPremise, Premise, judge, premises
+from dsgd.show.report.words import plural
+
+if TYPE_CHECKING:
+    import polars as pl
+
+FIGURES = (
+    "sweep", "tuning", "loss", "time_to_target", "staleness", "timeline", "throughput", "drift",
+    "scaling", "experts",
+)  # fmt: skip
+"""What `show:` of an experiment may name."""
+
+OF_UPDATES = ("staleness", "timeline", "drift")
+"""Those of them that look into updates, and so need the records' files."""
+
+OWN_FOLDERS = ("figures", "tuning", "comparisons")
+"""Folders next to the records whose runs are not compared."""
+
+EXTRA = "extra_"
+"""How the columns of what strategies hand over in `Update.extra` begin."""
+
+_ENVIRONMENT = {*option_fields(DataConfig), *option_fields(TimingConfig), *LINKS, "engine", "num_workers"}
+
+
+class Tried(NamedTuple):
+    """Values that were tried for a variant before the comparison."""
+
+    options: Mapping[str, Any]
+    loss: float
+    """At the end, the median over the tuning's seeds; infinite if that diverged."""
+    losses: Mapping[int, float]
+    """By seed; empty in old records."""
+
+
+class Tuned(NamedTuple):
+    """What was chosen for a variant before the comparison, and from what."""
+
+    variant: str
+    chosen: Mapping[str, Any]
+    at_the_edge: Sequence[str]
+    """The chosen options that are the smallest or largest value tried: a better one may lie beyond."""
+    tried: Sequence[Tried]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRun:
+    """A record and its variant."""
+
+    variant: str
+    record: Record
+
+    @property
+    def seed(self) -> int:
+        return self.record.summary.seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frames:
+    """The runs of an experiment, of a folder of records, or one run."""
+
+    runs: pl.DataFrame
+    """One row per run, variants in the experiment's order, seeds ascending. Columns: variant, folder, mode,
+    engine, num_workers, seed, the options that differ between runs, stopped_by, wall_s, best_eval_loss,
+    time_to_target_s and gradients_to_target (null: never, or no target), then the columns of the table of
+    quantities (dsgd/metrics.py), like updates, clock_s, staleness_mean, and the means of what strategies
+    hand over in `Update.extra`, like extra_tau."""
+    curves: pl.DataFrame
+    """One row per evaluation: variant, seed and what a line of evals.jsonl has, `experts` flat."""
+    left_out: Sequence[tuple[str, str]]
+    """Folders that are not in the tables, and why."""
+    title: str
+    question: str
+    target_loss: float | None
+    show: Sequence[str] | None
+    """The figures that are asked for, in order; None: those that apply."""
+    records: Sequence[RecordedRun]
+    """The record behind each row of `runs`."""
+    varied: Sequence[str]
+    """The options that differ between runs."""
+    tuned: Sequence[Tuned] = ()
+    """What was chosen for each variant, if options were tuned before the comparison."""
+    asked: Asked = field(default_factory=Asked)
+    """What the experiment's file asks."""
+    parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By variant: the names that it has in the experiment's file."""
+    premises: Sequence[Premise] = ()
+    """What the experiment's file takes for granted."""
+
+    @property
+    def variants(self) -> list[str]:
+        """Names of the variants that have a run, in order."""
+        return list(dict.fromkeys(run.variant for run in self.records))
+
+    @property
+    def judged_premises(self) -> list[JudgedPremise]:
+        """What the experiment's file takes for granted, and whether its runs were so."""
+        return [judge(premise, self._concerned(premise)) for premise in self.premises]
+
+    def _concerned(self, premise: Premise) -> dict[str, list[Summary]]:
+        """Return the summaries of the variants that a premise is about, by variant."""
+        names = set(premise.variants)
+        return {
+            variant: [record.summary for record in self.of(variant)]
+            for variant in self.variants
+            if not names or names & {variant, *self.parts.get(variant, {}).values()}
+        }
+
+    @property
+    def scenarios(self) -> dict[str, list[str]]:
+        """The variants that are compared with each other, by group."""
+        return self.layout.groups
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The variants as the experiment's file arranges them; else by scenario.
+
+        The file was checked before anything ran. But if the runs of all levels but one are missing, there is
+        nothing to arrange.
+        """
+        if self.asked.compare:
+            with suppress(ValueError):
+                return arrange(self.asked, self._members, self._no_factors)
+        cells = {
+            scenario: {variant.removesuffix(f" {scenario}"): variant for variant in variants}
+            for scenario, variants in self._scenarios().items()
+        }
+        return by_name(cells, self.asked.baseline)
+
+    @property
+    def _members(self) -> list[Member]:
+        return [
+            Member(name=v, config=self.of(v)[0].config, parts=self.parts.get(v, {})) for v in self.variants
+        ]
+
+    @property
+    def _no_factors(self) -> list[str]:
+        return [*NOT_COMPARED, *{option for tuned in self.tuned for option in tuned.chosen}]
+
+    def _scenarios(self) -> dict[str, list[str]]:
+        """Return the variants that meet the same data, machines and network, by the name of that scenario.
+
+        All of them, without a name, if there is only one scenario or one has a single variant.
+        """
+        environment = _ENVIRONMENT.union(*(of_workload(self.of(v)[0].config) for v in self.variants))
+        varied = [option for option in self.varied if option in environment]
+        groups: dict[tuple[str, ...], list[str]] = {}
+        for variant in self.variants:
+            config = self.of(variant)[0].config
+            key = tuple(f"{option}={option_text(config.get(option))}" for option in varied)
+            groups.setdefault(key, []).append(variant)
+        if len(groups) < 2 or min(map(len, groups.values())) < 2:
+            return {"": self.variants}
+        names = [common_words(variants, last=True) for variants in groups.values()]
+        if not all(names) or len(set(names)) < len(names):
+            names = [" ".join(key) for key in groups]
+        return dict(zip(names, groups.values(), strict=True))
+
+    def of(self, variant: str) -> list[Record]:
+        """Return a variant's records, seeds ascending."""
+        return [run.record for run in self.records if run.variant == variant]
+
+
+def read_folder(folder: Path) -> Frames:
+    """Read an experiment's folder, a folder of records, or one record.
+
+    Records that cannot be read are left out, and so are runs that failed or were interrupted, unless the
+    folder is that one record; `left_out` says why. Raises RecordError, in one line, for a folder that is not
+    there, that holds nothing to report on, or whose experiment.yaml cannot be read.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise RecordError(f"{folder}: there is no such folder; give a run's, an experiment's or one of runs")
+    if is_record(folder):
+        record = read_record(folder)
+        summary = record.summary
+        workers = "1 worker" if summary.num_workers == 1 else f"{summary.num_workers:,} workers"
+        return _frames(
+            [RecordedRun(variant=summary.mode, record=record)],
+            title=f"{summary.mode} on {'Ray' if summary.engine == 'ray' else 'the simulator'}, {workers}",
+            target_loss=own_target([record]),
+        )
+    if (folder / "experiment.yaml").is_file():
+        return _read_experiment(folder)
+    return read_loose(folder)
+
+
+def _read_experiment(folder: Path) -> Frames:
+    file = folder / "experiment.yaml"
+    spec = read_yaml(file)
+    variants, seeds = _list(spec, "variants", file), _list(spec, "seeds", file)
+    show = spec.get("show")
+    if show is not None:
+        unknown = [name for name in show if name not in FIGURES] if isinstance(show, list) else [show]
+        if unknown:
+            raise RecordError(f"{file}: show: {unknown[0]} is not a figure; choose from {', '.join(FIGURES)}")
+    target = spec.get("target_loss")
+    if target is not None and (isinstance(target, bool) or not isinstance(target, int | float)):
+        raise RecordError(f"{file}: target_loss must be a number, not {target}")
+    runs, left_out, expected = [], [], set()
+    for variant in variants:
+        known = isinstance(variant, dict) and all(isinstance(variant.get(k), str) for k in ("name", "folder"))
+        if not known or Path(variant["folder"]).name != variant["folder"]:
+            raise RecordError(f"{file}: each of variants needs a name and a folder; run the experiment again")
+        for seed in seeds:
+            name = f"{variant['folder']}-s{seed}"
+            expected.add(name)
+            if not (folder / name).is_dir():
+                left_out.append((name, "was not run, or not yet"))
+                continue
+            try:
+                record = _read_result(folder / name)
+                runs.append(RecordedRun(variant=printable(variant["name"]), record=record))
+            except RecordError as error:
+                left_out.append((name, _reason(error, folder / name)))
+    for path in _folders(folder):
+        if path.name not in expected:
+            left_out.append((path.name, "is not a run of this experiment"))
+    if not runs:
+        raise _none_readable(folder, left_out)
+    return _frames(
+        runs,
+        title=printable(str(spec.get("title") or folder.name)),
+        question=printable(str(spec.get("question") or "")),
+        target_loss=None if target is None else float(target),
+        show=None if show is None else tuple(dict.fromkeys(show)),
+        left_out=left_out,
+        tuned=_tuned(spec.get("tuning"), file),
+        asked=_asked(spec, file),
+        parts={
+            printable(v["name"]): {part: printable(str(v[part])) for part in PARTS if v.get(part)}
+            for v in variants
+        },
+        premises=_premises(spec, variants, file),
+    )
+
+
+def _premises(
+    spec: Mapping[str, Any], variants: Sequence[Mapping[str, Any]], file: Path
+) -> Sequence[Premise]:
+    """Return what experiment.yaml takes for granted."""
+    names = {str(v[key]) for v in variants for key in ("name", *PARTS) if v.get(key)}
+    try:
+        return premises(spec.get("premise"), names)
+    except ValueError as error:
+        raise RecordError(f"{file}: premise: {error}") from None
+
+
+def _tuned(tuning: Any, file: Path) -> list[Tuned]:
+    """Return what experiment.yaml says of tuning."""
+
+    def loss(value: float | None) -> float:
+        return math.inf if value is None else float(value)
+
+    try:
+        return [
+            Tuned(
+                printable(str(choice["variant"])),
+                dict(choice["chosen"]),
+                tuple(choice["at_the_edge"]),
+                [
+                    Tried(
+                        dict(one["options"]),
+                        loss(one["loss"]),
+                        {int(seed): loss(value) for seed, value in one.get("losses", {}).items()},
+                    )
+                    for one in choice["tried"]
+                ],
+            )
+            for choice in (tuning["choices"] if tuning else ())
+        ]
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise RecordError(f"{file}: tuning cannot be read; run the experiment again") from None
+
+
+def _asked(spec: Mapping[str, Any], file: Path) -> Asked:
+    """Return what experiment.yaml asks."""
+    found = {key: spec.get(key) for key in ("compare", "baseline")}
+    per, by = spec.get("per") or [], spec.get("measure") or []
+    by = by if isinstance(by, list) else [by]
+    if not isinstance(per, list) or not all(isinstance(v, str | None) for v in (*found.values(), *per, *by)):
+        raise RecordError(
+            f"{file}: compare, per, baseline and measure must be text; run the experiment again"
+        )
+    return Asked(**found, per=tuple(per), measures=tuple(by))
+
+
+def _list(spec: Mapping[str, Any], name: str, file: Path) -> list[Any]:
+    value = spec.get(name)
+    if name == "seeds" and isinstance(value, int):
+        value = list(range(value))
+    if not isinstance(value, list) or not value:
+        raise RecordError(f"{file}: {name} must be a list that is not empty; run the experiment again")
+    return value
+
+
+def read_loose(folder: Path, names: Sequence[str] | None = None, like: str | None = None) -> Frames:
+    """Read a folder of loose runs, those of these names alone if any are given; raises RecordError.
+
+    like: the run that is reported on even where a later one repeats it.
+    """
+    records, left_out = [], []
+    for path in _folders(folder) if names is None else [folder / name for name in names]:
+        try:
+            records.append(_read_result(path))
+        except RecordError as error:
+            left_out.append((path.name, _reason(error, path)))
+    if not records:
+        raise _none_readable(folder, left_out)
+    variants, repeated = as_variants(records, like)
+    return _frames(
+        [RecordedRun(variant=variant, record=record) for variant, record in variants],
+        title=folder.resolve().name,
+        target_loss=own_target([record for _, record in variants]),
+        left_out=sorted([*left_out, *repeated]),
+    )
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_dir() and path.name not in OWN_FOLDERS and not path.name.startswith(".")
+    )
+
+
+def _reason(error: RecordError, path: Path) -> str:
+    return str(error).removeprefix(str(path)).lstrip(":/ ")
+
+
+def _read_result(path: Path) -> Record:
+    """Read the record of a run that was not cut off: the progress of a cut-off run says nothing of its mode.
+
+    Raises RecordError, in one line. A run that diverged is a result.
+    """
+    record = read_record(path)
+    summary = record.summary
+    if is_result(summary.stopped_by):
+        return record
+    ended = "failed" if summary.stopped_by == "failed" else "was interrupted"
+    error = f": {printable(summary.error)}" if summary.error else ""
+    raise RecordError(f"{path}: {ended} after {plural(summary.updates, 'update')}{error}")
+
+
+def _none_readable(folder: Path, left_out: Sequence[tuple[str, str]]) -> RecordError:
+    if not any(is_record(folder / name) for name, _ in left_out):
+        return RecordError(f"{folder}: holds no run record; give a run's, an experiment's or one of runs")
+    name, reason = next((name, reason) for name, reason in left_out if is_record(folder / name))
+    return RecordError(f"{folder}: holds no record that can be reported on; of {name}: {reason}")
+
+
+def _frames(
+    runs: Sequence[RecordedRun],
+    *,
+    title: str,
+    target_loss: float | None,
+    question: str = "",
+    show: Sequence[str] | None = None,
+    left_out: Sequence[tuple[str, str]] = (),
+    tuned: Sequence[Tuned] = (),
+    asked: Asked | None = None,
+    parts: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    premises: Sequence[Premise] = (),
+) -> Frames:
+    import polars as pl
+
+    own = {"mode", "engine", "num_workers"}
+    varied = differing(run.record.config for run in runs)
+    extra = sorted({name for run in runs for name in run.record.summary.extra or ()})
+    shown = [option for option in varied if option not in own]
+    rows = [_row(run, shown, target_loss) | _extra(run, extra) for run in runs]
+    types: dict[str, Any] = dict.fromkeys(("num_workers", "seed", "gradients_to_target"), pl.Int64)
+    types |= dict.fromkeys(("variant", "folder", "mode", "engine", "stopped_by"), pl.String)
+    types |= {name: pl.Int64 for name, column in measured_columns().items() if column.kind is int}
+    types |= {option: _type_of([row[option] for row in rows]) for option in varied if option not in own}
+    schema = {name: types.get(name, pl.Float64) for name in rows[0]}
+    evaluations = [
+        (run.variant, run.seed, *evaluation_row(evaluation))
+        for run in runs
+        for evaluation in run.record.evals
+    ]
+    return Frames(
+        runs=pl.DataFrame([_typed(row, schema) for row in rows], schema=schema, orient="row"),
+        curves=pl.DataFrame(
+            evaluations,
+            schema={"variant": pl.String, "seed": pl.Int64, **evaluation_columns()},
+            orient="row",
+        ),
+        left_out=tuple(left_out),
+        title=title,
+        question=question,
+        target_loss=target_loss,
+        show=show,
+        records=tuple(runs),
+        varied=tuple(varied),
+        tuned=tuple(tuned),
+        asked=asked or Asked(),
+        parts=parts,
+        premises=premises,
+    )
+
+
+def _row(run: RecordedRun, options: Sequence[str], target_loss: float | None) -> dict[str, Any]:
+    record, summary = run.record, run.record.summary
+    losses = [evaluation.loss for evaluation in record.evals if evaluation.loss is not None]
+    reached = None if target_loss is None else record.reached(target_loss)
+    return {
+        "variant": run.variant,
+        "folder": record.path.name,
+        "mode": summary.mode,
+        "engine": summary.engine,
+        "num_workers": summary.num_workers,
+        "seed": summary.seed,
+        **{option: record.config.get(option) for option in options},
+        "stopped_by": summary.stopped_by,
+        "wall_s": summary.wall_s,
+        "best_eval_loss": min(losses, default=None),
+        "time_to_target_s": reached.t_s if reached else None,
+        "gradients_to_target": reached.gradients if reached else None,
+        **{name: column.of(summary) for name, column in measured_columns().items()},
+    }
+
+
+def _extra(run: RecordedRun, names: Sequence[str]) -> dict[str, float | None]:
+    """Return the means of what a strategy handed over by these names, in columns like extra_tau."""
+    seen = run.record.summary.extra or {}
+    return {f"{EXTRA}{name}": seen[name].mean if name in seen else None for name in names}
+
+
+def measured_columns() -> dict[str, Column]:
+    """Return the columns that the table of quantities has, by name."""
+    return {name: column for row in QUANTITIES for name, column in row.columns.items()}
+
+
+def common_words(names: Sequence[str], *, last: bool) -> str:
+    """Return the words that all names end with (`last`) or begin with.
+
+    >>> common_words(["ssgd P=2", "2 backups P=2"], last=True)
+    'P=2'
+    """
+    split = [name.split(" ")[:: -1 if last else 1] for name in names]
+    words = []
+    for at_place in zip(*split, strict=False):
+        if len(set(at_place)) > 1:
+            break
+        words.append(at_place[0])
+    return " ".join(words[::-1] if last else words)
+
+
+def _type_of(values: Sequence[Any]) -> Any:
+    """Return the column type of an option: numbers stay numbers, mixtures become text."""
+    import polars as pl
+
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {bool}:
+        return pl.Boolean
+    if kinds == {int}:
+        return pl.Int64
+    return pl.Float64 if kinds and kinds <= {int, float} else pl.String
+
+
+def _typed(row: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    import polars as pl
+
+    def typed(value: Any, kind: Any) -> Any:
+        return option_text(value) if kind == pl.String and value is not None else value
+
+    return {name: typed(row[name], kind) for name, kind in schema.items()}

@@ -1,0 +1,76 @@
+"""The measure by group and level, as a small table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from dsgd.show.report.frames import Frames
+from dsgd.show.report.layout import Factor
+from dsgd.show.report.parts import Table
+from dsgd.show.report.questions import Question
+from dsgd.show.report.words import (
+    number,
+    ratio_bound,
+    ratio_text,
+)
+
+
+def table_of_groups(frames: Frames, question: Question) -> Table | None:
+    """Return the measure by group and level; None where a sentence says it all."""
+    layout = question.layout
+    if len(layout.cells) == 1 and not frames.asked.compare and layout.baseline is None:
+        return None
+    baseline, levels = layout.baseline, list(layout.compared.levels)
+    note = f"{question.measure.label}, medians over seeds"
+    if baseline is not None:
+        levels.remove(baseline)
+        levels.insert(0, baseline)
+        note += f"; ×: how many times that of {baseline}, with its interval"
+
+    def cell(cells: Mapping[str, str], level: str) -> str:
+        value = question.median(cells[level]) if level in cells else None
+        if value is None:
+            return "–"
+        ratio = (
+            question.ratio(cells[level], cells[baseline])
+            if baseline is not None and level != baseline and baseline in cells
+            else None
+        )
+        if ratio is None or not math.isfinite(ratio.centre):
+            return number(value.centre)
+        wide = ratio.level and ratio.low < ratio.high
+        interval = f" [{ratio_bound(ratio.low)}, {ratio_bound(ratio.high)}]" if wide else ""
+        return f"{number(value.centre)}\n× {ratio_text(ratio.centre)}{interval}"
+
+    grouped, compared = layout.grouped, layout.compared
+    best = {}
+    for row, group in enumerate(layout.cells):
+        ranking = question.ranking(group)
+        if question.measure.low_is_good is not None and baseline is None and ranking:
+            first = next(iter(ranking))
+            if math.isfinite(ranking[first].centre):
+                best[row] = levels.index(layout.level(group, first))
+    if len(layout.cells) == 1:
+        (cells,) = layout.cells.values()
+        return Table(
+            title="",
+            note=f"{note[0].upper()}{note[1:]}.",
+            headings=[compared.option or "variant", question.measure.label],
+            rows=[[compared.short(level), cell(cells, level)] for level in levels],
+            best={(column, 1) for column in best.values()},
+        )
+    return Table(
+        title="",
+        note=f"{note[0].upper()}{note[1:]}.",
+        headings=[_corner(grouped, compared), *(compared.short(level) for level in levels)],
+        rows=[
+            [grouped.short(group), *(cell(cells, level) for level in levels)]
+            for group, cells in layout.cells.items()
+        ],
+        best={(row, 1 + column) for row, column in best.items()},
+    )
+
+
+def _corner(rows: Factor, columns: Factor) -> str:
+    return " \\ ".join(filter(None, [rows.option, columns.option]))

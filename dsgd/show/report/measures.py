@@ -1,0 +1,233 @@
+"""What variants are compared by: a number of each run, and the words for it.
+
+An experiment's file names one: `measure: time-to-loss`. `best OPTION` is none of them: it is not a number of
+a run but what tuning chose (dsgd/show/report/answer.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dsgd.metrics import QUANTITIES, Column
+from dsgd.records.reader import Record
+from dsgd.records.schema import RecordedEvaluation
+from dsgd.show.report.loss_scale import LOSS, LossScale
+
+OF_TARGET = ("time-to-loss", "gradients-to-loss", "bytes-to-loss")
+"""Measures that need the file's target_loss."""
+
+NAMED = (*OF_TARGET, "last-loss", "time", "throughput", "staleness")
+BEST = "best "
+"""Before an option that is tuned: the value that was chosen for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """A number of a run by which variants are compared."""
+
+    name: str
+    """As in an experiment's file."""
+    label: str
+    """Of an axis or a table's column, with the unit."""
+    noun: str
+    """In a sentence."""
+    of: Callable[[Record], float | None]
+    """Infinite if the run never got there; None without such a number."""
+    wins: str = ""
+    """What the best variant does; empty where neither low nor high is better."""
+    value: str = "{}"
+    """How a sentence gives it."""
+    times: str = "has {} times the value"
+    """What a variant does whose value is so many times another's."""
+    target: str = ""
+    """What `times` leaves out where the sentence has said it before."""
+    never: str = "diverges"
+    """What a variant does whose median is infinite; `never_plural`: what several do."""
+    never_plural: str = "ends"
+    nobody: str = ""
+    """What to say where the median of every variant is infinite."""
+    low_is_good: bool | None = None
+    """None where neither is."""
+    place: Callable[[RecordedEvaluation], float] | None = None
+    """Of measures that look for the target among evaluations: what is read there."""
+
+    def said(self, text: str) -> str:
+        return self.value.format(text)
+
+
+def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS) -> Measure:
+    """Return the measure that an experiment's file names (`required` has checked it).
+
+    unit: of the engine's clock, like virtual s. scale: of losses.
+    """
+    loss = "" if target is None else f"loss {target:g}"
+    nobody = f"no variant reaches {loss} in the median of its seeds"
+
+    def until(place: Callable[[RecordedEvaluation], float]) -> Callable[[Record], float]:
+        def found(record: Record) -> float:
+            reached = None if target is None else record.reached(target)
+            return place(reached) if reached else math.inf
+
+        return found
+
+    def reaching(name: str, label: str, place: Callable[[RecordedEvaluation], float]) -> Measure:
+        return Measure(
+            name=name,
+            label=f"{label} to {loss}",
+            noun=f"{name.partition('-')[0]} to {loss}",
+            never=f"does not reach {loss} in the median of its seeds",
+            never_plural=f"reaches {loss} in the median of its seeds",
+            of=until(place),
+            place=place,
+            target=f" to reach {loss}",
+            nobody=nobody,
+            low_is_good=True,
+        )
+
+    match name:
+        case "time-to-loss":
+            return replace(
+                reaching(name, unit, lambda e: e.t_s),
+                wins=f"reaches {loss} first",
+                value=f"after {{}} {unit}",
+                times="takes {} times as long",
+            )
+        case "gradients-to-loss":
+            return replace(
+                reaching(name, "gradients", lambda e: e.gradients),
+                wins=f"needs the fewest gradients to reach {loss}",
+                value="{}",
+                times="needs {} times as many gradients",
+            )
+        case "bytes-to-loss":
+            return replace(
+                reaching(name, "MB", lambda e: e.bytes / 1e6),
+                wins=f"needs the fewest bytes to reach {loss}",
+                value="{} MB",
+                times="needs {} times as many bytes",
+            )
+        case "last-loss":
+            return Measure(
+                name=name,
+                label=f"{scale.noun} at the end",
+                noun=f"{scale.noun} at the end",
+                of=lambda r: math.inf if r.summary.stopped_by == "diverged" else scale.of(r.summary.eval),
+                wins=f"ends with the {scale.lowest} {scale.noun}",
+                times=f"ends with {{}} times the {scale.noun}",
+                nobody="every variant diverges in the median of its seeds",
+                low_is_good=True,
+            )
+        case "time":
+            return Measure(
+                name=name,
+                label=f"{unit} for the budget",
+                noun="time for the budget",
+                of=lambda r: math.inf if r.summary.stopped_by == "diverged" else r.summary.clock_s,
+                wins="is the first to spend the budget",
+                value=f"after {{}} {unit}",
+                times="takes {} times as long",
+                target=" for the same budget",
+                nobody="every variant diverges in the median of its seeds",
+                low_is_good=True,
+            )
+        case "throughput":
+            return Measure(
+                name=name,
+                label=f"gradients per {unit}",
+                noun="throughput",
+                of=lambda r: r.summary.gradients_per_s,
+                wins="has the highest throughput",
+                value=f"{{}} gradients per {unit}",
+                times="has {} times the throughput",
+                low_is_good=False,
+            )
+        case "staleness":
+            return Measure(
+                name=name,
+                label="mean staleness (updates)",
+                noun="mean staleness",
+                of=lambda r: r.summary.staleness.mean,
+                value="{} updates",
+                times="has {} times the staleness",
+            )
+    row, column = next((row, row.columns[name]) for row in QUANTITIES if name in row.columns)
+    words = name.replace("_", " ")
+    row_unit = unit if row.unit == "engine s" else row.unit
+    if not name.startswith(row.name) or name.endswith("_per_s"):  # a share or a rate of the row's number
+        row_unit = ""
+    if name in ("eval_accuracy", "eval_loss", "eval_bits_per_byte"):
+        high = name == "eval_accuracy"
+        return Measure(
+            name=name,
+            label=words,
+            noun=words,
+            of=lambda r: _number(column, r),
+            wins=f"has the {'highest' if high else 'lowest'} {words}",
+            times=f"has {{}} times the {words}",
+            low_is_good=not high,
+        )
+    return Measure(
+        name=name,
+        label=f"{words} ({row_unit})" if row_unit else words,
+        noun=words,
+        of=lambda r: _number(column, r),
+        times=f"has {{}} times the {words}",
+    )
+
+
+def loss_at(
+    name: str, at: float, place: Callable[[RecordedEvaluation], float], words: str, scale: LossScale = LOSS
+) -> Measure:
+    """Return the loss known at a time or after so many gradients: for runs that do not reach the target."""
+
+    def known(record: Record) -> float:
+        losses = [scale.of(e) for e in record.evals if place(e) <= at]
+        diverged = record.summary.stopped_by == "diverged" and place(record.evals[-1]) < at
+        return math.inf if diverged or not losses or losses[-1] is None else losses[-1]
+
+    return Measure(
+        name=name,
+        label=f"{scale.noun} after {words}",
+        noun=f"{scale.noun} after {words}",
+        of=known,
+        wins=f"has the {scale.lowest} {scale.noun} after {words}",
+        times=f"has {{}} times the {scale.noun}",
+        nobody="every variant diverges in the median of its seeds",
+        low_is_good=True,
+    )
+
+
+def required(name: str, target: float | None, tuned: Sequence[str]) -> str:
+    """Return the name of a measure as this module spells it: words may be joined by spaces too.
+
+    Raises ValueError, in one line, for a measure that there is not, or that this experiment cannot have.
+    """
+    if name == BEST.strip():
+        raise ValueError(f"measure: {name}: name a tuned option, like best lr")
+    if name.startswith(BEST):
+        option = name.removeprefix(BEST).strip().replace("-", "_")
+        if option not in tuned:
+            rule = f"tuned are {', '.join(tuned)}" if tuned else f"give tune: with values of {option}"
+            raise ValueError(f"measure: {name}: {option} is not tuned; {rule}")
+        return f"{BEST}{option}"
+    columns = [column for row in QUANTITIES for column in row.columns]
+    for spelled in (name, name.replace(" ", "-"), name.replace(" ", "_").replace("-", "_")):
+        if spelled in NAMED or spelled in columns:
+            if spelled in OF_TARGET and target is None:
+                raise ValueError(f"measure: {name}: needs a target_loss: in the file")
+            return spelled
+    near = difflib.get_close_matches(name.replace(" ", "-"), [*NAMED, *columns], n=1)
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else f"choose from {', '.join(NAMED)}, best OPTION, {', '.join(columns)}"
+    )
+    raise ValueError(f"measure: {name}: there is no such measure; {hint}")
+
+
+def _number(column: Column, record: Record) -> float | None:
+    value = column.of(record.summary)
+    return None if value is None else float(value)

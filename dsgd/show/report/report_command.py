@@ -1,0 +1,79 @@
+"""The command line of reports: `main.py --report DIR`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dsgd.process.interruptions import Interruptions, ended_by_signals
+from dsgd.process.messages import report_error
+from dsgd.process.outcomes import EXIT_INTERRUPTED
+from dsgd.process.s3_access import is_s3
+from dsgd.records.listing import list_folder
+from dsgd.records.reader import is_record
+from dsgd.records.s3 import fetch
+from dsgd.records.schema import RecordError
+from dsgd.show.terminal.browser import open_page
+from dsgd.show.terminal.cli import UsageError
+from dsgd.show.terminal.usage import Parser, usage_errors
+
+
+def report(arguments: Sequence[str], _: Interruptions) -> int:
+    """Draw the report of an experiment's folder, a folder of records or one record again.
+
+    Raises UsageError in one line for anything that is wrong.
+    """
+    parser = Parser(
+        "--report",
+        "Draw a report from records alone: of an experiment, of one run, or of a folder of runs. Runs that "
+        "cannot be compared with one another get an index, report.html in their folder, instead.",
+    )
+    parser.add_argument("--report", metavar="DIR", required=True, help="the folder, or s3://BUCKET/PREFIX")
+    parser.add_argument(
+        "--like", metavar="RUN", help="report on those runs in the folder that can be compared with this one"
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    given = parser.parse(arguments)
+    with usage_errors():
+        folder = fetch(given.report) if is_s3(given.report) else Path(given.report)
+    try:
+        page = _build(folder, given.like)
+    except KeyboardInterrupt:
+        message = "interrupted before the report was complete; the same command draws it again"
+        return report_error(message, EXIT_INTERRUPTED)
+    except RecordError as error:
+        raise UsageError(f"--report {error}") from None
+    print(page)
+    if given.open:
+        open_page(page)
+    return 0
+
+
+def _build(folder: Path, like: str | None) -> Path:
+    """Write the report that fits what is in the folder and return its path; raises RecordError."""
+    with ended_by_signals():
+        from dsgd.show.report.build import build_report, write_report
+        from dsgd.show.report.comparable import are_one_comparison, groups
+        from dsgd.show.report.frames import read_loose
+        from dsgd.show.report.index import COMPARISONS, build_index
+
+    is_loose = folder.is_dir() and not is_record(folder) and not (folder / "experiment.yaml").is_file()
+    if not is_loose:
+        if like is not None:
+            raise UsageError(
+                f"--like {like}: is for a folder of single runs, which {folder} is not; leave it out"
+            )
+        return build_report(folder)
+    listing = list_folder(folder)
+    if like is None:
+        if are_one_comparison(listing):
+            return build_report(folder)
+        return build_index(folder, listing)
+    group = next((g for g in groups(listing.runs) if like in (run.path.name for run in g.runs)), None)
+    if group is None:
+        raise UsageError(f"--like {like}: {folder} has no such run; --list {folder} names them")
+    frames = read_loose(folder, [run.path.name for run in group.runs], like)
+    own = folder / COMPARISONS / group.slug
+    own.mkdir(parents=True, exist_ok=True)
+    return write_report(replace(frames, title=group.title), own)

@@ -1,0 +1,130 @@
+"""Numbers as the pages write them."""
+
+from __future__ import annotations
+
+import math
+
+from dsgd.records.variants import option_text as option_text
+from dsgd.show.report.statistics import Interval
+
+NEVER = "never"
+
+
+def number(x: float | None, digits: int = 3) -> str:
+    """Return a number with so many significant digits and separated thousands.
+
+    >>> number(12345.6), number(0.30004), number(41.26), number(math.inf), number(None), number(1e-9)
+    ('12,346', '0.3', '41.3', 'never', '–', '1e-09')
+    """
+    if x is None or math.isnan(x):
+        return "–"
+    if math.isinf(x):
+        return NEVER
+    if x == 0:
+        return "0"
+    places = digits - 1 - math.floor(math.log10(abs(x)))
+    if places > 7:
+        return f"{x:.{digits}g}"
+    text = f"{x:,.{max(0, places)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(x: float | None) -> str:
+    r"""Return a share in per cent.
+
+    >>> percent(0.12345), percent(1.0), percent(0.0004), percent(None)
+    ('12.3\xa0%', '100\xa0%', '0.04\xa0%', '–')
+    """
+    if x is None:
+        return "–"
+    return f"{number(100 * x, 3 if x >= 0.01 else 1)}\N{NO-BREAK SPACE}%"
+
+
+def p_value(p: float) -> str:
+    """Return a p-value as a sentence has it.
+
+    >>> p_value(0.0301), p_value(0.00001), p_value(1.0), p_value(0.3)
+    ('p = 0.03', 'p < 0.001', 'p = 1', 'p = 0.3')
+    """
+    return "p < 0.001" if p < 0.001 else f"p = {number(p, 2 if p < 0.1 else 1)}"
+
+
+def confidence(interval: Interval) -> str:
+    r"""Return an interval with its confidence, or nothing where none can be given.
+
+    >>> confidence(Interval(2.0, 1.0, math.inf, 0.9375, 5))
+    '94\xa0% interval 1 to never'
+    """
+    if not interval.level:
+        return ""
+    level = f"{round(100 * interval.level)}\N{NO-BREAK SPACE}%"
+    return f"{level} interval {number(interval.low)} to {number(interval.high)}"
+
+
+def with_interval(interval: Interval) -> str:
+    r"""Return a median with its interval in brackets, if there is one.
+
+    >>> with_interval(Interval(2.0, 1.0, 3.0, 0.9375, 5)), with_interval(Interval(2.0, 2.0, 2.0, 0.0, 1))
+    ('2 [1, 3]', '2')
+    """
+    if not interval.level or interval.low == interval.high:
+        return number(interval.centre)
+    return f"{number(interval.centre)} [{number(interval.low)}, {number(interval.high)}]"
+
+
+def plural(n: int, one: str, many: str = "") -> str:
+    """Return a count with its noun.
+
+    >>> plural(1, "seed"), plural(5, "seed"), plural(1200, "update")
+    ('1 seed', '5 seeds', '1,200 updates')
+    """
+    return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def listed(names: list[str]) -> str:
+    """Return names as a sentence lists them.
+
+    >>> listed(["a"]), listed(["a", "b"]), listed(["a", "b", "c"])
+    ('a', 'a and b', 'a, b and c')
+    """
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
+
+
+def few(names: list[str], most: int = 4) -> str:
+    """Return names as a sentence lists them, or the first and how many others there are.
+
+    >>> few(["a", "b", "c", "d", "e", "f"])
+    'a, b, c and 3 others'
+    """
+    if len(names) <= most:
+        return listed(names)
+    return f"{', '.join(names[: most - 1])} and {len(names) - most + 1} others"
+
+
+def ratio_text(ratio: float) -> str:
+    """Return a ratio as a sentence has it: two digits, hundredths below 2, or enough to tell it from 1.
+
+    >>> ratio_text(2.46), ratio_text(1.0041), ratio_text(0.333), ratio_text(1.0), ratio_text(123.4)
+    ('2.5', '1.004', '0.33', '1', '123')
+    >>> ratio_text(1.049), ratio_text(1.14), ratio_text(1.95)
+    ('1.05', '1.14', '1.95')
+    """
+    return number(ratio, 4) if ratio_bound(ratio) == "1" else ratio_bound(ratio)
+
+
+def ratio_bound(ratio: float) -> str:
+    """Return an end of a ratio's interval: as its centre, but no more digits near 1.
+
+    >>> ratio_bound(1.0041), ratio_bound(1.049), ratio_bound(2.46)
+    ('1', '1.05', '2.5')
+    """
+    return number(ratio, 3 if ratio >= 100 or 1 <= ratio < 2 else 2)
+
+
+def sentence(text: str) -> str:
+    """Return a sentence. One that begins with a variant's name begins with that, as it is spelled.
+
+    >>> sentence("asgd is first")
+    'asgd is first.'
+    """
+    return f"{text}."

@@ -1,0 +1,282 @@
+"""The command line: options of the chosen mode, each one a field of its configuration.
+
+Neither torch nor ray is imported here: `--help` and mistakes are answered at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dsgd.config import DataConfig, TrainConfig
+from dsgd.core.constraints import Option, from_options, option_fields
+from dsgd.models.workloads import names as workloads
+from dsgd.models.workloads import options_of
+from dsgd.process import unique_keys
+from dsgd.process.messages import print_page
+from dsgd.process.user_code import located
+from dsgd.scenario.faults_text import FILE_ENDINGS
+from dsgd.show.terminal.help import run_help
+from dsgd.strategies import config_of, load, mode_of, modes
+
+_DEFAULT_MODE = "ssgd"
+
+
+class UsageError(Exception):
+    """What the user asked for cannot be done; the message is one line."""
+
+
+def parse(arguments: Sequence[str]) -> TrainConfig:
+    """Return the configuration that the command line, and the file after `--config`, ask for.
+
+    Raises UsageError in one line for anything that is wrong. `--help` and `--version` print and raise
+    SystemExit.
+    """
+    arguments = [with_dashes(argument) for argument in arguments]
+    if is_given(arguments, "--version"):
+        from importlib.metadata import version
+
+        print_page(f"dsgd-lab {version('dsgd-lab')}")
+        raise SystemExit(0)
+    arguments, config_file = take_option(arguments, "--config")
+    file_options = _read_config(config_file) if config_file is not None else {}
+    file_options.pop("run_name", None)  # a repetition is another run, with its own name
+    return configure(file_options, f"--config {config_file}", arguments)
+
+
+def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[str] = ()) -> TrainConfig:
+    """Return the configuration that a file's options ask for; `arguments` override them.
+
+    source: what messages call the file. Raises UsageError in one line for anything that is wrong.
+    """
+    file_options, arguments = dict(file_options), list(arguments)
+    mode, strategy_file = _chosen(file_options, arguments)
+    workload = _workload(file_options, arguments)
+    try:
+        strategy = load(mode, strategy_file)
+    except ValueError as error:
+        is_of_file = "mode" in file_options and _value(arguments, "--mode") is None
+        raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
+    try:
+        config_type = config_of(mode, strategy_file, workload)
+    except ValueError as error:
+        is_of_file = "workload" in file_options and _value(arguments, "--workload") is None
+        raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
+    if {"-h", "--help"} & set(arguments):
+        print_page(run_help(strategy, config_type, mode, strategy_file))
+        raise SystemExit(0)
+    known = option_fields(config_type)
+    for key in file_options:
+        if key not in known:
+            raise UsageError(f"{source}: {_unknown(key, mode, known, spelled=key)}")
+    given = _values_of(arguments, mode, known)
+    in_file = [key for key in file_options if key not in given]
+    values = {key: _value_in_file(known[key], file_options[key], source) for key in in_file} | given
+    missing = [key for key, option in known.items() if option.default is MISSING and key not in values]
+    if missing:
+        raise UsageError(f"--{_dashed(missing[0])}: has no default; give it a value")
+    try:
+        cfg = from_options(config_type, values)
+    except ValueError as error:
+        culprit = re.match(r"--([\w-]+)", str(error))
+        is_of_file = culprit is not None and _field(culprit[1]) in in_file
+        raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
+    except Exception as error:
+        if strategy_file is None:
+            raise
+        raise UsageError(f"--strategy-file {strategy_file}: {located(error, Path(strategy_file))}") from None
+    return _with_faults_of_file(cfg)
+
+
+def _with_faults_of_file(cfg: TrainConfig) -> TrainConfig:
+    """Return the configuration with the faults that the file of `--faults` lists: it may change later."""
+    fault = cfg.fault
+    if not fault.faults.endswith(FILE_ENDINGS):
+        return cfg
+    return replace(cfg, fault=replace(fault, faults="; ".join(map(str, fault.fault_list))))
+
+
+def _chosen(file_options: dict[str, Any], arguments: list[str]) -> tuple[str, str | None]:
+    """Return the mode and the file of `--strategy-file`, if any; then both are put into the arguments.
+
+    If the command line gives one of them, those of the file are ignored.
+    """
+    mode, file = _value(arguments, "--mode"), _value(arguments, "--strategy-file")
+    if mode is None and file is None:
+        mode, file = file_options.get("mode"), file_options.get("strategy_file")
+    file_options.pop("strategy_file", None)
+    if file_options.get("mode") is None:  # `mode: null` in a file
+        file_options.pop("mode", None)
+    if file in (None, "None"):
+        return str(mode or _DEFAULT_MODE), None
+    try:
+        own = mode_of(str(file))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if mode not in (None, own):
+        raise UsageError(f"--mode {mode}: --strategy-file {file} is mode {own}; leave --mode out")
+    arguments[:] = take_option(take_option(arguments, "--mode")[0], "--strategy-file")[0]
+    arguments += [f"--mode={own}", f"--strategy-file={Path(str(file)).resolve()}"]
+    return own, str(file)
+
+
+def _workload(file_options: dict[str, Any], arguments: list[str]) -> str | None:
+    """Return the workload, if any. Its path and that of its data are put into the arguments as ones that hold
+    in any folder.
+    """
+    data = _value(arguments, "--data")
+    if data not in (None, "", "None") and "://" not in data:
+        whole = Path(data).expanduser().absolute()
+        arguments[:] = [*take_option(arguments, "--data")[0], "--data", str(whole)]
+    workload = _value(arguments, "--workload") or file_options.get("workload")
+    if workload in (None, "None") or not isinstance(workload, str):  # other types are refused as all are
+        return None
+    if workload.endswith(".py"):
+        workload = str(Path(workload).resolve())
+        arguments[:] = [*take_option(arguments, "--workload")[0], f"--workload={workload}"]
+    return workload
+
+
+def _values_of(arguments: Sequence[str], mode: str, known: Mapping[str, Option]) -> dict[str, Any]:
+    """Return the options that a command line gives; where one is given twice, the last counts."""
+    values: dict[str, Any] = {}
+    rest = deque(arguments)
+    while rest:
+        name, equals, text = rest.popleft().partition("=")
+        if not name.startswith("-"):
+            raise UsageError(
+                f"'{name}{equals}{text}' is not an option; options are written --name value, see --help"
+            )
+        key = _field(name)
+        switch = known.get(key.removeprefix("no_"))
+        if switch and switch.kind == "bool":
+            if equals:
+                raise UsageError(f"{name}={text}: is a switch; write {name} alone")
+            values[switch.name] = key == switch.name
+            continue
+        if key not in known:
+            raise UsageError(_unknown(key, mode, known, spelled=name + equals + text))
+        if not equals:
+            if not rest or rest[0].startswith("--"):
+                rule = "; --help describes it"
+                if known[key].kind != "str":
+                    rule = f", which {known[key].kind_in_words}"
+                raise UsageError(f"{name}: needs a value{rule}")
+            text = rest.popleft()
+        values[key] = _read(known[key], text)
+    return values
+
+
+def _read(option: Option, text: str) -> Any:
+    """Return the value that a text stands for, in the option's own type."""
+    if text == "None" and option.optional:
+        return None
+    try:
+        return {"int": int, "float": float}.get(option.kind, str)(text)
+    except ValueError:
+        shown = text if text.strip() else repr(text)
+        raise UsageError(f"--{_dashed(option.name)} {shown}: {option.kind_in_words}") from None
+
+
+def _unknown(key: str, mode: str, known: Mapping[str, Option], *, spelled: str) -> str:
+    others = [m for m in modes() if m != mode and key in option_fields(load(m).Config)]
+    if others:
+        return (
+            f"{spelled} is an option of --mode {', '.join(others)}, not of --mode {mode}; "
+            "leave it out or choose that mode"
+        )
+    if of := ", ".join(w for w in workloads() if key in option_fields(options_of(w) or DataConfig)):
+        return f"{spelled} is an option of --workload {of}; leave it out or choose that workload"
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {_like(spelled, near[0])}?" if near else "--help lists the options and the modes"
+    return f"{spelled}: there is no such option in --mode {mode}; {hint}"
+
+
+def _like(spelled: str, key: str) -> str:
+    return f"--{_dashed(key)}" if spelled.startswith("-") else key
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    try:
+        content = unique_keys.load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"--config {path}: cannot be read ({error.strerror}); give a run's config.yaml"
+        ) from None
+    except unique_keys.DuplicateKeyError as error:
+        raise UsageError(f"--config {path}: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UsageError(f"--config {path}: is not YAML ({reason}); give a run's config.yaml") from None
+    if content is None:
+        raise UsageError(f"--config {path}: is empty; give a run's config.yaml")
+    if not isinstance(content, dict):
+        raise UsageError(f"--config {path}: must be a mapping of options to values, like a run's config.yaml")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def _value_in_file(option: Option, value: Any, source: str) -> Any:
+    """Return the value of an option in a file: a text means what it means on the command line."""
+    key, is_switch = option.name, option.kind == "bool"
+    if isinstance(value, bool) != is_switch:
+        rule = "true or false" if is_switch else f"a value, not {str(value).lower()}"
+        raise UsageError(f"{source}: '{key}' must be {rule}")
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str | int | float | None):
+        raise UsageError(f"{source}: '{key}' must be one value, not a {type(value).__name__}")
+    try:
+        return _read(option, str(value))
+    except UsageError as error:
+        raise UsageError(f"{source}: {error}") from None
+
+
+def with_dashes(argument: str) -> str:
+    """Return an argument with dashes in its option's name, which may be written with underscores."""
+    name, sign, value = argument.partition("=")
+    return f"--{_dashed(name[2:])}{sign}{value}" if name.startswith("--") else argument
+
+
+def take_option(arguments: Sequence[str], option: str) -> tuple[list[str], str | None]:
+    """Return the arguments without `option` and its value, and the value."""
+    value = _value(arguments, option)
+    kept, skip = [], False
+    for argument in arguments:
+        if skip or argument == option or argument.startswith(f"{option}="):
+            skip = argument == option and not skip
+        else:
+            kept.append(argument)
+    return kept, value
+
+
+def _value(arguments: Sequence[str], option: str) -> str | None:
+    """Return the last value given for `option`."""
+    value = None
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+        if argument.startswith(f"{option}="):
+            value = argument.partition("=")[2]
+        elif argument == option:
+            if not following or following.startswith("--"):
+                raise UsageError(f"{option}: needs a value; --help describes it")
+            value = following
+    return value
+
+
+def is_given(arguments: Sequence[str], option: str) -> bool:
+    """Return whether `option` is among the arguments."""
+    return any(argument == option or argument.startswith(f"{option}=") for argument in arguments)
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _field(name: str) -> str:
+    return name.partition("=")[0].removeprefix("--").replace("-", "_")

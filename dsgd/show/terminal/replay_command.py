@@ -1,0 +1,94 @@
+"""The command line of replays: `main.py --replay RUN`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dsgd.process.files import whole_file
+from dsgd.process.interruptions import Interruptions, ended_by_signals
+from dsgd.process.outcomes import EXIT_FAILED
+from dsgd.process.s3_access import is_s3
+from dsgd.records.s3 import fetch
+from dsgd.records.schema import RecordError
+from dsgd.show.terminal.cli import UsageError
+from dsgd.show.terminal.usage import Parser, usage_errors
+
+with ended_by_signals():
+    from dsgd.data import make_workload
+    from dsgd.running.replaying import ReplayComparison, compared, recorded_run, unlike
+
+
+def replay(arguments: Sequence[str], _: Interruptions) -> int:
+    """Compute a recorded run again, compare it with its record, and return the exit code.
+
+    Raises UsageError, in one line, for a record that cannot be replayed.
+    """
+    parser = Parser(
+        "--replay",
+        "Compute a recorded run again in its recorded order, without workers, and compare each task's loss "
+        "and the weights with the record. Asynchronous runs of real workers give their bytes again too. "
+        "Exit codes: 0 the same, 1 something differs, 2 the record cannot be replayed.",
+    )
+    parser.add_argument(
+        "--replay", metavar="RUN", required=True, help="its folder, or s3://BUCKET/PREFIX/NAME"
+    )
+    parser.add_argument("--until", metavar="V", type=int, help="stop at version V of the weights")
+    parser.add_argument(
+        "--save", metavar="FILE", type=Path, help="write the last weights computed to this file, like w.npy"
+    )
+    given = parser.parse(arguments)
+    if given.until is not None and given.until < 1:
+        raise UsageError(f"--until {given.until}: must be at least 1")
+    with usage_errors():
+        folder = fetch(given.replay, "--replay") if is_s3(given.replay) else Path(given.replay)
+    try:
+        found = compared(recorded_run(folder), given.until)
+    except RecordError as error:
+        raise UsageError(f"--replay {error}") from None
+    if given.save:
+        with whole_file(given.save, "name another file with --save") as file:
+            np.save(file, found.weights.vector)
+    print("\n".join(_said(found, given.until, given.save)))
+    return EXIT_FAILED if found.differs or found.same_weights is False else 0
+
+
+def _said(found: ReplayComparison, until: int | None, saved: Path | None) -> Iterator[str]:
+    run, unit = found.run, "virtual s" if found.run.cfg.engine == "sim" else "s"
+    yield f"run       {run.cfg.mode} on {run.cfg.engine}, {run.cfg.num_workers} workers: {run.path}"
+    yield (
+        f"replayed  {found.updates} updates of {found.tasks} tasks in {found.wall_s:.3g} s; "
+        f"the run took {found.recorded_s:.4g} {unit}"
+    )
+    if until is not None and found.updates < until:
+        yield f"          the record ends before version {until}"
+    if found.differs:
+        yield f"differs   {found.differs}"
+    else:
+        yield "tasks     the same, with the same losses"
+    digest = hashlib.sha256(found.weights.vector.tobytes()).hexdigest()
+    if found.same_weights is not None:
+        yield f"weights   {'the same bytes' if found.same_weights else 'other bytes'}, sha256 {digest}"
+    else:
+        yield f"weights   of version {found.weights.version}, sha256 {digest}"
+        if evaluation := make_workload(run.cfg).evaluate(found.weights.vector):
+            yield f"          loss {evaluation.loss:.6g} on held-out samples"
+        if until is None:
+            yield "          the record has no weights.npy to compare them with"
+    if saved:
+        yield f"saved     {saved}"
+    if found.differs or found.same_weights is False:
+        yield f"why       {_why(found)}"
+
+
+def _why(found: ReplayComparison) -> str:
+    """Return what may have made the difference."""
+    if found.same_weights:
+        return "the weights are those of the run, so the record's line was changed after it was written"
+    if reasons := unlike(found.run.meta):
+        return f"bits depend on the machine and its libraries: {'; '.join(reasons)}"
+    made = f" (it was made by commit {found.run.meta.git_commit[:10]})" if found.run.meta.git_commit else ""
+    return f"the libraries are the same: the code{made}, the processor, or the record itself has changed"

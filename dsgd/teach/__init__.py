@@ -1,0 +1,1 @@
+"""For courses and authors: the labs, and the scaffold of a strategy."""

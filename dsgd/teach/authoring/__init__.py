@@ -1,0 +1,1 @@
+"""For authors of strategies: the scaffold (`--new-strategy`)."""

@@ -1,0 +1,171 @@
+"""The command line of the labs: `main.py --check LAB ANSWERS`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dsgd.process.interruptions import Interruptions
+from dsgd.process.outcomes import EXIT_FAILED
+from dsgd.show.terminal.cli import UsageError
+from dsgd.show.terminal.usage import Parser
+from dsgd.teach.labs import first_guesses, lab_questions, predicted, printed
+from dsgd.teach.labs.answers import Answers, read_answers
+from dsgd.teach.labs.class_check import check_class
+from dsgd.teach.labs.judge import Verdict, verdicts
+from dsgd.teach.labs.lab_file import Lab, path_of, read_lab
+from dsgd.teach.labs.quantities import Value
+from dsgd.teach.labs.solvable import solvable
+from dsgd.teach.labs.student import Work
+
+
+def check(arguments: Sequence[str], _: Interruptions) -> int:
+    """Check the answers that the command line names, print what holds, and return the exit code.
+
+    Raises UsageError in one line for anything that is wrong with the command or the files.
+    """
+    given = _parser().parse(arguments)
+    if len(given.check) > 2:
+        raise UsageError("--check: takes a lab and one file or folder of answers; see --check --help")
+    path = path_of(Path(given.check[0]))
+    lab = read_lab(path)
+    if len(given.check) == 1:
+        _values(lab, path)
+        _see_that_the_exercise_can_be_solved(lab, path)
+        print(lab_questions.all_of(lab), end="")
+        return 0
+    answers_path = Path(given.check[1])
+    if answers_path.is_dir():
+        _values(lab, path)
+        print(check_class(lab, path, answers_path, form=_form(given), limit_s=given.limit_s), end="")
+        return 0
+    if given.csv:
+        raise UsageError(f"--csv: is for a folder of answers, and {answers_path} is none; use --json")
+    answers = read_answers(answers_path, lab)
+    if answers.unreadable and not given.json:
+        raise UsageError(answers.unreadable[0])
+    return (_as_json if given.json else _for_a_person)(lab, path, answers_path, answers, given)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        "--check",
+        "Check the answers to a lab of docs/labs: predictions, options and strategies are held "
+        "to simulated runs and to theory. Exit codes: 0 all holds, 1 something does not, 2 the answers "
+        "cannot be read. With the lab alone, print its questions.",
+    )
+    parser.add_argument(
+        "--check",
+        nargs="+",
+        metavar=("LAB", "ANSWERS"),
+        required=True,
+        help="a lab's file or number, like docs/labs/01.yaml or 01, and your answers, written as on the "
+        "lab's page; or a folder of answers, for a table of the class",
+    )
+    parser.add_argument("--reveal", action="store_true", help="show what is measured and what theory says")
+    parser.add_argument("--quiet", action="store_true", help="print only what fails, and the count")
+    parser.add_argument("--json", action="store_true", help="print JSON; first guesses are not kept")
+    parser.add_argument("--csv", action="store_true", help="print the table of a class as CSV")
+    parser.add_argument(
+        "--limit-s",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="seconds after which a student of a class is given up; default 60",
+    )
+    return parser
+
+
+def _form(given: Any) -> str:
+    return "json" if given.json else "csv" if given.csv else "text"
+
+
+def _for_a_person(lab: Lab, path: Path, answers_path: Path, answers: Answers, given: Any) -> int:
+    work, values = _work(lab, answers), _values(lab, path)
+    kept = first_guesses.keep(answers_path, answers.predictions, datetime.now().astimezone())
+    first = first_guesses.read(answers_path)
+    print(lab.title, flush=True)
+    found: list[Verdict] = []
+    with _errors_of(path):
+        for part in verdicts(lab, answers, values, work):
+            found += part
+            heading = _heading(part[0].part, answers)
+            for line in printed.lines(part, heading, first, reveal=given.reveal, quiet=given.quiet):
+                print(_wrapped(line), flush=True)
+    print(f"\n{printed.tally(found)}")
+    if kept and not given.quiet:
+        print(f"first guesses kept in {kept}")
+    if not given.reveal and any(v.finding.theory for v in found) and not given.quiet:
+        print("--reveal shows what is measured and what theory says")
+    return _exit_code(found)
+
+
+def _as_json(lab: Lab, path: Path, answers_path: Path, answers: Answers, given: Any) -> int:
+    first, values, work = first_guesses.read(answers_path), _values(lab, path), None
+    errors = list(answers.unreadable)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), _errors_of(path):  # a strategy may print
+        try:
+            work = _work(lab, answers)
+        except UsageError as wrong:  # the other parts count nevertheless
+            errors.append(str(wrong))
+        found = [v for part in verdicts(lab, answers, values, work) for v in part]
+    result = printed.as_json(found, lab.title, answers.exercise or {}, first, reveal=given.reveal)
+    print(json.dumps({**result, "error": "; ".join(errors) or None}))
+    return _exit_code(found)
+
+
+def _wrapped(line: str) -> str:
+    """Return a line as a terminal has room for it; what a program reads stays whole."""
+    if not sys.stdout.isatty() or not line.strip():
+        return line
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(line, width, subsequent_indent=" " * 9, break_long_words=False)
+
+
+def _exit_code(found: Sequence[Verdict]) -> int:
+    return 0 if all(v.finding.holds for v in found) else EXIT_FAILED
+
+
+def _heading(part: str, answers: Answers) -> str:
+    if part == "exercise" and answers.exercise:
+        chosen = ", ".join(f"{option} {value:g}" for option, value in answers.exercise.items())
+        return f"exercise: {chosen}"
+    return f"strategy: {answers.strategy}" if part == "strategy" and answers.strategy else part
+
+
+def _work(lab: Lab, answers: Answers) -> Work | None:
+    """Load the strategy; its errors come before anything is printed."""
+    if lab.strategy and answers.strategy:
+        return Work(answers.strategy, lab.strategy.options, lab.strategy.scenarios)
+    return None
+
+
+def _values(lab: Lab, path: Path) -> dict[str, Value]:
+    """Return what each prediction is held to; a lab that no answer can satisfy is refused."""
+    with _errors_of(path):
+        return predicted.values(lab)
+
+
+def _see_that_the_exercise_can_be_solved(lab: Lab, path: Path) -> None:
+    with _errors_of(path):
+        if lab.exercise and solvable(lab.exercise) is False:
+            (option,) = lab.exercise.choose
+            raise ValueError(
+                f"exercise: no {option} satisfies all its laws; change a law, or what is allowed"
+            )
+
+
+@contextmanager
+def _errors_of(lab: Path) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(f"--check {lab}: {error}") from None

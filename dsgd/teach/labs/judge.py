@@ -1,0 +1,113 @@
+"""Holds a student's answers to what a lab requires: one verdict for each question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dsgd.teach.labs import goals, predicted, strategy_laws
+from dsgd.teach.labs.answers import Answers
+from dsgd.teach.labs.finding import Finding, function
+from dsgd.teach.labs.lab_file import Exercise, Lab, Prediction, StrategyTask
+from dsgd.teach.labs.quantities import Value
+from dsgd.teach.labs.student import Work
+from dsgd.teach.labs.trial import Trial
+
+_OPEN = Finding(None, "not answered yet")
+
+# A law that fails in the same run as one of these is taken to fail for that reason; None: as any other law.
+_FOLLOWS: Mapping[str, Sequence[str] | None] = {
+    "spends_the_budget": ("ends", "counts_each_task_once"),
+    "everyone_takes_part": ("ends",),
+    "nobody_waits_in_vain": ("ends",),
+    "equals": None,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What was found of one prediction or law."""
+
+    part: str
+    """predictions, exercise or strategy."""
+    name: str
+    """Of the prediction, or of the law."""
+    text: str
+    finding: Finding
+    said: float | None = None
+    """The student's number, for a prediction."""
+    cause: str = ""
+    """The sentence of the failing law that this failure probably follows from."""
+
+    @property
+    def mark(self) -> str:
+        holds = self.finding.holds
+        return "open" if holds is None else "holds" if holds else "FAILS"
+
+
+def verdicts(
+    lab: Lab, answers: Answers, values: Mapping[str, Value], work: Work | None
+) -> Iterator[Sequence[Verdict]]:
+    """Yield the verdicts of each part that the lab has, as soon as they are found.
+
+    values: what each prediction is held to. Raises ValueError, in one line, for laws and options that do not
+    go together.
+    """
+    if lab.predictions:
+        yield [_predicted(name, p, answers, values[name]) for name, p in lab.predictions.items()]
+    if lab.exercise:
+        yield exercise_verdicts(lab.exercise, answers.exercise)
+    if lab.strategy:
+        yield _strategy(lab.strategy, work)
+
+
+def _predicted(name: str, prediction: Prediction, answers: Answers, value: Value) -> Verdict:
+    said = answers.predictions.get(name)
+    finding = _OPEN if said is None else predicted.judged(prediction, said, value)
+    return Verdict(part="predictions", name=name, text=prediction.text, finding=finding, said=said)
+
+
+def exercise_verdicts(exercise: Exercise, chosen: Mapping[str, float] | None) -> list[Verdict]:
+    """Return the verdicts on the options of an exercise, if any were chosen."""
+    trial = Trial({**exercise.options, **(chosen or {})})
+    return [
+        Verdict(
+            part="exercise",
+            name=law.name,
+            text=law.text,
+            finding=function(goals, law.name)(trial, **law.parameters) if chosen else _OPEN,
+        )
+        for law in exercise.laws
+    ]
+
+
+def _strategy(task: StrategyTask, work: Work | None) -> list[Verdict]:
+    """Return the verdicts, failures first and causes before what follows from them."""
+    found = [
+        Verdict(
+            part="strategy",
+            name=law.name,
+            text=law.text,
+            finding=function(strategy_laws, law.name)(work, **law.parameters) if work else _OPEN,
+        )
+        for law in task.laws
+    ]
+    failures = [v for v in found if v.finding.holds is False]
+    ordered: list[Verdict] = []
+    for failure in failures:
+        if not _cause(failure, failures):
+            followers = [v for v in failures if _cause(v, failures) is failure]
+            ordered += [failure, *(replace(v, cause=failure.text) for v in followers)]
+    return [*ordered, *(v for v in found if v.finding.holds is None), *(v for v in found if v.finding.holds)]
+
+
+def _cause(verdict: Verdict, failures: Sequence[Verdict]) -> Verdict | None:
+    """Return the failure that a failure follows from; it follows from none itself."""
+    if verdict.name not in _FOLLOWS:
+        return None
+    causes = _FOLLOWS[verdict.name]
+    for other in failures:
+        same_run = other.finding.run == verdict.finding.run is not None
+        if same_run and other is not verdict and (other.name in causes if causes else other.name != "equals"):
+            return _cause(other, failures) or other
+    return None

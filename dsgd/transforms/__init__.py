@@ -1,0 +1,1 @@
+"""What changes values between workers and server: compression, lying workers, aggregation."""

@@ -1,1 +1,0 @@
-"""What workers and server compute: objectives, tasks, rules, and every random number."""

@@ -1,0 +1,134 @@
+"""Data: partitions are partitions, mini-batches are drawn without replacement and purely."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dsgd.core.model import Classifier, Quadratic
+from dsgd.core.texts import Partition
+from dsgd.data import DatasetShard, make_workload, partition
+from dsgd.running.quick import config
+
+
+@settings(deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=1, max_size=200),
+    num_workers=st.integers(1, 20),
+    how=st.sampled_from(["iid", "label", "dirichlet:0.01", "dirichlet:0.3", "dirichlet:100"]),
+    seed=st.integers(0, 99),
+)
+def test_a_partition_gives_each_sample_to_one_worker(
+    labels: list[int], num_workers: int, how: str, seed: int
+) -> None:
+    """Every sample lands in exactly one shard, and shard sizes differ by at most one."""
+    if len(labels) < num_workers:
+        with pytest.raises(ValueError, match="--samples"):
+            partition(np.array(labels), num_workers, Partition.parse(how), np.random.default_rng(seed))
+        return
+    parts = partition(np.array(labels), num_workers, Partition.parse(how), np.random.default_rng(seed))
+    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def _classes_per_worker(how: str) -> float:
+    labels = np.repeat(np.arange(10), 100)
+    parts = partition(labels, 10, Partition.parse(how), np.random.default_rng(0))
+    return float(np.mean([len(set(labels[part])) for part in parts]))
+
+
+def test_partitions_are_as_uneven_as_they_say() -> None:
+    """Iid workers see all classes, label workers one each, Dirichlet workers more the larger alpha."""
+    assert _classes_per_worker("iid") == 10
+    assert _classes_per_worker("label") == 1
+    shares = [_classes_per_worker(f"dirichlet:{alpha}") for alpha in (0.01, 0.3, 100)]
+    assert shares == sorted(shares)
+    assert shares[0] < 3
+    assert shares[2] > 9.5
+
+
+@given(n=st.integers(1, 40), batch=st.integers(1, 40), seed=st.integers(0, 99))
+def test_an_epoch_takes_no_sample_twice(n: int, batch: int, seed: int) -> None:
+    """Mini-batches of an epoch are disjoint and are the worker's own; epochs differ in order."""
+    if batch > n:
+        return
+    rows = np.arange(100, 100 + n)
+    shard = DatasetShard(0, None, None, rows, batch_size=batch, seed=seed)
+    per_epoch = n // batch
+    for epoch in range(3):
+        taken = np.concatenate([shard.batch_rows(epoch * per_epoch + k) for k in range(per_epoch)])
+        assert len(set(taken)) == len(taken) == per_epoch * batch
+        assert set(taken) <= set(rows)
+
+
+def test_a_mini_batch_does_not_depend_on_what_was_taken_before() -> None:
+    """A restarted worker, which begins in the middle, gets the mini-batch it would have got."""
+    rows = np.arange(64)
+    shards = [DatasetShard(3, None, None, rows, batch_size=8, seed=5) for _ in range(2)]
+    for step in (0, 17, 5, 9):
+        np.testing.assert_array_equal(
+            shards[0].batch_rows(step),
+            DatasetShard(3, None, None, rows, batch_size=8, seed=5).batch_rows(step),
+        )
+    assert not np.array_equal(shards[1].batch_rows(0), shards[1].batch_rows(8))
+
+
+@pytest.mark.parametrize("options", [{}, {"dataset": "digits"}, {"dataset": "quadratic", "grad_noise": 0.5}])
+def test_a_shard_alone_gives_what_it_gives_among_others(options: dict[str, Any]) -> None:
+    """What goes to a worker on its own holds only its samples, and makes the same mini-batches."""
+    workload = make_workload(config("ssgd", num_workers=3, **options))
+    together = workload.shards[0].on_device(workload.shards, "cpu")
+    for worker in range(3):
+        alone = workload.shards[worker].alone()
+        own = alone.on_device([alone], "cpu")
+        for step in (0, 50):
+            for a, b in zip(
+                own[0].batches(own, [step]), together[0].batches([together[worker]], [step]), strict=True
+            ):
+                np.testing.assert_array_equal(a.numpy(), b.numpy())
+    lone: Any = workload.shards[0].alone()
+    size = len(lone.x) if isinstance(lone, DatasetShard) else len(lone.optima)
+    assert size == (1 if isinstance(workload.objective, Quadratic) else len(lone))
+
+
+def test_label_noise_flips_the_share_asked_for() -> None:
+    """--label-noise p: a share p of the training labels is another class; held-out labels are true."""
+    clean = make_workload(config("ssgd", dataset="digits"))
+    noisy = make_workload(config("ssgd", dataset="digits", label_noise=0.3))
+    a, b = clean.shards[0], noisy.shards[0]
+    assert isinstance(a, DatasetShard)
+    assert isinstance(b, DatasetShard)
+    assert np.mean(a.y != b.y) == pytest.approx(0.3, abs=0.05)
+    np.testing.assert_array_equal(clean.test[1], noisy.test[1])
+
+
+def test_xor_is_the_sign_of_a_product() -> None:
+    """The label is 1 where the first two coordinates differ in sign; about half of them are."""
+    workload = make_workload(config("ssgd", samples=1000, dim=3))
+    x, y = workload.test
+    assert x.shape == (250, 3)
+    np.testing.assert_array_equal(y, (np.sign(x[:, 0]) != np.sign(x[:, 1])).astype(float))
+    assert 0.4 < y.mean() < 0.6
+    assert isinstance(workload.objective, Classifier)
+
+
+def test_all_modes_and_engines_start_from_the_same_weights_and_data() -> None:
+    """The same seed gives the same data and weights; another gives others."""
+    a, b, c = (make_workload(config("ssgd", num_workers=4, seed=seed)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(a.test[0], b.test[0])
+    assert not np.array_equal(a.test[0], c.test[0])
+    np.testing.assert_array_equal(a.objective.initial_weights(1), b.objective.initial_weights(1))
+
+
+@pytest.mark.parametrize("how", ["iid", "label", "dirichlet:0.3"])
+def test_uneven_shards_grow_by_one_factor(how: str) -> None:
+    """Each shard is larger than the one before by the same factor, up to a sample; together they are all."""
+    labels = np.arange(3000) % 10
+    parts = partition(labels, 5, Partition.parse(how), np.random.default_rng(0), uneven=16)
+    assert sorted(np.concatenate(parts)) == list(range(3000))
+    first = 3000 / (1 + 2 + 4 + 8 + 16)
+    assert [len(part) for part in parts] == pytest.approx([first * 2**i for i in range(5)], abs=1)

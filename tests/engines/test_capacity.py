@@ -1,0 +1,144 @@
+"""More workers than there is memory for are refused before any is started, and their start never takes longer
+than --start-timeout-s.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import CommandLine
+
+from dsgd.config import TrainConfig
+from dsgd.strategies import configured
+
+
+def config(**options: object) -> TrainConfig:
+    return configured({"mode": "asgd", "engine": "ray", **options})
+
+
+@pytest.mark.parametrize("dataset", ["none", "xor"])
+def test_as_many_workers_fit_as_have_the_memory(dataset: str) -> None:
+    """One byte less than P workers need is too little for P, and enough for P - 1, as the message says."""
+    import dsgd.engines.ray.connection.ray_connection  # noqa: F401 - sets what Ray reads at its import
+    from dsgd.engines.ray.connection.capacity import bytes_per_worker, shortage
+
+    cfg = config(num_workers=10, dataset=dataset)
+    enough = 10 * bytes_per_worker(cfg)
+    assert shortage(cfg, enough, "this machine has") is None
+    message = shortage(cfg, enough - 1, "this machine has")
+    assert message is not None
+    assert message.startswith("--num-workers 10: 10 Ray worker processes need at least ")
+    assert message.endswith("lower --num-workers (9 fit), or simulate them with --engine sim")
+    assert shortage(config(num_workers=9, dataset=dataset), enough - 1, "this machine has") is None
+
+
+def test_large_modules_need_memory_for_their_vectors() -> None:
+    """Vectors of more than 2^31 bytes count in full: a module of 600 million weights has some of 2.4 GB."""
+    import dsgd.engines.ray.connection.ray_connection  # noqa: F401 - sets what Ray reads at its import
+    from dsgd.engines.ray.connection.capacity import shortage
+
+    cfg = config(num_workers=4, workload="digits_cnn")
+    assert shortage(cfg, 50e9, "this machine has", 600_000_000) is None
+    message = shortage(cfg, 48e9, "this machine has", 600_000_000)
+    assert message is not None
+    assert "4 Ray worker processes need at least 49 GB of memory (12 GB each" in message
+    assert "lower --num-workers (3 fit)" in message
+
+
+def test_the_memory_of_servers_counts() -> None:
+    """Of all their processes; whichever are too many, they are named."""
+    from dsgd.engines.ray.connection.capacity import shortage
+
+    many = config(num_workers=4, topology="sharded:5000", replicas=2)
+    message = shortage(many, 50e9, "this machine has")
+    assert message is not None
+    assert message.startswith("--topology sharded:5000: 10,000 processes of servers need at least 570 GB")
+    few = config(num_workers=4, topology="sharded:2")
+    assert shortage(few, 1.5e9, "this machine has") is None
+    message = shortage(few, 1.4e9, "this machine has")
+    assert message is not None
+    assert "lower --num-workers (3 fit)" in message
+
+
+@pytest.mark.parametrize("engine", ["ray", "both"])
+@pytest.mark.parametrize("dataset", ["none", "xor"])
+def test_a_million_workers_are_refused_before_ray_starts(
+    dataset: str, engine: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 2, one line with memory, processes, how many fit and the remedy; nothing starts."""
+    import dsgd.engines.ray.connection.ray_connection
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # as in a separate process
+    monkeypatch.setattr(
+        dsgd.engines.ray.connection.ray_connection, "connect", lambda *_: pytest.fail("Ray was started")
+    )
+    ran = cli(f"--engine {engine} --num-workers 1000000 --dataset {dataset}")
+    assert ran.code == 2
+    assert re.fullmatch(
+        r"main.py: --num-workers 1000000: 1,000,000 Ray worker processes need at least [\d,]+ GB of memory "
+        r"\(0\.\d+ GB each, as measured, without data\), and this machine has [\d.]+ GB; "
+        r"lower --num-workers \(\d+ fit\), or simulate them with --engine sim\n",
+        ran.err,
+    )
+    assert not cli.out.exists()
+
+
+def test_an_experiment_with_a_million_workers_on_ray_is_refused(
+    tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The variant is named before any run of the experiment is begun."""
+    import dsgd.engines.ray.connection.ray_connection  # noqa: F401
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    path = tmp_path / "e.yaml"
+    path.write_text(
+        "title: t\nquestion: q\nbase: {engine: ray, steps: 1, dataset: none}\nseeds: 1\n"
+        "variants: {few: {mode: ssgd}, many: {mode: ssgd, num_workers: 1000000}}\n"
+    )
+    from main import main
+
+    assert main(["--experiment", str(path), "--out", str(tmp_path / "runs")]) == 2
+    assert not list((tmp_path / "runs").glob("*/*-s0"))
+    ran = cli("--version")  # what was printed on standard error
+    assert "variant many: --num-workers 1000000: 1,000,000 Ray worker processes need" in ran.err
+
+
+@pytest.mark.ray
+def test_on_a_cluster_its_own_memory_counts(ray_cluster: str, cli: CommandLine) -> None:
+    """A cluster without the memory is waited for, as it may grow; then exit 1 and the line of the memory."""
+    ran = cli("--num-workers 1000000 --dataset none --start-timeout-s .3")
+    assert ran.code == 1
+    assert "--num-workers 1000000: 1,000,000 Ray worker processes need at least 57,000 GB" in ran.err
+    assert "the cluster has" in ran.err
+    assert len(ran.err.splitlines()) == 1
+
+
+@pytest.mark.ray
+def test_a_start_that_takes_too_long_ends_at_the_time_out(ray_cluster: str, cli: CommandLine) -> None:
+    """Workers that import torch need more than .1 s: exit 1, one line with their number."""
+    ran = cli("--num-workers 6 --steps 1 --start-timeout-s .1")
+    assert ran.code == 1
+    assert "6 of 6 workers could not be started within --start-timeout-s 0.1" in ran.err
+    assert "lower --num-workers, or wait longer" in ran.err
+    assert len(ran.err.splitlines()) == 1
+    assert cli("--num-workers 1 --steps 1 --dataset none").code == 0
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("dataset", ["none", "xor"])
+def test_the_estimate_of_a_worker_is_what_it_takes(ray_cluster: str, dataset: str) -> None:
+    """The memory that a worker's process has to itself is within a factor of 1.7 of the estimate."""
+    from dsgd.data import make_workload
+    from dsgd.engines.ray.driver.ray import RayCluster
+
+    # isort: split
+    import psutil  # Ray makes it importable
+
+    from dsgd.engines.ray.connection.capacity import bytes_per_worker
+
+    cfg = config(num_workers=1, dataset=dataset)
+    with RayCluster(cfg, make_workload(cfg)) as cluster:
+        taken = psutil.Process(cluster.pids[0]).memory_full_info().uss
+    assert bytes_per_worker(cfg) / 1.7 < taken < 1.7 * bytes_per_worker(cfg)

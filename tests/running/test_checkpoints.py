@@ -1,0 +1,272 @@
+"""A run's state as the bytes of a file: every bit comes back, and only what is in the vocabulary goes in."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsgd.core.rules import Schedule
+from dsgd.core.state import ClusterState, InFlight
+from dsgd.core.tasks import LocalSGD, gradient
+from dsgd.core.weights import Vector, Weights
+from dsgd.records.stores.store import Part
+from dsgd.running.checkpoints.checkpointer import Checkpointer, Tier
+from dsgd.running.checkpoints.codec import Decoder, Encoder, NotKept, Unreadable, vocabulary
+from dsgd.running.checkpoints.run_state import RunState, from_bytes, to_parts
+from dsgd.theory.checkpointing import checkpoint_interval
+
+KNOWN = vocabulary(None)
+
+
+def vector(*values: float) -> Vector:
+    return np.array(values, np.float32)
+
+
+def written(state: RunState, known: Any = KNOWN) -> bytes:
+    return b"".join(to_parts(state, known))
+
+
+def cluster(workers: int, flights: list[InFlight] | None = None, **fields: Any) -> ClusterState:
+    """Return the state of a cluster, with numbers that are all different where they can be."""
+    some: dict[str, Any] = {
+        "now_s": 1.5,
+        "workers": tuple(range(workers)),
+        "clocks": {worker: worker + 1 for worker in range(workers)},
+        "slowest": 1,
+        "fastest": workers,
+        "latest": None,
+        "waiting": [],
+        "flights": flights or [],
+        "steps": list(range(workers)),
+        "came_in_s": [(worker * 0.1, worker * 0.3) for worker in range(workers)],
+        "given": 7,
+        "lost": 2,
+        "cancelled": [0] * workers,
+        "cancelled_s": [math.pi] * workers,
+        "came_in": 5,
+        "restarts": [0] * workers,
+        "engine": {"serial": 9, "flights": [[1, 0.1, 0.2]]},
+    }
+    return ClusterState(**some | fields)
+
+
+def again(tree: Any, known: Any = KNOWN) -> Any:
+    encoder = Encoder(known)
+    decoder = Decoder(b"".join(encoder.parts({"it": encoder.tree(tree)})), known)
+    return decoder.tree(decoder.document["it"])
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+keys = st.integers() | st.text() | st.tuples(st.integers(), st.text())
+trees = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner)  # also empty ones
+    ),
+    max_leaves=20,
+)
+
+
+@given(trees)
+def test_a_kept_value_comes_back_as_it_was(tree: Any) -> None:
+    """Numbers to the last bit, NaN and infinity included; a tuple is no list, 1 neither 1.0 nor True."""
+    assert repr(again(tree)) == repr(tree)
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"])
+def test_an_array_comes_back_bit_for_bit(dtype: str) -> None:
+    """Of every type and shape, empty, without dimensions or not contiguous: the same bits, read-only."""
+    full = np.random.default_rng(0).integers(0, 256, (6, 8 * 4), np.uint8)
+    some = full.view(np.uint8 if dtype == "?" else f"<{dtype}")
+    some = some > 100 if dtype == "?" else some
+    for array in (some, some[0], some[::2, ::2], some.T, some[:0], some[0, 0, ...]):
+        back = again({"it": array})["it"]
+        assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+        assert not back.flags.writeable
+
+
+def test_what_is_written_is_a_safetensors_file() -> None:
+    """The library of the format reads the same arrays, each once however often it is shared."""
+    w = Weights(vector(1, 2), 3, {"velocity": vector(3, 4)})
+    state = RunState(weights=w, cluster=cluster(2, [InFlight(1, gradient, w, 0.5)]))
+    found = safetensors.numpy.load(written(state))
+    assert found["F32[2]"].tolist() == [[1, 2], [3, 4]]
+
+
+def test_a_state_comes_back_as_it_was() -> None:
+    """All of a run's state; what was one object, as weights in flight are the newest, is one again."""
+    old, schedule = Weights(vector(0, -0.0), 2, {}, (1, {3: math.inf})), Schedule(shape="cosine", steps=9)
+    new = Weights(vector(1, math.nan), 3, {"velocity": vector(3, 4)})
+    task = LocalSGD(batches=3, lr=0.1, schedule=schedule)
+    flights = [InFlight(0, task, old, 0.1), InFlight(2, gradient, new, 0.2), InFlight(1, task, new, 0.3)]
+    asked = cluster(
+        3, flights, states={1: np.ones((2, 2), np.float32)}, hosts={"alive": [True]}, latest=2, leaving=[1]
+    )
+    back = from_bytes(written(RunState(weights=new, cluster=asked, due_s={"disk": 3.5}, digest="d")), KNOWN)
+    assert back.weights is back.cluster.flights[1].origin is back.cluster.flights[2].origin
+    assert [(f.worker, f.task, f.origin.version, f.started_s) for f in back.cluster.flights] == [
+        (f.worker, f.task, f.origin.version, f.started_s) for f in flights
+    ]
+    assert back.weights.vector.tobytes() == new.vector.tobytes()
+    assert back.cluster.flights[0].origin.kept == (1, {3: math.inf})
+    assert back.cluster.states[1].tolist() == [[1, 1], [1, 1]]
+    plain = {name: value for name, value in vars(asked).items() if name not in ("flights", "states")}
+    assert {name: type(value)(getattr(back.cluster, name)) for name, value in plain.items() if value} == {
+        name: value for name, value in plain.items() if value
+    }
+    assert (back.due_s, back.digest) == ({"disk": 3.5}, "d")
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A task of a user's own strategy."""
+
+    share: float
+
+
+def test_only_the_vocabulary_is_kept() -> None:
+    """Code, objects and arrays of objects are refused with what they are; a user's own task is known by its
+    strategy, and by no other.
+    """
+    strategy = ModuleType("train_mine")
+    vars(strategy)["Sign"] = Sign
+    assert again(Sign(0.5), vocabulary(strategy)) == Sign(0.5)
+    for wrong in (lambda: 0, object(), {1, 2}, np.array([None]), Sign(0.5), 1j, b"bytes"):
+        with pytest.raises(NotKept, match=r"of type|array of object"):
+            again([{"a": (wrong,)}])
+    w = Weights(vector(1), 0, {}, {"best": lambda: 0})
+    with pytest.raises(NotKept, match=r"^Weights.kept has <function.*>, of type function; keep numbers"):
+        written(RunState(weights=w, cluster=cluster(1)))
+
+
+def test_a_file_runs_no_code_that_it_names() -> None:
+    """A class that the strategy does not have is refused, whatever its name is."""
+    encoder = Encoder(KNOWN)
+    content = b"".join(encoder.parts({"it": {"of": "os.system", "fields": {"command": "true"}}}))
+    decoder = Decoder(content, KNOWN)
+    with pytest.raises(Unreadable, match=r"class os\.system, which its strategy does not have"):
+        decoder.tree(decoder.document["it"])
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"x" * 7, b"\xff" * 200, b"\x02\0\0\0\0\0\0\0{}", b"\x02\0\0\0\0\0\0\0[]"]
+)
+def test_other_bytes_are_refused(damage: bytes) -> None:
+    """What is no such file is refused as one."""
+    with pytest.raises(Unreadable, match="is not a checkpoint"):
+        from_bytes(damage, KNOWN)
+
+
+def test_a_file_of_another_format_is_refused() -> None:
+    """A later version of this program may write other files; this one says that it does not read them."""
+    encoder = Encoder(KNOWN)
+    content = b"".join(encoder.parts({}))
+    assert b'\\"format\\":1,' in content
+    with pytest.raises(Unreadable, match="is of format 2; this version reads 1"):
+        Decoder(content.replace(b'\\"format\\":1,', b'\\"format\\":2,'), KNOWN)
+
+
+def test_the_cost_grows_with_the_workers_alone() -> None:
+    """The header of a file has a few tensors, however many workers there are and versions in flight."""
+    sizes = []
+    for workers in (10, 1000):
+        versions = [Weights(np.full(5, worker, np.float32), worker) for worker in range(workers)]
+        flights = [InFlight(worker, gradient, w, 0.1) for worker, w in enumerate(versions)]
+        states = {worker: np.zeros((2, 5), np.float32) for worker in range(workers)}
+        began_s = time.process_time()
+        content = written(RunState(weights=versions[0], cluster=cluster(workers, flights, states=states)))
+        assert len(from_bytes(content, KNOWN).cluster.flights) == workers
+        assert time.process_time() - began_s < 5
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        sizes.append(len(header))
+    assert sizes[0] == sizes[1] < 10
+
+
+class Kept:
+    """A store in memory, which fails for a while."""
+
+    def __init__(self, failing: int = 0) -> None:
+        self.there: dict[str, bytes] = {}
+        self.failing = failing
+
+    def names(self) -> list[str]:
+        return sorted(self.there)
+
+    def write(self, name: str, parts: Sequence[Part]) -> None:
+        if self.failing:
+            self.failing -= 1
+            raise OSError(28, "No space left on device")
+        self.there[name] = b"".join(parts)
+
+    def read(self, name: str) -> bytes:
+        return self.there[name]
+
+    def remove(self, name: str) -> None:
+        del self.there[name]
+
+
+def versions(store: Kept) -> list[int]:
+    return [int(name.partition("-")[0]) for name in store.names()]
+
+
+def followed(tier: Tier, until: int, checkpointer: Checkpointer | None = None) -> Checkpointer:
+    """Let a run of one update a second take its checkpoints, and wait for each."""
+    checkpointer = checkpointer or Checkpointer([tier], KNOWN, lambda: None)
+    for version in range(1, until + 1):
+        if version >= checkpointer.next_s:
+            state = RunState(weights=Weights(vector(version), version), cluster=cluster(1))
+            checkpointer.take(version, partial(replace, state))
+            checkpointer.wait()
+    return checkpointer
+
+
+def test_checkpoints_are_taken_at_their_interval_and_the_newest_are_kept() -> None:
+    """One each 3 s, of which 2 stay."""
+    store = Kept()
+    followed(Tier("disk", store, every_s=3, keep=2), 10).close()
+    assert versions(store) == [6, 9]
+
+
+def test_a_full_place_loses_no_older_checkpoint_and_does_not_end_the_run() -> None:
+    """A failed write is counted and its first error kept; the next one is tried all the same."""
+    store = Kept()
+    tier = Tier("disk", store, every_s=1, keep=2)
+    checkpointer = followed(tier, 3)
+    store.failing = 2
+    followed(tier, 5, checkpointer)
+    assert (versions(store), tier.failed) == ([2, 3], 2)
+    assert tier.error
+    assert tier.error.strerror == "No space left on device"
+    checkpointer.close()
+
+
+def test_what_cannot_be_kept_ends_the_run() -> None:
+    """That is a mistake in the strategy, no failure of the place."""
+    checkpointer = Checkpointer([Tier("disk", Kept(), every_s=1, keep=2)], KNOWN, lambda: None)
+    w = Weights(vector(1), 1, {}, object())
+    checkpointer.take(1, lambda: RunState(weights=w, cluster=cluster(1)))
+    with pytest.raises(NotKept, match=r"Weights.kept has"):
+        checkpointer.close()
+
+
+def test_auto_takes_the_best_interval_for_the_cost() -> None:
+    """With a known cost at once; else the first checkpoint is taken to measure it."""
+    assert Tier("disk", Kept(), every_s=None, keep=1, mtbf_s=600, cost_s=2).due_s == checkpoint_interval(
+        2, 600
+    )
+    measured = Tier("disk", Kept(), every_s=None, keep=1, mtbf_s=600)
+    assert measured.due_s == 0
+    followed(measured, 1).close()
+    assert 0 < measured.every_s < 600

@@ -1,0 +1,27 @@
+"""The theory gate: every closed form of dsgd/conformance/gate.py, measured by the simulator."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsgd.conformance.gate import Row, main, rows
+
+
+@pytest.mark.crossing(one_in=4)
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row.what)
+def test_measurement_agrees_with_theory(row: Row) -> None:
+    """The closed form lies in the measurement's interval at the stated level, or equals it to rounding."""
+    result = row.check()
+    assert result.holds, f"theory {row.value:.5g}, measured {result.measured:.5g} ± {result.half_width:.2g}"
+
+
+def test_the_table_says_what_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A failing row is marked as failed, and the command's exit code says it too."""
+    wrong = Row(group="Time", what="two and two", formula="4", value=5, measure=lambda seed: 4.0, seeds=1)
+    right = Row(group="Time", what="two and one", formula="3", value=3, measure=lambda seed: 3.0, seeds=1)
+    monkeypatch.setattr("dsgd.conformance.gate.rows", lambda: [right, wrong])
+    assert main(markdown=False) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert ["holds" in lines[1], "FAILS" in lines[2]] == [True, True]
