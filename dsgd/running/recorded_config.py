@@ -9,6 +9,7 @@ from typing import Any
 from dsgd.config import TrainConfig
 from dsgd.records.reader import is_record, read_yaml
 from dsgd.records.schema import RecordError
+from dsgd.records.workload_copy import code_in
 from dsgd.strategies import configured
 
 
@@ -22,7 +23,11 @@ def recorded_options(path: Path) -> dict[str, Any]:
 
 
 def recorded_config(path: Path, options: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration that has a record's options; raises RecordError, naming its config.yaml."""
+    """Return the configuration that has a record's options. Its workload is the file that was trained, also
+    where that has changed, or is not there any more. Raises RecordError, naming the file of the record.
+    """
+    if options.get("workload") is not None:
+        options = {**options, "workload": str(code_in(path, options))}
     try:
         return configured(options)
     except KeyError as error:

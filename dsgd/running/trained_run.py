@@ -24,7 +24,7 @@ from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import newest_whole
-from dsgd.records.workload_copy import code_in, digest
+from dsgd.records.workload_copy import digest
 from dsgd.running.checkpoints.run_state import weights_in
 from dsgd.running.first_weights import of_checkpoint
 from dsgd.running.recorded_config import recorded_config, recorded_options
@@ -220,13 +220,10 @@ def trained_run(source: str) -> TrainedRun:
     """
     path, version = _split(source)
     options = recorded_options(path)
-    name = name_of(options)
-    if options.get("workload") is not None:
-        options["workload"] = str(code_in(path, options))
     cfg = recorded_config(path, options)
     vector, version, ended = _weights(path, version)
     vector.setflags(write=False)
-    return TrainedRun(path=path, cfg=cfg, name=name, weights=vector, version=version, ended=ended)
+    return TrainedRun(path=path, cfg=cfg, name=name_of(options), weights=vector, version=version, ended=ended)
 
 
 def _split(source: str) -> tuple[Path, int | None]:
