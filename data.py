@@ -7,17 +7,15 @@ Shapes: N samples, F features, B samples a mini-batch, P workers, D weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dsgd.core.model import Classifier, Evaluation, Nothing, Objective, Quadratic
+from dsgd.core.model import Classifier, Nothing, Quadratic, Workload
 from dsgd.core.reshuffled import Indices, Reshuffled
 from dsgd.core.rng import Purpose, at, generator
-from dsgd.core.shard import Shard
 from dsgd.core.texts import Partition
 from dsgd.core.weights import Vector
 
@@ -134,26 +132,6 @@ class EmptyShard:
     @staticmethod
     def on_device(shards: Sequence[EmptyShard], device: str) -> Sequence[EmptyShard]:
         return shards
-
-
-class Workload(NamedTuple):
-    """What is computed: the objective, one shard a worker, and what evaluation needs."""
-
-    objective: Objective
-    shards: Sequence[Shard]
-    test: tuple[Vector, ...]
-    samples_per_batch: int
-    about: Mapping[str, Any] = MappingProxyType({})
-    """Of a workload's file: what the record keeps of its model and data."""
-
-    def evaluate(self, w: Vector, models: Mapping[int, Vector] | None = None) -> Evaluation | None:
-        """Evaluate the weights w (D,); a loss that overflows is infinite or NaN, without a warning.
-
-        models: by worker, its own weights (D,), whose experts are compared with those of w.
-        """
-        with np.errstate(over="ignore", invalid="ignore"):
-            found = self.objective.evaluate(w, *self.test)
-            return self.objective.compared(found, w, models) if found and models else found
 
 
 def make_workload(cfg: TrainConfig) -> Workload:

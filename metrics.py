@@ -26,9 +26,9 @@ from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from dsgd.core.clocks import Clocks
+from dsgd.core.fault_seen import FOLLOWING, FaultSeen
 from dsgd.core.protocol import Engine, Update
 from dsgd.core.routing import ExpertUse
-from dsgd.scenario.seen import FOLLOWING, FaultSeen
 from dsgd.theory.uncertainty import Marks, Totals
 
 MOST_LISTED = 1024

@@ -29,10 +29,10 @@ from unittest.mock import patch
 import numpy as np
 import ray
 
-from dsgd.core.model import Evaluation, Objective
+from dsgd.core.model import Evaluation, Objective, Workload
 from dsgd.core.protocol import Update
 from dsgd.core.weights import Vector
-from dsgd.data import EmptyShard, Workload
+from dsgd.data import EmptyShard
 from dsgd.engines.ray.connection.ray_connection import connect
 from dsgd.running import execute as execution
 from dsgd.running.execute import execute

@@ -14,15 +14,14 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsgd.core.protocol import Update
+from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.protocol import Evaluated, Update
 from dsgd.process.interruptions import Interruptions
 from dsgd.records.schema import RecordError
 from dsgd.records.writer import RunRecord
-from dsgd.running.evaluation import Evaluated
 from dsgd.running.execute import Ended, execute
 from dsgd.running.keeper import Running, Watcher
 from dsgd.running.replaying import compared, recorded_run
-from dsgd.scenario.seen import FaultSeen
 from dsgd.show.terminal.cli import parse
 
 COMMON = (

@@ -27,9 +27,10 @@ from dsgd.engines.ray.driver.ray import RayCluster
 from ray.exceptions import RayActorError
 
 from dsgd.config import TrainConfig
+from dsgd.core.model import Workload
 from dsgd.core.timing import ComputeTimes
 from dsgd.core.weights import Vector
-from dsgd.data import Workload, make_workload
+from dsgd.data import make_workload
 from dsgd.engines.ray.driver import ray as engine
 from dsgd.engines.ray.driver import timers
 from dsgd.engines.ray.driver.ray_processes import HostProcess

@@ -19,17 +19,18 @@ from dsgd.conformance import differences
 from dsgd.conformance.audit import Audit
 from dsgd.conformance.fault_schedule import FaultSchedule, keeps_members, keeps_weights
 from dsgd.conformance.subject import Broken
+from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.model import Workload
 from dsgd.core.protocol import Cluster, ClusterError, DriverLost, Engine, Update
 from dsgd.core.state import ClusterState
 from dsgd.core.weights import Weights
-from dsgd.data import Workload, make_workload
+from dsgd.data import make_workload
 from dsgd.engines.open import open_cluster
 from dsgd.engines.sim.sim_hosts import QUESTION, SimHost
 from dsgd.running.checkpoints.codec import vocabulary
 from dsgd.running.checkpoints.run_state import RunState, from_bytes, to_parts
 from dsgd.running.predict.predictions import closed_forms
 from dsgd.scenario.fault import MEMBERSHIP, Fault, named
-from dsgd.scenario.seen import FaultSeen
 from dsgd.theory.assumptions import known
 
 Opened: TypeAlias = Callable[[TrainConfig, Workload], AbstractContextManager[Engine]]

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 from dsgd.core import rules
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.ledger import Flight, Ledger
-from dsgd.core.model import Evaluation
+from dsgd.core.model import Evaluation, Workload
 from dsgd.core.protocol import Done
 from dsgd.core.traffic import Traffic
 from dsgd.core.weights import Vector, Weights, spread
-from dsgd.data import Workload
-from dsgd.scenario.seen import FaultSeen
 
 F = TypeVar("F", bound=Flight)
 

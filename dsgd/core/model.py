@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -292,6 +293,26 @@ class Nothing(Objective):
 
 
 # The few operations that numpy and torch do not share by name, or where torch's own is much faster.
+
+
+class Workload(NamedTuple):
+    """What is computed: the objective, one shard a worker, and what evaluation needs."""
+
+    objective: Objective
+    shards: Sequence[Shard]
+    test: tuple[Vector, ...]
+    samples_per_batch: int
+    about: Mapping[str, Any] = MappingProxyType({})
+    """Of a workload's file: what the record keeps of its model and data."""
+
+    def evaluate(self, w: Vector, models: Mapping[int, Vector] | None = None) -> Evaluation | None:
+        """Evaluate the weights w (D,); a loss that overflows is infinite or NaN, without a warning.
+
+        models: by worker, its own weights (D,), whose experts are compared with those of w.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self.objective.evaluate(w, *self.test)
+            return self.objective.compared(found, w, models) if found and models else found
 
 
 def _namespace(array: Any) -> Any:

@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from dsgd.core.clocks import Clocks
-from dsgd.core.model import Evaluation
+from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.model import Evaluation, Workload
 from dsgd.core.rules import Rule
 from dsgd.core.state import ClusterState
 from dsgd.core.tasks import Task
 from dsgd.core.traffic import Traffic
 from dsgd.core.weights import Vector, Weights
-from dsgd.scenario.seen import FaultSeen
-
-if TYPE_CHECKING:
-    from dsgd.data import Workload
 
 
 class Done(NamedTuple):
@@ -86,6 +83,16 @@ class Update(NamedTuple):
     def staleness(self, done: Done) -> int:
         """How many updates came between `done`'s reading and this one, its own update excluded."""
         return self.weights.version - 1 - done.read
+
+
+class Evaluated(NamedTuple):
+    """An evaluation, and the weights it is of."""
+
+    version: int
+    t_s: float
+    gradients: int
+    bytes: int
+    found: Evaluation
 
 
 class IdleMembers(Protocol):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from dsgd.config import TrainConfig
+from dsgd.core.aggregators import Aggregation, Bucketing
+from dsgd.core.model import Workload
 from dsgd.core.protocol import Engine
-from dsgd.data import Workload
 from dsgd.process.interruptions import Interruptions
-from dsgd.transforms.aggregating import Aggregating, aggregation_of, filter_of
+from dsgd.transforms.aggregating import Aggregating
 from dsgd.transforms.compression import CompressedResults, CompressedWeights
+from dsgd.transforms.filters import Filter, Kardam
 from dsgd.transforms.lying import Lying
 from dsgd.transforms.mislabelled import num_classes
 
@@ -30,6 +33,24 @@ def require_room(cfg: TrainConfig, num_weights: int = 0) -> None:
 
         if is_private() and (lacking := shortage(cfg, free_here(), "this machine has", num_weights)):
             raise ValueError(lacking)
+
+
+def aggregation_of(cfg: TrainConfig, workload: Workload) -> Aggregation | None:
+    """Return how the results of a run are aggregated; None: by their mean."""
+    asked = cfg.aggregation
+    mix = asked.mixing
+    if isinstance(mix, Bucketing):
+        mix = replace(mix, seed=cfg.seed)
+    shards: Sequence[Any] = workload.shards
+    samples = tuple(map(len, shards)) if asked.weights == "samples" else None
+    found = Aggregation(asked.aggregator, mix, samples)
+    return None if found == Aggregation() else found
+
+
+def filter_of(cfg: TrainConfig) -> Filter | None:
+    """Return what looks at each result before it is applied, if anything does."""
+    asked = cfg.aggregation.filtered
+    return replace(asked, workers=cfg.num_workers) if isinstance(asked, Kardam) else asked
 
 
 def dressed(cfg: TrainConfig, workload: Workload, engine: Engine) -> Engine:

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsgd.core.model import Objective
+from dsgd.core.model import Objective, Workload
 from dsgd.core.shard import Shard
 from dsgd.core.tasks import Elastic, Gradient, LocalAdamW, LocalSGD, Task
 from dsgd.core.weights import Vector
-from dsgd.data import Workload
 
 if TYPE_CHECKING:
     from torch import Tensor

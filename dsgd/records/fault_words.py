@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from dsgd.core.fault_seen import FOLLOWING
 from dsgd.records.schema import RecordedFault
 from dsgd.scenario.fault import STORE
-from dsgd.scenario.seen import FOLLOWING
 
 
 def hit(fault: RecordedFault) -> str:

@@ -146,7 +146,7 @@ class RecordedEvaluation(Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
 
 class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
-    """A line of faults.jsonl: a `FaultSeen` (dsgd/scenario/seen.py)."""
+    """A line of faults.jsonl: a `FaultSeen` (dsgd/core/fault_seen.py)."""
 
     t_s: Annotated[float, field("engine s", "when it began")]
     kind: Annotated[str, field("",

@@ -12,11 +12,10 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from dsgd.core.protocol import Update
+from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.protocol import Evaluated, Update
 from dsgd.metrics import QUANTITIES
 from dsgd.process.files import GrowingFile
-from dsgd.running.evaluation import Evaluated
-from dsgd.scenario.seen import FaultSeen
 
 _POINTS = 1000  # of a run, at most: as many as TensorBoard shows
 

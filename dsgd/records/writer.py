@@ -24,7 +24,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dsgd.config import OutputConfig, TrainConfig, options
-from dsgd.core.protocol import Done, Engine, Update
+from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.protocol import Done, Engine, Evaluated, Update
 from dsgd.core.routing import ExpertUse
 from dsgd.core.weights import Vector
 from dsgd.metrics import finite, routing_numbers, taken_of_updates
@@ -47,8 +48,6 @@ from dsgd.records.schema import (
 from dsgd.records.stores.store import Store
 from dsgd.records.tensorboard import TensorBoard, require_tensorboard
 from dsgd.records.trace import write_trace
-from dsgd.running.evaluation import Evaluated
-from dsgd.scenario.seen import FaultSeen
 
 _FLUSH_S = 1.0  # a killed simulation loses at most the updates of this many seconds
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dsgd.core.model import Evaluation
-from dsgd.core.protocol import Done, EvaluationLost
+from dsgd.core.protocol import Done, Evaluated, EvaluationLost
 from dsgd.core.routing import MOST_WORKERS, Loads
 from dsgd.core.weights import Vector
 from dsgd.running.checkpoints.run_state import DueEvaluation, RunState
@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     from dsgd.running.run import Run
 
 _MOST_WAITING = 8  # each keeps a version of the weights in memory
-
-
-class Evaluated(NamedTuple):
-    """An evaluation, and the weights it is of."""
-
-    version: int
-    t_s: float
-    gradients: int
-    bytes: int
-    found: Evaluation
 
 
 class _Made(NamedTuple):

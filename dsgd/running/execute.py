@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dsgd.config import TrainConfig
-from dsgd.core.protocol import ClusterError, Engine, WeightsLost
+from dsgd.core.protocol import ClusterError, Engine, Evaluated, WeightsLost
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
 from dsgd.engines.open import dressed, open_cluster, require_room
@@ -26,7 +26,6 @@ from dsgd.models.workloads import code_of
 from dsgd.process.files import WriteError
 from dsgd.process.interruptions import BetweenItems, Interruptions
 from dsgd.process.outcomes import StoppedBy, one_line
-from dsgd.running.evaluation import Evaluated
 from dsgd.running.first_weights import first_weights
 from dsgd.running.keeper import RunKeeper, Watcher
 from dsgd.running.predict.predictions import compare

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from dsgd.config import TrainConfig, require
+from dsgd.core.model import Workload
 from dsgd.core.weights import Vector, Weights
-from dsgd.data import Workload
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import require_whole, version_of

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dsgd.config import TrainConfig
-from dsgd.core.protocol import DriverLost, Engine, Update, WeightsLost
+from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.protocol import DriverLost, Engine, Evaluated, Update, WeightsLost
 from dsgd.engines.open import dressed
 from dsgd.engines.replay import ReplayCluster, rollbacks_at, rolled_forward
 from dsgd.metrics import Tally
@@ -33,10 +34,9 @@ from dsgd.records.stores.store import MemoryStore, forget_after, name_of
 from dsgd.running.checkpoints.checkpointer import Checkpointer
 from dsgd.running.checkpoints.codec import vocabulary
 from dsgd.running.checkpoints.run_state import RunState, to_parts
-from dsgd.running.evaluation import Evaluated, Evaluations
+from dsgd.running.evaluation import Evaluations
 from dsgd.running.resuming import ResumePoint, newest_state, options_digest, tiers_of
 from dsgd.running.run import Run
-from dsgd.scenario.seen import FaultSeen
 
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord

@@ -12,9 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 from dsgd.config import TrainConfig
+from dsgd.core.model import Workload
 from dsgd.core.protocol import Done, Update
 from dsgd.core.weights import Vector, Weights
-from dsgd.data import Workload, make_workload
+from dsgd.data import make_workload
 from dsgd.engines.open import dressed
 from dsgd.engines.replay import RecordUsedUp, ReplayCluster, rollbacks_at, rolled_forward
 from dsgd.metrics import finite

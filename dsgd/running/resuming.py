@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from dsgd.config import TrainConfig, options
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.model import Evaluation
+from dsgd.core.protocol import Evaluated
 from dsgd.core.routing import ExpertUse
 from dsgd.core.state import ClusterState
 from dsgd.core.weights import Vector
@@ -36,9 +38,7 @@ from dsgd.running.checkpoints.checkpointer import Tier
 from dsgd.running.checkpoints.codec import Vocabulary
 from dsgd.running.checkpoints.run_state import RunState, from_bytes
 from dsgd.running.checkpoints.store_faults import FaultyStore
-from dsgd.running.evaluation import Evaluated
 from dsgd.scenario.fault import STORE, Fault, named
-from dsgd.scenario.seen import FaultSeen
 
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord

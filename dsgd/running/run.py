@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 
 from dsgd.config import TrainConfig
+from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, DriverLost, Engine, TimeUp, Update, WeightsLost
 from dsgd.core.state import with_new_processes
 from dsgd.core.weights import Vector, Weights
-from dsgd.data import Workload
 from dsgd.engines.replay import after_rollbacks
 from dsgd.metrics import Tally
 from dsgd.process.outcomes import StoppedBy
@@ -36,7 +37,6 @@ from dsgd.records.stores.store import Store
 from dsgd.running.checkpoints.run_state import RunState
 from dsgd.running.checkpoints.store_faults import FaultyStore
 from dsgd.running.first_weights import first_weights
-from dsgd.scenario.seen import FaultSeen
 from dsgd.strategies import Strategy, strategy_of
 from dsgd.transforms.around import start_again
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsgd.config import TrainConfig
+from dsgd.core.model import Workload
 from dsgd.core.protocol import Update
-from dsgd.data import Workload, make_workload
+from dsgd.data import make_workload
 from dsgd.engines.open import open_cluster
 from dsgd.process.outcomes import StoppedBy
 from dsgd.running.keeper import RunKeeper, Watcher

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsgd.config import TrainConfig, option_fields
-from dsgd.core.model import Classifier, Evaluation
+from dsgd.core.model import Classifier, Evaluation, Workload
 from dsgd.core.problem import take
 from dsgd.core.weights import Vector
-from dsgd.data import DatasetShard, Workload, make_workload, module_objective
+from dsgd.data import DatasetShard, make_workload, module_objective
 from dsgd.models.networks.sampling import Sampler
 from dsgd.models.workloads import make_problem, name_of
 from dsgd.process.user_code import located

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from dsgd.core.fault_seen import MEMBERSHIP as MEMBERSHIP
 from dsgd.scenario.attacks import Attack
 
 Kind = Literal[
@@ -32,7 +33,6 @@ each checkpoint takes longer. lie: the worker's results are not what it has comp
 """
 
 PROCESS: tuple[Kind, ...] = ("kill", "pause", "slow", "cut", "node")
-MEMBERSHIP: tuple[Kind, ...] = ("leave", "join")
 STORE: tuple[Kind, ...] = ("torn", "rot", "full", "slow-disk")
 LASTING: tuple[Kind, ...] = (*PROCESS, "full", "slow-disk", "lie")
 """They last for a while, or until processes or members have been replaced; the others happen at once."""

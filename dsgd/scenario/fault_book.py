@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsgd.scenario.seen import FaultSeen
+from dsgd.core.fault_seen import FaultSeen
 
 
 @dataclass(eq=False)

@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
-from dsgd.config import TrainConfig
-from dsgd.core.aggregators import Aggregation, Bucketing
+from dsgd.core.aggregators import Aggregation
 from dsgd.core.protocol import ClusterError, Done, Engine
 from dsgd.core.rules import Chain, Rule
 from dsgd.core.weights import Weights
-from dsgd.data import Workload
 from dsgd.transforms.around import Around
-from dsgd.transforms.filters import Filter, Kardam
-
-
-def aggregation_of(cfg: TrainConfig, workload: Workload) -> Aggregation | None:
-    """Return how the results of a run are aggregated; None: by their mean."""
-    asked = cfg.aggregation
-    mix = asked.mixing
-    if isinstance(mix, Bucketing):
-        mix = replace(mix, seed=cfg.seed)
-    shards: Sequence[Any] = workload.shards
-    samples = tuple(map(len, shards)) if asked.weights == "samples" else None
-    found = Aggregation(asked.aggregator, mix, samples)
-    return None if found == Aggregation() else found
-
-
-def filter_of(cfg: TrainConfig) -> Filter | None:
-    """Return what looks at each result before it is applied, if anything does."""
-    asked = cfg.aggregation.filtered
-    return replace(asked, workers=cfg.num_workers) if isinstance(asked, Kardam) else asked
+from dsgd.transforms.filters import Filter
 
 
 class Aggregating(Around):

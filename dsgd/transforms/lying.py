@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import Done, Engine
 from dsgd.core.rules import Rule
 from dsgd.core.state import ClusterState
@@ -19,7 +20,6 @@ from dsgd.core.tasks import Task
 from dsgd.core.weights import Vector, Weights
 from dsgd.scenario.attacks import Attack
 from dsgd.scenario.fault import Fault, named
-from dsgd.scenario.seen import FaultSeen
 from dsgd.transforms.around import Around
 from dsgd.transforms.mislabelled import LabelsFlipped
 

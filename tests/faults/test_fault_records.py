@@ -12,6 +12,7 @@ import pytest
 from test_tensorboard import scalars
 
 from dsgd.config import OutputConfig
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import Update
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordedFault, RecordError
@@ -19,7 +20,6 @@ from dsgd.records.writer import RunRecord
 from dsgd.running.execute import Ended, execute
 from dsgd.running.keeper import Running, Watcher
 from dsgd.running.quick import config
-from dsgd.scenario.seen import FaultSeen
 
 KILL = FaultSeen(1.25, "kill", (2,), True, 5, 6, "worker 2 got a new process", 0.25, 1.5, repeated=1)
 PAUSE = FaultSeen(1.0, "pause", (0, 1), True, 4, 4, "waited", 0.0, 2.5)

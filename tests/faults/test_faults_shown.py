@@ -20,9 +20,9 @@ from test_fault_records import PAUSE, SEEN, run_with
 from test_live import PHONE, Visit, in_a_browser, read_all
 
 import dsgd
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordedFault, encode
-from dsgd.scenario.seen import FaultSeen
 from dsgd.show.live import page
 from dsgd.show.live.follow import FollowedRun
 from dsgd.show.report import tables

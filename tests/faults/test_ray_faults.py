@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 from conftest import PATIENCE_S, python
 
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import ClusterError, Engine, Update
 from dsgd.core.rng import Purpose, generator
 from dsgd.engines.ray.driver.ray import RayCluster
 from dsgd.running.quick import QuickRun, Workers, run, same_bytes
-from dsgd.scenario.seen import FaultSeen
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from virtual_ray import Actor, virtual_ray
 
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import ClusterError
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
 from dsgd.engines.open import open_cluster
 from dsgd.running.quick import config
-from dsgd.scenario.seen import FaultSeen
 from dsgd.strategies import load
 
 # Times are such that no two things happen at once, unless that is meant.

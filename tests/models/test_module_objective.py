@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from dsgd.core.model import Workload
 from dsgd.core.problem import Problem, ProblemError
 from dsgd.core.protocol import ClusterError, EvaluationLost
 from dsgd.core.weights import Weights
-from dsgd.data import Workload
 from dsgd.engines.open import open_cluster
 from dsgd.models.objectives.module_objective import ModuleObjective, ProblemShard
 from dsgd.running.evaluation import Evaluations

@@ -18,8 +18,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from dsgd.compare.experiment_file import load
 from dsgd.config import options
+from dsgd.core.model import Workload
 from dsgd.core.problem import Problem, labels, length, take
-from dsgd.data import Workload, make_workload
+from dsgd.data import make_workload
 from dsgd.engines.values import LoneValues
 from dsgd.models.objectives.module_objective import ModuleObjective, ProblemShard
 from dsgd.models.workloads import names

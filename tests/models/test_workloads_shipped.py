@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from dsgd.data import Workload, make_workload
+from dsgd.core.model import Workload
+from dsgd.data import make_workload
 from dsgd.models.datasets.byte_pairs import BytePairs
 from dsgd.models.networks.transformer_sizes import SIZES
 from dsgd.models.workloads import make_problem

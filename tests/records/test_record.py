@@ -18,7 +18,8 @@ from conftest import PATIENCE_S, ROOT, CommandLine, python, wait_for
 
 from dsgd.config import TimingConfig
 from dsgd.core.laws import Trace
-from dsgd.data import Workload, make_workload
+from dsgd.core.model import Workload
+from dsgd.data import make_workload
 from dsgd.engines.open import open_cluster
 from dsgd.records.writer import RunRecord
 from dsgd.running.comparison import measured_timing

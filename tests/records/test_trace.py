@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from conftest import PATIENCE_S, CommandLine, python
 
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.records.schema import RecordedFault, encode
 from dsgd.records.trace import write_trace
-from dsgd.scenario.seen import FaultSeen
 
 SIM = "--engine sim --quiet --compute-time exponential:1"
 NETWORK = "--latency-s .25 --server-time exponential:.05"

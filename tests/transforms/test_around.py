@@ -8,8 +8,8 @@ import pytest
 
 import dsgd.engines.open
 from dsgd.config import TrainConfig
+from dsgd.core.model import Workload
 from dsgd.core.protocol import Engine
-from dsgd.data import Workload
 from dsgd.running.execute import Ended, execute
 from dsgd.strategies import configured
 from dsgd.transforms.around import Around

@@ -16,12 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 from dsgd.config import FaultConfig
+from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, Done, DriverLost, TimeUp
 from dsgd.core.state import ClusterState
 from dsgd.core.tasks import Task
 from dsgd.core.timing import ComputeTimes
 from dsgd.core.weights import Weights
-from dsgd.data import Workload
 from dsgd.engines.sim.sim import NOTHING_RUNS, SimCluster, SimFlight, overflow
 from dsgd.engines.sim.sim_hosts import QUESTION, Copy, SimHost
 from dsgd.scenario.fault import Fault

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.rng import Purpose, generator
 from dsgd.records.stores.store import Part, Store
 from dsgd.scenario.fault import STORE, Fault, Faults, named
-from dsgd.scenario.seen import FaultSeen
 
 _DRAWS = (1 << 32) - 1  # the stream's worker: no worker has this number
 

@@ -12,11 +12,11 @@ from itertools import pairwise
 from typing import Any
 
 from dsgd.config import TrainConfig
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.running.predict.members import Stretch, mean_over, stretches, with_members
 from dsgd.running.predict.verdicts import BOUNDS, Verdict, judged
 from dsgd.scenario.fault import Crash
 from dsgd.scenario.possible import takes_processes
-from dsgd.scenario.seen import FaultSeen
 from dsgd.strategies import strategy_of
 from dsgd.theory.assumptions import known
 from dsgd.theory.checkpointing import completion_deviation, completion_time

@@ -22,10 +22,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from dsgd.config import LogConfig
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import Update
 from dsgd.metrics import finite
 from dsgd.running.keeper import Running, Watcher
-from dsgd.scenario.seen import FaultSeen
 from dsgd.show.live.now import gradient_norm, step_size
 
 LINE_S = 10.0

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsgd.config import LiveConfig, LogConfig
-from dsgd.core.protocol import Update
+from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.protocol import Evaluated, Update
 from dsgd.process.interruptions import Interruptions
-from dsgd.running.evaluation import Evaluated
 from dsgd.running.keeper import Running, Watcher
-from dsgd.scenario.seen import FaultSeen
 from dsgd.show.live.logs import LogHandler, RunLog, logged
 from dsgd.show.live.prometheus import RunMetrics
 

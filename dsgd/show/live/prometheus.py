@@ -15,13 +15,13 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from dsgd.config import TrainConfig
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.model import Evaluation
 from dsgd.core.protocol import Engine, Update
 from dsgd.core.routing import ExpertUse
 from dsgd.engines.ray.worker.captured_output import memory_bytes
 from dsgd.metrics import Tally, families
 from dsgd.scenario.fault import Kind
-from dsgd.scenario.seen import FaultSeen
 from dsgd.show.live.now import NormNow, step_size
 
 if TYPE_CHECKING:

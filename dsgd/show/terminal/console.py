@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from dsgd.config import TrainConfig
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import Update
 from dsgd.metrics import taken_of_updates
 from dsgd.process.s3_access import is_s3
@@ -20,7 +21,6 @@ from dsgd.records.schema import Difference, EngineComparison
 from dsgd.running.execute import Ended
 from dsgd.running.keeper import Running, Watcher
 from dsgd.running.predict.verdicts import lines as theory_lines
-from dsgd.scenario.seen import FaultSeen
 
 _REFRESH_S = 0.1
 _BAR_WIDTH = 24

@@ -28,16 +28,16 @@ from ray.exceptions import RayError
 
 from dsgd.config import TrainConfig
 from dsgd.core import chunked
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.ledger import Ledger
 from dsgd.core.ledger_views import LedgerViews
 from dsgd.core.message_sizes import MessageSizes
-from dsgd.core.model import Evaluation
+from dsgd.core.model import Evaluation, Workload
 from dsgd.core.protocol import ClusterError, Done, TimeUp
 from dsgd.core.rules import Rule, TaskResult
 from dsgd.core.state import ClusterState
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Vector, Weights
-from dsgd.data import Workload
 from dsgd.engines.configured_network import compute_times, network_of
 from dsgd.engines.ray.driver.ray_evaluation import EvaluatingProcess
 from dsgd.engines.ray.driver.ray_faults import RayFaults
@@ -62,7 +62,6 @@ from dsgd.scenario.fault import Fault
 from dsgd.scenario.hosts import Hosts
 from dsgd.scenario.membership import outside_at_first
 from dsgd.scenario.plan import Plan
-from dsgd.scenario.seen import FaultSeen
 from dsgd.scenario.star import Star
 from dsgd.scenario.supervisor import (
     Ask,

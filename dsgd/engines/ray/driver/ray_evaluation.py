@@ -19,11 +19,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from dsgd.core.model import Evaluation
+from dsgd.core.model import Evaluation, Workload
 from dsgd.core.problem import ProblemError
 from dsgd.core.protocol import ClusterError, EvaluationLost
 from dsgd.core.weights import Vector
-from dsgd.data import Workload
 
 _TRIES = 2
 

@@ -25,12 +25,12 @@ from ray.exceptions import RayActorError, RayError
 
 from dsgd.config import TrainConfig
 from dsgd.core.message_sizes import MessageSizes
+from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, Done, TimeUp, WeightsLost
 from dsgd.core.rules import Chain, Pull, Rule, TaskResult
 from dsgd.core.state import ClusterState
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Vector, Weights
-from dsgd.data import Workload
 from dsgd.engines.configured_network import network_of
 from dsgd.engines.ray.connection.ray_connection import Connection
 from dsgd.engines.ray.connection.ray_credentials import uses_tls

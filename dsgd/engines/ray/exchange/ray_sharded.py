@@ -24,12 +24,12 @@ from ray.exceptions import ObjectLostError
 
 from dsgd.config import TrainConfig
 from dsgd.core import slices
+from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, Done, WeightsLost
 from dsgd.core.rules import Chain, Compensate, Moved, Reduction, Rule, TaskResult
 from dsgd.core.slices import Slices
 from dsgd.core.state import ClusterState
 from dsgd.core.weights import Vector, Weights
-from dsgd.data import Workload
 from dsgd.engines.ray.connection.ray_connection import Connection, connect
 from dsgd.engines.ray.driver.held_weights import HeldDone, HeldWeights, have_fetched, held
 from dsgd.engines.ray.driver.ray_news import Answered

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from dsgd.scenario.fault import MEMBERSHIP
+MEMBERSHIP: Final = ("leave", "join")
+"""Kinds of faults that change the members."""
 
 FOLLOWING = ("leave", "join", "suspect", "given-up")
 """Kinds that are no damage: members that change, asked or not, and what an engine decides itself."""
