@@ -1,7 +1,7 @@
 """The options of a run: frozen dataclasses, checked when they are made.
 
 Every field is one option of the command line, one key of `config.yaml` and nothing else: values
-derived from options are properties. The rules of one field are in its type (dsgd/core/constraints.py);
+derived from options are properties. The rules of one field are in its type (dsgd/core/option_rules.py);
 those that concern several are code below. A bad value raises ValueError in one line that names the
 option, the rule and, where the rule does not imply it, the remedy.
 """
@@ -18,8 +18,8 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from dsgd.core import texts
-from dsgd.core.constraints import (
+from dsgd.core import option_texts as texts
+from dsgd.core.option_rules import (
     FINITE,
     GIVEN,
     Checked,
@@ -32,8 +32,8 @@ from dsgd.core.constraints import (
     require,
     whole_or_inf,
 )
-from dsgd.core.laws import Trace, parse_law
-from dsgd.scenario import possible
+from dsgd.core.time_laws import Trace, parse_law
+from dsgd.scenario import possible_faults as possible
 from dsgd.scenario.fault import STORE, Fault, Faults
 from dsgd.scenario.faults_text import parse_faults
 from dsgd.scenario.graphs import Graph

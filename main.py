@@ -31,7 +31,7 @@ with ended_by_signals():  # the other imports take a second
     from dsgd.records.stores.store import Store
     from dsgd.records.upload import Upload
     from dsgd.records.writer import RunRecord, default_name, free_path
-    from dsgd.running.both import execute_both
+    from dsgd.running.both_engines import execute_both
     from dsgd.running.execute import Ended, execute
     from dsgd.show.live.observers import Observers
     from dsgd.show.terminal.cli import UsageError

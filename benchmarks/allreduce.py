@@ -26,7 +26,7 @@ from dsgd.data import EmptyShard
 from dsgd.engines.ray.connection.ray_connection import connect
 from dsgd.running import execute as execution
 from dsgd.running.execute import execute
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 
 TURNS = 5
 # Weights, first updates that do not count, updates.

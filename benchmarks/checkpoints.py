@@ -20,7 +20,7 @@ from dsgd.config import TrainConfig
 from dsgd.core.protocol import Update
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
-from dsgd.engines.open import open_cluster
+from dsgd.engines.open_cluster import open_cluster
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import name_of
 from dsgd.records.writer import RunRecord

@@ -23,7 +23,7 @@ from torch import nn
 
 from dsgd.core.problem import take
 from dsgd.models.workloads import make_problem
-from dsgd.running.quick import config, run
+from dsgd.running.quick_run import config, run
 
 CASES = (("cnn", 32, 24), ("gpt-100k", 8, 8))  # case, samples a mini-batch, steps
 FIRST = 3  # steps of the short training

@@ -78,7 +78,7 @@ def worker(scale: Scale, **options: Any) -> None:
 
     from dsgd.core.tasks import LocalSGD, Task, gradient
     from dsgd.data import make_workload
-    from dsgd.engines.values import compute_alone
+    from dsgd.engines.task_values import compute_alone
 
     cfg = configured(scale.worker_case, scale.worker_batch, num_workers=1, device=scale.device, **options)
     made: Any = make_workload(cfg)
@@ -134,7 +134,7 @@ def sharded(scale: Scale, **options: Any) -> None:
 
     from dsgd.core.tasks import gradient
     from dsgd.data import make_workload
-    from dsgd.engines.values import compute_alone
+    from dsgd.engines.task_values import compute_alone
     from dsgd.models.objectives.group_objective import GroupObjective, Membership
 
     cfg = configured(scale.worker_case, scale.worker_batch, num_workers=1, device=scale.device, **options)
@@ -181,8 +181,8 @@ def mixture(scale: Scale) -> None:
     """
     from dsgd.core.tasks import gradient
     from dsgd.data import make_workload
-    from dsgd.engines.values import compute_alone
-    from dsgd.running.quick import config
+    from dsgd.engines.task_values import compute_alone
+    from dsgd.running.quick_run import config
 
     size = scale.worker_case.removeprefix("gpt-")
     run_of, abouts = {}, {}

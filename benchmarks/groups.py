@@ -66,7 +66,7 @@ def _gradient(rank: int, case: str, steps: int, batch_size: int = 16, turns: int
 
     from dsgd.core.tasks import gradient
     from dsgd.data import make_workload
-    from dsgd.engines.values import compute_alone
+    from dsgd.engines.task_values import compute_alone
     from dsgd.models.objectives.group_objective import GroupObjective, Membership
 
     made: Any = make_workload(configured(case, batch_size, num_workers=1))
@@ -110,7 +110,7 @@ def _memory(rank: int, case: str = "gpt-1m") -> None:
 
     from dsgd.core.tasks import LocalAdamW
     from dsgd.data import make_workload
-    from dsgd.engines.values import compute_alone
+    from dsgd.engines.task_values import compute_alone
     from dsgd.models.objectives.group_objective import GroupObjective, Membership
 
     made: Any = make_workload(configured(case, 2, num_workers=1))

@@ -75,7 +75,7 @@ def make(cfg: Config) -> Problem:
 
 def configured(case: str, batch_size: int, mode: str = "ssgd", **options: Any) -> Any:
     """Return the configuration of a run of this file's workload, without evaluations on the way."""
-    from dsgd.running.quick import config
+    from dsgd.running.quick_run import config
 
     return config(mode, workload=FILE, case=case, batch_size=batch_size, eval_every=0, **options)
 
@@ -137,7 +137,7 @@ def gradients() -> None:
 
     from dsgd.core.tasks import gradient
     from dsgd.data import make_workload
-    from dsgd.engines.values import compute_alone
+    from dsgd.engines.task_values import compute_alone
 
     torch.set_num_threads(1)
     for case, batch_size, steps in (

@@ -16,7 +16,7 @@ from typing import Any
 
 from dsgd.conformance.kills import killed, options, spread
 from dsgd.engines.ray.connection.ray_connection import connect
-from dsgd.running.quick import run
+from dsgd.running.quick_run import run
 
 KILLS, SUSPECT_AFTER = 8, 0.5
 EVERY: dict[str, Any] = {"every": 40, "compute_time": "constant:.1"}

@@ -37,7 +37,7 @@ from dsgd.engines.ray.connection.ray_connection import connect
 from dsgd.running import execute as execution
 from dsgd.running.execute import execute
 from dsgd.running.keeper import Watcher
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,11 +15,11 @@ import tempfile
 import time
 from typing import Any
 
-from dsgd.core.laws import parse_law
+from dsgd.core.time_laws import parse_law
 from dsgd.core.timing import ComputeTimes
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 from dsgd.strategies import modes
 
 LAW = "exponential:1"

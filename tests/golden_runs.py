@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dsgd.conformance.restart import SCENARIOS
-from dsgd.conformance.subject import Subject
-from dsgd.running.quick import QuickRun, Workers
+from dsgd.conformance.strategy_on_trial import Subject
+from dsgd.running.quick_run import QuickRun, Workers
 from dsgd.strategies import modes
 from dsgd.strategies.conformance import Options
 

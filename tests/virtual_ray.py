@@ -38,7 +38,7 @@ from dsgd.engines.ray.driver.ray_tasks import SentTasks
 from dsgd.engines.ray.transport.ray_messages import ALONE, REPLY, REQUEST
 from dsgd.engines.ray.worker.ray_group import Ranks
 from dsgd.engines.sim.sim_hosts import QUESTION, Copy, SimHost
-from dsgd.engines.values import compute_alone
+from dsgd.engines.task_values import compute_alone
 from dsgd.transforms.codecs import Bytes
 from dsgd.transforms.compressed import to_send
 from dsgd.transforms.heard_weights import HeardWeights

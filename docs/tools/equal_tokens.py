@@ -21,11 +21,11 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
 import dsgd
-from dsgd.core.constraints import option_fields
+from dsgd.core.option_rules import option_fields
 from dsgd.core.problem import length, take
 from dsgd.data import make_workload
 from dsgd.models.workloads import make_problem
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 from dsgd.strategies import config_of, modes
 
 WORKERS, WINDOWS, WARMUP = 4, 2, 30

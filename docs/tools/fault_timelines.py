@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Outline
 
-from dsgd.running.quick import QuickRun, run
+from dsgd.running.quick_run import QuickRun, run
 from dsgd.show.report.style import INK, LOOKS, RC, inline_svg, look, standalone_svg
 
 WORKERS, STRUCK, BEGINS_S, LASTS_S, ENDS_S = 4, 1, 3.5, 4.0, 12.0

@@ -31,7 +31,7 @@ from dsgd.show.report.frames import FIGURES, NOT_COMPARED
 from dsgd.show.report.layout import PARTS, Asked, Member, arrange
 from dsgd.show.report.measures import BEST, OF_TARGET, required
 from dsgd.show.report.premises import Premise, premises
-from dsgd.show.report.words import listed, option_text
+from dsgd.show.report.written_numbers import listed, option_text
 from dsgd.show.terminal.cli import UsageError, configure
 from dsgd.strategies import load as load_strategy
 from dsgd.strategies import modes

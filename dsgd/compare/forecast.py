@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from dsgd.compare.experiment_file import Experiment, PlannedRun, described
-from dsgd.compare.kept import is_kept
+from dsgd.compare.finished_runs import is_kept
 from dsgd.compare.pool import Pool, cores
 from dsgd.compare.runner import check_data
 from dsgd.compare.worker import Outcome

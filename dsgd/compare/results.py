@@ -13,7 +13,7 @@ from dsgd.show.report.answer import answer
 from dsgd.show.report.frames import Frames
 from dsgd.show.report.panels.drawing import seconds
 from dsgd.show.report.questions import questions
-from dsgd.show.report.words import number
+from dsgd.show.report.written_numbers import number
 
 
 def print_results(frames: Frames, console: Console) -> None:

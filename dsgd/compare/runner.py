@@ -14,13 +14,13 @@ from rich.console import Console
 
 from dsgd.compare.display import Display
 from dsgd.compare.experiment_file import Experiment, PlannedRun
-from dsgd.compare.kept import clear, goes_on, is_kept, locked
+from dsgd.compare.finished_runs import clear, goes_on, is_kept, locked
 from dsgd.compare.pool import Pool, cores
 from dsgd.compare.tuning import Selection, choose
 from dsgd.compare.uploads import Uploads
 from dsgd.compare.worker import Outcome, execute_recorded
 from dsgd.data import make_workload
-from dsgd.engines.open import require_room
+from dsgd.engines.open_cluster import require_room
 from dsgd.process.files import whole_file
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import is_result

@@ -8,6 +8,6 @@ def test_a_law_of_all_strategies(check):
 """
 
 from dsgd.conformance.law_checks import LawCheck, checks_of
-from dsgd.conformance.subject import LawBroken
+from dsgd.conformance.strategy_on_trial import LawBroken
 
 __all__ = ["LawBroken", "LawCheck", "checks_of"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from dsgd.conformance.law_checks import checks_of, unclaimed
-from dsgd.conformance.subject import LawBroken, Subject
+from dsgd.conformance.strategy_on_trial import LawBroken, Subject
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import EXIT_FAILED
 from dsgd.show.terminal.cli import UsageError

@@ -21,7 +21,7 @@ from dsgd.config import options
 from dsgd.conformance.fault_schedule import FaultSchedule, drawn
 from dsgd.conformance.many_schedules import Counted, many
 from dsgd.conformance.shrinking import broken_invariant, smallest
-from dsgd.conformance.subject import Subject
+from dsgd.conformance.strategy_on_trial import Subject
 from dsgd.process.messages import report_error
 from dsgd.process.outcomes import EXIT_FAILED, EXIT_USAGE
 from dsgd.show.terminal.cli import UsageError, parse

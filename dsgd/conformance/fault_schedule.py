@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsgd.config import GradientConfig, LocalConfig, TrainConfig
-from dsgd.conformance.subject import Subject
-from dsgd.core.constraints import option_fields
+from dsgd.conformance.strategy_on_trial import Subject
+from dsgd.core.option_rules import option_fields
 from dsgd.scenario.fault import MEMBERSHIP, Fault
 
 _COMMON = option_fields(GradientConfig).keys() | option_fields(LocalConfig).keys()

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from dsgd.core import rules as parts
-from dsgd.core.laws import parse_law
-from dsgd.running.quick import QuickRun, run
+from dsgd.core.time_laws import parse_law
+from dsgd.running.quick_run import QuickRun, run
 from dsgd.scenario.graphs import Graph, Mixing
 from dsgd.theory.balancing import (
     bias_variance,

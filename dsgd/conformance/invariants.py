@@ -16,16 +16,16 @@ import numpy as np
 
 from dsgd.config import FaultConfig, TrainConfig
 from dsgd.conformance import differences
-from dsgd.conformance.audit import Audit
+from dsgd.conformance.audited_cluster import Audit
 from dsgd.conformance.fault_schedule import FaultSchedule, keeps_members, keeps_weights
-from dsgd.conformance.subject import Broken
+from dsgd.conformance.strategy_on_trial import Broken
+from dsgd.core.cluster_state import ClusterState
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.model import Workload
 from dsgd.core.protocol import Cluster, ClusterError, DriverLost, Engine, Update
-from dsgd.core.state import ClusterState
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
-from dsgd.engines.open import open_cluster
+from dsgd.engines.open_cluster import open_cluster
 from dsgd.engines.sim.sim_hosts import QUESTION, SimHost
 from dsgd.running.checkpoints.codec import vocabulary
 from dsgd.running.checkpoints.run_state import RunState, from_bytes, to_parts

@@ -47,7 +47,7 @@ from dsgd.core.rng import Purpose, generator
 from dsgd.core.weights import Vector
 from dsgd.running.execute import Ended, execute
 from dsgd.running.keeper import Running, Watcher
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 
 MODES = ("ssgd", "localsgd", "diloco")
 Moment = Literal["update", "any", "forming"]

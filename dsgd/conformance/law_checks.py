@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dsgd.conformance import laws_of_faults, laws_of_runs, laws_of_source, restart
-from dsgd.conformance.subject import Broken, LawBroken, Subject
+from dsgd.conformance.strategy_on_trial import Broken, LawBroken, Subject
 from dsgd.strategies.conformance import as_text
 
 Law = Callable[..., None]

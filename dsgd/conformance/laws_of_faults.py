@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsgd.conformance.fault_schedule import drawn
 from dsgd.conformance.invariants import survives
 from dsgd.conformance.shrinking import smallest
-from dsgd.conformance.subject import Broken, Subject
+from dsgd.conformance.strategy_on_trial import Broken, Subject
 
 SCHEDULES = 80  # of each of 13 modes: more than 1000 in all
 

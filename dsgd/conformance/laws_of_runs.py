@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from dsgd.conformance import differences
-from dsgd.conformance.subject import Broken, Subject
+from dsgd.conformance.strategy_on_trial import Broken, Subject
 from dsgd.data import make_workload
 from dsgd.running.predict.predictions import predict
-from dsgd.running.quick import Workers, run
+from dsgd.running.quick_run import Workers, run
 from dsgd.strategies.conformance import Limit, Options
 
 # Convex, noisy and spread over workers that differ in speed: every mode has something to get wrong.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from dsgd.conformance.fault_schedule import drawn
 from dsgd.conformance.invariants import survives
-from dsgd.conformance.subject import Broken, Subject
+from dsgd.conformance.strategy_on_trial import Broken, Subject
 
 
 @dataclass

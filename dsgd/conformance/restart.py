@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dsgd.conformance import differences
-from dsgd.conformance.subject import Broken, Subject, require_spent
+from dsgd.conformance.strategy_on_trial import Broken, Subject, require_spent
 from dsgd.core.protocol import Update
 from dsgd.running.checkpoints.codec import NotKept, vocabulary
 from dsgd.running.checkpoints.run_state import from_bytes, to_parts

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsgd.conformance.fault_schedule import FaultSchedule
 from dsgd.conformance.invariants import survives
-from dsgd.conformance.subject import Broken
+from dsgd.conformance.strategy_on_trial import Broken
 
 ALL_CUTS = 24
 

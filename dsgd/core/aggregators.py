@@ -22,7 +22,7 @@ from typing import ClassVar, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dsgd.core.forms import Form, number, parsed, whole
+from dsgd.core.option_forms import Form, number, parsed, whole
 from dsgd.core.rng import Purpose, generator
 from dsgd.core.weights import CHUNK, Vector, mean
 
@@ -48,7 +48,7 @@ class Aggregator(Protocol):
         """Return the aggregate of rows (D,), coordinate by coordinate."""
 
 
-class Mixing(Protocol):
+class PreAggregation(Protocol):
     """Replaces values by averages of them, before they are aggregated."""
 
     def least(self, rows: int) -> int:
@@ -285,7 +285,7 @@ class Aggregation:
     """
 
     by: Aggregator | None = None
-    mix: Mixing | None = None
+    mix: PreAggregation | None = None
     samples: tuple[int, ...] | None = None
 
     @property
@@ -449,7 +449,7 @@ _AGGREGATORS: dict[str, Form[Aggregator]] = {
     "clip": Form(CenteredClipping, (number("RADIUS", "above 0", lambda r: 0 < r < math.inf),), "clip:10"),
     "bulyan": Form(Bulyan, (_F,), "bulyan:2"),
 }
-_MIXINGS: dict[str, Form[Mixing]] = {
+_MIXINGS: dict[str, Form[PreAggregation]] = {
     "nnm": Form(NearestNeighbours, (_F,), "nnm:2"),
     "bucketing": Form(Bucketing, (whole("SIZE", 2),), "bucketing:2"),
 }
@@ -464,7 +464,7 @@ def parse_aggregator(text: str) -> Aggregator | None:
     return parsed(text, _AGGREGATORS, "mean")
 
 
-def parse_mixing(text: str) -> Mixing | None:
+def parse_mixing(text: str) -> PreAggregation | None:
     """Return the mixing that an option's text names, if any. Raises ValueError with the rule.
 
     >>> parse_mixing("none"), parse_mixing("nnm:2")

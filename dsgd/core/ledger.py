@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from dsgd.core.clocks import Clocks
-from dsgd.core.state import ClusterState, InFlight
+from dsgd.core.cluster_state import ClusterState, InFlight
 from dsgd.core.tasks import Task
 from dsgd.core.traffic import Traffic
 from dsgd.core.weights import Weights

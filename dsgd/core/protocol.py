@@ -15,10 +15,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from typing import NamedTuple, Protocol
 
 from dsgd.core.clocks import Clocks
+from dsgd.core.cluster_state import ClusterState
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.model import Evaluation, Workload
 from dsgd.core.rules import Rule
-from dsgd.core.state import ClusterState
 from dsgd.core.tasks import Task
 from dsgd.core.traffic import Traffic
 from dsgd.core.weights import Vector, Weights

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from numpy.random import Generator
 
-from dsgd.core.laws import (
+from dsgd.core.time_laws import (
     Constant,
     Floats,
     Law,

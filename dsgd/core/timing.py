@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from dsgd.core.laws import Law, Markov, NoDelay, Trace
 from dsgd.core.rng import Purpose, at
+from dsgd.core.time_laws import Law, Markov, NoDelay, Trace
 
 _BLOCK = 128  # draws a generator makes at once: its creation costs as much as some hundred draws
 

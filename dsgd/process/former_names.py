@@ -12,15 +12,14 @@ from types import ModuleType
 
 # A folder, where files of it went, and their names.
 _ROWS = (
-    ("cluster", "dsgd.core", "clocks laws ledger ledger_views message_sizes rescaled_laws"),
-    ("cluster", "dsgd.core", "state timing traffic"),
-    ("cluster", "dsgd.transforms", "aggregating around compression heard_weights lying"),
+    ("cluster", "dsgd.core", "clocks ledger ledger_views message_sizes rescaled_laws"),
+    ("cluster", "dsgd.core", "timing traffic"),
+    ("cluster", "dsgd.transforms", "aggregating compression heard_weights"),
     ("datasets", "dsgd.models.datasets", "array_files blocks byte_pairs digest fetched idx_files"),
     ("datasets", "dsgd.models.datasets", "local_files mapped npy_files parquet_files roles shipped"),
     ("datasets", "dsgd.models.datasets", "splits text_files token_files windows"),
     ("models", "dsgd.models.moe", "domains mixture mixture_options mixture_products"),
     ("models", "dsgd.models.networks", "convnets sampling transformer transformer_sizes"),
-    ("options", "dsgd.core", "constraints forms texts"),
     ("work", "dsgd.core", "aggregators chunked model problem reshuffled rng routing"),
     ("work", "dsgd.core", "rules shard slices tasks weights"),
     ("work", "dsgd.models.objectives", "classifier_module expert_parallel group_objective"),
@@ -29,15 +28,31 @@ _ROWS = (
     ("work", "dsgd.transforms", "codecs compressed filters mislabelled"),
     ("workloads", "dsgd.models.workloads", "_images _mixture digits_cnn fashion gpt mnist moe router"),
 )
+# Files that got another name in the room where they are, or on the way there: their folders, and both names.
+_RENAMED = (
+    ("cluster core", "laws", "dsgd.core.time_laws"),
+    ("cluster core", "state", "dsgd.core.cluster_state"),
+    ("cluster transforms", "around", "dsgd.transforms.wrapped_engine"),
+    ("cluster transforms", "lying", "dsgd.transforms.lying_workers"),
+    ("options core", "constraints", "dsgd.core.option_rules"),
+    ("options core", "forms", "dsgd.core.option_forms"),
+    ("options core", "texts", "dsgd.core.option_texts"),
+)
 _MODULES = {
     "dsgd.cluster": "dsgd.core.protocol",
     "dsgd.datasets": "dsgd.models.datasets",
     "dsgd.options.aggregate": "dsgd.transforms.aggregate_options",
     "dsgd.options.compress": "dsgd.transforms.compress_options",
     "dsgd.workloads": "dsgd.models.workloads",
+    **{f"dsgd.{folder}.{stem}": new for folders, stem, new in _RENAMED for folder in folders.split()},
     **{f"dsgd.{old}.{stem}": f"{new}.{stem}" for old, new, stems in _ROWS for stem in stems.split()},
 }
-_FOLDERS = {name.rpartition(".")[0] for name in _MODULES} - {"dsgd", "dsgd.models"}
+_FOLDERS = {former.rpartition(".")[0] for former in _MODULES} - {
+    "dsgd",
+    "dsgd.core",
+    "dsgd.models",
+    "dsgd.transforms",
+}
 
 
 class _FormerNames(MetaPathFinder, Loader):

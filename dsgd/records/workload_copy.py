@@ -12,13 +12,15 @@ from dsgd.records.reader import read_meta
 from dsgd.records.schema import RecordError
 
 COPY = "workload.py"
-# Of files that ship: the digest before other modules got new names. They are the same workloads.
+# Digests of files that ship, from before other modules got new names. They are the same workloads.
 _BEFORE = {
-    "fashion": "0b1702ad373cf2c8e4d50283b2ce261b904a8b0202a639ab5ceda5f3de518f21",
-    "gpt": "2a544ba59016ed86d896fa5d8b35d76579d379225b2bdb2d83e6cdf69d0a65a7",
-    "mnist": "ccfd64f3e06b5c8d94672c68b5d4620ad0971ab97f1b8b4a7dbaa4727535e8d6",
-    "moe": "1769237fc76f4ae0aecc8a4d2738cdf0e618a9036bb6c2e9a78933b833fdbd0c",
-    "router": "35a4766f5fe3dec81648ab5c966b52b03b917e246527cd64e0836e241b5127b0",
+    "0b1702ad373cf2c8e4d50283b2ce261b904a8b0202a639ab5ceda5f3de518f21": "fashion",
+    "2a544ba59016ed86d896fa5d8b35d76579d379225b2bdb2d83e6cdf69d0a65a7": "gpt",
+    "ccfd64f3e06b5c8d94672c68b5d4620ad0971ab97f1b8b4a7dbaa4727535e8d6": "mnist",
+    "1769237fc76f4ae0aecc8a4d2738cdf0e618a9036bb6c2e9a78933b833fdbd0c": "moe",
+    "35a4766f5fe3dec81648ab5c966b52b03b917e246527cd64e0836e241b5127b0": "router",
+    "f2dcc5e68218f9ab23b6053c8840136c3ea798895f999c5b5ff03b43a07d0103": "gpt",
+    "1f73375dc38680f14bc47149e521df5746880a85480193c95e99c03d732b404b": "router",
 }
 
 
@@ -42,7 +44,7 @@ def changed_since(path: Path, config: Mapping[str, Any]) -> str | None:
         return None
     recorded = read_meta(path).workload_sha256
     try:
-        same = recorded in (digest(content_of(str(workload))), _BEFORE.get(str(workload), ""))
+        same = recorded == digest(content_of(str(workload))) or (recorded, workload) in _BEFORE.items()
     except (OSError, ValueError):
         return f"its workload {workload} is not there any more; put {path / COPY} in its place"
     return None if same else f"its workload {workload} has changed since; put {path / COPY} in its place"

@@ -20,7 +20,7 @@ from dsgd.config import TrainConfig
 from dsgd.core.protocol import ClusterError, Engine, Evaluated, WeightsLost
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
-from dsgd.engines.open import dressed, open_cluster, require_room
+from dsgd.engines.open_cluster import open_cluster, require_room, wrapped_as_asked
 from dsgd.metrics import Tally, finite, routing_numbers
 from dsgd.models.workloads import code_of
 from dsgd.process.files import WriteError
@@ -191,7 +191,7 @@ def opened(
     own = [strategy] if cfg.strategy_file else []
     if cfg.data.workload is not None:
         own.append(code_of(cfg.data.workload))
-    ready = nullcontext(dressed(cfg, workload, engine)) if engine else None
+    ready = nullcontext(wrapped_as_asked(cfg, workload, engine)) if engine else None
     with ready or open_cluster(cfg, workload, interruptions, own) as cluster:
         yield Run(cfg, workload, cluster, strategy, first=first, places=stores_of(cfg, record))
 

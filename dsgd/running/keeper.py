@@ -26,7 +26,7 @@ import numpy as np
 from dsgd.config import TrainConfig
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import DriverLost, Engine, Evaluated, Update, WeightsLost
-from dsgd.engines.open import dressed
+from dsgd.engines.open_cluster import wrapped_as_asked
 from dsgd.engines.replay import ReplayCluster, rollbacks_at, rolled_forward
 from dsgd.metrics import Tally
 from dsgd.process.outcomes import StoppedBy
@@ -338,7 +338,7 @@ class RunKeeper:
         self._begin()
         run, cfg, real, train = self.run, self.run.cfg, self.run.engine, self.run.train
         recorded = ReplayCluster(cfg, run.workload, point.later, point.all_faults, device=real.device)
-        replayed = dressed(cfg, run.workload, recorded)
+        replayed = wrapped_as_asked(cfg, run.workload, recorded)
         if point.state:
             replayed.restore(point.state.cluster)
         self.record.recorded_to = recorded.last_version

@@ -16,7 +16,7 @@ from dsgd.core.model import Workload
 from dsgd.core.protocol import Done, Update
 from dsgd.core.weights import Vector, Weights
 from dsgd.data import make_workload
-from dsgd.engines.open import dressed
+from dsgd.engines.open_cluster import wrapped_as_asked
 from dsgd.engines.replay import RecordUsedUp, ReplayCluster, rollbacks_at, rolled_forward
 from dsgd.metrics import finite
 from dsgd.records.reader import read_faults, read_meta, read_summary, read_updates
@@ -112,7 +112,7 @@ def replayed_run(run: ReplayableRun, until: int | None = None) -> tuple[Run, int
     last_version, rollbacks = recorded.last_version, rollbacks_at(run.faults)
     if not last_version:
         raise RecordError(f"{run.path}: has no update that could be replayed")
-    first, cluster = _first_weights(run, workload), dressed(cfg, workload, recorded)
+    first, cluster = _first_weights(run, workload), wrapped_as_asked(cfg, workload, recorded)
     made = Run(cfg, workload, cluster, first=first)
     made.train = lambda on, w, _: rolled_forward(on, last_version, strategy.train, w, cfg, rollbacks)
     return made, last_version

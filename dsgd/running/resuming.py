@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import asdict
 
 from dsgd.config import TrainConfig, options
+from dsgd.core.cluster_state import ClusterState
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.model import Evaluation
 from dsgd.core.protocol import Evaluated
 from dsgd.core.routing import ExpertUse
-from dsgd.core.state import ClusterState
 from dsgd.core.weights import Vector
 from dsgd.process.outcomes import is_result
 from dsgd.records.reader import (

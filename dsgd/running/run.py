@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 
 from dsgd.config import TrainConfig
+from dsgd.core.cluster_state import with_new_processes
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, DriverLost, Engine, TimeUp, Update, WeightsLost
-from dsgd.core.state import with_new_processes
 from dsgd.core.weights import Vector, Weights
 from dsgd.engines.replay import after_rollbacks
 from dsgd.metrics import Tally
@@ -38,7 +38,7 @@ from dsgd.running.checkpoints.run_state import RunState
 from dsgd.running.checkpoints.store_faults import FaultyStore
 from dsgd.running.first_weights import first_weights
 from dsgd.strategies import Strategy, strategy_of
-from dsgd.transforms.around import start_again
+from dsgd.transforms.wrapped_engine import start_again
 
 MOST_ROLLBACKS = 10
 """How often a run that diverges goes back, each time with half the step size, before it ends."""

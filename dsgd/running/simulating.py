@@ -16,7 +16,7 @@ from dsgd.config import TrainConfig
 from dsgd.core.model import Workload
 from dsgd.core.protocol import Update
 from dsgd.data import make_workload
-from dsgd.engines.open import open_cluster
+from dsgd.engines.open_cluster import open_cluster
 from dsgd.process.outcomes import StoppedBy
 from dsgd.running.keeper import RunKeeper, Watcher
 from dsgd.running.resuming import stores_of

@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 from annotated_types import Ge, Gt
 
-from dsgd.core.constraints import FINITE, GIVEN, Checked, OnlyWith, Parsed, require
+from dsgd.core.option_rules import FINITE, GIVEN, Checked, OnlyWith, Parsed, require
 
 _WITH_WORKLOAD, _SIMULATED = OnlyWith(workload=GIVEN), OnlyWith(engine="sim")
 

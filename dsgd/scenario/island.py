@@ -21,8 +21,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dsgd.core.laws import Law
 from dsgd.core.rescaled_laws import rescaled
+from dsgd.core.time_laws import Law
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from typing import Annotated, NamedTuple
 
 from annotated_types import Ge, Gt, Le
 
-from dsgd.core import texts
-from dsgd.core.constraints import Checked, OnlyWith, Parsed, option_fields, require
+from dsgd.core import option_texts as texts
+from dsgd.core.option_rules import Checked, OnlyWith, Parsed, option_fields, require
 
 _SIMULATED = OnlyWith(engine="sim")
 

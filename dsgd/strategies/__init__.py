@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from dsgd.core.constraints import from_options, option_fields
-from dsgd.core.constraints import options as flat
+from dsgd.core.option_rules import from_options, option_fields
+from dsgd.core.option_rules import options as flat
 from dsgd.models.workloads import names as workloads
 from dsgd.models.workloads import options_of
 

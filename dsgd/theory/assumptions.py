@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from dsgd.core.laws import Floats
+from dsgd.core.time_laws import Floats
 
 T = TypeVar("T")
 

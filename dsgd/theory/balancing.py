@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dsgd.core.laws import Floats, Normal
+from dsgd.core.time_laws import Floats, Normal
 from dsgd.theory.assumptions import need, need_whole
 from dsgd.theory.order_statistics import order_statistic_mean
 from dsgd.theory.quadratics import largest_stable_step, noise_floor

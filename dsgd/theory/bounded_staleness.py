@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dsgd.core.laws import Constant, Law
+from dsgd.core.time_laws import Constant, Law
 from dsgd.theory.assumptions import NoClosedForm, factors_of, need, need_slack, need_whole
 from dsgd.theory.laws_of_times import exponential_mean_s, memory_steps, per_s, plain_law
 from dsgd.theory.order_statistics import slowest_mean

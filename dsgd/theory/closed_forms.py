@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from dsgd.config import ExchangeConfig, LocalConfig, PeerConfig, TrainConfig
-from dsgd.core.laws import Constant, Floats, Law
+from dsgd.core.time_laws import Constant, Floats, Law
 from dsgd.scenario.graphs import Mixing
 from dsgd.theory.assumptions import NoClosedForm, factors_of, known
 from dsgd.theory.disturbances import members_stay, shared_hosts, spot_losses, spot_skewness

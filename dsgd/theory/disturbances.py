@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dsgd.config import TrainConfig
 from dsgd.scenario.fault import MEMBERSHIP, PROCESS, Crash, Fault, Spot
-from dsgd.scenario.possible import first_of, takes_processes
+from dsgd.scenario.possible_faults import first_of, takes_processes
 from dsgd.theory.assumptions import NoClosedForm
 from dsgd.theory.checkpointing import checkpoint_interval
 from dsgd.theory.failures import suspected_share, time_away

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dsgd.core.laws import Constant, Law, Markov, Normal, ShiftedExponential, Uniform
+from dsgd.core.time_laws import Constant, Law, Markov, Normal, ShiftedExponential, Uniform
 from dsgd.theory.assumptions import NoClosedForm, factors_of, need, need_whole
 from dsgd.theory.bounded_staleness import ssp_mean_staleness, ssp_steps_per_s
 from dsgd.theory.laws_of_times import Erlang, plain_law, survival
@@ -55,7 +55,7 @@ def task_time(law: Law, mtbf_s: float, away_s: float = 0.0, factor: float = 1.0)
     Applied Probability 19), preempt-repeat identical; Asmussen et al. 2008, "Asymptotic behavior of total
     times for jobs that must start over if a failure occurs" (Mathematics of Operations Research 33).
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> round(task_time(Exponential(1.0), 600, 60), 4), task_time(Exponential(1.0), 1.0)
     (1.1018, inf)
     """
@@ -254,7 +254,7 @@ def ssp_mean_staleness_with_one_away(law: Law, num_workers: int, slack: float, s
 def suspected_share(law: Law, suspect_after_s: float) -> float:
     """Return the share of tasks that are sent to a second host although nothing is wrong: P(X > S).
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> round(suspected_share(Exponential(1.0), 3.0), 4)
     0.0498
     """
@@ -268,7 +268,7 @@ def wasted_by_suspicion(law: Law, suspect_after_s: float) -> float:
     A second copy has the same time X and begins S later, so it never comes first; it is stopped when the
     first answer is there. Each second host is idle, as a free spare is.
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> round(wasted_by_suspicion(Exponential(1.0), 3.0), 4)
     0.0498
     """
@@ -282,7 +282,7 @@ def first_of_two_answers(law: Law, suspect_after_s: float, factor: float) -> flo
     = E[X] + (f - 1) E[min(X, S/(f - 1))]. The second host is idle and computes at full speed; where it comes
     first, it gets the next task at once.
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> [first_of_two_answers(Constant(1.0), 2.0, factor) for factor in (10, 2)]
     [3.0, 2.0]
     >>> round(first_of_two_answers(Exponential(1.0), 2.0, factor=5), 4)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from dsgd.config import TrainConfig
-from dsgd.core.laws import Law
 from dsgd.core.rescaled_laws import rescaled
+from dsgd.core.time_laws import Law
 from dsgd.theory.assumptions import NoClosedForm, need, need_whole
 
 

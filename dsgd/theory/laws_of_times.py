@@ -1,6 +1,6 @@
 """The distributions of compute times: survival function, quantiles, and special cases.
 
-X is a compute time in seconds per mini-batch, drawn for each mini-batch from a law of `dsgd.core.laws`.
+X is a compute time in seconds per mini-batch, drawn for each mini-batch from a law of `dsgd.core.time_laws`.
 Law `none` counts as in the simulator, 1 s a mini-batch. A replayed trace is not a law of independent draws:
 whatever needs a law raises NoClosedForm for it.
 """
@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dsgd.core.laws import (
+from dsgd.core.rescaled_laws import Shifted
+from dsgd.core.time_laws import (
     Constant,
     Exponential,
     Floats,
@@ -27,7 +28,6 @@ from dsgd.core.laws import (
     Trace,
     Uniform,
 )
-from dsgd.core.rescaled_laws import Shifted
 from dsgd.theory.assumptions import NoClosedForm, need
 
 

@@ -13,7 +13,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from dsgd.core.laws import (
+from dsgd.core.rescaled_laws import Shifted
+from dsgd.core.time_laws import (
     Constant,
     Floats,
     Law,
@@ -26,7 +27,6 @@ from dsgd.core.laws import (
     Trace,
     Uniform,
 )
-from dsgd.core.rescaled_laws import Shifted
 from dsgd.theory.assumptions import need_k, need_whole
 from dsgd.theory.laws_of_times import Erlang, log_quantile, mean_excess_s, plain_law, survival
 
@@ -116,7 +116,7 @@ def order_statistic_skewness(law: Law, k: int = 1, n: int = 1) -> float:
     and for a trace, which nobody draws. Closed forms as for the mean: an exponential's X_(k) is a sum of
     independent ones with means 1/j, j = n-k+1..n; a uniform's has the law Beta(k, n-k+1).
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> order_statistic_skewness(Exponential(1.0)), round(order_statistic_skewness(Exponential(1.0), 8, 8), 3)
     (2.0, 1.266)
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from dsgd.core.laws import Law
+from dsgd.core.time_laws import Law
 from dsgd.theory.assumptions import need, need_whole
 from dsgd.theory.laws_of_times import exponential_mean_s, per_s, plain_law
 
@@ -22,7 +22,7 @@ def server_updates_per_s(compute: Law, service: Law, num_workers: int, latency_s
     matters by its mean only. Source: Kleinrock 1975, "Queueing systems" I, section 3.8; for the insensitivity
     Baskett, Chandy, Muntz & Palacios 1975, "Open, closed, and mixed networks of queues".
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> round(server_updates_per_s(Exponential(1.0), Exponential(0.1), 8), 3)
     6.617
     """
@@ -44,7 +44,7 @@ def server_updates_per_s_bound(compute: Law, service: Law, num_workers: int, lat
     Symbols as in `server_updates_per_s`. Source: Denning & Buzen 1978, "The operational analysis of queueing
     network models".
 
-    >>> from dsgd.core.laws import Constant
+    >>> from dsgd.core.time_laws import Constant
     >>> server_updates_per_s_bound(Constant(1.0), Constant(0.25), 8)
     4.0
     """
@@ -59,7 +59,7 @@ def workers_to_fill_server(compute: Law, service: Law, share: float, latency_s: 
     The smallest P with 1 - p0 >= share in the machine-repair queue of `server_updates_per_s`, and under its
     assumptions: exponential service; the law of compute times matters by its mean only.
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> workers_to_fill_server(Exponential(1.0), Exponential(0.1), 0.9)
     13
     """

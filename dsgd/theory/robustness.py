@@ -24,7 +24,7 @@ from dsgd.core.aggregators import (
     GeometricMedian,
     Krum,
     Median,
-    Mixing,
+    PreAggregation,
     TrimmedMean,
 )
 from dsgd.core.weights import Vector
@@ -116,7 +116,7 @@ BOUNDS: dict[str, tuple[Callable[[int], Aggregator], Callable[[int, int], float]
 # --- a search for the worst lies ----------------------------------------------------------------------------
 
 
-def aggregated(by: Aggregator, rows: Rows, mix: Mixing | None = None, version: int = 0) -> Vector:
+def aggregated(by: Aggregator, rows: Rows, mix: PreAggregation | None = None, version: int = 0) -> Vector:
     """Return what an aggregator makes of rows (n, D); of one that remembers, the first time."""
     remembered = [np.zeros_like(rows[0]) for _ in by.slots]
     return Aggregation(by, mix)(Candidates(list(rows), remembered), version)
@@ -132,7 +132,7 @@ def spreads_away(aggregate: Vector, honest: Rows) -> float:
     return float(((aggregate - centre) ** 2).sum() / spread)
 
 
-def worst_found(n: int, f: int, by: Aggregator, mix: Mixing | None = None, tries: int = 40) -> float:
+def worst_found(n: int, f: int, by: Aggregator, mix: PreAggregation | None = None, tries: int = 40) -> float:
     """Return the largest `spreads_away` that a seeded search finds."""
     rng = np.random.default_rng(n * 100 + f)
     found = 0.0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dsgd.core.laws import Floats, Law
+from dsgd.core.time_laws import Floats, Law
 from dsgd.theory.assumptions import factors_of, need_k, need_whole
 from dsgd.theory.laws_of_times import exponential_mean_s
 
@@ -44,7 +44,7 @@ def asgd_staleness_pmf(law: Law, num_workers: int, staleness: int) -> float:
 
     Equal workers. Source: Mitliagkas et al. 2016 (arXiv 1605.09774); `k_async_staleness_pmf` with K = 1.
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> asgd_staleness_pmf(Exponential(1.0), 2, 1)
     0.25
     """
@@ -69,7 +69,7 @@ def k_async_staleness_pmf(law: Law, num_workers: int, k: int, staleness: int) ->
     Exponential times have no memory: each update takes a fresh random K of the P equal workers. Any law for
     K = P, where tau = 0. Source: Dutta et al. 2018 (arXiv 1803.01113) for p = P(tau = 0).
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> k_async_staleness_pmf(Exponential(1.0), 8, 4, 0)
     0.5
     """

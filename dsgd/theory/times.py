@@ -1,6 +1,6 @@
 """Seconds per update of the strategies, in the long run.
 
-P = `num_workers` workers; X a compute time from a law of `dsgd.core.laws`, multiplied by the worker's
+P = `num_workers` workers; X a compute time from a law of `dsgd.core.time_laws`, multiplied by the worker's
 factor f_i in `slowdown` (1 where it is not named); X_(K) the K-th smallest of P draws; H_n = 1 + ... + 1/n.
 An update is a new version of the weights. Messages take no time unless said. A function raises ValueError
 outside its assumptions, and NoClosedForm, which is one, where no formula is known.
@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from itertools import chain, pairwise
 
-from dsgd.core.laws import Constant, Law, ShiftedExponential
+from dsgd.core.time_laws import Constant, Law, ShiftedExponential
 from dsgd.theory.assumptions import NoClosedForm, factors_of, need, need_k, need_whole
 from dsgd.theory.laws_of_times import Erlang, exponential_mean_s, per_s, plain_law
 from dsgd.theory.order_statistics import order_statistic_mean, slowest_mean
@@ -24,7 +24,7 @@ def ssgd_time(law: Law, num_workers: int, slowdown: Mapping[int, float] = {}) ->
 
     Any law, independent workers. Source: Dutta et al. 2018 (arXiv 1803.01113), K-sync with K = P.
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> ssgd_time(Exponential(1.0), 2)
     1.5
     """
@@ -37,7 +37,7 @@ def k_sync_time(law: Law, num_workers: int, k: int) -> float:
     The server waits for the first K = `k` gradients; the other workers drop theirs and start again.
     Any law, equal workers. Source: Dutta et al. 2018 (arXiv 1803.01113).
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> k_sync_time(Exponential(1.0), 8, 1)
     0.125
     """
@@ -75,7 +75,7 @@ def backup_workers_time(law: Law, num_workers: int, backups: int) -> float:
     b = `backups`; exponential: mean (H_{N+b} - H_b). Any law, equal workers.
     Source: Chen et al. 2016 (arXiv 1604.00981).
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> round(backup_workers_time(Exponential(1.0), 96, 4), 4)
     3.104
     """
@@ -89,7 +89,7 @@ def k_batch_sync_time(law: Law, num_workers: int, k: int) -> float:
     As K-sync, but until the update a worker goes on with more mini-batches at the same weights. Equal
     workers; other laws with K = `k` > 1 have no closed form. Source: Dutta et al. 2018 (arXiv 1803.01113).
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> k_batch_sync_time(Exponential(1.0), 8, 4)
     0.5
     """
@@ -118,7 +118,7 @@ def k_batch_async_time(law: Law, num_workers: int, k: int, slowdown: Mapping[int
     Every K = `k` gradients, of whatever workers, make an update, and no worker waits. Any law, as in
     `asgd_time`. Source: Dutta et al. 2018 (arXiv 1803.01113).
 
-    >>> from dsgd.core.laws import Uniform
+    >>> from dsgd.core.time_laws import Uniform
     >>> k_batch_async_time(Uniform(0.0, 2.0), 8, 4)
     0.5
     """
@@ -133,7 +133,7 @@ def k_async_time(law: Law, num_workers: int, k: int) -> float:
     have no memory, so after an update all P are as good as fresh. Else only K = 1 (ASGD: E[X]/P) and K = P
     (SSGD) have a formula. Equal workers. Source: Dutta et al. 2018 (arXiv 1803.01113).
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> k_async_time(Exponential(1.0), 8, 1)
     0.125
     """
@@ -154,7 +154,7 @@ def local_sgd_time_per_step(
     e^-t (1 + t + ... + t^(H-1)/(H-1)!), and H shifts add up: the maximum is integrated numerically.
     Source: Wang & Joshi 2018 (arXiv 1810.08313).
 
-    >>> from dsgd.core.laws import Exponential
+    >>> from dsgd.core.time_laws import Exponential
     >>> round(local_sgd_time_per_step(Exponential(1.0), 8, 16), 3)
     1.383
     """

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from dsgd.core.aggregators import parse_aggregator, parse_mixing
-from dsgd.core.constraints import Checked, OnlyWith, Parsed, require
+from dsgd.core.option_rules import Checked, OnlyWith, Parsed, require
 from dsgd.transforms.filters import parse_filter
 
 

@@ -8,11 +8,11 @@ from dsgd.core.aggregators import Aggregation
 from dsgd.core.protocol import ClusterError, Done, Engine
 from dsgd.core.rules import Chain, Rule
 from dsgd.core.weights import Weights
-from dsgd.transforms.around import Around
 from dsgd.transforms.filters import Filter
+from dsgd.transforms.wrapped_engine import WrappedEngine
 
 
-class Aggregating(Around):
+class Aggregating(WrappedEngine):
     """Has every rule of a strategy aggregate, and filter, as the options say.
 
     text: the option, for messages.

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from dsgd.core.forms import Form, number, parsed, whole, word
+from dsgd.core.option_forms import Form, number, parsed, whole, word
 from dsgd.core.rng import Purpose, at
 from dsgd.core.weights import Vector
 

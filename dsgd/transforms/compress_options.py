@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
-from dsgd.core.constraints import Checked, OnlyWith, Parsed, require
-from dsgd.core.forms import Form, number, parsed
+from dsgd.core.option_forms import Form, number, parsed
+from dsgd.core.option_rules import Checked, OnlyWith, Parsed, require
 from dsgd.transforms.codecs import CODECS, SHARE, Codec, TopK, parse_codec
 from dsgd.transforms.compressed import Compression, MomentumCorrection
 

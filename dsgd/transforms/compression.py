@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 
+from dsgd.core.cluster_state import ClusterState
 from dsgd.core.protocol import Done, Engine
 from dsgd.core.rules import Average, Chain, Rule
-from dsgd.core.state import ClusterState
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Changes, Vector, Weights
-from dsgd.transforms.around import Around
 from dsgd.transforms.codecs import Bytes, Codec, broadcast_draws, heard
 from dsgd.transforms.compressed import Compressed, Compression
+from dsgd.transforms.wrapped_engine import WrappedEngine
 
 
-class CompressedResults(Around):
+class CompressedResults(WrappedEngine):
     """Has every task's result encoded by its worker, and makes of what is decoded what the task returned.
 
     The server remembers, by worker, what Ef21 adds up; it is the worker's memory too, so it need not be kept.
@@ -66,7 +66,7 @@ class CompressedResults(Around):
         self.inner.restore(state)
 
 
-class CompressedWeights(Around):
+class CompressedWeights(WrappedEngine):
     """Sends what is new in the weights: all workers, and the server, hold one vector h, and a task reads it.
 
         h <- h + C(w - h)      at each version w that is read; at first, h is w

@@ -10,7 +10,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dsgd.core.forms import Form, number, parsed, whole
+from dsgd.core.option_forms import Form, number, parsed, whole
 from dsgd.core.rules import Slots, TaskResult
 from dsgd.core.weights import Vector, Weights
 

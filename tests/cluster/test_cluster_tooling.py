@@ -40,7 +40,7 @@ from deploy.jobs.thresholds import DEFAULT, read_thresholds
 from deploy.jobs.validate_setup import monitor
 from deploy.project import GPU
 from dsgd.config import LiveConfig, LogConfig, OutputConfig, RayConfig, option_fields, options
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 
 STANDIN = ROOT / "tests/kubectl_standin"
 FOLDERS = ("deploy", "dsgd", "experiments")

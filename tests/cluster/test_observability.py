@@ -44,8 +44,8 @@ from deploy.observability.observe import describe
 from deploy.project import DOCS_URL
 from dsgd.metrics import families
 from dsgd.running.predict.predictions import staleness_bound
-from dsgd.running.quick import config
-from dsgd.running.quick import run as simulate
+from dsgd.running.quick_run import config
+from dsgd.running.quick_run import run as simulate
 from dsgd.show.live.server import Response, listen, serving
 from dsgd.strategies import modes
 

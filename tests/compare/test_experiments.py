@@ -24,13 +24,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.manifests.job_table import JOBS
-from dsgd.compare import kept
+from dsgd.compare import finished_runs as kept
 from dsgd.compare.experiment_file import load
 from dsgd.compare.pool import Pool
 from dsgd.compare.runner import check_data
 from dsgd.compare.tuning import choose
 from dsgd.config import options
-from dsgd.running.quick import config, run
+from dsgd.running.quick_run import config, run
 from dsgd.show.terminal.cli import UsageError
 
 SHIPPED = sorted((ROOT / "experiments").glob("*.yaml"))

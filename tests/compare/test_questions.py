@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import dsgd
 from dsgd.show.report.answer import answer
+from dsgd.show.report.baseline_multiples import against_baseline
 from dsgd.show.report.figures import chosen, draw_sections
 from dsgd.show.report.frames import read_folder
 from dsgd.show.report.layout import Asked, Factor, Layout, Member, arrange, by_name
 from dsgd.show.report.measures import measure
-from dsgd.show.report.multiples import against_baseline
 from dsgd.show.report.panels.levels import Levels, values
 from dsgd.show.report.panels.sweep import axis
 from dsgd.show.report.questions import Question

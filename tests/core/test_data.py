@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsgd.core.model import Classifier, Quadratic
-from dsgd.core.texts import Partition
+from dsgd.core.option_texts import Partition
 from dsgd.data import DatasetShard, make_workload, partition
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 
 
 @settings(deadline=None)

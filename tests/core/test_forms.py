@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 
 LIARS = "F must be a whole number of at least 0, like "
 ALL = "must be none, topk:SHARE, randk:SHARE[,scaled], sign, qsgd:LEVELS, int8, fp4"

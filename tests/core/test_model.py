@@ -13,7 +13,7 @@ from dsgd.core.rules import Arrived, Descend, Momentum, chain
 from dsgd.core.tasks import Elastic, LocalAdamW, LocalSGD, Task, gradient
 from dsgd.core.weights import Weights, mean
 from dsgd.data import make_workload
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 
 OBJECTIVES: list[dict[str, Any]] = [
     {},

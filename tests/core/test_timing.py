@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsgd.core.laws import Exponential, Markov, parse_law
+from dsgd.core.time_laws import Exponential, Markov, parse_law
 from dsgd.core.timing import ComputeTimes, sleep_heterogeneity
 
 LAWS = [

@@ -22,7 +22,7 @@ from dsgd.engines.ray.worker.collective import (
 )
 from dsgd.models.objectives.module_objective import ModuleObjective, ProblemShard
 from dsgd.running.execute import execute
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 
 TINY = str(ROOT / "tests/workloads/tiny.py")
 DEVICE = "cuda"

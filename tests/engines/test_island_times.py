@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from dsgd.config import TrainConfig
-from dsgd.core.laws import parse_law
 from dsgd.core.rescaled_laws import rescaled
 from dsgd.core.rng import Purpose, at
+from dsgd.core.time_laws import parse_law
 from dsgd.engines.configured_network import island_of
 from dsgd.running.predict.predictions import predict
-from dsgd.running.quick import config, run
+from dsgd.running.quick_run import config, run
 from dsgd.theory.islands import island_collectives_time
 from dsgd.theory.order_statistics import (
     order_statistic_mean,

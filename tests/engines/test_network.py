@@ -22,13 +22,13 @@ from dsgd.core.tasks import Gradient, gradient
 from dsgd.core.timing import ComputeTimes
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
-from dsgd.engines.open import open_cluster
-from dsgd.engines.ray.transport.held_back import HeldBack
+from dsgd.engines.open_cluster import open_cluster
+from dsgd.engines.ray.transport.delayed_results import HeldBack
 from dsgd.engines.replay import ReplayCluster, rolled_forward
 from dsgd.engines.sim.sim import SimCluster
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import Ended, execute
-from dsgd.running.quick import QuickRun, Workers, config, run, same_bytes
+from dsgd.running.quick_run import QuickRun, Workers, config, run, same_bytes
 from dsgd.running.replaying import recorded_run
 from dsgd.scenario.allreduce import AllReduce
 from dsgd.scenario.links import Links

@@ -20,16 +20,16 @@ import numpy as np
 import pytest
 from conftest import PATIENCE_S, ROOT, CommandLine, python
 
-from dsgd.core.laws import parse_law
 from dsgd.core.model import Quadratic
 from dsgd.core.protocol import ClusterError, Engine, Update
+from dsgd.core.time_laws import parse_law
 from dsgd.core.timing import ComputeTimes
 from dsgd.data import make_workload
 from dsgd.records.writer import RunRecord
 from dsgd.running import execute as execution
 from dsgd.running.execute import execute
 from dsgd.running.keeper import Running, Watcher
-from dsgd.running.quick import QuickRun, Workers, assert_close, config, run, same_bytes
+from dsgd.running.quick_run import QuickRun, Workers, assert_close, config, run, same_bytes
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.strategies import load
 
@@ -255,7 +255,7 @@ def test_a_cancelled_task_ends_at_once() -> None:
     from dsgd.core.tasks import gradient
     from dsgd.core.weights import Weights
     from dsgd.data import make_workload
-    from dsgd.engines.open import open_cluster
+    from dsgd.engines.open_cluster import open_cluster
 
     law = "markov:0,10000,.5,.5"
     drawn = (ComputeTimes(parse_law(law), seed) for seed in itertools.count())

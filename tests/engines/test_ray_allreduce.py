@@ -22,7 +22,7 @@ from dsgd.engines.ray.exchange.ray_allreduce import RayAllReduce
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
 from dsgd.running.keeper import Watcher
-from dsgd.running.quick import config, run, same_bytes
+from dsgd.running.quick_run import config, run, same_bytes
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.strategies import configured
 

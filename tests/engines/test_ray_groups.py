@@ -25,7 +25,7 @@ from dsgd.engines.ray.worker.rank_meeting import LOCAL, RankMeeting, RankMissing
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
 from dsgd.running.keeper import Running, Watcher
-from dsgd.running.quick import QuickRun, Workers, config, run, same_bytes
+from dsgd.running.quick_run import QuickRun, Workers, config, run, same_bytes
 from dsgd.running.replaying import compared, recorded_run
 
 # Five rows of weights for two ranks, and one.

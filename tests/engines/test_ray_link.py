@@ -25,7 +25,7 @@ from conftest import PATIENCE_S, python, wait_for
 from dsgd.core.protocol import ClusterError, Engine, Update
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
-from dsgd.running.quick import QuickRun, Workers, config, run, same_bytes
+from dsgd.running.quick_run import QuickRun, Workers, config, run, same_bytes
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.strategies import modes
 

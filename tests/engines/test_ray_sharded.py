@@ -40,7 +40,7 @@ from dsgd.engines.ray.worker.slice_server import Read, SliceServer
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
 from dsgd.running.keeper import Running, Watcher
-from dsgd.running.quick import run, same_bytes
+from dsgd.running.quick_run import run, same_bytes
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.strategies import configured
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsgd.core.laws import parse_law
 from dsgd.core.tasks import gradient
+from dsgd.core.time_laws import parse_law
 from dsgd.core.timing import ComputeTimes
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
 from dsgd.engines.sim.sim import SimCluster
-from dsgd.running.quick import config, run, same_bytes
+from dsgd.running.quick_run import config, run, same_bytes
 from dsgd.scenario.star import Network
 from dsgd.strategies import load
 

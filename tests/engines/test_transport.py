@@ -32,7 +32,7 @@ from dsgd.data import make_workload
 from dsgd.engines.ray.transport.arena import Arena, rounded
 from dsgd.engines.ray.transport.local_link import Door, HostLink
 from dsgd.engines.ray.transport.ray_messages import INLINE_BYTES, STOP, STOPPING, TASKS_KEPT
-from dsgd.running.quick import config, run, same_bytes
+from dsgd.running.quick_run import config, run, same_bytes
 from dsgd.strategies import load, modes
 
 LARGE = INLINE_BYTES // 4 + 1  # weights: the least that travel in blocks
@@ -278,7 +278,7 @@ class Computers:
     """
 
     def __init__(self, size: str, made: contextlib.ExitStack) -> None:
-        from dsgd.engines.open import open_cluster
+        from dsgd.engines.open_cluster import open_cluster
 
         dim, padding_mb = SIZES[size]
         self.options = SHARED | {"dim": dim, "padding_mb": padding_mb}

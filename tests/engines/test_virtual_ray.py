@@ -12,8 +12,8 @@ from virtual_ray import virtual_ray
 from dsgd.config import TrainConfig
 from dsgd.conformance.fault_schedule import FaultSchedule, drawn
 from dsgd.conformance.invariants import survives
-from dsgd.conformance.subject import Broken, Subject
-from dsgd.engines.open import dressed
+from dsgd.conformance.strategy_on_trial import Broken, Subject
+from dsgd.engines.open_cluster import wrapped_as_asked
 from dsgd.engines.ray.driver.ray import RayCluster
 from dsgd.engines.ray.driver.ray_tasks import SentTasks
 from dsgd.scenario.supervisor import Supervisor
@@ -37,7 +37,7 @@ def survived(seeds: range) -> Counter[str]:
         with virtual_ray(schedule.config()) as cluster:
 
             def opened(cfg: TrainConfig, workload: Any, cluster: Any = cluster) -> Any:
-                return nullcontext(dressed(cfg, workload, cluster))
+                return nullcontext(wrapped_as_asked(cfg, workload, cluster))
 
             what = survives(schedule, cuts=0, opened=opened)
         found += Counter(what.faults) + Counter(compared=what.compared, runs=1)

@@ -10,7 +10,7 @@ import pytest
 from dsgd.core.protocol import ClusterError
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
-from dsgd.running.quick import config, run, same_bytes
+from dsgd.running.quick_run import config, run, same_bytes
 from dsgd.running.replaying import compared, recorded_run
 
 SMALL: dict[str, Any] = {

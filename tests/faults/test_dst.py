@@ -18,9 +18,9 @@ from dsgd.conformance.fault_schedule import FaultSchedule, drawn, keeps_weights
 from dsgd.conformance.invariants import survives
 from dsgd.conformance.many_schedules import many
 from dsgd.conformance.shrinking import shrunk, smallest
-from dsgd.conformance.subject import Broken, Subject
-from dsgd.core.constraints import option_fields
+from dsgd.conformance.strategy_on_trial import Broken, Subject
 from dsgd.core.ledger import Ledger
+from dsgd.core.option_rules import option_fields
 from dsgd.scenario.fault import STORE, Fault, Kind
 from dsgd.show.terminal.cli import parse
 from dsgd.strategies import modes

@@ -13,17 +13,17 @@ import pytest
 from test_gate_catches import Plant, in_place, in_strategy
 
 from dsgd.conformance.many_schedules import many
-from dsgd.conformance.subject import Subject
+from dsgd.conformance.strategy_on_trial import Subject
 from dsgd.core.clocks import Clocks
 from dsgd.core.ledger import Idle, Ledger
 from dsgd.core.protocol import Cluster, Done, in_worker_order, start_all
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Weights
-from dsgd.engines.sim.hosted import HostedCluster
 from dsgd.engines.sim.sim_hosts import SimHost
-from dsgd.engines.values import LazyValues
+from dsgd.engines.sim.sim_with_faults import HostedCluster
+from dsgd.engines.task_values import LazyValues
+from dsgd.scenario.fault_plan import Plan
 from dsgd.scenario.hosts import Hosts
-from dsgd.scenario.plan import Plan
 from dsgd.strategies import modes
 
 

@@ -19,7 +19,7 @@ from dsgd.records.schema import RecordedFault, RecordError
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import Ended, execute
 from dsgd.running.keeper import Running, Watcher
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 
 KILL = FaultSeen(1.25, "kill", (2,), True, 5, 6, "worker 2 got a new process", 0.25, 1.5, repeated=1)
 PAUSE = FaultSeen(1.0, "pause", (0, 1), True, 4, 4, "waited", 0.0, 2.5)

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 from conftest import ROOT, CommandLine
 
-from dsgd.running.quick import run, same_bytes
+from dsgd.running.quick_run import run, same_bytes
 from dsgd.scenario.fault import Crash, Fault, Kind, Spot, Trigger
 from dsgd.scenario.faults_text import parse_faults
 

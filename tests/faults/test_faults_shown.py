@@ -24,7 +24,7 @@ from dsgd.core.fault_seen import FaultSeen
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordedFault, encode
 from dsgd.show.live import page
-from dsgd.show.live.follow import FollowedRun
+from dsgd.show.live.followed_run import FollowedRun
 from dsgd.show.report import tables
 from dsgd.show.report.build import build_report
 from dsgd.show.report.figures import draw_sections

@@ -20,10 +20,10 @@ from dsgd.core.timing import ComputeTimes
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
 from dsgd.engines.configured_network import network_of
-from dsgd.engines.open import open_cluster
-from dsgd.engines.sim.hosted import HostedCluster
+from dsgd.engines.open_cluster import open_cluster
 from dsgd.engines.sim.sim import SimCluster
-from dsgd.running.quick import QuickRun, config, run
+from dsgd.engines.sim.sim_with_faults import HostedCluster
+from dsgd.running.quick_run import QuickRun, config, run
 from dsgd.strategies import load
 
 SMALL: dict[str, Any] = {"num_workers": 4, "steps": 12, "dataset": "quadratic", "grad_noise": 0.5}

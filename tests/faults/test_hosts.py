@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsgd.config import FaultConfig
-from dsgd.core.laws import Trace
 from dsgd.core.tasks import gradient
+from dsgd.core.time_laws import Trace
 from dsgd.core.timing import ComputeTimes
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
-from dsgd.engines.sim.hosted import HostedCluster
-from dsgd.running.quick import config
+from dsgd.engines.sim.sim_with_faults import HostedCluster
+from dsgd.running.quick_run import config
 from dsgd.scenario.hosts import Hosts, OnLoss
 
 # --- Decisions ----------------------------------------------------------------------------------------------

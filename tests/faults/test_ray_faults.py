@@ -24,7 +24,7 @@ from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import ClusterError, Engine, Update
 from dsgd.core.rng import Purpose, generator
 from dsgd.engines.ray.driver.ray import RayCluster
-from dsgd.running.quick import QuickRun, Workers, run, same_bytes
+from dsgd.running.quick_run import QuickRun, Workers, run, same_bytes
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

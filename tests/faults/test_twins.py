@@ -14,8 +14,8 @@ from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import ClusterError
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
-from dsgd.engines.open import open_cluster
-from dsgd.running.quick import config
+from dsgd.engines.open_cluster import open_cluster
+from dsgd.running.quick_run import config
 from dsgd.strategies import load
 
 # Times are such that no two things happen at once, unless that is meant.

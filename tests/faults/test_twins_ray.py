@@ -10,8 +10,8 @@ from virtual_ray import virtual_ray
 
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.data import make_workload
-from dsgd.engines.open import open_cluster
-from dsgd.running.quick import config
+from dsgd.engines.open_cluster import open_cluster
+from dsgd.running.quick_run import config
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 

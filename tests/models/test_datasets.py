@@ -44,7 +44,7 @@ from dsgd.models.datasets.fetched import fetched
 from dsgd.models.datasets.mapped import Mapped
 from dsgd.models.datasets.shipped import FASHION
 from dsgd.models.objectives.module_objective import ProblemShard
-from dsgd.running.quick import run, same_bytes
+from dsgd.running.quick_run import run, same_bytes
 from dsgd.show.terminal.cli import UsageError, parse
 
 HAS_FASHION = pytest.mark.skipif(

@@ -22,7 +22,7 @@ from dsgd.models.objectives.module_objective import ModuleObjective
 from dsgd.records.reader import read_record
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import Ended, execute
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 from dsgd.show.report.build import build_report
 from dsgd.strategies import modes
 

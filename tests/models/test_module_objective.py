@@ -25,11 +25,11 @@ from dsgd.core.model import Workload
 from dsgd.core.problem import Problem, ProblemError
 from dsgd.core.protocol import ClusterError, EvaluationLost
 from dsgd.core.weights import Weights
-from dsgd.engines.open import open_cluster
+from dsgd.engines.open_cluster import open_cluster
 from dsgd.models.objectives.module_objective import ModuleObjective, ProblemShard
 from dsgd.running.evaluation import Evaluations
 from dsgd.running.execute import execute
-from dsgd.running.quick import config, run, same_bytes
+from dsgd.running.quick_run import config, run, same_bytes
 from dsgd.running.run import Run
 
 TINY = str(ROOT / "tests/workloads/tiny.py")

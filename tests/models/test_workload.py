@@ -21,14 +21,14 @@ from dsgd.config import options
 from dsgd.core.model import Workload
 from dsgd.core.problem import Problem, labels, length, take
 from dsgd.data import make_workload
-from dsgd.engines.values import LoneValues
+from dsgd.engines.task_values import LoneValues
 from dsgd.models.objectives.module_objective import ModuleObjective, ProblemShard
 from dsgd.models.workloads import names
 from dsgd.records.listing import list_folder
 from dsgd.records.schema import RecordError
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
-from dsgd.running.quick import config, run, same_bytes
+from dsgd.running.quick_run import config, run, same_bytes
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.show.report.comparable import groups
 from dsgd.show.terminal.cli import UsageError, parse

@@ -22,7 +22,7 @@ from dsgd.models.workloads.gpt import Config as GptConfig
 from dsgd.records.reader import read_record
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import Ended, execute
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 from dsgd.show.report.build import build_report
 from dsgd.show.terminal.list_command import list_runs
 from dsgd.strategies import modes

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dsgd.conformance import LawCheck, checks_of
-from dsgd.running.quick import run
+from dsgd.running.quick_run import run
 
 FILE = str(Path(__file__).with_name("train_majority.py"))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from dsgd import Problem
-from dsgd.core import protocol, rules
+from dsgd.core import option_rules, protocol, rules
 from dsgd.models.datasets import windows
+from dsgd.process.former_names import _MODULES, know_former_names
 from dsgd.process.user_code import load_code
 
 WRITTEN_BEFORE = """
 import dsgd.models.transformer
 from dsgd.cluster import Update
+from dsgd.core.constraints import Must
 from dsgd.datasets import labelled
 from dsgd.datasets.windows import Windows
 from dsgd.work import rules
@@ -29,3 +32,12 @@ def test_a_file_from_before_the_move_gets_the_very_modules(tmp_path: Path) -> No
     assert code.Update is protocol.Update
     assert code.Windows is windows.Windows
     assert code.rules is rules
+    assert code.Must is option_rules.Must
+
+
+def test_every_former_name_leads_to_a_file() -> None:
+    """A module that moves again takes its former names along."""
+    know_former_names()
+    for former, now in _MODULES.items():
+        found = import_module(former)
+        assert found is import_module(now) or hasattr(found, "__path__"), former

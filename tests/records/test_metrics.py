@@ -30,7 +30,7 @@ from dsgd.metrics import Tally, families
 from dsgd.process.interruptions import Interruptions
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
-from dsgd.running.quick import config, run
+from dsgd.running.quick_run import config, run
 from dsgd.show.live import exporter
 from dsgd.show.live.observers import Observers
 from dsgd.show.live.prometheus import STALENESS_BUCKETS, RunMetrics, RunsCollector

@@ -20,7 +20,7 @@ from dsgd.metrics import QUANTITIES, Quantity, Tally, of_updates, quantity
 from dsgd.records.documents import fields_table, json_schema, metrics_table, quantities_table
 from dsgd.records.reader import read_record
 from dsgd.records.schema import Summary, WorkerTotals, summary_type
-from dsgd.running.quick import run
+from dsgd.running.quick_run import run
 from dsgd.show.report.frames import read_folder
 from dsgd.show.report.tables import results
 from dsgd.strategies import train_asgd

@@ -17,14 +17,14 @@ import yaml
 from conftest import PATIENCE_S, ROOT, CommandLine, python, wait_for
 
 from dsgd.config import TimingConfig
-from dsgd.core.laws import Trace
 from dsgd.core.model import Workload
+from dsgd.core.time_laws import Trace
 from dsgd.data import make_workload
-from dsgd.engines.open import open_cluster
+from dsgd.engines.open_cluster import open_cluster
 from dsgd.records.writer import RunRecord
 from dsgd.running.comparison import measured_timing
-from dsgd.running.quick import config
-from dsgd.running.quick import run as quick_run
+from dsgd.running.quick_run import config
+from dsgd.running.quick_run import run as quick_run
 
 SIM = "--engine sim --compute-time exponential:1"
 

@@ -27,7 +27,7 @@ from dsgd.records.s3 import Destination, fetch
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import name_of, newest_whole
 from dsgd.records.upload import Upload, restore_record
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 from main import main
 
 SIM = "--engine sim --compute-time exponential:1"
@@ -363,7 +363,7 @@ def test_a_url_without_records_is_refused(url: str, aws: Any, capsys: pytest.Cap
 
 HOLDER = """
 import sys
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 from dsgd.records import lease
 from dsgd.records.s3 import Destination
 
@@ -570,7 +570,7 @@ def test_the_same_command_in_another_pod_goes_on(
 DRIVER = """
 import os, signal, sys
 from dsgd.records.stores.store import name_of
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 from dsgd.records.upload import Upload
 from dsgd.records.writer import config_text
 

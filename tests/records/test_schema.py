@@ -14,7 +14,7 @@ from conftest import CommandLine
 from dsgd.records.documents import documents, json_schema
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordError
-from dsgd.show.live.follow import FollowedRun
+from dsgd.show.live.followed_run import FollowedRun
 
 SIM = "--engine sim --compute-time exponential:1"
 

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dsgd.core.protocol import Cluster, Update
 from dsgd.records.tensorboard import TensorBoard
-from dsgd.running.quick import run
+from dsgd.running.quick_run import run
 
 SIM = "--engine sim --compute-time exponential:1 --tensorboard --quiet"
 

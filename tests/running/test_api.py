@@ -24,7 +24,7 @@ from dsgd.records.reader import read_record
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
 from dsgd.running.keeper import Running
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 
 SIM: dict[str, Any] = {
     "engine": "sim",

@@ -17,8 +17,8 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dsgd.core.cluster_state import ClusterState, InFlight
 from dsgd.core.rules import Schedule
-from dsgd.core.state import ClusterState, InFlight
 from dsgd.core.tasks import LocalSGD, gradient
 from dsgd.core.weights import Vector, Weights
 from dsgd.records.stores.store import Part

@@ -18,19 +18,19 @@ import dsgd
 from dsgd.config import TrainConfig
 from dsgd.conformance.fault_schedule import drawn
 from dsgd.conformance.restart import SCENARIOS
-from dsgd.conformance.subject import Subject
+from dsgd.conformance.strategy_on_trial import Subject
+from dsgd.core.cluster_state import ClusterState
 from dsgd.core.protocol import Engine, Update
-from dsgd.core.state import ClusterState
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
-from dsgd.engines.open import open_cluster
+from dsgd.engines.open_cluster import open_cluster
 from dsgd.engines.replay import ReplayCluster, rolled_forward
 from dsgd.records.reader import read_updates
 from dsgd.records.schema import RecordedFault, RecordError
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
 from dsgd.running.keeper import Running, Watcher
-from dsgd.running.quick import Workers, config
+from dsgd.running.quick_run import Workers, config
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.strategies import modes, strategy_of
 from main import main

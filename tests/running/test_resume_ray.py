@@ -20,7 +20,7 @@ from conftest import ROOT, Nodes, keys, python
 from test_resume import lines, run, versions
 
 from dsgd.records import lease
-from dsgd.running import quick
+from dsgd.running import quick_run as quick
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.strategies import configured
 from main import main

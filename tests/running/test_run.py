@@ -19,7 +19,7 @@ from dsgd.running.checkpoints.codec import vocabulary
 from dsgd.running.checkpoints.run_state import from_bytes, to_parts
 from dsgd.running.execute import Ended, execute
 from dsgd.running.keeper import Moment, RunKeeper, Watcher
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 from dsgd.running.replaying import recorded_run, replayed_run
 from dsgd.running.simulating import simulation
 from dsgd.strategies import modes, strategy_of

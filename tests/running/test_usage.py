@@ -16,7 +16,7 @@ import pytest
 from conftest import ROOT, CommandLine
 
 from dsgd.config import OnlyWith, TimingConfig, TrainConfig, option_fields
-from dsgd.core.constraints import GIVEN
+from dsgd.core.option_rules import GIVEN
 from dsgd.show.terminal.cli import parse
 from dsgd.show.terminal.commands import COMMANDS, command_of
 from dsgd.strategies import load, modes

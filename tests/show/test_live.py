@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from test_metrics import Scrape, free_port, scrape, watched
 
 from dsgd.show.live import page, server
-from dsgd.show.live.follow import MOST_POINTS, MOST_WORKERS, Curve, FollowedFolder, FollowedRun
+from dsgd.show.live.followed_run import MOST_POINTS, MOST_WORKERS, Curve, FollowedFolder, FollowedRun
 from dsgd.show.live.server import LIMITS, ClientLimits, Response, Routes
 
 SIM = "--engine sim --compute-time exponential:1"

@@ -21,7 +21,7 @@ from dsgd.core.protocol import Update
 from dsgd.engines.ray.worker.captured_output import MOST_CHARACTERS, CapturedOutput
 from dsgd.running.keeper import Running
 from dsgd.show.live.logs import logged
-from dsgd.show.live.now import gradient_norm
+from dsgd.show.live.run_now import gradient_norm
 
 QUADRATIC = "--num-workers 2 --steps 4 --eval-every 0 --dataset quadratic --dim 3"
 SIM = f"--engine sim --mode ssgd {QUADRATIC}"

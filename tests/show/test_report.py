@@ -40,7 +40,7 @@ from dsgd.show.report.panels import timeline
 from dsgd.show.report.questions import differs, questions
 from dsgd.show.report.statistics import compare, holm, median_bands, median_interval, paired_t, rank_test
 from dsgd.show.report.style import LOOKS, styles
-from dsgd.show.report.words import number
+from dsgd.show.report.written_numbers import number
 from dsgd.strategies import modes
 from main import main
 

@@ -28,9 +28,9 @@ from dsgd.metrics import MOST_LISTED
 from dsgd.records import size
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordedTask, built, encode, update_type
-from dsgd.show.live import lines
-from dsgd.show.live.follow import MOST_WORKERS, FollowedFolder, FollowedRun
-from dsgd.show.live.lines import UpdateLines
+from dsgd.show.live import record_lines as lines
+from dsgd.show.live.followed_run import MOST_WORKERS, FollowedFolder, FollowedRun
+from dsgd.show.live.record_lines import UpdateLines
 from dsgd.show.report.build import build_report
 from dsgd.show.terminal.cli import parse
 from main import main

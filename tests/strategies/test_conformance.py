@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from dsgd.config import options
 from dsgd.conformance import LawCheck, checks_of
 from dsgd.conformance.laws_of_runs import ON_REAL_WORKERS, holds_in
-from dsgd.conformance.subject import Subject
-from dsgd.running.quick import Workers
+from dsgd.conformance.strategy_on_trial import Subject
+from dsgd.running.quick_run import Workers
 from dsgd.strategies import configured, modes
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dsgd.running.quick import run
+from dsgd.running.quick_run import run
 from dsgd.strategies import modes
 
 COUNTED = ("/dsgd/strategies/", "/dsgd/core/", "/dsgd/scenario/", "/dsgd/engines/")

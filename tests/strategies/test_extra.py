@@ -13,9 +13,9 @@ from conftest import CommandLine
 from dsgd import run
 from dsgd.metrics import MOST_EXTRA, Tally
 from dsgd.records.reader import read_summary
-from dsgd.running.quick import run as simulated
+from dsgd.running.quick_run import run as simulated
 from dsgd.running.replaying import compared, recorded_run
-from dsgd.show.live.follow import FollowedRun
+from dsgd.show.live.followed_run import FollowedRun
 from dsgd.show.report.frames import read_folder
 from dsgd.show.report.tables import results
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsgd.core.weights import Weights
-from dsgd.running.quick import QuickRun, config, run, same_bytes
+from dsgd.running.quick_run import QuickRun, config, run, same_bytes
 from dsgd.scenario.graphs import NAMES, Graph, shares
 from dsgd.scenario.links import Links
 from dsgd.scenario.peer_links import PeerLinks

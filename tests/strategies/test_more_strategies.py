@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsgd.config import AsynchronousConfig
-from dsgd.core.laws import parse_law
 from dsgd.core.protocol import Done
 from dsgd.core.rules import Arrived, ByStaleness, DelayedNesterov, Descend, Momentum, chain
 from dsgd.core.tasks import LocalAdamW, Task, gradient
+from dsgd.core.time_laws import parse_law
 from dsgd.core.timing import ComputeTimes
 from dsgd.core.weights import Vector, Weights, mean
 from dsgd.data import make_workload
 from dsgd.engines.sim.sim import SimCluster
-from dsgd.running.quick import QuickRun, assert_close, config, run, same_bytes
+from dsgd.running.quick_run import QuickRun, assert_close, config, run, same_bytes
 from dsgd.strategies.train_dssp import extra_steps
 
 EXPONENTIAL: dict[str, Any] = {"dataset": "none", "num_workers": 8, "compute_time": "exponential:1"}

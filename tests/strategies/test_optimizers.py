@@ -11,7 +11,7 @@ import torch
 from dsgd.core.rules import Schedule
 from dsgd.core.weights import Vector
 from dsgd.data import make_workload
-from dsgd.running.quick import assert_close, config, run
+from dsgd.running.quick_run import assert_close, config, run
 
 STEPS = 24
 GRADIENT_MODES = ("ssgd", "asgd", "ssp", "dssp", "dcasgd", "kasync", "ksync", "rennala", "ringmaster")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsgd.running.quick import config, run, same_bytes
+from dsgd.running.quick_run import config, run, same_bytes
 
 PLAIN: dict[str, Any] = {"inner": "sgd", "outer_lr": 0.5, "outer_momentum": 0.5}
 DYADIC: dict[str, Any] = {

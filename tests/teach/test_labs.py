@@ -25,10 +25,10 @@ from dsgd.show.report.frames import read_folder
 from dsgd.show.terminal.cli import UsageError
 from dsgd.teach.labs import goals, quantities, strategy_laws
 from dsgd.teach.labs.answers import read_answers
-from dsgd.teach.labs.finding import Finding, function
 from dsgd.teach.labs.lab_file import read_lab
-from dsgd.teach.labs.student import Work
-from dsgd.teach.labs.trial import Trial
+from dsgd.teach.labs.lab_run import Trial
+from dsgd.teach.labs.named_laws import Finding, function
+from dsgd.teach.labs.student_strategy import Work
 from dsgd.theory import order_statistics
 from dsgd.theory.exchanges import all_reduce_time, served_round_time
 from main import main

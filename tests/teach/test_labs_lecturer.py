@@ -17,12 +17,14 @@ from conftest import ROOT
 
 from docs.tools import lab_figures, lab_pages
 from dsgd.compare.experiment_file import load
-from dsgd.teach.labs import first_guesses, judge, printed
-from dsgd.teach.labs.finding import Finding
-from dsgd.teach.labs.judge import Verdict
+from dsgd.teach.labs import first_guesses
+from dsgd.teach.labs import lab_verdicts as judge
+from dsgd.teach.labs import printed_verdicts as printed
 from dsgd.teach.labs.lab_file import StrategyTask, path_of, read_lab
+from dsgd.teach.labs.lab_verdicts import Verdict
+from dsgd.teach.labs.named_laws import Finding
 from dsgd.teach.labs.solvable import solvable
-from dsgd.teach.labs.student import Work
+from dsgd.teach.labs.student_strategy import Work
 from dsgd.teach.labs.wording import words
 from main import main
 

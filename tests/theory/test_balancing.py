@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy.special import expit
 
-from dsgd.core.laws import Floats
+from dsgd.core.time_laws import Floats
 from dsgd.data import make_workload
 from dsgd.models.moe.mixture import mixtures
 from dsgd.models.objectives.module_objective import ModuleObjective, ProblemShard
-from dsgd.running.quick import QuickRun, config, run
+from dsgd.running.quick_run import QuickRun, config, run
 from dsgd.teach.labs.quantities import max_violation, max_violation_together
 from dsgd.theory.balancing import (
     curvature,

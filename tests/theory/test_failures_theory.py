@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsgd.core.laws import (
+from dsgd.core.time_laws import (
     Constant,
     Exponential,
     Law,
@@ -29,10 +29,10 @@ from dsgd.core.laws import (
 )
 from dsgd.running.execute import execute
 from dsgd.running.predict.predictions import compare, predict
-from dsgd.running.quick import QuickRun, config, run
+from dsgd.running.quick_run import QuickRun, config, run
+from dsgd.scenario.fault_plan import Plan
 from dsgd.scenario.faults_text import parse_faults
 from dsgd.scenario.hosts import Hosts
-from dsgd.scenario.plan import Plan
 from dsgd.strategies import modes
 from dsgd.theory.assumptions import NoClosedForm
 from dsgd.theory.bounded_staleness import ssp_mean_staleness, ssp_steps_per_s

@@ -20,7 +20,7 @@ from conftest import CommandLine
 from dsgd import metrics, strategies
 from dsgd.conformance.gate import rows
 from dsgd.conformance.laws_of_runs import spends_the_budget
-from dsgd.conformance.subject import Broken, Subject
+from dsgd.conformance.strategy_on_trial import Broken, Subject
 from dsgd.core.protocol import Update
 from dsgd.core.tasks import LocalSGD
 from dsgd.models.moe import mixture

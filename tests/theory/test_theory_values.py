@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsgd.core.laws import (
+from dsgd.core.time_laws import (
     Constant,
     Exponential,
     Floats,

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from numpy.random import default_rng
 
-from dsgd.core.laws import parse_law
+from dsgd.core.time_laws import parse_law
 from dsgd.records.schema import Compared
 from dsgd.running.execute import execute
 from dsgd.running.predict.predictions import compare, of_drawn_times
 from dsgd.running.predict.verdicts import COMPARED, CONTRADICTIONS, in_words, lines, verdict_on
-from dsgd.running.quick import config
+from dsgd.running.quick_run import config
 from dsgd.strategies import load
 from dsgd.theory.closed_forms import ClosedForms
 from dsgd.theory.laws_of_times import quantile

@@ -18,8 +18,8 @@ from dsgd.core.aggregators import (
     GeometricMedian,
     Krum,
     Median,
-    Mixing,
     NearestNeighbours,
+    PreAggregation,
     TrimmedMean,
     parse_aggregator,
     parse_mixing,
@@ -28,7 +28,7 @@ from dsgd.core.protocol import ClusterError
 from dsgd.core.rules import Arrived, Chain, Clip, Descend, Momentum, chain
 from dsgd.core.weights import Vector, Weights, mean
 from dsgd.data import make_workload
-from dsgd.running.quick import config, run, same_bytes
+from dsgd.running.quick_run import config, run, same_bytes
 from dsgd.theory.robustness import (
     BOUNDS,
     aggregated,
@@ -134,7 +134,7 @@ def test_no_liars_to_withstand_leaves_the_mean() -> None:
     [(name, mix) for name in BY_NAME for mix in (None, NearestNeighbours(1)) if not mix or name != "bulyan"],
     ids=str,
 )
-def test_who_says_what_does_not_matter_nor_where_zero_is(name: str, mix: Mixing | None) -> None:
+def test_who_says_what_does_not_matter_nor_where_zero_is(name: str, mix: PreAggregation | None) -> None:
     """The aggregate of values in another order is the same, and that of moved values is moved as they are."""
     by, rng = BY_NAME[name](1), np.random.default_rng(3)
     for _ in range(20):

@@ -15,7 +15,7 @@ from conftest import CommandLine
 from test_ray_allreduce import Interrupt
 
 from dsgd.conformance.restart import goes_on_from_any_update
-from dsgd.conformance.subject import Subject
+from dsgd.conformance.strategy_on_trial import Subject
 from dsgd.core.protocol import Done
 from dsgd.core.rules import Arrived, Descend, chain
 from dsgd.core.tasks import Task
@@ -23,7 +23,7 @@ from dsgd.core.weights import Vector, Weights
 from dsgd.data import make_workload
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
-from dsgd.running.quick import QuickRun, config, run, same_bytes
+from dsgd.running.quick_run import QuickRun, config, run, same_bytes
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.strategies import config_of, modes
 from dsgd.theory.compressed_gradients import largest_stable_step_with_feedback, with_feedback

@@ -10,13 +10,13 @@ import torch
 from conftest import CommandLine
 
 from dsgd.conformance.restart import goes_on_from_any_update
-from dsgd.conformance.subject import Subject
+from dsgd.conformance.strategy_on_trial import Subject
 from dsgd.core.protocol import ClusterError
 from dsgd.core.rules import Arrived
 from dsgd.core.tasks import LocalSGD, gradient
 from dsgd.core.weights import Vector, Weights
 from dsgd.data import make_workload
-from dsgd.running.quick import QuickRun, config, run, same_bytes
+from dsgd.running.quick_run import QuickRun, config, run, same_bytes
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.scenario.attacks import Attack, alie_z
 from dsgd.scenario.faults_text import parse_faults

@@ -13,17 +13,17 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 from dsgd.core import rules
+from dsgd.core.cluster_state import ClusterState
 from dsgd.core.message_sizes import MessageSizes
 from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, Done, TimeUp, WeightsLost
 from dsgd.core.rules import Rule
-from dsgd.core.state import ClusterState
 from dsgd.core.tasks import Task
 from dsgd.core.timing import ComputeTimes
 from dsgd.core.weights import Vector, Weights
-from dsgd.engines.sim.hosted import HostedCluster
 from dsgd.engines.sim.sim import SimCluster
 from dsgd.engines.sim.sim_hosts import QUESTION, Copy
+from dsgd.engines.sim.sim_with_faults import HostedCluster
 from dsgd.scenario.allreduce import AllReduce
 from dsgd.scenario.fault import Fault
 from dsgd.scenario.star import Network

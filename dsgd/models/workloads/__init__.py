@@ -74,7 +74,7 @@ def options_of(workload: str) -> type[DataConfig] | None:
     if tree and not any(isinstance(node, ast.ClassDef) and node.name == "Config" for node in tree.body):
         return None
     from dsgd.config import DataConfig
-    from dsgd.core.constraints import members
+    from dsgd.core.option_rules import members
 
     found: Any = code_of(workload).Config
     where = f"--workload {workload}: its Config"

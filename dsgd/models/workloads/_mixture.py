@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt
 
 from dsgd.config import DataConfig
-from dsgd.core.constraints import FINITE, GIVEN, OnlyWith, require
+from dsgd.core.option_rules import FINITE, GIVEN, OnlyWith, require
 from dsgd.models.moe.mixture_options import MixtureOptions
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from dsgd.core.constraints import Must, OnlyWith
+from dsgd.core.option_rules import Must, OnlyWith
 from dsgd.models.networks.transformer_sizes import SIZES
 from dsgd.models.workloads._mixture import MixtureConfig
 

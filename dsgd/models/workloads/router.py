@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from annotated_types import Ge, Gt
 
 from dsgd.config import DataConfig
-from dsgd.core.constraints import require
+from dsgd.core.option_rules import require
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

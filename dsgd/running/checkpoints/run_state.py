@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dsgd.core.state import ClusterState, InFlight
+from dsgd.core.cluster_state import ClusterState, InFlight
 from dsgd.core.weights import Weights
 from dsgd.records.stores.store import Part
 from dsgd.running.checkpoints.codec import Decoder, Encoder, Vocabulary

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsgd.core.laws import Floats
+from dsgd.core.time_laws import Floats
 from dsgd.records.reader import Record
 from dsgd.records.schema import Summary
 from dsgd.running.predict import predictions

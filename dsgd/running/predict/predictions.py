@@ -16,7 +16,7 @@ from dsgd.core.fault_seen import FaultSeen
 from dsgd.running.predict.members import Stretch, mean_over, stretches, with_members
 from dsgd.running.predict.verdicts import BOUNDS, Verdict, judged
 from dsgd.scenario.fault import Crash
-from dsgd.scenario.possible import takes_processes
+from dsgd.scenario.possible_faults import takes_processes
 from dsgd.strategies import strategy_of
 from dsgd.theory.assumptions import known
 from dsgd.theory.checkpointing import completion_deviation, completion_time

@@ -26,7 +26,7 @@ from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import Update
 from dsgd.metrics import finite
 from dsgd.running.keeper import Running, Watcher
-from dsgd.show.live.now import gradient_norm, step_size
+from dsgd.show.live.run_now import gradient_norm, step_size
 
 LINE_S = 10.0
 """Seconds between two lines about a run."""

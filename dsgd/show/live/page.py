@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from dsgd.show.live import server
-from dsgd.show.live.follow import FollowedFolder, FollowedRun
+from dsgd.show.live.followed_run import FollowedFolder, FollowedRun
 from dsgd.show.live.server import Response
 from dsgd.show.report.colours import on_dark
 from dsgd.show.report.style import styles

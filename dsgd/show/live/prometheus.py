@@ -22,7 +22,7 @@ from dsgd.core.routing import ExpertUse
 from dsgd.engines.ray.worker.captured_output import memory_bytes
 from dsgd.metrics import Tally, families
 from dsgd.scenario.fault import Kind
-from dsgd.show.live.now import NormNow, step_size
+from dsgd.show.live.run_now import NormNow, step_size
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

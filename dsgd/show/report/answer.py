@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dsgd.show.report.basis import basis
+from dsgd.show.report.baseline_multiples import against_baseline, value_range
+from dsgd.show.report.certainty import basis
 from dsgd.show.report.choices import of_tuning
 from dsgd.show.report.frames import Frames
 from dsgd.show.report.group_table import table_of_groups
-from dsgd.show.report.growth import of_growth
 from dsgd.show.report.identical import identical
-from dsgd.show.report.multiples import against_baseline, value_range
 from dsgd.show.report.one_variant import of_one_variant
+from dsgd.show.report.page_parts import Answer
 from dsgd.show.report.panels.scaling import series
-from dsgd.show.report.parts import Answer
 from dsgd.show.report.questions import Question, questions
 from dsgd.show.report.statistics import median_interval
+from dsgd.show.report.throughput_growth import of_growth
 from dsgd.show.report.winners import at_the_edge, by_group, of_each_group, only_group, unresolved
-from dsgd.show.report.words import few, number, percent
+from dsgd.show.report.written_numbers import few, number, percent
 
 
 def answer(frames: Frames) -> Answer:

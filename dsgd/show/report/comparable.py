@@ -19,7 +19,7 @@ from dsgd.records.listing import ListedRun, Listing
 from dsgd.records.variants import differing, of_workload, option_text, printable
 from dsgd.scenario.group_options import GroupConfig
 from dsgd.scenario.network_options import LINKS
-from dsgd.show.report.words import plural
+from dsgd.show.report.written_numbers import plural
 
 _WORKLOAD = (*option_fields(DataConfig), "batch_size")
 _RANKS = tuple(option for option in option_fields(GroupConfig) if option != "checkpoint_activations")

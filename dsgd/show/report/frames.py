@@ -28,9 +28,9 @@ from dsgd.records.variants import differing, of_workload, printable
 from dsgd.records.variants import option_text as option_text
 from dsgd.scenario.network_options import LINKS
 from dsgd.show.report.layout import PARTS, Asked, Layout, Member, arrange, by_name
-from dsgd.show.report.loose import as_variants, own_target
+from dsgd.show.report.loose_runs import as_variants, own_target
 from dsgd.show.report.premises import JudgedPremise, Premise, judge, premises
-from dsgd.show.report.words import plural
+from dsgd.show.report.written_numbers import plural
 
 if TYPE_CHECKING:
     import polars as pl

@@ -18,7 +18,7 @@ from dsgd.records.listing import ListedRun, Listing
 from dsgd.records.variants import differing, of_workload, option_text, printable
 from dsgd.show.report.colours import DARK, LIGHT
 from dsgd.show.report.comparable import SHARED, Group, groups
-from dsgd.show.report.words import number, plural
+from dsgd.show.report.written_numbers import number, plural
 
 COMPARISONS = "comparisons"
 """The folder, next to the runs, of the reports of single groups."""

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from dsgd.show.report.measures import BEST
-from dsgd.show.report.words import listed, option_text
+from dsgd.show.report.written_numbers import listed, option_text
 
 PARTS = ("variants", "grid")
 """Parts of a file whose names may stand for an option: `compare: variants` compares them by these names."""

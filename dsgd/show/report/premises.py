@@ -18,7 +18,7 @@ from typing import Any
 
 from dsgd.metrics import QUANTITIES
 from dsgd.records.schema import Summary
-from dsgd.show.report.words import listed, number
+from dsgd.show.report.written_numbers import listed, number
 
 _KEYS = ("quantity", "at_least", "at_most", "variants")
 _OF: Mapping[str, Callable[[Summary], float | None]] = {

@@ -16,7 +16,7 @@ from dsgd.show.report.loss_scale import scale_of
 from dsgd.show.report.measures import OF_TARGET, Measure, loss_at, measure
 from dsgd.show.report.panels.drawing import seconds
 from dsgd.show.report.statistics import SIGNIFICANT, Interval, Pair, compare, median_interval
-from dsgd.show.report.words import number
+from dsgd.show.report.written_numbers import number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from dsgd.records.schema import Compared
 from dsgd.running.predict import distributions
 from dsgd.running.predict.verdicts import BOUNDS, COMPARED, in_words, verdict_on
 from dsgd.show.report.statistics import median_interval
-from dsgd.show.report.words import listed, number, percent, plural
+from dsgd.show.report.written_numbers import listed, number, percent, plural
 from dsgd.theory.uncertainty import Estimate, pooled
 
 

@@ -7,7 +7,7 @@ import math
 from dsgd.show.report.frames import Frames
 from dsgd.show.report.identical import identical
 from dsgd.show.report.questions import Question, differs
-from dsgd.show.report.words import (
+from dsgd.show.report.written_numbers import (
     few,
     listed,
     number,

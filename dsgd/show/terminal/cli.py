@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from dsgd.config import DataConfig, TrainConfig
-from dsgd.core.constraints import Option, from_options, option_fields
+from dsgd.core.option_rules import Option, from_options, option_fields
 from dsgd.models.workloads import names as workloads
 from dsgd.models.workloads import options_of
 from dsgd.process import unique_keys

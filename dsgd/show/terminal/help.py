@@ -10,7 +10,7 @@ from inspect import get_annotations
 from typing import Any
 
 from dsgd.config import DataConfig, TrainConfig
-from dsgd.core.constraints import Option, members, option_fields
+from dsgd.core.option_rules import Option, members, option_fields
 from dsgd.process.messages import program
 from dsgd.show.terminal import examples
 from dsgd.strategies import Strategy, modes

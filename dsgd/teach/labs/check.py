@@ -17,14 +17,15 @@ from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import EXIT_FAILED
 from dsgd.show.terminal.cli import UsageError
 from dsgd.show.terminal.usage import Parser
-from dsgd.teach.labs import first_guesses, lab_questions, predicted, printed
+from dsgd.teach.labs import first_guesses, lab_questions, predicted
+from dsgd.teach.labs import printed_verdicts as printed
 from dsgd.teach.labs.answers import Answers, read_answers
 from dsgd.teach.labs.class_check import check_class
-from dsgd.teach.labs.judge import Verdict, verdicts
 from dsgd.teach.labs.lab_file import Lab, path_of, read_lab
+from dsgd.teach.labs.lab_verdicts import Verdict, verdicts
 from dsgd.teach.labs.quantities import Value
 from dsgd.teach.labs.solvable import solvable
-from dsgd.teach.labs.student import Work
+from dsgd.teach.labs.student_strategy import Work
 
 
 def check(arguments: Sequence[str], _: Interruptions) -> int:

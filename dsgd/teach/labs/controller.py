@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsgd.config import TrainConfig
-from dsgd.core.laws import Constant
+from dsgd.core.time_laws import Constant
 from dsgd.theory import balancing
 
 

@@ -19,7 +19,7 @@ from dsgd.process import unique_keys
 from dsgd.show.terminal.cli import UsageError, configure
 from dsgd.strategies import load, modes
 from dsgd.teach.labs import goals, quantities, strategy_laws
-from dsgd.teach.labs.finding import CheckedLaw, did_you_mean, function
+from dsgd.teach.labs.named_laws import CheckedLaw, did_you_mean, function
 from dsgd.teach.labs.wording import filled
 
 PARTS = ("predictions", "exercise", "strategy")

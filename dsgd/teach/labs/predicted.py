@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from dsgd.running.quick import QuickRun
-from dsgd.teach.labs.finding import Finding
+from dsgd.running.quick_run import QuickRun
 from dsgd.teach.labs.lab_file import Lab, Prediction
+from dsgd.teach.labs.lab_run import Trial
+from dsgd.teach.labs.named_laws import Finding
 from dsgd.teach.labs.quantities import Value, shown
-from dsgd.teach.labs.trial import Trial
 
 _BY = (
     (0.075, "by less than a tenth"),

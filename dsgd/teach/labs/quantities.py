@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dsgd.core import routing
-from dsgd.core.laws import Constant
+from dsgd.core.time_laws import Constant
 from dsgd.data import make_workload
 from dsgd.running.predict.predictions import closed_forms, predict_seen
-from dsgd.running.quick import QuickRun
+from dsgd.running.quick_run import QuickRun
 from dsgd.teach.labs.controller import controller
 from dsgd.theory import balancing
 from dsgd.theory.assumptions import known

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsgd.teach.labs.judge import exercise_verdicts
 from dsgd.teach.labs.lab_file import Exercise
+from dsgd.teach.labs.lab_verdicts import exercise_verdicts
 
 MOST_TRIED = 64
 

@@ -16,11 +16,11 @@ from dsgd.config import AsynchronousConfig, option_fields
 from dsgd.core.protocol import Update
 from dsgd.core.rules import ByStaleness
 from dsgd.core.weights import Weights
-from dsgd.running.quick import run
+from dsgd.running.quick_run import run
 from dsgd.strategies import load
 from dsgd.strategies.optimizers import server_rule
-from dsgd.teach.labs.finding import Finding
-from dsgd.teach.labs.student import Attempt, Work
+from dsgd.teach.labs.named_laws import Finding
+from dsgd.teach.labs.student_strategy import Attempt, Work
 
 _ROUNDING = 1e-6  # largest difference of two weights that only the order of float32 arithmetic makes
 _NOT_NEEDED = ("eval", "exec", "open", "__import__", "globals", "locals", "vars", "getattr", "setattr")

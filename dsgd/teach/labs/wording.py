@@ -11,7 +11,8 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dsgd.core.laws import (
+from dsgd.core.option_texts import slowdowns
+from dsgd.core.time_laws import (
     Constant,
     Exponential,
     Lognormal,
@@ -21,10 +22,9 @@ from dsgd.core.laws import (
     Uniform,
     parse_law,
 )
-from dsgd.core.texts import slowdowns
 from dsgd.scenario.fault import Crash, Fault, Spot
 from dsgd.scenario.faults_text import parse_faults
-from dsgd.teach.labs.finding import did_you_mean
+from dsgd.teach.labs.named_laws import did_you_mean
 
 
 def filled(text: str, values: Mapping[str, Any]) -> str:

@@ -28,6 +28,7 @@ from ray.exceptions import RayError
 
 from dsgd.config import TrainConfig
 from dsgd.core import chunked
+from dsgd.core.cluster_state import ClusterState
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.ledger import Ledger
 from dsgd.core.ledger_views import LedgerViews
@@ -35,7 +36,6 @@ from dsgd.core.message_sizes import MessageSizes
 from dsgd.core.model import Evaluation, Workload
 from dsgd.core.protocol import ClusterError, Done, TimeUp
 from dsgd.core.rules import Rule, TaskResult
-from dsgd.core.state import ClusterState
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Vector, Weights
 from dsgd.engines.configured_network import compute_times, network_of
@@ -57,11 +57,11 @@ from dsgd.engines.ray.driver.ray_start import choose_device, lacking, missing_ra
 from dsgd.engines.ray.driver.ray_states import StateCopies
 from dsgd.engines.ray.driver.ray_tasks import SentTasks
 from dsgd.engines.ray.driver.timers import Timers
-from dsgd.engines.ray.transport.held_back import HeldBack
+from dsgd.engines.ray.transport.delayed_results import HeldBack
 from dsgd.scenario.fault import Fault
+from dsgd.scenario.fault_plan import Plan
 from dsgd.scenario.hosts import Hosts
 from dsgd.scenario.membership import outside_at_first
-from dsgd.scenario.plan import Plan
 from dsgd.scenario.star import Star
 from dsgd.scenario.supervisor import (
     Ask,

@@ -21,7 +21,6 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from dsgd.core.problem import ProblemError
 from dsgd.core.tasks import Task, value_bytes
 from dsgd.core.weights import Vector, Weights
-from dsgd.engines.ray.driver.held_weights import HeldWeights
 from dsgd.engines.ray.driver.ray_news import (
     OF_TASKS,
     Answered,
@@ -38,6 +37,7 @@ from dsgd.engines.ray.driver.ray_news import (
     process_of,
 )
 from dsgd.engines.ray.driver.ray_processes import HostProcess
+from dsgd.engines.ray.driver.remote_weights import HeldWeights
 from dsgd.engines.ray.transport.arena import Arena, Bytes
 from dsgd.engines.ray.transport.local_link import Door, Part
 from dsgd.engines.ray.transport.ray_messages import (

@@ -24,19 +24,19 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from dsgd.config import TrainConfig
+from dsgd.core.cluster_state import ClusterState
 from dsgd.core.message_sizes import MessageSizes
 from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, Done, TimeUp, WeightsLost
 from dsgd.core.rules import Chain, Pull, Rule, TaskResult
-from dsgd.core.state import ClusterState
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Vector, Weights
 from dsgd.engines.configured_network import network_of
 from dsgd.engines.ray.connection.ray_connection import Connection
 from dsgd.engines.ray.connection.ray_credentials import uses_tls
-from dsgd.engines.ray.driver.held_weights import Fetch, HeldDone, HeldWeights, have_fetched, held
 from dsgd.engines.ray.driver.ray_news import Answered, RayFlight, Stepped
 from dsgd.engines.ray.driver.ray_processes import HostProcess
+from dsgd.engines.ray.driver.remote_weights import Fetch, HeldDone, HeldWeights, have_fetched, held
 from dsgd.scenario.allreduce import AllReduce
 
 if TYPE_CHECKING:

@@ -24,16 +24,16 @@ from ray.exceptions import ObjectLostError
 
 from dsgd.config import TrainConfig
 from dsgd.core import slices
+from dsgd.core.cluster_state import ClusterState
 from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, Done, WeightsLost
 from dsgd.core.rules import Chain, Compensate, Moved, Reduction, Rule, TaskResult
 from dsgd.core.slices import Slices
-from dsgd.core.state import ClusterState
 from dsgd.core.weights import Vector, Weights
 from dsgd.engines.ray.connection.ray_connection import Connection, connect
-from dsgd.engines.ray.driver.held_weights import HeldDone, HeldWeights, have_fetched, held
 from dsgd.engines.ray.driver.ray_news import Answered
 from dsgd.engines.ray.driver.ray_tasks import SentTasks
+from dsgd.engines.ray.driver.remote_weights import HeldDone, HeldWeights, have_fetched, held
 from dsgd.engines.ray.exchange.ray_servers import Servers
 from dsgd.engines.ray.exchange.ray_sliced_tasks import SlicedTasks, SlicedVector, SlicedWeights
 from dsgd.engines.ray.worker.slice_server import Read

@@ -17,9 +17,9 @@ from ray.exceptions import ObjectLostError
 from dsgd.core.protocol import ClusterError
 from dsgd.core.slices import Slices
 from dsgd.core.weights import EMPTY, Vector, Weights
-from dsgd.engines.ray.driver.held_weights import Fetch
 from dsgd.engines.ray.driver.ray_news import Answered, Sent, StateLost
 from dsgd.engines.ray.driver.ray_tasks import SentTasks
+from dsgd.engines.ray.driver.remote_weights import Fetch
 from dsgd.engines.ray.transport.ray_messages import ALONE, REPLY, REQUEST, WHOLE
 from dsgd.engines.ray.worker.slice_server import SlicedMessage
 from dsgd.transforms.compressed import Compressed

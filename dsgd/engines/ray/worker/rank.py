@@ -24,7 +24,7 @@ from dsgd.engines.ray.worker.carried_shards import CarriedShards
 from dsgd.engines.ray.worker.collective import GroupBroken
 from dsgd.engines.ray.worker.rank_meeting import LOCAL, RankMeeting, meet
 from dsgd.engines.ray.worker.reducing import Reducing
-from dsgd.engines.values import compute_alone
+from dsgd.engines.task_values import compute_alone
 from dsgd.models.objectives.group_objective import GroupObjective, Membership
 from dsgd.models.objectives.module_objective import ModuleObjective
 from dsgd.models.objectives.rank_layout import RankLayout

@@ -42,7 +42,7 @@ from dsgd.engines.ray.transport.ray_messages import INLINE_BYTES
 from dsgd.engines.ray.worker.captured_output import OutputNews
 from dsgd.engines.ray.worker.rank_meeting import RankMeeting, missing_from
 from dsgd.engines.ray.worker.ray_follower import CONCURRENCY, Follower, own_address
-from dsgd.engines.values import compute_alone
+from dsgd.engines.task_values import compute_alone
 from dsgd.scenario.group_options import GroupConfig
 from dsgd.transforms.compressed import AsMessage, AsPart, part_of
 

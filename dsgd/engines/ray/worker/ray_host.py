@@ -59,7 +59,7 @@ from dsgd.engines.ray.worker.captured_output import CapturedOutput, OutputNews
 from dsgd.engines.ray.worker.carried_shards import CarriedShards
 from dsgd.engines.ray.worker.end_notice import EndNotice
 from dsgd.engines.ray.worker.ray_group import Given, GroupPlan, RankGroup, Ranks
-from dsgd.engines.values import compute_alone
+from dsgd.engines.task_values import compute_alone
 from dsgd.transforms.compressed import AsMessage, to_send
 from dsgd.transforms.heard_weights import HeardWeights
 

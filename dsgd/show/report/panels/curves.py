@@ -28,7 +28,7 @@ from dsgd.show.report.panels.drawing import (
 )
 from dsgd.show.report.statistics import median_bands
 from dsgd.show.report.style import INK, Style
-from dsgd.show.report.words import few, number
+from dsgd.show.report.written_numbers import few, number
 
 Floats = NDArray[np.float64]
 

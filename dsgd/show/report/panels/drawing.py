@@ -22,7 +22,7 @@ from dsgd.show.report.frames import Frames
 from dsgd.show.report.identical import identical
 from dsgd.show.report.panels import labels
 from dsgd.show.report.style import INK, Style, inline_svg, png
-from dsgd.show.report.words import few, number
+from dsgd.show.report.written_numbers import few, number
 
 _LEGEND: dict[str, Any] = {
     "borderpad": 0.2, "labelspacing": 0.35, "columnspacing": 1.2, "handlelength": 2.4, "handletextpad": 0.5,

@@ -15,7 +15,7 @@ from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedEvaluation, RecordedRouting
 from dsgd.show.report.panels.drawing import Canvas, Panel, Scene, Section, boxes, readable_ticks, spread
 from dsgd.show.report.style import INK
-from dsgd.show.report.words import few, number
+from dsgd.show.report.written_numbers import few, number
 
 _MOST_ROWS = 64  # experts of all layers that are drawn
 _MOST_COLUMNS = 60  # evaluations

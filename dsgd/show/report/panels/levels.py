@@ -12,7 +12,7 @@ from dsgd.show.report.layout import Factor
 from dsgd.show.report.panels import labels
 from dsgd.show.report.panels.drawing import readable_ticks
 from dsgd.show.report.style import INK
-from dsgd.show.report.words import NEVER, number
+from dsgd.show.report.written_numbers import NEVER, number
 
 _SPREAD = 4.0  # from this ratio on, an axis is logarithmic
 _WIDEST, _NARROWEST = 12, 6  # letters of a line of a level's name

@@ -9,7 +9,7 @@ from dsgd.show.report.panels.drawing import Canvas, Panel, Scene, left_margin, r
 from dsgd.show.report.questions import Question
 from dsgd.show.report.statistics import Interval
 from dsgd.show.report.style import INK
-from dsgd.show.report.words import NEVER
+from dsgd.show.report.written_numbers import NEVER
 
 _ROW, _BETWEEN = 0.27, 0.06  # inches: a row at least, and what is left between two
 _HEIGHT = 2.6  # inches, as the sweep has beside it

@@ -17,7 +17,7 @@ from dsgd.show.report.panels.drawing import Canvas, Panel, Scene, Section, left_
 from dsgd.show.report.questions import Question
 from dsgd.show.report.statistics import Interval, median_interval
 from dsgd.show.report.style import INK, Style
-from dsgd.show.report.words import NEVER, number, percent
+from dsgd.show.report.written_numbers import NEVER, number, percent
 
 _ROW = 0.27  # inches
 _WIDEST = 22  # letters of a line of a name

@@ -15,7 +15,7 @@ from dsgd.records.reader import Record
 from dsgd.running.predict import distributions
 from dsgd.show.report.panels.drawing import Canvas, Panel, Scene, Section, boxes, readable_ticks
 from dsgd.show.report.style import INK
-from dsgd.show.report.words import few, number
+from dsgd.show.report.written_numbers import few, number
 
 Floats = NDArray[np.float64]
 

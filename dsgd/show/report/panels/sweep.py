@@ -16,7 +16,7 @@ from dsgd.show.report.panels.levels import Levels, values
 from dsgd.show.report.questions import questions
 from dsgd.show.report.statistics import Interval, median_interval
 from dsgd.show.report.style import Style, styles
-from dsgd.show.report.words import listed, number
+from dsgd.show.report.written_numbers import listed, number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from dsgd.records.schema import RecordedFault, RecordedTask
 from dsgd.show.report.colours import LIGHT
 from dsgd.show.report.panels.drawing import Canvas, Panel, Scene, Section, boxes, readable_ticks
 from dsgd.show.report.style import INK
-from dsgd.show.report.words import few
+from dsgd.show.report.written_numbers import few
 
 _MOST_WORKERS = 16
 _BATCHES = 16  # of a worker, about, that the window shows

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-import dsgd.engines.open
+import dsgd.engines.open_cluster
 from dsgd.config import TrainConfig
 from dsgd.core.model import Workload
 from dsgd.core.protocol import Engine
 from dsgd.running.execute import Ended, execute
 from dsgd.strategies import configured
-from dsgd.transforms.around import Around
+from dsgd.transforms.wrapped_engine import WrappedEngine
 
 
 def wrapped_twice(cfg: TrainConfig, workload: Workload, engine: Engine) -> Engine:
-    return Around(Around(engine))
+    return WrappedEngine(WrappedEngine(engine))
 
 
 def simulated(options: dict[str, Any]) -> Ended:
@@ -37,9 +37,9 @@ def test_what_changes_nothing_changes_nothing(
 ) -> None:
     """An engine that only passes everything on leaves weights, times and counts as they are."""
     plain = simulated(options)
-    monkeypatch.setattr(dsgd.engines.open, "dressed", wrapped_twice)
+    monkeypatch.setattr(dsgd.engines.open_cluster, "wrapped_as_asked", wrapped_twice)
     around = simulated(options)
-    assert isinstance(around.cluster, Around)
+    assert isinstance(around.cluster, WrappedEngine)
     assert around.weights.vector.tobytes() == plain.weights.vector.tobytes()
     assert around.evaluations == plain.evaluations
     assert around.tally.state() == plain.tally.state()

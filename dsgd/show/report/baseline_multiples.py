@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dsgd.show.report.questions import Question
-from dsgd.show.report.words import (
+from dsgd.show.report.written_numbers import (
     listed,
     number,
     ratio_text,

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from dsgd.config import TrainConfig
-from dsgd.core.constraints import from_options
+from dsgd.core.option_rules import from_options
 from dsgd.core.protocol import Engine, Update
 from dsgd.core.weights import Vector
 from dsgd.data import make_workload
-from dsgd.engines.open import open_cluster
+from dsgd.engines.open_cluster import open_cluster
 from dsgd.metrics import Tally
 from dsgd.running.execute import opened
 from dsgd.running.keeper import RunKeeper

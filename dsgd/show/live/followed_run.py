@@ -20,8 +20,8 @@ from typing import Any
 from dsgd.records.fault_words import cost, hit
 from dsgd.records.reader import read_brief_summary, read_note, read_yaml
 from dsgd.records.schema import BriefSummary, RecordedEvaluation, RecordedFault, RecordedTask
-from dsgd.show.live.lines import Lines, TakenBack, UpdateLines
 from dsgd.show.live.prometheus import STALENESS_BUCKETS
+from dsgd.show.live.record_lines import Lines, TakenBack, UpdateLines
 from dsgd.strategies import defaults
 
 MOST_WORKERS = 24

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsgd.config import TrainConfig, option_fields
-from dsgd.running.quick import QuickRun, config, run
+from dsgd.running.quick_run import QuickRun, config, run
 from dsgd.strategies import load
 from dsgd.teach.labs import quantities
-from dsgd.teach.labs.finding import function
+from dsgd.teach.labs.named_laws import function
 from dsgd.teach.labs.quantities import Value
 
 

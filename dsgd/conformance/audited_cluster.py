@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from dsgd.conformance.subject import Broken
+from dsgd.conformance.strategy_on_trial import Broken
+from dsgd.core.cluster_state import ClusterState
 from dsgd.core.protocol import Cluster, Done
-from dsgd.core.state import ClusterState
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Weights
-from dsgd.transforms.around import AroundCluster
+from dsgd.transforms.wrapped_engine import WrappedCluster
 
 _MOST_LOOKS = 1000
 
@@ -26,7 +26,7 @@ class _Given(NamedTuple):
     w: Weights
 
 
-class Audit(AroundCluster):
+class Audit(WrappedCluster):
     """Passes everything on to a cluster in a given state; raises Broken where its books disagree.
 
     Its laws: started = done + lost + cancelled + in flight; each mini-batch of a worker comes in once, in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsgd.show.report.questions import Question
 from dsgd.show.report.statistics import SIGNIFICANT, Pair, median_interval
-from dsgd.show.report.words import p_value, plural
+from dsgd.show.report.written_numbers import p_value, plural
 
 
 def basis(question: Question) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dsgd.teach.labs.judge import Verdict
+from dsgd.teach.labs.lab_verdicts import Verdict
 
 
 def lines(

@@ -15,7 +15,7 @@ from dsgd.process.interruptions import Interruptions
 from dsgd.transforms.aggregating import Aggregating
 from dsgd.transforms.compression import CompressedResults, CompressedWeights
 from dsgd.transforms.filters import Filter, Kardam
-from dsgd.transforms.lying import Lying
+from dsgd.transforms.lying_workers import Lying
 from dsgd.transforms.mislabelled import num_classes
 
 
@@ -53,7 +53,7 @@ def filter_of(cfg: TrainConfig) -> Filter | None:
     return replace(asked, workers=cfg.num_workers) if isinstance(asked, Kardam) else asked
 
 
-def dressed(cfg: TrainConfig, workload: Workload, engine: Engine) -> Engine:
+def wrapped_as_asked(cfg: TrainConfig, workload: Workload, engine: Engine) -> Engine:
     """Return an engine, or a replay, with everything around it that the options ask for."""
     if results := cfg.compression.of_results(cfg.num_workers):
         engine = CompressedResults(engine, results, cfg.seed)
@@ -81,7 +81,7 @@ def open_cluster(
     Raises ValueError for a device that is not there, ClusterError if the workers cannot be started.
     """
     with _engine(cfg, workload, interruptions, unknown_to_workers) as engine:
-        yield dressed(cfg, workload, engine)
+        yield wrapped_as_asked(cfg, workload, engine)
 
 
 def _engine(
@@ -137,7 +137,7 @@ def _engine(
         options |= {"seed": cfg.seed, "regroup_s": cfg.network.regroup_s}
         return nullcontext(HostedAllReduce(workload, times, topology, device=device, **options))
     if cfg.fault.hosts_matter(cfg.num_workers):
-        from dsgd.engines.sim.hosted import HostedCluster
+        from dsgd.engines.sim.sim_with_faults import HostedCluster
 
         return nullcontext(
             HostedCluster(

@@ -12,7 +12,7 @@ from dsgd.config import TrainConfig
 from dsgd.core.protocol import TimeUp
 from dsgd.metrics import Tally
 from dsgd.process.user_code import located
-from dsgd.running.quick import QuickRun, Workers, config, run
+from dsgd.running.quick_run import QuickRun, Workers, config, run
 from dsgd.strategies import Strategy, load, mode_of, modes
 from dsgd.strategies.conformance import Laws
 

@@ -19,7 +19,7 @@ def _passed_on(name: str) -> Any:
     return property(attrgetter(f"inner.{name}"))
 
 
-class AroundCluster:
+class WrappedCluster:
     """Passes on to `inner` what a strategy sees of it."""
 
     def __init__(self, inner: Cluster) -> None:
@@ -41,7 +41,7 @@ class AroundCluster:
     spread = _passed_on("spread")
 
 
-class Around(AroundCluster):
+class WrappedEngine(WrappedCluster):
     """Passes every member of `Engine` on to `inner`, which this class may wrap in turn."""
 
     inner: Engine
@@ -75,4 +75,4 @@ class Around(AroundCluster):
 
 def start_again(engine: Engine, worker: int, task: Task, w: Weights) -> None:
     """Give a worker a task that a state had in flight: what is around the engine changes it no more."""
-    (engine.start_again if isinstance(engine, Around) else engine.start)(worker, task, w)
+    (engine.start_again if isinstance(engine, WrappedEngine) else engine.start)(worker, task, w)

@@ -1,7 +1,7 @@
 """The small languages in which some options are written, and the values they stand for.
 
 Each function takes an option's text and raises ValueError with the rule where it is not in the language; the
-caller names the option. Laws of times are in `dsgd.core.laws`.
+caller names the option. Laws of times are in `dsgd.core.time_laws`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from dsgd.core.laws import Law, parse_law
+from dsgd.core.time_laws import Law, parse_law
 from dsgd.process.s3_access import is_s3, local_folder
 
 

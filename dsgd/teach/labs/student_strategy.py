@@ -17,18 +17,18 @@ from typing import Any, NamedTuple, cast
 from dsgd.config import TrainConfig, option_fields
 from dsgd.config import options as flat
 from dsgd.core.clocks import Clocks
-from dsgd.core.constraints import from_options
+from dsgd.core.option_rules import from_options
 from dsgd.core.protocol import Cluster, Done, Update
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Weights
 from dsgd.process.user_code import UserCodeError, located
 from dsgd.running.execute import execute
-from dsgd.running.quick import run
+from dsgd.running.quick_run import run
 from dsgd.show.terminal.cli import UsageError
 from dsgd.strategies import Strategy
 from dsgd.strategies.user_file import from_file
-from dsgd.teach.labs.trial import floats
-from dsgd.transforms.around import AroundCluster
+from dsgd.teach.labs.lab_run import floats
+from dsgd.transforms.wrapped_engine import WrappedCluster
 
 _MOST_FOR_NOTHING = 4  # in budgets: a strategy that took so many tasks without spending one never will
 _PATIENCE_S = 20.0  # from the first attempt to break something off to the end of the whole process
@@ -196,7 +196,7 @@ class _Noted:
                 )
 
 
-class Watched(AroundCluster):
+class Watched(WrappedCluster):
     """The workers as a strategy sees them; notes what it does with them."""
 
     def __init__(self, cluster: Cluster, attempt: Attempt) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from dsgd.teach.labs import goals, predicted, strategy_laws
 from dsgd.teach.labs.answers import Answers
-from dsgd.teach.labs.finding import Finding, function
 from dsgd.teach.labs.lab_file import Exercise, Lab, Prediction, StrategyTask
+from dsgd.teach.labs.lab_run import Trial
+from dsgd.teach.labs.named_laws import Finding, function
 from dsgd.teach.labs.quantities import Value
-from dsgd.teach.labs.student import Work
-from dsgd.teach.labs.trial import Trial
+from dsgd.teach.labs.student_strategy import Work
 
 _OPEN = Finding(None, "not answered yet")
 

@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dsgd.core.cluster_state import ClusterState
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import Done, Engine
 from dsgd.core.rules import Rule
-from dsgd.core.state import ClusterState
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Vector, Weights
 from dsgd.scenario.attacks import Attack
 from dsgd.scenario.fault import Fault, named
-from dsgd.transforms.around import Around
 from dsgd.transforms.mislabelled import LabelsFlipped
+from dsgd.transforms.wrapped_engine import WrappedEngine
 
 
 @dataclass
@@ -38,7 +38,7 @@ class _Begun:
     """The workers that are honest again."""
 
 
-class Lying(Around):
+class Lying(WrappedEngine):
     """Has workers lie as `lies` say; of several that concern a result, the first.
 
     seed: of the run. classes: of the labels, None where there are none.

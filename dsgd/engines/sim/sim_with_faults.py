@@ -16,9 +16,9 @@ from dataclasses import replace
 from typing import Any
 
 from dsgd.config import FaultConfig
+from dsgd.core.cluster_state import ClusterState
 from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, Done, DriverLost, TimeUp
-from dsgd.core.state import ClusterState
 from dsgd.core.tasks import Task
 from dsgd.core.timing import ComputeTimes
 from dsgd.core.weights import Weights
@@ -26,10 +26,10 @@ from dsgd.engines.sim.sim import NOTHING_RUNS, SimCluster, SimFlight, overflow
 from dsgd.engines.sim.sim_hosts import QUESTION, Copy, SimHost
 from dsgd.scenario.fault import Fault
 from dsgd.scenario.fault_book import OpenFault
+from dsgd.scenario.fault_plan import Plan
 from dsgd.scenario.faults_text import parse_faults
 from dsgd.scenario.hosts import Hosts
 from dsgd.scenario.membership import outside_at_first
-from dsgd.scenario.plan import Plan
 from dsgd.scenario.star import Network
 from dsgd.scenario.supervisor import (
     Ask,

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from dsgd.show.report.frames import Frames
 from dsgd.show.report.layout import alone
+from dsgd.show.report.page_parts import Answer
 from dsgd.show.report.panels.drawing import seconds
 from dsgd.show.report.panels.scaling import Series
-from dsgd.show.report.parts import Answer
 from dsgd.show.report.questions import questions
 from dsgd.show.report.statistics import median_interval
 from dsgd.show.report.theory_words import throughput_beside_theory
 from dsgd.show.report.winners import only_group
-from dsgd.show.report.words import listed, number, plural, with_interval
+from dsgd.show.report.written_numbers import listed, number, plural, with_interval
 
 
 def of_growth(frames: Frames, found: Sequence[Series]) -> Answer:
