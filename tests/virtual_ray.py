@@ -33,7 +33,7 @@ from dsgd.core.weights import Vector
 from dsgd.data import make_workload
 from dsgd.engines.ray.driver import ray as engine
 from dsgd.engines.ray.driver import timers
-from dsgd.engines.ray.driver.ray_processes import HostProcess
+from dsgd.engines.ray.driver.host_process import HostProcess
 from dsgd.engines.ray.driver.ray_tasks import SentTasks
 from dsgd.engines.ray.transport.ray_messages import ALONE, REPLY, REQUEST
 from dsgd.engines.ray.worker.ray_group import Ranks

@@ -11,7 +11,6 @@ from rich.table import Table
 
 from dsgd.show.report.answer import answer
 from dsgd.show.report.frames import Frames
-from dsgd.show.report.panels.drawing import seconds
 from dsgd.show.report.questions import questions
 from dsgd.show.report.written_numbers import number
 
@@ -22,7 +21,7 @@ def print_results(frames: Frames, console: Console) -> None:
     measured = [
         question for question in asked if question.measure.name not in ("last-loss", "time", "loss-at-time")
     ][:1]
-    unit = seconds(frames)
+    unit = frames.seconds
     headings = ["variant", "runs", *(question.name for question in measured), "loss at the end", unit]
     table = Table(*headings, "", box=None, pad_edge=False)
     for variant in frames.variants:

@@ -25,7 +25,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dsgd.config import TrainConfig
 from dsgd.core import rules
@@ -40,6 +40,7 @@ from dsgd.core.rules import Rule
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Weights
 from dsgd.engines.configured_network import network_of
+from dsgd.engines.recorded import SeenFault, SeenTask, SeenUpdate
 from dsgd.engines.task_values import LazyValues, LoneValues
 from dsgd.scenario.allreduce import AllReduce
 from dsgd.scenario.fault import MEMBERSHIP
@@ -47,49 +48,15 @@ from dsgd.scenario.fault_plan import Plan
 from dsgd.scenario.hosts import Hosts
 from dsgd.scenario.membership import outside_at_first
 
-if TYPE_CHECKING:
-    from dsgd.records.schema import RecordedTask, RecordedUpdate
-
 
 class RecordUsedUp(ClusterError):
     """The strategy waits for a task, and none of those that it has started is in the record."""
 
 
-class SeenFault(Protocol):
-    """What a replay needs of a fault, as it was seen or recorded."""
-
-    @property
-    def t_s(self) -> float: ...
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def workers(self) -> Sequence[int]: ...
-
-    @property
-    def asked(self) -> bool: ...
-
-    @property
-    def came_in(self) -> int: ...
-
-    @property
-    def recovered_s(self) -> float | None: ...
-
-    @property
-    def back_to(self) -> int | None: ...
-
-    @property
-    def answers(self) -> int | None: ...
-
-    @property
-    def notice(self) -> bool: ...
-
-
 class _Entry(NamedTuple):
     """A recorded task, and the version that its update made."""
 
-    task: RecordedTask
+    task: SeenTask
     version: int
 
 
@@ -116,7 +83,7 @@ class ReplayCluster(LedgerViews[_Flight]):
         self,
         cfg: TrainConfig,
         workload: Workload,
-        updates: Iterable[RecordedUpdate],
+        updates: Iterable[SeenUpdate],
         faults: Iterable[SeenFault] = (),
         *,
         device: str = "cpu",

@@ -1,8 +1,8 @@
 """The files of a run record as types: the one definition from which they are written, read and documented.
 
-`encode` and the `write` functions of writer.py make the files from these types; reader.py, follow.py and
-trace.py decode them with `decode`, which names the file, the line and the field that is wrong;
-documents.py makes the tables of docs/record.md and docs/record.schema.json from them.
+`encode` and the `write` functions of writer.py make the files from these types; reader.py,
+followed_run.py and trace.py decode them with `decode`, which names the file, the line and the field that is
+wrong; documents.py makes the tables of docs/record.md and docs/record.schema.json from them.
 
 msgspec does it: one class both encodes and decodes, an error carries the path of its field, a JSON Schema
 comes with it, and a line of updates.jsonl takes a few microseconds. config.yaml is a flat mapping from option

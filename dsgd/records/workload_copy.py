@@ -14,6 +14,7 @@ from dsgd.records.schema import RecordError
 COPY = "workload.py"
 # Digests of files that ship, from before other modules got new names. They are the same workloads.
 _BEFORE = {
+    "5d740985a6febc88f37e1bfc8c04953b6d53297b91ff3ee4b7d53817df692b2b": "digits_cnn",
     "0b1702ad373cf2c8e4d50283b2ce261b904a8b0202a639ab5ceda5f3de518f21": "fashion",
     "2a544ba59016ed86d896fa5d8b35d76579d379225b2bdb2d83e6cdf69d0a65a7": "gpt",
     "ccfd64f3e06b5c8d94672c68b5d4620ad0971ab97f1b8b4a7dbaa4727535e8d6": "mnist",

@@ -27,8 +27,8 @@ from dsgd.running.replaying import compared, recorded_run
 from dsgd.strategies import configured
 
 if TYPE_CHECKING:
+    from dsgd.engines.ray.driver.host_process import HostProcess
     from dsgd.engines.ray.driver.ray_news import Answered
-    from dsgd.engines.ray.driver.ray_processes import HostProcess
 
 DETERMINISTIC: dict[str, dict[str, Any]] = {
     "ssgd": {"momentum": 0.9, "clip_norm": 0.5},

@@ -5,7 +5,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from dsgd import Problem
+from dsgd.core.problem import Problem
 
 
 def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:

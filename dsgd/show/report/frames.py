@@ -123,6 +123,14 @@ class Frames:
         return list(dict.fromkeys(run.variant for run in self.records))
 
     @property
+    def seconds(self) -> str:
+        """The unit of the engine's clock: virtual s in the simulator, s on Ray, engine s for both."""
+        engines = {run.record.summary.engine for run in self.records}
+        if len(engines) > 1:
+            return "engine s"
+        return "virtual s" if engines == {"sim"} else "s"
+
+    @property
     def judged_premises(self) -> list[JudgedPremise]:
         """What the experiment's file takes for granted, and whether its runs were so."""
         return [judge(premise, self._concerned(premise)) for premise in self.premises]

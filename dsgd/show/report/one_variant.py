@@ -10,7 +10,6 @@ from dsgd.records.reader import Record
 from dsgd.show.report.frames import Frames
 from dsgd.show.report.loss_scale import scale_of
 from dsgd.show.report.page_parts import Answer
-from dsgd.show.report.panels.drawing import seconds
 from dsgd.show.report.questions import until
 from dsgd.show.report.statistics import Interval, median_interval
 from dsgd.show.report.theory_words import beside_theory
@@ -19,7 +18,7 @@ from dsgd.show.report.written_numbers import confidence, number, plural
 
 def of_one_variant(frames: Frames) -> Answer:
     """Return how far a single variant got, and what its workers did, compared with theory."""
-    unit, records = seconds(frames), [run.record for run in frames.records]
+    unit, records = frames.seconds, [run.record for run in frames.records]
     return Answer(
         headline=_how_it_went(records, frames.target_loss, unit),
         points=[*_faults(records, unit), beside_theory(records, unit)],

@@ -14,7 +14,6 @@ from dsgd.show.report.frames import Frames
 from dsgd.show.report.layout import Layout
 from dsgd.show.report.loss_scale import scale_of
 from dsgd.show.report.measures import OF_TARGET, Measure, loss_at, measure
-from dsgd.show.report.panels.drawing import seconds
 from dsgd.show.report.statistics import SIGNIFICANT, Interval, Pair, compare, median_interval
 from dsgd.show.report.written_numbers import number
 
@@ -114,7 +113,7 @@ def questions(frames: Frames, layout: Layout | None = None) -> list[Question]:
     layout: how the variants are arranged; None: as the frames have it.
     """
     layout = layout or frames.layout
-    unit, target, asked = seconds(frames), frames.target_loss, frames.asked.measures
+    unit, target, asked = frames.seconds, frames.target_loss, frames.asked.measures
     if frames.asked.tuned:
         return []
     scale = scale_of(run.record for run in frames.records)

@@ -18,7 +18,6 @@ from dsgd.running.predict.verdicts import BOUNDS
 from dsgd.show.report.certainty import test_name
 from dsgd.show.report.frames import EXTRA, NOT_COMPARED, Frames, option_text
 from dsgd.show.report.page_parts import Table
-from dsgd.show.report.panels.drawing import seconds
 from dsgd.show.report.questions import Question
 from dsgd.show.report.statistics import Pair, median_interval
 from dsgd.show.report.theory_words import over_seeds
@@ -100,7 +99,7 @@ def _table(title: str, note: str, headings: list[str], rows: list[list[str]]) ->
 
 def results(frames: Frames) -> Table:
     """Return one row per variant: medians over seeds, with their intervals."""
-    unit, target = seconds(frames), frames.target_loss
+    unit, target = frames.seconds, frames.target_loss
     diverged, never = pl.col("stopped_by") == "diverged", pl.lit(math.inf)
     runs = frames.runs.with_columns(
         pl.when(diverged).then(never).otherwise(pl.col("eval_loss")).alias("eval_loss"),
@@ -241,7 +240,7 @@ def theory(frames: Frames) -> Table | None:
         return None
     return Table(
         title="Theory and measurement",
-        note=f"Times in {seconds(frames)}, staleness in updates, clock gaps in mini-batches. Measured is the "
+        note=f"Times in {frames.seconds}, staleness in updates, clock gaps in mini-batches. Measured is the "
         "mean over seeds after the warm-up, ± one standard error, from batch means within the runs; for "
         "bounds it is the largest. What lies within two standard errors agrees; what is farther off than "
         "chance explains once in 1,000 comparisons differs.",
@@ -287,7 +286,7 @@ def faults(frames: Frames) -> Table | None:
     if len(frames.records) > 1 or not frames.records[0].record.faults:
         return None
     found = sorted(frames.records[0].record.faults, key=lambda fault: fault.t_s)
-    unit = seconds(frames)
+    unit = frames.seconds
     full = Table(
         title="Faults",
         note=f"Times in {unit}, from a fault's beginning where it says after. Repeated and wasted: "

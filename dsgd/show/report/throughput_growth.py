@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dsgd.show.report.frames import Frames
 from dsgd.show.report.layout import alone
 from dsgd.show.report.page_parts import Answer
-from dsgd.show.report.panels.drawing import seconds
 from dsgd.show.report.panels.scaling import Series
 from dsgd.show.report.questions import questions
 from dsgd.show.report.statistics import median_interval
@@ -18,7 +17,7 @@ from dsgd.show.report.written_numbers import listed, number, plural, with_interv
 
 def of_growth(frames: Frames, found: Sequence[Series]) -> Answer:
     """Return how throughput grows with workers, and the result."""
-    unit, asked = seconds(frames), questions(frames, alone(frames.variants))
+    unit, asked = frames.seconds, questions(frames, alone(frames.variants))
     ranges = {(one.variants[0][0], one.variants[-1][0]) for one in found}
     growth = [_growth(frames, one, alike=len(ranges) == 1) for one in found]
     workers = ""

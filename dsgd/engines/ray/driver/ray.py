@@ -39,6 +39,7 @@ from dsgd.core.rules import Rule, TaskResult
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Vector, Weights
 from dsgd.engines.configured_network import compute_times, network_of
+from dsgd.engines.ray.driver.host_process import HostProcess
 from dsgd.engines.ray.driver.ray_evaluation import EvaluatingProcess
 from dsgd.engines.ray.driver.ray_faults import RayFaults
 from dsgd.engines.ray.driver.ray_news import (
@@ -52,7 +53,7 @@ from dsgd.engines.ray.driver.ray_news import (
     Replied,
     StateLost,
 )
-from dsgd.engines.ray.driver.ray_processes import HostProcess, HostProcesses
+from dsgd.engines.ray.driver.ray_processes import HostProcesses
 from dsgd.engines.ray.driver.ray_start import choose_device, lacking, missing_ranks, start_hosts
 from dsgd.engines.ray.driver.ray_states import StateCopies
 from dsgd.engines.ray.driver.ray_tasks import SentTasks

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from dsgd.engines.ray.driver.ray_processes import HostProcess
+from dsgd.engines.ray.driver.host_process import HostProcess
 from dsgd.engines.ray.driver.timers import Timers
 from dsgd.scenario.fault import Fault
 from dsgd.scenario.supervisor import Supervisor

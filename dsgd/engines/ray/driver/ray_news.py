@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Vector, Weights
-from dsgd.engines.ray.driver.ray_processes import HostProcess
+from dsgd.engines.ray.driver.host_process import HostProcess
 from dsgd.engines.ray.transport.arena import Bytes
 from dsgd.engines.ray.transport.sent_vector import SentVector
 

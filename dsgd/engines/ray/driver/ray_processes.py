@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from dsgd.engines.ray.connection.process_logs import ProcessLogs
@@ -25,53 +24,13 @@ from dsgd.core.problem import ProblemError
 from dsgd.core.shard import Shard
 from dsgd.core.timing import ComputeTimes
 from dsgd.engines.ray.connection.ray_nodes import Nodes
+from dsgd.engines.ray.driver.host_process import HostProcess
 from dsgd.engines.ray.driver.ray_places import Places
 from dsgd.engines.ray.driver.worker_output import WorkerOutput
-from dsgd.engines.ray.worker.ray_group import GroupPlan, Ranks
+from dsgd.engines.ray.worker.ray_group import GroupPlan
 from dsgd.engines.ray.worker.ray_host import Host
 
-_NOT_READY = Ranks((0,), ("",))
 _GROUPS = {"control": 1, "notice": 1, "carry": 1, "weights": 1, "output": 1}  # each has a thread
-
-
-@dataclass(eq=False)
-class HostProcess:
-    """One process of a host, or the group of processes that it leads."""
-
-    host: int
-    actor: Any
-    number: int
-    """No other process of this run has it."""
-    ready: Any = None
-    """Refers to its process id and node, once it can compute."""
-    noticed: Any = None
-    """Refers to nothing, once it has been asked to end."""
-    carried: set[int] = field(default_factory=set)
-    """The workers whose shards it has."""
-    place: Any = None
-    """Of a group: its places on the cluster."""
-    ranks: Ranks = _NOT_READY
-    """Its process, and those that it leads."""
-    link: int | None = None
-    """Of one on the driver's machine: the number of its link, while that is open."""
-    ended: bool = False
-    """Whether it has ended, or is given up: what it has is lost."""
-    heard: dict[int, int] = field(default_factory=dict)
-    """By worker: the version of the weights that it was sent last with a task of it (--compress-down)."""
-    holds: set[int] = field(default_factory=set)
-    """The versions of the weights that it has (all-reduce)."""
-    sent: dict[int, Any] = field(default_factory=dict)
-    """By ticket: the tasks that it has. It may write to their blocks, also if they were stopped."""
-
-    @property
-    def pid(self) -> int:
-        """Of a group, its leader's."""
-        return self.ranks.pids[0]
-
-    @property
-    def node_id(self) -> str:
-        """Where it is; of a group, its leader."""
-        return self.ranks.node_ids[0]
 
 
 class HostProcesses:

@@ -19,8 +19,9 @@ from dsgd.core.problem import ProblemError
 from dsgd.core.protocol import ClusterError
 from dsgd.core.shard import Shard
 from dsgd.engines.ray.connection.capacity import num_hosts, shortage
+from dsgd.engines.ray.driver.host_process import HostProcess
 from dsgd.engines.ray.driver.ray_places import room_for
-from dsgd.engines.ray.driver.ray_processes import HostProcess, HostProcesses
+from dsgd.engines.ray.driver.ray_processes import HostProcesses
 from dsgd.engines.ray.worker.rank_meeting import RankMissing, missing_in_words
 from dsgd.scenario.hosts import Hosts
 

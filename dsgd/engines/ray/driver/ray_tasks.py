@@ -21,6 +21,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from dsgd.core.problem import ProblemError
 from dsgd.core.tasks import Task, value_bytes
 from dsgd.core.weights import Vector, Weights
+from dsgd.engines.ray.driver.host_process import HostProcess
 from dsgd.engines.ray.driver.ray_news import (
     OF_TASKS,
     Answered,
@@ -36,7 +37,6 @@ from dsgd.engines.ray.driver.ray_news import (
     Stepped,
     process_of,
 )
-from dsgd.engines.ray.driver.ray_processes import HostProcess
 from dsgd.engines.ray.driver.remote_weights import HeldWeights
 from dsgd.engines.ray.transport.arena import Arena, Bytes
 from dsgd.engines.ray.transport.local_link import Door, Part

@@ -10,15 +10,13 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 # isort: split
 import ray
 
+from dsgd.engines.ray.driver.host_process import HostProcess
 from dsgd.engines.ray.worker.captured_output import OutputLine, OutputNews
-
-if TYPE_CHECKING:
-    from dsgd.engines.ray.driver.ray_processes import HostProcess
 
 _WAIT_S = 10.0  # within which a process says at least how much memory it takes
 _FAREWELL_S = 5.0  # as a rule it takes milliseconds; one that is stopped does not answer

@@ -34,8 +34,8 @@ from dsgd.core.weights import Vector, Weights
 from dsgd.engines.configured_network import network_of
 from dsgd.engines.ray.connection.ray_connection import Connection
 from dsgd.engines.ray.connection.ray_credentials import uses_tls
+from dsgd.engines.ray.driver.host_process import HostProcess
 from dsgd.engines.ray.driver.ray_news import Answered, RayFlight, Stepped
-from dsgd.engines.ray.driver.ray_processes import HostProcess
 from dsgd.engines.ray.driver.remote_weights import Fetch, HeldDone, HeldWeights, have_fetched, held
 from dsgd.scenario.allreduce import AllReduce
 

@@ -99,7 +99,7 @@ class Scene:
     @property
     def seconds(self) -> str:
         """The unit of the engine's clock."""
-        return seconds(self.frames)
+        return self.frames.seconds
 
     def most(self, variants: Sequence[str]) -> tuple[Sequence[str], str]:
         """Return the variants that get a panel each, and a sentence about the others.
@@ -135,14 +135,6 @@ def spread(values: Sequence[T], most: int) -> list[T]:
     if most == 1:
         return [values[-1]]
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
-
-
-def seconds(frames: Frames) -> str:
-    """Return the unit of the engine's clock: virtual s in the simulator, s on Ray, engine s for both."""
-    engines = {run.record.summary.engine for run in frames.records}
-    if len(engines) > 1:
-        return "engine s"
-    return "virtual s" if engines == {"sim"} else "s"
 
 
 @dataclass(kw_only=True)
