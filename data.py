@@ -15,8 +15,8 @@ import numpy as np
 
 from dsgd.core.model import Classifier, Nothing, Quadratic, Workload
 from dsgd.core.option_texts import Partition
-from dsgd.core.reshuffled import Indices, Reshuffled
 from dsgd.core.rng import Purpose, at, generator
+from dsgd.core.shards import Indices, Reshuffled
 from dsgd.core.weights import Vector
 
 if TYPE_CHECKING:

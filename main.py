@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from dsgd.process.interruptions import NOTHING_WRITTEN, Interruptions, ended_by_signals, run_as_program
-from dsgd.process.messages import report_error
-from dsgd.process.outcomes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
+from dsgd.process.outcomes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, report_error
 
 with ended_by_signals():  # the other imports take a second
     from rich.console import Console
@@ -31,15 +30,14 @@ with ended_by_signals():  # the other imports take a second
     from dsgd.records.stores.store import Store
     from dsgd.records.upload import Upload
     from dsgd.records.writer import RunRecord, default_name, free_path
-    from dsgd.running.both_engines import execute_both
+    from dsgd.running.comparison import execute_both
     from dsgd.running.execute import Ended, execute
     from dsgd.show.live.observers import Observers
     from dsgd.show.terminal.cli import UsageError
     from dsgd.show.terminal.commands import command_of
     from dsgd.show.terminal.console import ProgressLine, print_comparison, print_ended, print_finished
-    from dsgd.show.terminal.ray_job import stop_own_job
     from dsgd.show.terminal.resume_option import RunAsked, parse_run, restored
-    from dsgd.show.terminal.usage import usage_errors
+    from dsgd.show.terminal.usage import stop_own_job, usage_errors
 
 
 def main(arguments: Sequence[str]) -> int:

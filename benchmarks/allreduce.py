@@ -23,7 +23,7 @@ from ray_updates import Ready, Timer, in_processes, medians  # type: ignore[impo
 
 from dsgd.core.model import Workload
 from dsgd.data import EmptyShard
-from dsgd.engines.ray.connection.ray_connection import connect
+from dsgd.engines.ray.connection.connect import connect
 from dsgd.running import execute as execution
 from dsgd.running.execute import execute
 from dsgd.running.quick_run import config

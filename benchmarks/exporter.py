@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from dsgd.config import DataConfig
 from dsgd.core.protocol import Engine, Update
-from dsgd.engines.ray.connection.ray_connection import connect
+from dsgd.engines.ray.connection.connect import connect
 from dsgd.metrics import Tally
 from dsgd.running.execute import execute
 from dsgd.running.keeper import Watcher

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 from dsgd.conformance.kills import killed, options, spread
-from dsgd.engines.ray.connection.ray_connection import connect
+from dsgd.engines.ray.connection.connect import connect
 from dsgd.running.quick_run import run
 
 KILLS, SUSPECT_AFTER = 8, 0.5

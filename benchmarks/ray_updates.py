@@ -33,7 +33,7 @@ from dsgd.core.model import Evaluation, Objective, Workload
 from dsgd.core.protocol import Update
 from dsgd.core.weights import Vector
 from dsgd.data import EmptyShard
-from dsgd.engines.ray.connection.ray_connection import connect
+from dsgd.engines.ray.connection.connect import connect
 from dsgd.running import execute as execution
 from dsgd.running.execute import execute
 from dsgd.running.keeper import Watcher
@@ -42,7 +42,7 @@ from dsgd.running.quick_run import config
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dsgd.core.shard import Shard
+    from dsgd.core.shards import Shard
 
 TURNS = 5
 # Mode, weights, first updates that do not count, updates, whether the gradient is made in shared memory.

@@ -279,7 +279,7 @@ def ray_cluster() -> Iterator[str]:
     """Start a private Ray cluster for this process; yield its address."""
     import ray
 
-    import dsgd.engines.ray.connection.ray_connection  # noqa: F401 - sets what Ray reads at its import
+    import dsgd.engines.ray.connection.connect  # noqa: F401 - sets what Ray reads at its import
 
     folder = tempfile.mkdtemp(prefix="dsgd-ray-", dir="/tmp")
     ray.init(
@@ -297,7 +297,7 @@ def ray_cluster() -> Iterator[str]:
 
 HEAD_AND_TWO_NODES = """
 import sys
-import dsgd.engines.ray.connection.ray_connection
+import dsgd.engines.ray.connection.connect
 from ray.cluster_utils import Cluster
 
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})

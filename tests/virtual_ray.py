@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 
 from dsgd.engines.configured_network import compute_times
-from dsgd.engines.ray.driver.ray import RayCluster
+from dsgd.engines.ray.driver.cluster import RayCluster
 
 # isort: split
 from ray.exceptions import RayActorError
@@ -31,17 +31,17 @@ from dsgd.core.model import Workload
 from dsgd.core.timing import ComputeTimes
 from dsgd.core.weights import Vector
 from dsgd.data import make_workload
-from dsgd.engines.ray.driver import ray as engine
-from dsgd.engines.ray.driver import timers
+from dsgd.engines.ray.driver import cluster as engine
+from dsgd.engines.ray.driver import faults as faults
 from dsgd.engines.ray.driver.host_process import HostProcess
-from dsgd.engines.ray.driver.ray_tasks import SentTasks
-from dsgd.engines.ray.transport.ray_messages import ALONE, REPLY, REQUEST
-from dsgd.engines.ray.worker.ray_group import Ranks
+from dsgd.engines.ray.driver.sent_tasks import SentTasks
+from dsgd.engines.ray.transport.messages import ALONE, REPLY, REQUEST
+from dsgd.engines.ray.worker.group import Ranks
 from dsgd.engines.sim.sim_hosts import QUESTION, Copy, SimHost
 from dsgd.engines.task_values import compute_alone
 from dsgd.transforms.codecs import Bytes
 from dsgd.transforms.compressed import to_send
-from dsgd.transforms.heard_weights import HeardWeights
+from dsgd.transforms.compression import HeardWeights
 
 _DRIVER = "driver"
 
@@ -349,7 +349,7 @@ def virtual_ray(cfg: TrainConfig, kind: type[VirtualRay] = VirtualRay) -> Iterat
             HostProcesses=lambda *_: fake,
             ray=SimpleNamespace(get_runtime_context=lambda: context),
         )
-        patch(timers, time=clock)
+        patch(faults, time=clock)
         kind.clock, kind.fake = clock, fake
         connection: Any = SimpleNamespace(close=lambda: None, private=True)
         cluster = kind(cfg, workload, connection)

@@ -238,7 +238,7 @@ def _head(settings: Settings, gib: int) -> Json:
 
 def _worker(settings: Settings, job: JobDefinition) -> Json:
     # Before a pod is taken, its workers' processes are asked to end: each finishes its task, and the run goes
-    # on without it (dsgd/engines/ray/worker/ray_host.py).
+    # on without it (dsgd/engines/ray/worker/host.py).
     stop = "pkill -TERM -f '^ray::Host'; while pgrep -f '^ray::Host' >/dev/null; do sleep 1; done"
     container: Json = {
         "name": "ray-worker",

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from dsgd.show.terminal.cli import UsageError
-from dsgd.teach.labs import lab_questions
+from dsgd.teach.labs.answers import exercise_lines, goal_sentences, prediction_lines
 from dsgd.teach.labs.lab_file import Lab, read_lab
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ def experiment_of(page: Path) -> Path:
 
 def predictions(lab: Lab, page: Path) -> str:
     """Return the list of names to copy."""
-    return f"```yaml\n{lab_questions.predictions(lab)}```\n"
+    return f"```yaml\n{prediction_lines(lab)}```\n"
 
 
 def commands(lab: Lab, page: Path) -> str:
@@ -55,10 +55,10 @@ def commands(lab: Lab, page: Path) -> str:
 def exercise(lab: Lab, page: Path) -> str:
     """Return what the exercise asks for, what has to hold, and the names to copy."""
     assert lab.exercise
-    goals = "".join(_filled(goal, "- ") for goal in lab_questions.goals(lab))
+    goals = "".join(_filled(goal, "- ") for goal in goal_sentences(lab))
     return (
         f"{_filled(lab.exercise.text)}\n{goals}\nThe lab fixes all other options. "
-        f"Add to `my/{lab_of(page).name}`:\n\n```yaml\n{lab_questions.exercise(lab)}```\n"
+        f"Add to `my/{lab_of(page).name}`:\n\n```yaml\n{exercise_lines(lab)}```\n"
     )
 
 

@@ -1,1 +1,1 @@
-"""Experiments: several runs under one scenario and budget, compared; docs/experiments.md describes them."""
+"""Experiments: several runs under one scenario and budget, compared (docs/experiments.md)."""

@@ -10,12 +10,10 @@ from rich.console import Console
 from dsgd.compare.experiment_file import load
 from dsgd.config import LiveConfig, LogConfig, OutputConfig
 from dsgd.process.interruptions import Interruptions
-from dsgd.process.messages import report_error
-from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED
+from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, report_error
 from dsgd.process.s3_access import is_s3
-from dsgd.show.terminal.browser import open_page
 from dsgd.show.terminal.cli import UsageError
-from dsgd.show.terminal.usage import Parser, usage_errors
+from dsgd.show.terminal.usage import Parser, open_page, usage_errors
 
 
 def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:

@@ -26,7 +26,7 @@ from dsgd.config import (
     options,
 )
 from dsgd.models.workloads import options_of
-from dsgd.process import unique_keys
+from dsgd.process.files import load_yaml
 from dsgd.show.report.frames import FIGURES, NOT_COMPARED
 from dsgd.show.report.layout import PARTS, Asked, Member, arrange
 from dsgd.show.report.measures import BEST, OF_TARGET, required
@@ -233,7 +233,7 @@ def _text(value: Any) -> str:
 def _read(path: Path, where: str) -> dict[str, Any]:
     remedy = "give an experiment's file, like experiments/compare-modes.yaml"
     try:
-        content = unique_keys.load(path.read_text(encoding="utf-8"))
+        content = load_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{where}: cannot be read ({error.strerror}); {remedy}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

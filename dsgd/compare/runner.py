@@ -197,7 +197,7 @@ class _Engines:
     def _connect(self, run: PlannedRun) -> None:
         """Connect to Ray, once: each run's own connection then leaves it open."""
         if not self._connected:
-            from dsgd.engines.ray.connection.ray_connection import connect
+            from dsgd.engines.ray.connection.connect import connect
 
             with self._interruptions.held():
                 connection = connect(run.cfg.ray.start_timeout_s)
@@ -236,7 +236,7 @@ def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
 
 def _report(folder: Path, console: Console) -> tuple[Path, bool]:
     """Write tables and report, print the answer; return the report's path, and whether the premises held."""
-    from dsgd.compare.results import print_results
+    from dsgd.show.report.answer import print_results
     from dsgd.show.report.build import build_report
     from dsgd.show.report.frames import read_folder
 

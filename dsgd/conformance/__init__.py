@@ -1,4 +1,4 @@
-"""What must hold: laws of all strategies (`--conformance`), random faults, kills, theory against measurement.
+"""Laws that every strategy must keep (--conformance), random faults, kills, theory against runs.
 
 from dsgd.conformance import checks_of                # in a test file, as the scaffold writes it
 

@@ -22,8 +22,7 @@ from dsgd.conformance.fault_schedule import FaultSchedule, drawn
 from dsgd.conformance.many_schedules import Counted, many
 from dsgd.conformance.shrinking import broken_invariant, smallest
 from dsgd.conformance.strategy_on_trial import Subject
-from dsgd.process.messages import report_error
-from dsgd.process.outcomes import EXIT_FAILED, EXIT_USAGE
+from dsgd.process.outcomes import EXIT_FAILED, EXIT_USAGE, report_error
 from dsgd.show.terminal.cli import UsageError, parse
 from dsgd.show.terminal.usage import Parser
 from dsgd.strategies import modes

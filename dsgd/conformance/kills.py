@@ -35,10 +35,10 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from dsgd.core.protocol import Engine, Update
-from dsgd.engines.ray.connection.ray_connection import connect
-from dsgd.engines.ray.driver.ray import RayCluster
-from dsgd.engines.ray.exchange.ray_allreduce import RayAllReduce
-from dsgd.engines.ray.exchange.ray_sharded import RaySharded
+from dsgd.engines.ray.connection.connect import connect
+from dsgd.engines.ray.driver.cluster import RayCluster
+from dsgd.engines.ray.exchange.allreduce import RayAllReduce
+from dsgd.engines.ray.exchange.sharded import RaySharded
 
 # isort: split
 import psutil  # Ray brings it

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsgd.conformance import laws_of_faults, laws_of_runs, laws_of_source, restart
+from dsgd.conformance import laws_of_runs, laws_of_source, restart
+from dsgd.conformance.laws_of_runs import survives_random_faults
 from dsgd.conformance.strategy_on_trial import Broken, LawBroken, Subject
 from dsgd.strategies.conformance import as_text
 
@@ -95,7 +96,7 @@ def checks_of(strategy: str | Subject) -> list[LawCheck]:
         LawCheck(laws_of_runs.is_another, subject, {"limit": limit}, str(limit)) for limit in laws.limits
     ]
     checks += list(_restarts(subject))
-    checks.append(LawCheck(laws_of_faults.survives_random_faults, subject))
+    checks.append(LawCheck(survives_random_faults, subject))
     checks.append(LawCheck(laws_of_runs.runs_on_real_workers, subject))
     return checks
 

@@ -12,7 +12,7 @@ from dsgd.conformance.strategy_on_trial import Broken, Subject
 from dsgd.strategies import configured
 
 # Clocks, randomness, metrics and engines are not a strategy's: the run has them.
-NOT_A_STRATEGYS = ("time", "random", "ray", "dsgd.metrics", "dsgd.engines.ray.driver.ray",
+NOT_A_STRATEGYS = ("time", "random", "ray", "dsgd.metrics", "dsgd.engines.ray.driver.cluster",
                    "dsgd.engines.sim.sim", "dsgd.core.timing", "dsgd.core.rng")  # fmt: skip
 MOST_LINES = 25  # of code in train: it fits a slide
 PARTS = ("Source:", "Limits:", "How this differs from the paper")

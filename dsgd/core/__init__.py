@@ -1,1 +1,1 @@
-"""The core: weights, rules, tasks, random numbers; the cluster as a strategy sees it, and its ledger."""
+"""What a strategy sees (protocol.py), its weights, rules and tasks; the ledger, clocks, random numbers."""

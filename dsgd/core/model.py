@@ -26,7 +26,7 @@ from dsgd.core.weights import Vector
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dsgd.core.shard import Shard
+    from dsgd.core.shards import Shard
 
 
 _REGISTERS = 32  # numbers that torch computes at once, at most: two registers of 16

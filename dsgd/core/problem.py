@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dsgd.core.reshuffled import Indices
+from dsgd.core.shards import Indices
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dsgd.core.model import Objective
-    from dsgd.core.shard import Shard
+    from dsgd.core.shards import Shard
 
 
 class Task(Protocol):

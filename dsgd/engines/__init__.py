@@ -1,1 +1,1 @@
-"""The engines: a simulator in virtual time, Ray in wall time, and replays."""
+"""The engines: sim/ in virtual time, ray/ in wall time, and replays of records."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dsgd.config import TrainConfig
-from dsgd.core.message_sizes import MessageSizes
 from dsgd.core.rng import Purpose
 from dsgd.core.timing import ComputeTimes
+from dsgd.core.traffic import MessageSizes
 from dsgd.scenario.island import Island
 from dsgd.scenario.links import Links
 from dsgd.scenario.star import Network

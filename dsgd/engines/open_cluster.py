@@ -12,11 +12,11 @@ from dsgd.core.aggregators import Aggregation, Bucketing
 from dsgd.core.model import Workload
 from dsgd.core.protocol import Engine
 from dsgd.process.interruptions import Interruptions
-from dsgd.transforms.aggregating import Aggregating
 from dsgd.transforms.compression import CompressedResults, CompressedWeights
 from dsgd.transforms.filters import Filter, Kardam
 from dsgd.transforms.lying_workers import Lying
 from dsgd.transforms.mislabelled import num_classes
+from dsgd.transforms.wrapped_engine import Aggregating
 
 
 def require_room(cfg: TrainConfig, num_weights: int = 0) -> None:
@@ -26,7 +26,7 @@ def require_room(cfg: TrainConfig, num_weights: int = 0) -> None:
     Where workers run on other machines, the memory of those counts: `open_cluster` waits for it.
     """
     if cfg.engine == "ray":
-        from dsgd.engines.ray.connection.ray_connection import is_private
+        from dsgd.engines.ray.connection.connect import is_private
 
         # isort: split
         from dsgd.engines.ray.connection.capacity import free_here, shortage
@@ -91,10 +91,10 @@ def _engine(
     unknown_to_workers: Sequence[Any],
 ) -> AbstractContextManager[Engine]:
     if cfg.engine == "ray":
-        from dsgd.engines.ray.connection.ray_connection import connect
-        from dsgd.engines.ray.driver.ray import RayCluster
-        from dsgd.engines.ray.exchange.ray_allreduce import RayAllReduce
-        from dsgd.engines.ray.exchange.ray_sharded import RaySharded
+        from dsgd.engines.ray.connection.connect import connect
+        from dsgd.engines.ray.driver.cluster import RayCluster
+        from dsgd.engines.ray.exchange.allreduce import RayAllReduce
+        from dsgd.engines.ray.exchange.sharded import RaySharded
 
         if unknown_to_workers:
             from ray.cloudpickle import register_pickle_by_value

@@ -33,20 +33,19 @@ from dsgd.core.cluster_state import ClusterState
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.ledger import Ledger
 from dsgd.core.ledger_views import LedgerViews
-from dsgd.core.message_sizes import MessageSizes
 from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, Done, Engine, Update
 from dsgd.core.rules import Rule
 from dsgd.core.tasks import Task
+from dsgd.core.traffic import MessageSizes
 from dsgd.core.weights import Weights
 from dsgd.engines.configured_network import network_of
 from dsgd.engines.recorded import SeenFault, SeenTask, SeenUpdate
 from dsgd.engines.task_values import LazyValues, LoneValues
 from dsgd.scenario.allreduce import AllReduce
 from dsgd.scenario.fault import MEMBERSHIP
-from dsgd.scenario.fault_plan import Plan
+from dsgd.scenario.fault_plan import Plan, outside_at_first
 from dsgd.scenario.hosts import Hosts
-from dsgd.scenario.membership import outside_at_first
 
 
 class RecordUsedUp(ClusterError):

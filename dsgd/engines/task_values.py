@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dsgd.core.model import Objective, Workload
-from dsgd.core.shard import Shard
+from dsgd.core.shards import Shard
 from dsgd.core.tasks import Elastic, Gradient, LocalAdamW, LocalSGD, Task
 from dsgd.core.weights import Vector
 

@@ -1,1 +1,1 @@
-"""What is trained: workloads, their networks and data, and losses on one flat vector."""
+"""What is trained: workloads/, networks/, datasets/, moe/ (experts); objectives/: losses on flat vectors."""

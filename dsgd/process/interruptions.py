@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from dsgd.process.messages import program, report_error
-from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, one_line
+from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, one_line, program, report_error
 
 T = TypeVar("T")
 

@@ -1,14 +1,85 @@
-"""Loads a file that a user wrote, without leaving compiled files next to it."""
+"""Loads a file that a user wrote, without leaving compiled files next to it.
+
+Modules are found by their former names, too: a file from before they moved, and the copy of a workload that
+an old record keeps, still import them.
+"""
 
 from __future__ import annotations
 
 import sys
 import traceback
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from dsgd.process.former_names import know_former_names
+# A folder, where files of it went, and their names.
+_MOVED = (
+    ("cluster", "dsgd.core", "clocks ledger ledger_views rescaled_laws timing traffic"),
+    ("datasets", "dsgd.models.datasets", "array_files byte_pairs mapped shipped splits token_files"),
+    ("models", "dsgd.models.moe", "domains mixture mixture_options mixture_products"),
+    ("models", "dsgd.models.networks", "convnets sampling transformer transformer_sizes"),
+    ("work", "dsgd.core", "aggregators chunked model problem rng routing rules slices tasks weights"),
+    ("work", "dsgd.models.objectives", "expert_parallel group_objective module_blocks module_objective"),
+    ("work", "dsgd.models.objectives", "rank_layout rank_sums replica"),
+    ("work", "dsgd.scenario", "graphs"),
+    ("work", "dsgd.strategies", "optimizers"),
+    ("work", "dsgd.transforms", "codecs compressed filters"),
+    ("workloads", "dsgd.models.workloads", "_images _mixture digits_cnn fashion gpt mnist moe router"),
+)
+# Files that got another name, or went into another file: the folders that they were in, and both names.
+_RENAMED = (
+    ("cluster core", "laws", "dsgd.core.time_laws"),
+    ("datasets models.datasets", "local_files", "dsgd.models.datasets.user_files"),
+    ("datasets models.datasets", "windows", "dsgd.models.datasets.token_files"),
+    ("options core", "constraints", "dsgd.core.option_rules"),
+    ("options core", "forms", "dsgd.core.option_forms"),
+    ("options core", "texts", "dsgd.core.option_texts"),
+    ("work core", "reshuffled", "dsgd.core.shards"),
+    ("work core", "shard", "dsgd.core.shards"),
+)
+_MODULES = {
+    "dsgd.cluster": "dsgd.core.protocol",
+    "dsgd.datasets": "dsgd.models.datasets",
+    "dsgd.workloads": "dsgd.models.workloads",
+    **{f"dsgd.{folder}.{stem}": new for folders, stem, new in _RENAMED for folder in folders.split()},
+    **{f"dsgd.{old}.{stem}": f"{new}.{stem}" for old, new, stems in _MOVED for stem in stems.split()},
+}
+
+
+def _folder(module: str) -> str:
+    return module.rpartition(".")[0]
+
+
+_FOLDERS = {_folder(name) for name in _MODULES} - {_folder(name) for name in _MODULES.values()} - {"dsgd"}
+
+
+class _FormerNames(MetaPathFinder, Loader):
+    """Finds a module by its former name: the very module, under two names."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname in _MODULES or fullname in _FOLDERS:
+            return ModuleSpec(fullname, self, is_package=fullname in _FOLDERS)
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        if name in _FOLDERS:
+            if name in _MODULES:
+                module.__dict__["__getattr__"] = partial(getattr, import_module(_MODULES[name]))
+        else:
+            sys.modules[name] = import_module(_MODULES[name])
+
+
+def know_former_names() -> None:
+    """Have imports find modules by their former names too, from now on."""
+    if not any(isinstance(finder, _FormerNames) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _FormerNames())
 
 
 class UserCodeError(ValueError):

@@ -1,1 +1,1 @@
-"""Run records: how they are written, read and kept; docs/record.md describes their files."""
+"""Run records: written, read, traced, uploaded (docs/record.md); stores/: where checkpoints are kept."""

@@ -470,7 +470,7 @@ class Meta(Struct, frozen=True, kw_only=True):
         "of the file of `workload`, which the record has as `workload.py`; null without")] = None
     workload: Annotated[dict[str, Any], field("",
         "the model and data of `workload`: `weights`, `bytes_per_token` (null unless a language model), "
-        "`train` and `test` (`samples`, `arrays`, `sha256`, `classes`: dsgd/models/datasets/digest.py), and "
+        "`train` and `test` (`samples`, `arrays`, `sha256`, `classes`: dsgd/models/datasets/splits.py), and "
         "what its file adds, like `flops_per_sample` of a gradient and, of text, `gzip_bits_per_byte` and "
         "`xz_bits_per_byte`. Empty without", key="NAME")] = msgspec.field(default_factory=dict)
     attempts: Annotated[tuple[LaterAttempt, ...], field("",

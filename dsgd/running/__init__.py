@@ -1,1 +1,1 @@
-"""One run as a value: the loop that follows a strategy, evaluation, recovery, replay."""
+"""One run: its loop, evaluations, resuming, replaying; checkpoints/; predict/: which formulas concern it."""

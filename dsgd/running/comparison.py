@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
-from dsgd.config import TimingConfig
+from dsgd.config import TimingConfig, TrainConfig
 from dsgd.process.files import Writing
+from dsgd.process.outcomes import EXIT_CODES
 from dsgd.records.reader import read_record, read_summary
 from dsgd.records.schema import Difference, Distance, EngineComparison, Summary
 from dsgd.records.writer import write_file
+from dsgd.running.execute import Ended
 
 
 def measured_timing(timing: TimingConfig, ray_record: Path, *, limited_links: bool = False) -> TimingConfig:
@@ -80,3 +84,38 @@ def _total_variation(a: Mapping[int, int], b: Mapping[int, int]) -> float:
     """
     total_a, total_b = sum(a.values()), sum(b.values())
     return sum(abs(a.get(k, 0) / total_a - b.get(k, 0) / total_b) for k in {*a, *b}) / 2
+
+
+class Both(NamedTuple):
+    """A run on Ray, the same in the simulator, and how far the two differ."""
+
+    ended: Ended
+    """The run that ended last: in the simulator or, if that on Ray was not completed, on Ray."""
+    compared: EngineComparison | None
+    """None if one was not completed."""
+
+
+def execute_both(cfg: TrainConfig, folder: Path, run_one: Callable[[TrainConfig], Ended]) -> Both:
+    """Run on Ray, then in the simulator with this machine's overhead, and compare the two.
+
+    folder: gets the records `ray` and `sim`, and comparison.json.
+    run_one: executes one of them, with a record.
+    Raises ValueError if the run on Ray made no update.
+    """
+    output = replace(cfg.output, out=str(folder))
+    ended = run_one(replace(cfg, engine="ray", ray=cfg.ray.on("ray"), output=replace(output, run_name="ray")))
+    if EXIT_CODES[ended.stopped_by]:
+        return Both(ended, None)
+    try:
+        limited = cfg.timing.server_bytes_per_s < math.inf or not cfg.network.only_servers_link
+        timing = measured_timing(cfg.timing, folder / "ray", limited_links=limited)
+    except ValueError as error:
+        raise ValueError(f"{error}; give the run more --steps") from None
+    ended = run_one(
+        replace(
+            cfg, engine="sim", ray=cfg.ray.on("sim"), timing=timing, output=replace(output, run_name="sim")
+        )
+    )
+    if EXIT_CODES[ended.stopped_by]:
+        return Both(ended, None)
+    return Both(ended, write_comparison(folder))

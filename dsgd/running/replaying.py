@@ -22,8 +22,8 @@ from dsgd.metrics import finite
 from dsgd.records.reader import read_faults, read_meta, read_summary, read_updates
 from dsgd.records.schema import Meta, RecordedFault, RecordedTask, RecordedUpdate, RecordError, Summary
 from dsgd.running.first_weights import first_weights
-from dsgd.running.recorded_config import recorded_config, recorded_options
 from dsgd.running.run import Run
+from dsgd.running.trained_run import recorded_config, recorded_options
 from dsgd.scenario.fault import MEMBERSHIP
 from dsgd.strategies import strategy_of
 

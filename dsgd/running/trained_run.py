@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,21 +19,44 @@ from dsgd.data import DatasetShard, make_workload, module_objective
 from dsgd.models.networks.sampling import Sampler
 from dsgd.models.workloads import make_problem, name_of
 from dsgd.process.user_code import located
-from dsgd.records.reader import read_summary
+from dsgd.records.reader import is_record, read_summary, read_yaml
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import newest_whole
-from dsgd.records.workload_copy import digest
+from dsgd.records.workload_copy import code_in, digest
 from dsgd.running.checkpoints.run_state import weights_in
 from dsgd.running.first_weights import of_checkpoint
-from dsgd.running.recorded_config import recorded_config, recorded_options
+from dsgd.strategies import configured
 
 if TYPE_CHECKING:
     from torch import nn
 
     from dsgd.core.problem import Problem
     from dsgd.models.objectives.module_objective import ModuleObjective
+
+
+def recorded_options(path: Path) -> dict[str, Any]:
+    """Return a record's options, flat, as config.yaml has them; raises RecordError for what is no record."""
+    if not path.is_dir():
+        raise RecordError(f"{path}: there is no such folder; give the folder of a run")
+    if not is_record(path):
+        raise RecordError(f"{path}: is not a run record (it has no config.yaml); give the folder of a run")
+    return read_yaml(path / "config.yaml")
+
+
+def recorded_config(path: Path, options: Mapping[str, Any]) -> TrainConfig:
+    """Return the configuration that has a record's options. Its workload is the file that was trained, also
+    where that has changed, or is not there any more. Raises RecordError, naming the file of the record.
+    """
+    if options.get("workload") is not None:
+        options = {**options, "workload": str(code_in(path, options))}
+    try:
+        return configured(options)
+    except KeyError as error:
+        raise RecordError(f"{path / 'config.yaml'}: has no {error.args[0]}; the record is damaged") from None
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{path / 'config.yaml'}: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -98,7 +121,7 @@ class TrainedRun:
         return make_workload(self.cfg)
 
     def _built_in_problem(self, w: Vector) -> Problem:
-        from dsgd.models.objectives.classifier_module import as_problem
+        from dsgd.running.trained_module import as_problem
 
         objective, shard = self._built_in.objective, self._built_in.shards[0]
         if not isinstance(objective, Classifier) or not isinstance(shard, DatasetShard):

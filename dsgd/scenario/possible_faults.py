@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dsgd.scenario.fault import MEMBERSHIP, STORE, Crash, Fault, Faults, Spot
-from dsgd.scenario.membership import outside_at_first
+from dsgd.scenario.fault_plan import outside_at_first
 
 
 def impossible(faults: Faults, *, num_workers: int, nodes: int, budget: int, masked: bool) -> str | None:

@@ -1,1 +1,1 @@
-"""What people look at: reports, the live page, the terminal."""
+"""What people look at: report/, the live/ page, the terminal/."""

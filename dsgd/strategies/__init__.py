@@ -1,4 +1,4 @@
-"""Finds the strategies: each file `train_<mode>.py` in this folder is a value of `--mode`.
+"""The other strategies, and how all are found: each `train_<mode>.py` is a value of `--mode`.
 
 The first four are links to the files at the top of the repository, its public face. `--strategy-file` runs a
 file from any other folder; its mode is known only to the runs that name the file.
@@ -12,15 +12,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field, make_dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from dsgd.config import DataConfig, TrainConfig
 from dsgd.core.option_rules import from_options, option_fields
 from dsgd.core.option_rules import options as flat
 from dsgd.models.workloads import names as workloads
 from dsgd.models.workloads import options_of
+from dsgd.process.user_code import UserCodeError, load_code
 
 if TYPE_CHECKING:
-    from dsgd.config import TrainConfig
     from dsgd.core.protocol import Cluster, Update
     from dsgd.core.weights import Weights
 
@@ -60,9 +62,6 @@ def load(mode: str, strategy_file: str | Path | None = None) -> Strategy:
     Raises ValueError, in one line, for a mode that has no file and a file that is not a strategy.
     """
     if strategy_file is not None:
-        from dsgd.process.user_code import UserCodeError
-        from dsgd.strategies.user_file import from_file
-
         try:
             return cast(Strategy, from_file(Path(strategy_file)))
         except UserCodeError as error:
@@ -100,6 +99,18 @@ def mode_of(strategy_file: str | Path) -> str:
     return mode
 
 
+def from_file(path: Path) -> ModuleType:
+    """Return the strategy in a file, a `dsgd.strategies.Strategy`.
+
+    Raises UserCodeError for a file that cannot be read or imported, or has no Config or train.
+    """
+    module = load_code(path, "strategy")
+    config_type, train = getattr(module, "Config", None), getattr(module, "train", None)
+    if not (isinstance(config_type, type) and issubclass(config_type, TrainConfig) and callable(train)):
+        raise UserCodeError("needs a Config and a function train(cluster, w, cfg), like train_asgd.py")
+    return module
+
+
 def config_of(mode: str, strategy_file: str | None = None, workload: str | None = None) -> type[TrainConfig]:
     """Return the class of a run's options: those of its strategy and, among the data's, of its workload.
 
@@ -109,8 +120,6 @@ def config_of(mode: str, strategy_file: str | None = None, workload: str | None 
     own = None if workload is None else options_of(workload)
     if own is None:
         return config_type
-    from dsgd.config import DataConfig
-
     known = option_fields(config_type).keys() - option_fields(DataConfig).keys()
     if taken := sorted(known & option_fields(own).keys()):
         raise ValueError(
@@ -146,8 +155,6 @@ def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
     No code of a user runs: a record may come from anywhere.
     """
-    from dsgd.config import TrainConfig
-
     mode, workload = config.get("mode"), config.get("workload")
     known = workload if workload in workloads() else None
     found = config_of(mode, workload=known) if mode in modes() else TrainConfig

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dsgd.core.model import Objective
-    from dsgd.core.shard import Shard
+    from dsgd.core.shards import Shard
 
 EXAMPLE = "--fragments 4 --overlap 1 --local-steps 16 --num-workers 8 --dataset digits"
 

@@ -1,1 +1,1 @@
-"""For courses and authors: the labs, and the scaffold of a strategy."""
+"""For courses and authors: labs/, and authoring/ with the scaffold of a strategy."""

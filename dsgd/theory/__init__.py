@@ -1,1 +1,1 @@
-"""Theory: closed forms, a file for each subject."""
+"""Closed forms, a file for each subject."""

@@ -13,7 +13,7 @@ from dsgd.core.tasks import TaskAround, value_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dsgd.core.shard import Shard
+    from dsgd.core.shards import Shard
 
 
 _MAY_HAVE = ("relative", "part", "late")

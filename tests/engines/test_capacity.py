@@ -5,10 +5,12 @@ than --start-timeout-s.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from conftest import CommandLine
+from conftest import ROOT, CommandLine
 
 from dsgd.config import TrainConfig
 from dsgd.strategies import configured
@@ -21,7 +23,7 @@ def config(**options: object) -> TrainConfig:
 @pytest.mark.parametrize("dataset", ["none", "xor"])
 def test_as_many_workers_fit_as_have_the_memory(dataset: str) -> None:
     """One byte less than P workers need is too little for P, and enough for P - 1, as the message says."""
-    import dsgd.engines.ray.connection.ray_connection  # noqa: F401 - sets what Ray reads at its import
+    import dsgd.engines.ray.connection.connect  # noqa: F401 - sets what Ray reads at its import
     from dsgd.engines.ray.connection.capacity import bytes_per_worker, shortage
 
     cfg = config(num_workers=10, dataset=dataset)
@@ -36,7 +38,7 @@ def test_as_many_workers_fit_as_have_the_memory(dataset: str) -> None:
 
 def test_large_modules_need_memory_for_their_vectors() -> None:
     """Vectors of more than 2^31 bytes count in full: a module of 600 million weights has some of 2.4 GB."""
-    import dsgd.engines.ray.connection.ray_connection  # noqa: F401 - sets what Ray reads at its import
+    import dsgd.engines.ray.connection.connect  # noqa: F401 - sets what Ray reads at its import
     from dsgd.engines.ray.connection.capacity import shortage
 
     cfg = config(num_workers=4, workload="digits_cnn")
@@ -62,17 +64,24 @@ def test_the_memory_of_servers_counts() -> None:
     assert "lower --num-workers (3 fit)" in message
 
 
+def test_the_processes_of_ray_import_torch_only_for_weights() -> None:
+    """Neither the driver nor a worker has its 330 MB before there is something to compute."""
+    modules = "dsgd.engines.ray.driver.cluster, dsgd.engines.ray.worker.host"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
 @pytest.mark.parametrize("engine", ["ray", "both"])
 @pytest.mark.parametrize("dataset", ["none", "xor"])
 def test_a_million_workers_are_refused_before_ray_starts(
     dataset: str, engine: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 2, one line with memory, processes, how many fit and the remedy; nothing starts."""
-    import dsgd.engines.ray.connection.ray_connection
+    import dsgd.engines.ray.connection.connect
 
     monkeypatch.setattr("ray.is_initialized", lambda: False)  # as in a separate process
     monkeypatch.setattr(
-        dsgd.engines.ray.connection.ray_connection, "connect", lambda *_: pytest.fail("Ray was started")
+        dsgd.engines.ray.connection.connect, "connect", lambda *_: pytest.fail("Ray was started")
     )
     ran = cli(f"--engine {engine} --num-workers 1000000 --dataset {dataset}")
     assert ran.code == 2
@@ -89,7 +98,7 @@ def test_an_experiment_with_a_million_workers_on_ray_is_refused(
     tmp_path: Path, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The variant is named before any run of the experiment is begun."""
-    import dsgd.engines.ray.connection.ray_connection  # noqa: F401
+    import dsgd.engines.ray.connection.connect  # noqa: F401
 
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     path = tmp_path / "e.yaml"
@@ -131,7 +140,7 @@ def test_a_start_that_takes_too_long_ends_at_the_time_out(ray_cluster: str, cli:
 def test_the_estimate_of_a_worker_is_what_it_takes(ray_cluster: str, dataset: str) -> None:
     """The memory that a worker's process has to itself is within a factor of 1.7 of the estimate."""
     from dsgd.data import make_workload
-    from dsgd.engines.ray.driver.ray import RayCluster
+    from dsgd.engines.ray.driver.cluster import RayCluster
 
     # isort: split
     import psutil  # Ray makes it importable

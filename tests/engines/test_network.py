@@ -16,10 +16,10 @@ import pytest
 from conftest import ROOT
 
 from dsgd.compare.experiment_file import load
-from dsgd.core.message_sizes import MessageSizes
 from dsgd.core.protocol import Engine, Update
 from dsgd.core.tasks import Gradient, gradient
 from dsgd.core.timing import ComputeTimes
+from dsgd.core.traffic import MessageSizes
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
 from dsgd.engines.open_cluster import open_cluster
@@ -31,8 +31,7 @@ from dsgd.running.execute import Ended, execute
 from dsgd.running.quick_run import QuickRun, Workers, config, run, same_bytes
 from dsgd.running.replaying import recorded_run
 from dsgd.scenario.allreduce import AllReduce
-from dsgd.scenario.links import Links
-from dsgd.scenario.peer_links import PeerLinks
+from dsgd.scenario.links import Links, PeerLinks
 from dsgd.scenario.star import Network, Star
 from dsgd.strategies import strategy_of
 from dsgd.theory.exchanges import served_round_time

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 from conftest import PATIENCE_S, python
 
-import dsgd.engines.ray.connection.ray_connection  # noqa: F401 - sets what Ray reads at its import
+import dsgd.engines.ray.connection.connect  # noqa: F401 - sets what Ray reads at its import
 from dsgd.engines.ray.connection.processes import Calls, awaited, begun
 
 # isort: split
@@ -108,20 +108,20 @@ def test_what_a_failed_start_began_is_killed() -> None:
 STARTED = """
 import os, signal, socket, sys
 from dsgd.core.protocol import ClusterError
-from dsgd.engines.ray.connection import ray_connection
+from dsgd.engines.ray.connection import connect
 import psutil
 
 silent = socket.create_server(("127.0.0.1", 0))
 if sys.argv[1] == "start":
     os.environ["RAY_ADDRESS"] = f"127.0.0.1:{silent.getsockname()[1]}"
 try:
-    connection = ray_connection.connect(2.0 if sys.argv[1] == "start" else 120.0)
+    connection = connect.connect(2.0 if sys.argv[1] == "start" else 120.0)
 except ClusterError as error:
     print(error)
 else:
     (raylet,) = [child for child in psutil.Process().children() if child.name() == "raylet"]
     raylet.send_signal(signal.SIGSTOP)
-    ray_connection._SHUTDOWN_S = 1.0
+    connect._SHUTDOWN_S = 1.0
     connection.close()
 print([child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE])
 """

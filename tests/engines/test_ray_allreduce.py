@@ -17,8 +17,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from dsgd.conformance.kills import Killer
 from dsgd.core.protocol import ClusterError, Done, Engine, Update
-from dsgd.engines.ray.driver.ray_tasks import SentTasks
-from dsgd.engines.ray.exchange.ray_allreduce import RayAllReduce
+from dsgd.engines.ray.driver.sent_tasks import SentTasks
+from dsgd.engines.ray.exchange.allreduce import RayAllReduce
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
 from dsgd.running.keeper import Watcher
@@ -28,7 +28,7 @@ from dsgd.strategies import configured
 
 if TYPE_CHECKING:
     from dsgd.engines.ray.driver.host_process import HostProcess
-    from dsgd.engines.ray.driver.ray_news import Answered
+    from dsgd.engines.ray.driver.news import Answered
 
 DETERMINISTIC: dict[str, dict[str, Any]] = {
     "ssgd": {"momentum": 0.9, "clip_norm": 0.5},

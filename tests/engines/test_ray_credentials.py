@@ -25,7 +25,7 @@ TOKEN = "5e" * 32
 
 HEAD = """
 import sys
-import dsgd.engines.ray.connection.ray_connection
+import dsgd.engines.ray.connection.connect
 import ray
 
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False, _temp_dir=sys.argv[1])
@@ -82,7 +82,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def head(authority: Authority) -> Iterator[Head]:
-    import dsgd.engines.ray.connection.ray_connection  # noqa: F401 - sets what Ray reads at its import
+    import dsgd.engines.ray.connection.connect  # noqa: F401 - sets what Ray reads at its import
 
     # isort: split
     from ray.util import get_node_ip_address
@@ -105,10 +105,10 @@ def head(authority: Authority) -> Iterator[Head]:
 
 def refusal(address: str, environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what this process says of a head that does not take these certificates."""
-    import dsgd.engines.ray.connection.ray_connection  # noqa: F401 - sets what Ray reads at its import
+    import dsgd.engines.ray.connection.connect  # noqa: F401 - sets what Ray reads at its import
 
     # isort: split
-    from dsgd.engines.ray.connection.ray_credentials import show_credentials
+    from dsgd.engines.ray.connection.credentials import show_credentials
 
     for name in WITHOUT:
         monkeypatch.delenv(name, raising=False)
@@ -197,7 +197,7 @@ def test_certificates_that_cannot_be_read_are_named(
 CONNECT = """
 import sys, time
 from dsgd.core.protocol import ClusterError
-from dsgd.engines.ray.connection.ray_connection import connect, resources
+from dsgd.engines.ray.connection.connect import connect, resources
 
 began_s = time.monotonic()
 try:

@@ -20,7 +20,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # untyped
 
 from dsgd.core.protocol import ClusterError, Engine, Update
 from dsgd.core.weights import Vector
-from dsgd.engines.ray.driver.ray import RayCluster
+from dsgd.engines.ray.driver.cluster import RayCluster
 from dsgd.engines.ray.worker.rank_meeting import LOCAL, RankMeeting, RankMissing, meet
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute

@@ -19,7 +19,7 @@ import json, os, socket, sys, time
 
 # Where it notes its address, too: a job might find another's head, and the usual folder may not be there.
 os.environ["RAY_TMPDIR"] = sys.argv[1]
-import dsgd.engines.ray.connection.ray_connection
+import dsgd.engines.ray.connection.connect
 from ray.cluster_utils import Cluster
 from ray.job_submission import JobSubmissionClient
 

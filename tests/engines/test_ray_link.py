@@ -183,7 +183,7 @@ class TestOnTwoNodes:
     @pytest.mark.slow
     def test_servers_and_workers_on_two_machines_have_the_bits_of_one(self, link: Link) -> None:
         """Each slice has a process at either end, and workers are at both; a lost primary changes nothing."""
-        from dsgd.engines.ray.exchange.ray_sharded import RaySharded
+        from dsgd.engines.ray.exchange.sharded import RaySharded
 
         far: list[list[list[bool]]] = []
 

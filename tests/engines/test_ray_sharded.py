@@ -136,7 +136,7 @@ class Killer:
         self._timers: list[threading.Timer] = []
 
     def __call__(self, cluster: Engine, update: Update) -> None:
-        from dsgd.engines.ray.exchange.ray_sharded import RaySharded
+        from dsgd.engines.ray.exchange.sharded import RaySharded
 
         assert isinstance(cluster, RaySharded)
         by_slice = cluster.servers.pids
@@ -191,7 +191,7 @@ class TestOnRay:
         """One line says which, and what to do."""
 
         def kill(cluster: Engine, update: Update) -> None:
-            from dsgd.engines.ray.exchange.ray_sharded import RaySharded
+            from dsgd.engines.ray.exchange.sharded import RaySharded
 
             assert isinstance(cluster, RaySharded)
             if update.weights.version == 2:
@@ -204,7 +204,7 @@ class TestOnRay:
         """A server that is killed has no backup: new ones begin with what the driver has kept, and the record
         says so.
         """
-        from dsgd.engines.ray.exchange.ray_sharded import RaySharded
+        from dsgd.engines.ray.exchange.sharded import RaySharded
 
         killed = list[int]()
 
@@ -234,7 +234,7 @@ class TestOnRay:
         """One line says so, and what to do."""
 
         def kill(cluster: Engine, update: Update) -> None:
-            from dsgd.engines.ray.exchange.ray_sharded import RaySharded
+            from dsgd.engines.ray.exchange.sharded import RaySharded
 
             assert isinstance(cluster, RaySharded)
             primary, backup = cluster.servers.pids[0]

@@ -31,7 +31,7 @@ from dsgd.core.weights import CHUNK, Weights
 from dsgd.data import make_workload
 from dsgd.engines.ray.transport.arena import Arena, rounded
 from dsgd.engines.ray.transport.local_link import Door, HostLink
-from dsgd.engines.ray.transport.ray_messages import INLINE_BYTES, STOP, STOPPING, TASKS_KEPT
+from dsgd.engines.ray.transport.messages import INLINE_BYTES, STOP, STOPPING, TASKS_KEPT
 from dsgd.running.quick_run import config, run, same_bytes
 from dsgd.strategies import load, modes
 
@@ -202,7 +202,7 @@ def test_a_process_that_ends_before_it_is_admitted_was_never_there(door: Door) -
 
 def test_few_tasks_are_kept_as_they_are_sent() -> None:
     """Of a mode that makes another task for each update, no more than the limit."""
-    from dsgd.engines.ray.driver.ray_tasks import SentTasks
+    from dsgd.engines.ray.driver.sent_tasks import SentTasks
 
     tasks, w = SentTasks(0, 0), Weights(np.empty(0, np.float32))
     made = []
@@ -330,7 +330,7 @@ DILOCO: dict[str, Any] = IN_STEP | {"steps": 16, "local_steps": 2}
 @pytest.mark.usefixtures("ray_cluster")
 def test_losses_and_second_copies_change_no_byte_of_large_vectors() -> None:
     """Each task is sent twice, and processes are killed: nobody writes to memory that another reads."""
-    from dsgd.engines.ray.driver.ray import RayCluster
+    from dsgd.engines.ray.driver.cluster import RayCluster
 
     def kill(cluster: Engine, update: Update) -> None:
         if update.weights.version in (2, 4):
@@ -362,7 +362,7 @@ def test_a_step_on_a_part_of_large_vectors_is_that_of_the_simulator() -> None:
 @pytest.mark.usefixtures("ray_cluster")
 def test_the_block_of_a_cancelled_task_is_kept_until_its_process_answers_or_ends() -> None:
     """It may write there to the end; when it is killed, the descriptors and the memory are given back."""
-    from dsgd.engines.ray.driver.ray import RayCluster
+    from dsgd.engines.ray.driver.cluster import RayCluster
 
     cfg = config("ssgd", **IN_STEP, steps=2, transport="local")
     before = len(os.listdir("/proc/self/fd"))

@@ -14,8 +14,8 @@ from dsgd.conformance.fault_schedule import FaultSchedule, drawn
 from dsgd.conformance.invariants import survives
 from dsgd.conformance.strategy_on_trial import Broken, Subject
 from dsgd.engines.open_cluster import wrapped_as_asked
-from dsgd.engines.ray.driver.ray import RayCluster
-from dsgd.engines.ray.driver.ray_tasks import SentTasks
+from dsgd.engines.ray.driver.cluster import RayCluster
+from dsgd.engines.ray.driver.sent_tasks import SentTasks
 from dsgd.scenario.supervisor import Supervisor
 from dsgd.strategies import modes
 

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from dsgd.records.reader import read_yaml
 from dsgd.running.quick_run import config
 from dsgd.scenario.fault import PROCESS, Fault, Spot, Trigger
-from dsgd.scenario.fault_plan import Plan
+from dsgd.scenario.fault_plan import Plan, outside_at_first
 from dsgd.scenario.faults_text import parse_faults
-from dsgd.scenario.membership import outside_at_first
 from main import main
 
 SECONDS = st.floats(0, 1e6, allow_nan=False)

@@ -23,7 +23,7 @@ from conftest import PATIENCE_S, python
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import ClusterError, Engine, Update
 from dsgd.core.rng import Purpose, generator
-from dsgd.engines.ray.driver.ray import RayCluster
+from dsgd.engines.ray.driver.cluster import RayCluster
 from dsgd.running.quick_run import QuickRun, Workers, run, same_bytes
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
@@ -343,7 +343,7 @@ def test_the_driver_s_node_cannot_be_ended() -> None:
 
 @contextlib.contextmanager
 def second_node() -> Iterator[None]:
-    from dsgd.engines.ray.connection.ray_nodes import Nodes
+    from dsgd.engines.ray.connection.nodes import Nodes
 
     nodes = Nodes(2)
     nodes.start()

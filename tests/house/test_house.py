@@ -13,26 +13,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from docs.tools.house import FLOORS, README, with_tree
+
 PACKAGE = ROOT / "dsgd"
 PUBLIC = ("__main__", "config", "data", "metrics")
 FIRST_FOUR = ("train_ssgd", "train_asgd", "train_ssp", "train_localsgd")
-
-# Rooms from the ground up; a room may import those below it.
-FLOORS = [
-    {"process"},
-    {"core"},
-    {"scenario"},
-    {"transforms"},
-    {"config"},
-    {"theory"},
-    {"models", "metrics"},
-    {"strategies", "data"},
-    {"records"},
-    {"engines"},
-    {"running"},
-    {"show"},
-    {"compare", "conformance", "teach"},
-]
 
 
 def module_of(path: Path) -> str:
@@ -46,17 +31,10 @@ MODULES = {module_of(path): path for path in PACKAGE.rglob("*.py")}
 
 
 class _Imports(ast.NodeVisitor):
-    """Collects what a file imports, except for annotations alone."""
+    """Collects what a file imports, in functions and for annotations too."""
 
     def __init__(self, module: str) -> None:
         self.module, self.found = module, set[str]()
-
-    def visit_If(self, node: ast.If) -> None:
-        if ast.unparse(node.test) == "TYPE_CHECKING":
-            for other in node.orelse:
-                self.visit(other)
-        else:
-            self.generic_visit(node)
 
     def visit_Import(self, node: ast.Import) -> None:
         self.found |= {alias.name for alias in node.names}
@@ -135,6 +113,41 @@ def test_nothing_imports_upwards() -> None:
     }
 
 
+def _folders_beside(folder: str) -> dict[str, set[str]]:
+    """Return which of the folders inside one each of them imports."""
+    begin = f"{folder}."
+    beside: dict[str, set[str]] = {}
+    for module, used in GRAPH.items():
+        above = folder_in(begin, module)
+        below = {folder_in(begin, other) for other in used} - {above, ""}
+        if above:
+            beside.setdefault(above, set()).update(below)
+    return beside
+
+
+def folder_in(begin: str, module: str) -> str:
+    """Return the folder right inside another that a module is in; empty for a module elsewhere."""
+    name, point, _ = module.removeprefix(begin).partition(".")
+    is_folder = MODULES.get(begin + name, Path()).name == "__init__.py"
+    return name if module.startswith(begin) and (point or is_folder) else ""
+
+
+@pytest.mark.parametrize("folder", sorted({module.rpartition(".")[0] for module in MODULES} - {""}))
+def test_no_two_folders_beside_each_other_import_each_other(folder: str) -> None:
+    """Rooms, and the folders in each, can be put in an order in which each imports only those before it."""
+    try:
+        list(TopologicalSorter(_folders_beside(folder)).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
+
+
+def test_the_front_page_shows_the_rooms_as_their_docstrings_do() -> None:
+    """README has one line for each folder of dsgd/, from the ground up, made by `make docs`."""
+    page = README.read_text(encoding="utf-8")
+    assert "  process/ " in page
+    assert with_tree(page) == page, "run `make docs`"
+
+
 @pytest.mark.parametrize("name", [*PUBLIC, *(f"strategies/{stem}" for stem in FIRST_FOUR)])
 def test_the_public_files_are_links(name: str) -> None:
     """The code of the public files is at the top of the repository; the package has links to it."""
@@ -159,10 +172,12 @@ def test_no_two_public_classes_have_one_name() -> None:
 
 
 def test_no_two_files_in_different_rooms_have_one_stem() -> None:
-    """A file name means one thing in dsgd/ and deploy/; Python itself names `__init__` and `__main__`."""
-    places: dict[str, set[str]] = {}
-    for path in CODE:
-        if path.stem not in {"__init__", "__main__"}:
-            places.setdefault(path.stem, set()).add(str(path.relative_to(ROOT)))
-    assert {"config", "observe", "train_ssp"} <= places.keys()
-    assert not {stem: sorted(found) for stem, found in places.items() if len(found) > 1}
+    """A file name means one thing in dsgd/ and deploy/, and one in engines/ray/, where folders say more."""
+    of_ray = PACKAGE / "engines/ray"
+    for inside in (True, False):
+        places: dict[str, set[str]] = {}
+        for path in CODE:
+            if path.is_relative_to(of_ray) == inside and path.stem not in {"__init__", "__main__"}:
+                places.setdefault(path.stem, set()).add(str(path.relative_to(ROOT)))
+        assert {"sent_tasks" if inside else "config"} <= places.keys()
+        assert not {stem: sorted(found) for stem, found in places.items() if len(found) > 1}

@@ -14,7 +14,7 @@ from conftest import ROOT
 ALLOWED = {
     "dsgd/compare/pool.py: pickle.load": "a child process, through a pipe of this process",
     "dsgd/compare/worker.py: pickle.load": "the parent process, on standard input",
-    "dsgd/engines/ray/worker/ray_host.py: pickle.loads": "the driver, through Ray or its own socket",
+    "dsgd/engines/ray/worker/host.py: pickle.loads": "the driver, through Ray or its own socket",
     "dsgd/engines/ray/worker/rank.py: pickle.loads": "the driver, handed on by the group's leader",
     "benchmarks/references/processes.py: torch.load": "a child process, in a folder made for it",
 }

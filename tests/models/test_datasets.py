@@ -39,10 +39,9 @@ from dsgd.models.datasets import (
     texts,
     tokens,
 )
-from dsgd.models.datasets.blocks import blocks, is_sampled
-from dsgd.models.datasets.fetched import fetched
-from dsgd.models.datasets.mapped import Mapped
+from dsgd.models.datasets.mapped import Mapped, blocks, is_sampled
 from dsgd.models.datasets.shipped import FASHION
+from dsgd.models.datasets.user_files import fetched
 from dsgd.models.objectives.module_objective import ProblemShard
 from dsgd.running.quick_run import run, same_bytes
 from dsgd.show.terminal.cli import UsageError, parse

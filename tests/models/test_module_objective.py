@@ -294,7 +294,7 @@ class TestOnRay:
         """Another takes its place, and evaluates again what was interrupted; what ends that one too is lost,
         and noted. An error of the workload's own is one line that ends the run.
         """
-        from dsgd.engines.ray.driver.ray_evaluation import EvaluatingProcess
+        from dsgd.engines.ray.driver.evaluation import EvaluatingProcess
 
         def score(module: Any, x: Tensor, y: Tensor) -> Tensor:
             bias: Tensor = module[0].bias

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from dsgd import Problem
 from dsgd.core import option_rules, protocol, rules
-from dsgd.models.datasets import windows
-from dsgd.process.former_names import _MODULES, know_former_names
-from dsgd.process.user_code import load_code
+from dsgd.models.datasets import token_files
+from dsgd.process.user_code import _MODULES, know_former_names, load_code
 
 WRITTEN_BEFORE = """
 import dsgd.models.transformer
@@ -30,7 +29,7 @@ def test_a_file_from_before_the_move_gets_the_very_modules(tmp_path: Path) -> No
     code = load_code(file, "workload")
     assert code.Problem is Problem
     assert code.Update is protocol.Update
-    assert code.Windows is windows.Windows
+    assert code.Windows is token_files.Windows
     assert code.rules is rules
     assert code.Must is option_rules.Must
 

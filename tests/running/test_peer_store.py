@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ray
 
 DRIVER = """
 import os, signal, sys
-from dsgd.engines.ray.connection.ray_connection import connect
+from dsgd.engines.ray.connection.connect import connect
 from dsgd.running.checkpoints.peer_store import PeerStore
 from dsgd.records.stores.store import name_of, newest_whole, version_of
 import ray

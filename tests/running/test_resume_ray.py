@@ -110,7 +110,7 @@ def test_a_driver_that_a_fault_kills_is_not_killed_again(
 DRIVER = """
 import sys
 import time
-from dsgd.engines.ray.driver.ray_states import FetchedStates
+from dsgd.engines.ray.driver.states import FetchedStates
 from dsgd.records import lease
 from main import main
 
@@ -217,7 +217,7 @@ execute(cfg, [Kill()], record=RunRecord(cfg))
 RESUMED_FROM_A_PEER = """
 import sys
 from dsgd.running.checkpoints.peer_store import PeerStore
-from dsgd.engines.ray.connection.ray_connection import connect
+from dsgd.engines.ray.connection.connect import connect
 from main import main
 
 code = main(["--resume", sys.argv[1], "--quiet"])
@@ -301,7 +301,7 @@ def test_a_state_on_another_machine_is_fetched_when_it_is_read(ray_cluster: str)
     """
     import ray
 
-    from dsgd.engines.ray.driver.ray_states import FetchedStates
+    from dsgd.engines.ray.driver.states import FetchedStates
     from dsgd.running.checkpoints.peer_store import Keeper
 
     keeper: Any = ray.remote(Keeper)

@@ -29,7 +29,7 @@ from docs.tools import loss_curves
 from dsgd.metrics import ROUTING
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordError
-from dsgd.running.predict import distributions
+from dsgd.running.predict.predictions import staleness_by_worker, staleness_pmf
 from dsgd.show.report import tables
 from dsgd.show.report.answer import answer
 from dsgd.show.report.build import _markdown, build_report
@@ -958,15 +958,15 @@ def test_the_last_loss_of_a_diverged_variant_is_said_to_be(tmp_path: Path) -> No
 def test_theory_stands_beside_measurement(tmp_path: Path) -> None:
     """A histogram's theory line is the geometric law; means by worker are those of the slow and the fast."""
     record = read_record(run(tmp_path, "even", **ASGD, slowdown="", dataset="none", steps=500))
-    pmf = distributions.staleness_pmf(record, 200)
+    pmf = staleness_pmf(record, 200)
     assert pmf is not None
     counts = record.summary.staleness.counts
     assert pmf == pytest.approx([0.25 * 0.75**tau for tau in range(201)])
     assert counts[0] / record.summary.gradients == pytest.approx(pmf[0], abs=0.05)
     slow = read_record(run(tmp_path, "slow", **ASGD, dataset="none", steps=500))
-    means = distributions.staleness_by_worker(slow)
+    means = staleness_by_worker(slow)
     assert means is not None
-    assert distributions.staleness_pmf(slow, 5) is None
+    assert staleness_pmf(slow, 5) is None
     for worker, mean in slow.summary.staleness.by_worker.items():
         assert mean == pytest.approx(means[worker], rel=0.25)
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from dsgd.core.weights import Weights
 from dsgd.running.quick_run import QuickRun, config, run, same_bytes
 from dsgd.scenario.graphs import NAMES, Graph, shares
-from dsgd.scenario.links import Links
-from dsgd.scenario.peer_links import PeerLinks
+from dsgd.scenario.links import Links, PeerLinks
 from dsgd.theory.mixing import eigenvalues, matrix
 
 PEERS = ("dpsgd", "sgp", "adpsgd", "noloco")

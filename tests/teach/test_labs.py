@@ -27,8 +27,8 @@ from dsgd.teach.labs import goals, quantities, strategy_laws
 from dsgd.teach.labs.answers import read_answers
 from dsgd.teach.labs.lab_file import read_lab
 from dsgd.teach.labs.lab_run import Trial
-from dsgd.teach.labs.named_laws import Finding, function
 from dsgd.teach.labs.student_strategy import Work
+from dsgd.teach.labs.wording import Finding, function
 from dsgd.theory import order_statistics
 from dsgd.theory.exchanges import all_reduce_time, served_round_time
 from main import main

@@ -17,15 +17,13 @@ from conftest import ROOT
 
 from docs.tools import lab_figures, lab_pages
 from dsgd.compare.experiment_file import load
-from dsgd.teach.labs import first_guesses
 from dsgd.teach.labs import lab_verdicts as judge
 from dsgd.teach.labs import printed_verdicts as printed
+from dsgd.teach.labs.answers import read_first_guesses
 from dsgd.teach.labs.lab_file import StrategyTask, path_of, read_lab
-from dsgd.teach.labs.lab_verdicts import Verdict
-from dsgd.teach.labs.named_laws import Finding
-from dsgd.teach.labs.solvable import solvable
+from dsgd.teach.labs.lab_verdicts import Verdict, solvable
 from dsgd.teach.labs.student_strategy import Work
-from dsgd.teach.labs.wording import words
+from dsgd.teach.labs.wording import Finding, words
 from main import main
 
 LABS = ROOT / "docs" / "labs"
@@ -372,7 +370,7 @@ def test_the_first_guess_is_kept_and_never_changed(
     _, out, _ = check(capsys, LABS / "01.yaml", answers)
     assert "you said 2.72, within 5% of both the measured value and theory's; your first guess: 2\n" in out
     assert kept.read_text().startswith(first)
-    assert first_guesses.read(answers) == {"seconds": 2.0, "busy": 0.4}
+    assert read_first_guesses(answers) == {"seconds": 2.0, "busy": 0.4}
     before = kept.read_text()
     _, out, _ = check(capsys, LABS / "01.yaml", answers)
     assert kept.read_text() == before

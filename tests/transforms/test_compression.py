@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dsgd.core.model import Objective
-    from dsgd.core.shard import Shard
+    from dsgd.core.shards import Shard
 
 RESULTS = [mode for mode in modes() if mode != "easgd" and config_of(mode).has_server]
 WITH_BARRIER = ["adacomm", "diloco", "easgd", "localsgd", "ssgd"]
@@ -478,9 +478,9 @@ def test_weights_go_down_as_messages(
     """What is handed to the workers' links is what is recorded, which is the formula: first all weights, then
     a message a version; all is the simulator's, bit for bit.
     """
-    from dsgd.engines.ray.driver.ray_news import Sent
-    from dsgd.engines.ray.driver.ray_tasks import SentTasks
-    from dsgd.engines.ray.transport.sent_vector import SentVector
+    from dsgd.engines.ray.driver.news import Sent
+    from dsgd.engines.ray.driver.sent_tasks import SentTasks
+    from dsgd.engines.ray.transport.messages import SentVector
 
     sent_weights, sent = SentTasks._sent_weights, list[int]()
 

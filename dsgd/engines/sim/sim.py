@@ -26,14 +26,14 @@ from dsgd.core.cluster_state import ClusterState
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.ledger import Ledger
 from dsgd.core.ledger_views import LedgerViews
-from dsgd.core.message_sizes import MessageSizes
 from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, Done, TimeUp
 from dsgd.core.tasks import Task
 from dsgd.core.timing import ComputeTimes
+from dsgd.core.traffic import MessageSizes
 from dsgd.core.weights import Weights
 from dsgd.engines.task_values import LazyValues
-from dsgd.scenario.peer_links import PeerLinks
+from dsgd.scenario.links import PeerLinks
 from dsgd.scenario.star import Network, Star
 
 _done = partial(tuple.__new__, Done)

@@ -14,12 +14,12 @@ from typing import Any, TypeAlias
 
 from dsgd.core import rules
 from dsgd.core.cluster_state import ClusterState
-from dsgd.core.message_sizes import MessageSizes
 from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, Done, TimeUp, WeightsLost
 from dsgd.core.rules import Rule
 from dsgd.core.tasks import Task
 from dsgd.core.timing import ComputeTimes
+from dsgd.core.traffic import MessageSizes
 from dsgd.core.weights import Vector, Weights
 from dsgd.engines.sim.sim import SimCluster
 from dsgd.engines.sim.sim_hosts import QUESTION, Copy
@@ -115,7 +115,7 @@ class AllReduceCluster(SimCluster):
 
 
 class HostedAllReduce(AllReduceCluster, HostedCluster):
-    """The same with hosts and faults, as `ray_allreduce` has them.
+    """The same with hosts and faults, as `allreduce` has them.
 
     A process that is lost takes its workers' values and its copy of the weights with it. Another computes the
     values again, once all others are there; then a new group is formed, and the exchange begins anew.

@@ -26,10 +26,9 @@ from dsgd.engines.sim.sim import NOTHING_RUNS, SimCluster, SimFlight, overflow
 from dsgd.engines.sim.sim_hosts import QUESTION, Copy, SimHost
 from dsgd.scenario.fault import Fault
 from dsgd.scenario.fault_book import OpenFault
-from dsgd.scenario.fault_plan import Plan
+from dsgd.scenario.fault_plan import Plan, outside_at_first
 from dsgd.scenario.faults_text import parse_faults
 from dsgd.scenario.hosts import Hosts
-from dsgd.scenario.membership import outside_at_first
 from dsgd.scenario.star import Network
 from dsgd.scenario.supervisor import (
     Ask,

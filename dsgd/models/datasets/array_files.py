@@ -1,18 +1,132 @@
-"""Labelled samples from files of numbers."""
+"""Labelled samples from files of numbers: numpy's .npy and .npz (numpy.lib.format), idx, tables in Parquet.
+
+idx is the format of MNIST and its relatives (LeCun et al., yann.lecun.com/exdb/mnist): two zero bytes, the
+code of the type, the number of dimensions, each of them as a big-endian uint32, the data. A Parquet file has
+a column of labels, and one or more of features.
+"""
 
 from __future__ import annotations
 
+import gzip
+import math
+import struct
+import zlib
 from collections.abc import Iterator
+from typing import IO
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
+from zlib import error as ZlibError
 
 import numpy as np
 
-from dsgd.models.datasets.idx_files import read_idx
-from dsgd.models.datasets.local_files import DataError, inside, local
-from dsgd.models.datasets.mapped import Array
-from dsgd.models.datasets.npy_files import read_npy, read_npz
-from dsgd.models.datasets.parquet_files import read_parquet
-from dsgd.models.datasets.roles import Part, is_label, part_of
+from dsgd.models.datasets.mapped import Array, Mapped
 from dsgd.models.datasets.splits import Samples, Split, split_samples
+from dsgd.models.datasets.user_files import DataError, Part, inside, is_label, local, part_of, reading
+
+
+def read_npy(path: str) -> Array:
+    """Return the array of an .npy file, mapped. Raises DataError."""
+    with reading(path, ValueError), local(path).open("rb") as file:
+        return _mapped(path, file)
+
+
+def read_npz(path: str) -> Iterator[tuple[str, Array]]:
+    """Yield the arrays of an .npz file with their names; those that are not compressed are mapped.
+
+    Raises DataError.
+    """
+    with reading(path, BadZipFile, ZlibError, ValueError), ZipFile(local(path)) as archive:
+        for entry in archive.infolist():
+            if entry.compress_type == ZIP_STORED:
+                with local(path).open("rb") as file:
+                    file.seek(entry.header_offset)
+                    _, name, extra = struct.unpack("<26sHH", file.read(30))
+                    file.seek(name + extra, 1)
+                    array = _mapped(path, file)
+            else:
+                with archive.open(entry) as member:
+                    array = np.lib.format.read_array(member, allow_pickle=False)
+            yield entry.filename.removesuffix(".npy"), array
+
+
+def _mapped(path: str, file: IO[bytes]) -> Array:
+    """Return the array whose header is next in a file."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
+    shape, transposed, dtype = read(file)
+    if dtype.hasobject:
+        raise DataError(f"{path}: holds Python objects; save an array of numbers")
+    offset, asked = file.tell(), math.prod(shape) * dtype.itemsize
+    if (found := local(path).stat().st_size - offset) < asked:
+        raise DataError(
+            f"{path}: holds {found:,} bytes of data, its header asks for {asked:,}; copy it again"
+        )
+    return Mapped(path, dtype, shape, offset, "F" if transposed else "C") if asked else np.empty(shape, dtype)
+
+
+_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+
+
+def read_idx(path: str) -> Array:
+    """Return the array of an idx file: mapped; in memory if it is compressed, or of numbers of several bytes,
+    which are big-endian there.
+
+    Raises DataError for a file that is none, or is cut off.
+    """
+    compressed = path.endswith(".gz")
+    with (
+        reading(path, EOFError, zlib.error, ValueError),
+        (gzip.open if compressed else open)(local(path), "rb") as file,
+    ):
+        start = file.read(4)
+        if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _TYPES:
+            raise DataError(f"{path}: is no idx file; it begins with {start.hex(' ')}")
+        dtype = np.dtype(_TYPES[start[2]])
+        shape = tuple(np.frombuffer(file.read(4 * start[3]), ">u4").tolist())
+        offset, asked = 4 + 4 * start[3], math.prod(shape) * dtype.itemsize
+        mapped = not compressed and dtype.itemsize == 1 and asked > 0
+        content = b"" if mapped else file.read()
+        found = local(path).stat().st_size - offset if mapped else len(content)
+    if found != asked:
+        raise DataError(
+            f"{path}: holds {found:,} bytes of data, its header asks for {asked:,}; copy it again"
+        )
+    if mapped:
+        return Mapped(path, dtype, shape, offset)
+    return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+
+
+def read_parquet(path: str) -> Iterator[tuple[str, Array]]:
+    """Yield the features x and the labels y of a table, in memory.
+
+    y: the column of that name (or label, target, class), else the last one. x (N, F) float32: the others; if
+    that is one column of lists of equal lengths or of arrays, (N, ...) as it is. Raises DataError.
+    """
+    import polars
+    from polars.exceptions import PolarsError
+
+    with reading(path, PolarsError):
+        table = polars.read_parquet(local(path), glob=False, hive_partitioning=False)
+    if len(table.columns) < 2:
+        raise DataError(f"{path}: has {len(table.columns)} column; a table needs features and a label")
+    if empty := [column.name for column in table if column.null_count()]:
+        raise DataError(f"{path}: column {empty[0]} has rows without a value")
+    label = next((name for name in table.columns if is_label(name)), table.columns[-1])
+    features = table.drop(label)
+    (first, *more) = features
+    if isinstance(first.dtype, polars.List) and not more:
+        lengths = first.list.len().unique()
+        if len(lengths) != 1:
+            raise DataError(f"{path}: the lists of column {first.name} differ in length")
+        first = first.list.to_array(lengths[0])
+    if isinstance(first.dtype, polars.Array) and not more:
+        x = first.to_numpy()
+    else:
+        for column in features:
+            if not (column.dtype.is_numeric() or column.dtype == polars.Boolean):
+                raise DataError(f"{path}: column {column.name} is of {column.dtype}; give numbers")
+        x = features.to_numpy().astype(np.float32)
+    yield "x", x
+    yield "y", table[label].to_numpy()
 
 
 def arrays(path: str) -> tuple[Array, ...]:

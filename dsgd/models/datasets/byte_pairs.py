@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dsgd.models.datasets.blocks import evenly_spread
-from dsgd.models.datasets.fetched import cache_folder
-from dsgd.models.datasets.local_files import DataError
+from dsgd.models.datasets.mapped import evenly_spread
+from dsgd.models.datasets.user_files import DataError, cache_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

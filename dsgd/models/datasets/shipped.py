@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from dsgd.models.datasets.array_files import labelled
-from dsgd.models.datasets.local_files import DataError
 from dsgd.models.datasets.splits import Samples, Split, split_samples, split_text
 from dsgd.models.datasets.token_files import Tokens
+from dsgd.models.datasets.user_files import DataError
 
 FASHION = "/usr/share/datasets/fashion-mnist"
 """Where Debian's package puts it."""

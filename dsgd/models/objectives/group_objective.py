@@ -49,7 +49,7 @@ from dsgd.models.objectives.replica import trained
 from dsgd.scenario.group_options import Parallel
 
 if TYPE_CHECKING:
-    from dsgd.core.shard import Shard
+    from dsgd.core.shards import Shard
     from dsgd.core.weights import Vector
 
 

@@ -21,7 +21,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dsgd.core.model import Evaluation, Objective
 from dsgd.core.problem import Problem, ProblemError, length, part, take
-from dsgd.core.reshuffled import Indices, Reshuffled
 from dsgd.core.rng import Purpose, at
 from dsgd.core.routing import (
     MOST_WORKERS,
@@ -34,6 +33,7 @@ from dsgd.core.routing import (
     shown_by,
     spans_of,
 )
+from dsgd.core.shards import Indices, Reshuffled
 from dsgd.core.weights import Vector
 from dsgd.models.objectives.rank_layout import RankLayout
 from dsgd.models.objectives.rank_sums import in_order
@@ -43,7 +43,7 @@ from dsgd.process.user_code import located
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dsgd.core.shard import Shard
+    from dsgd.core.shards import Shard
 
 _ESTIMATED_FROM, _ESTIMATED_AT_ONCE = 1024, 256  # samples
 _TRIED = 2  # samples: fewer would be too few for batch normalization

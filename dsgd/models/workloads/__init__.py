@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dsgd.core.rng import Purpose, generator
-from dsgd.models.datasets.local_files import DataError
+from dsgd.models.datasets.user_files import DataError
 from dsgd.process.user_code import UserCodeError, load_code, located
 
 if TYPE_CHECKING:

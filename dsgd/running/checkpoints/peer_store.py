@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from dsgd.engines.ray.connection.ray_connection import (
+from dsgd.engines.ray.connection.connect import (
     is_private,  # first: it sets what Ray reads when it is imported
 )
 from dsgd.records.stores.store import Part, in_order

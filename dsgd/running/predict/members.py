@@ -9,7 +9,7 @@ from typing import NamedTuple
 from dsgd.config import FaultConfig, TrainConfig
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.scenario.fault import MEMBERSHIP
-from dsgd.scenario.membership import outside_at_first
+from dsgd.scenario.fault_plan import outside_at_first
 from dsgd.theory.assumptions import NoClosedForm
 
 

@@ -11,13 +11,18 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from dsgd.config import TrainConfig
 from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.time_laws import Floats
+from dsgd.records.reader import Record
+from dsgd.records.schema import Summary
 from dsgd.running.predict.members import Stretch, mean_over, stretches, with_members
 from dsgd.running.predict.verdicts import BOUNDS, Verdict, judged
 from dsgd.scenario.fault import Crash
 from dsgd.scenario.possible_faults import takes_processes
-from dsgd.strategies import strategy_of
+from dsgd.strategies import configured, strategy_of
 from dsgd.theory.assumptions import known
 from dsgd.theory.checkpointing import completion_deviation, completion_time
 from dsgd.theory.closed_forms import ClosedForms, delivery_cycle
@@ -271,3 +276,40 @@ class _Course:
             return None
         updates, changes = part[-1].updates - part[0].updates, len(values) - 1
         return with_ends(estimate, theory, self.memory, updates, ends=2 + changes)
+
+
+def staleness_pmf(record: Record, largest: int) -> Floats | None:
+    """Return P(staleness = 0 ... `largest`) where a closed form is known, shape (largest + 1,)."""
+    forms = _recorded_closed_forms(record)
+    return known(lambda: np.array([forms.staleness_pmf(tau) for tau in range(largest + 1)]))
+
+
+def staleness_by_worker(record: Record) -> Floats | None:
+    """Return each worker's mean staleness, shape (P,), where a closed form is known."""
+    return known(_recorded_closed_forms(record).staleness_by_worker)
+
+
+def predicted_gradients_per_s(summary: Summary) -> float | None:
+    """Return the throughput (mini-batches applied per engine second) that theory predicts."""
+    entry = summary.theory.get("s_per_update")
+    if entry is None or not entry.theory or not summary.updates:
+        return None
+    return summary.gradients / summary.updates / entry.theory
+
+
+def predicted_value(summary: Summary, name: str) -> float | None:
+    """Return a prediction in the summary, like `staleness_mean`."""
+    entry = summary.theory.get(name)
+    return entry.theory if entry else None
+
+
+def predicted_from_drawn_times(record: Record) -> set[str]:
+    """Return the predictions of a run that know of drawn compute times only, not of those on Ray."""
+    cfg = known(lambda: configured(record.config))
+    return of_drawn_times(cfg) if cfg else set()
+
+
+def _recorded_closed_forms(record: Record) -> ClosedForms:
+    """Return the run's closed forms: none where its strategy or the trace of its times is no longer there."""
+    cfg = known(lambda: configured(record.config))
+    return closed_forms(cfg) if cfg else ClosedForms()

@@ -1,21 +1,27 @@
-"""The answer to an experiment's question: one sentence, then how sure it is and what else is worth saying."""
+"""The answer to an experiment's question: one sentence, then how sure it is and what else is worth saying;
+and a short table, with it, for a terminal.
+"""
 
 from __future__ import annotations
 
-from dsgd.show.report.baseline_multiples import against_baseline, value_range
-from dsgd.show.report.certainty import basis
+from collections.abc import Sequence
+from statistics import median
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dsgd.show.report.baseline_multiples import against_baseline, of_growth, value_range
 from dsgd.show.report.choices import of_tuning
+from dsgd.show.report.comparable import identical
 from dsgd.show.report.frames import Frames
 from dsgd.show.report.group_table import table_of_groups
-from dsgd.show.report.identical import identical
 from dsgd.show.report.one_variant import of_one_variant
-from dsgd.show.report.page_parts import Answer
 from dsgd.show.report.panels.scaling import series
-from dsgd.show.report.questions import Question, questions
+from dsgd.show.report.questions import Question, basis, questions
 from dsgd.show.report.statistics import median_interval
-from dsgd.show.report.throughput_growth import of_growth
 from dsgd.show.report.winners import at_the_edge, by_group, of_each_group, only_group, unresolved
-from dsgd.show.report.written_numbers import few, number, percent
+from dsgd.show.report.written_numbers import Answer, few, number, percent
 
 
 def answer(frames: Frames) -> Answer:
@@ -70,3 +76,40 @@ def _price(frames: Frames) -> str:
         updates = f", gradients {number(median_interval(stale).centre)} updates stale" if stale else ""
         parts.append(f"{percent(idle)} idle{updates} ({variant})")
     return f"The cost: {'; '.join(parts)}."
+
+
+def print_results(frames: Frames, console: Console) -> None:
+    """Print a line per variant, medians over its runs, and the answer."""
+    asked = questions(frames) if len(frames.variants) > 1 else []
+    measured = [
+        question for question in asked if question.measure.name not in ("last-loss", "time", "loss-at-time")
+    ][:1]
+    unit = frames.seconds
+    headings = ["variant", "runs", *(question.name for question in measured), "loss at the end", unit]
+    table = Table(*headings, "", box=None, pad_edge=False)
+    for variant in frames.variants:
+        summaries = [record.summary for record in frames.of(variant)]
+        diverged = sum(summary.stopped_by == "diverged" for summary in summaries)
+        medians = [question.median(variant) for question in measured]
+        table.add_row(
+            escape(variant),
+            str(len(summaries)),
+            *(number(found.centre if found else None, 4) for found in medians),
+            _median([s.eval.loss for s in summaries if s.eval.loss is not None]),
+            _median([summary.clock_s for summary in summaries]),
+            f"{diverged} diverged" if diverged else "",
+        )
+    console.print(table)
+    found = answer(frames)
+    console.print()
+    for sentence in (found.headline, *(f"- {point}" for point in found.points)):
+        console.print(escape(sentence), highlight=False)
+    if found.basis:
+        console.print(escape(found.basis), style="dim", highlight=False)
+    for premise in frames.judged_premises:
+        style = "dim" if premise.held else "bold"
+        console.print(f"premise {escape(premise.text)}", style=style, highlight=False, soft_wrap=True)
+
+
+def _median(values: Sequence[float]) -> str:
+    return number(median(values), 4) if values else "–"

@@ -18,11 +18,10 @@ from dsgd.show.report.answer import answer
 from dsgd.show.report.colours import DARK, LIGHT
 from dsgd.show.report.figures import draw_sections
 from dsgd.show.report.frames import Frames, read_folder
-from dsgd.show.report.page_parts import Answer, Table
 from dsgd.show.report.panels.drawing import Section
 from dsgd.show.report.questions import questions
 from dsgd.show.report.style import standalone_svg
-from dsgd.show.report.written_numbers import number, plural
+from dsgd.show.report.written_numbers import Answer, Table, number, plural
 
 _SLOW = 1.5  # from here on a worker's mean time is not slow by chance
 _FIGURE_NAMES = re.compile(

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from dsgd.show.report.frames import Frames, Tuned
 from dsgd.show.report.layout import Layout
-from dsgd.show.report.page_parts import Answer, Table
-from dsgd.show.report.written_numbers import listed, number, option_text, percent, plural
+from dsgd.show.report.written_numbers import Answer, Table, listed, number, option_text, percent, plural
 
 
 class Chosen(NamedTuple):

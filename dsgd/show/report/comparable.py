@@ -1,8 +1,4 @@
-"""Which runs can be compared: those that differ in the strategy alone.
-
-They share the workload, the engine, the workers and their ranks, the times and network of the scenario, and
-the budget. On Ray, where seconds are those of the machine, they share the device too.
-"""
+"""Which runs can be compared: those that differ in the strategy alone; and which are the same twice."""
 
 from __future__ import annotations
 
@@ -16,10 +12,29 @@ from typing import Any
 from dsgd.config import DataConfig, TimingConfig, option_fields
 from dsgd.models.workloads import name_of
 from dsgd.records.listing import ListedRun, Listing
+from dsgd.records.reader import Record
 from dsgd.records.variants import differing, of_workload, option_text, printable
 from dsgd.scenario.group_options import GroupConfig
 from dsgd.scenario.network_options import LINKS
+from dsgd.show.report.frames import Frames
 from dsgd.show.report.written_numbers import plural
+
+
+def identical(frames: Frames) -> list[list[str]]:
+    """Return the variants whose runs are the same with every seed: same weights, times and evaluations."""
+    classes: dict[object, list[str]] = {}
+    for variant in frames.variants:
+        key = tuple(_of_a_run(record) for record in frames.of(variant))
+        classes.setdefault(key, []).append(variant)
+    return [variants for variants in classes.values() if len(variants) > 1]
+
+
+def _of_a_run(record: Record) -> tuple[object, ...]:
+    summary = record.summary
+    evaluations = tuple((e.version, e.t_s, e.loss) for e in record.evals)
+    counts = tuple(sorted(summary.staleness.counts.items()))
+    return summary.seed, summary.weights_sha256, summary.clock_s, summary.gradients, counts, evaluations
+
 
 _WORKLOAD = (*option_fields(DataConfig), "batch_size")
 _RANKS = tuple(option for option in option_fields(GroupConfig) if option != "checkpoint_activations")

@@ -24,11 +24,10 @@ from dsgd.records.reader import (
 )
 from dsgd.records.schema import RecordError, Summary
 from dsgd.records.variants import NOT_COMPARED as NOT_COMPARED
-from dsgd.records.variants import differing, of_workload, printable
+from dsgd.records.variants import as_variants, differing, of_workload, own_target, printable
 from dsgd.records.variants import option_text as option_text
 from dsgd.scenario.network_options import LINKS
 from dsgd.show.report.layout import PARTS, Asked, Layout, Member, arrange, by_name
-from dsgd.show.report.loose_runs import as_variants, own_target
 from dsgd.show.report.premises import JudgedPremise, Premise, judge, premises
 from dsgd.show.report.written_numbers import plural
 

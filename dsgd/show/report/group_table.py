@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from dsgd.show.report.frames import Frames
 from dsgd.show.report.layout import Factor
-from dsgd.show.report.page_parts import Table
 from dsgd.show.report.questions import Question
 from dsgd.show.report.written_numbers import (
+    Table,
     number,
     ratio_bound,
     ratio_text,

@@ -1,20 +1,65 @@
 """What variants are compared by: a number of each run, and the words for it.
 
-An experiment's file names one: `measure: time-to-loss`. `best OPTION` is none of them: it is not a number of
-a run but what tuning chose (dsgd/show/report/answer.py).
+Losses are shown as they are or, of language models, in bits a byte.
 """
 
 from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from dsgd.metrics import QUANTITIES, Column
 from dsgd.records.reader import Record
-from dsgd.records.schema import RecordedEvaluation
-from dsgd.show.report.loss_scale import LOSS, LossScale
+from dsgd.records.schema import LastEvaluation, RecordedEvaluation
+
+_YARDSTICKS = ("gzip", "xz")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossScale:
+    """A unit of losses, and the words for it."""
+
+    noun: str = "loss"
+    lowest: str = "lowest"
+    in_bits: bool = False
+    per_nat: float | None = 1.0
+    """What a loss is multiplied by; None where that is not the same in all runs."""
+    yardsticks: Mapping[str, float] = field(default_factory=dict)
+    """By name, to how many bits a byte a program brings the same text."""
+
+    def of(self, found: RecordedEvaluation | LastEvaluation) -> float | None:
+        """Return an evaluation's loss in this unit; None if it is not finite."""
+        return found.bits_per_byte if self.in_bits else found.loss
+
+    def target(self, loss: float | None) -> float | None:
+        """Return a target loss in this unit; None where runs have it at different heights."""
+        return None if loss is None or self.per_nat is None else loss * self.per_nat
+
+
+LOSS = LossScale()
+
+
+def scale_of(records: Iterable[Record]) -> LossScale:
+    """Return the scale on which these runs are compared: bits a byte if all are of language models."""
+    abouts = [record.meta.workload for record in records]
+    lengths = {float(about.get("bytes_per_token") or 0) for about in abouts}
+    if not lengths or 0 in lengths:
+        return LOSS
+    yardsticks = {}
+    for name in _YARDSTICKS:
+        found = {about.get(f"{name}_bits_per_byte") for about in abouts}
+        if len(found) == 1 and (bits := found.pop()) is not None:
+            yardsticks[name] = float(bits)
+    return LossScale(
+        noun="bits a byte",
+        lowest="fewest",
+        in_bits=True,
+        per_nat=1 / (math.log(2) * lengths.pop()) if len(lengths) == 1 else None,
+        yardsticks=yardsticks,
+    )
+
 
 OF_TARGET = ("time-to-loss", "gradients-to-loss", "bytes-to-loss")
 """Measures that need the file's target_loss."""

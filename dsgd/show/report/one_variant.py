@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from dsgd.records.fault_words import all_of_them
 from dsgd.records.reader import Record
 from dsgd.show.report.frames import Frames
-from dsgd.show.report.loss_scale import scale_of
-from dsgd.show.report.page_parts import Answer
+from dsgd.show.report.measures import scale_of
 from dsgd.show.report.questions import until
 from dsgd.show.report.statistics import Interval, median_interval
 from dsgd.show.report.theory_words import beside_theory
-from dsgd.show.report.written_numbers import confidence, number, plural
+from dsgd.show.report.written_numbers import Answer, confidence, number, plural
 
 
 def of_one_variant(frames: Frames) -> Answer:

@@ -15,13 +15,11 @@ from dsgd.records.fault_words import hit
 from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedFault
 from dsgd.running.predict.verdicts import BOUNDS
-from dsgd.show.report.certainty import test_name
 from dsgd.show.report.frames import EXTRA, NOT_COMPARED, Frames, option_text
-from dsgd.show.report.page_parts import Table
-from dsgd.show.report.questions import Question
+from dsgd.show.report.questions import Question, test_name
 from dsgd.show.report.statistics import Pair, median_interval
 from dsgd.show.report.theory_words import over_seeds
-from dsgd.show.report.written_numbers import number, percent, plural
+from dsgd.show.report.written_numbers import Table, number, percent, plural
 
 _THEORY = {
     "s_per_update": "time of an update",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dsgd.records.reader import Record
 from dsgd.records.schema import Compared
-from dsgd.running.predict import distributions
+from dsgd.running.predict.predictions import predicted_from_drawn_times
 from dsgd.running.predict.verdicts import BOUNDS, COMPARED, in_words, verdict_on
 from dsgd.show.report.statistics import median_interval
 from dsgd.show.report.written_numbers import listed, number, percent, plural
@@ -56,7 +56,7 @@ def over_seeds(records: Sequence[Record], name: str) -> OverSeeds | None:
     estimates = [_estimate(entry) for entry in entries if entry.standard_error is not None]
     if estimates:
         mean = pooled(estimates)
-        verdict = verdict_on(theory, mean, of_drawn_times=name in distributions.of_drawn_times(records[0]))
+        verdict = verdict_on(theory, mean, of_drawn_times=name in predicted_from_drawn_times(records[0]))
         return OverSeeds(theory, mean.mean, mean.standard_error, in_words(verdict, theory, mean))
     why = in_words(entries[0].verdict, theory, _estimate(entries[0]))
     return OverSeeds(theory, median_interval(measured).centre, None, why)

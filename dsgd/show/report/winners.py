@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from dsgd.show.report.comparable import identical
 from dsgd.show.report.frames import Frames
-from dsgd.show.report.identical import identical
 from dsgd.show.report.questions import Question, differs
 from dsgd.show.report.written_numbers import (
     few,

@@ -19,8 +19,8 @@ from dsgd.config import DataConfig, TrainConfig
 from dsgd.core.option_rules import Option, from_options, option_fields
 from dsgd.models.workloads import names as workloads
 from dsgd.models.workloads import options_of
-from dsgd.process import unique_keys
-from dsgd.process.messages import print_page
+from dsgd.process.files import DuplicateKeyError, load_yaml
+from dsgd.process.outcomes import print_page
 from dsgd.process.user_code import located
 from dsgd.scenario.faults_text import FILE_ENDINGS
 from dsgd.show.terminal.help import run_help
@@ -205,12 +205,12 @@ def _like(spelled: str, key: str) -> str:
 
 def _read_config(path: str) -> dict[str, Any]:
     try:
-        content = unique_keys.load(Path(path).read_text(encoding="utf-8"))
+        content = load_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(
             f"--config {path}: cannot be read ({error.strerror}); give a run's config.yaml"
         ) from None
-    except unique_keys.DuplicateKeyError as error:
+    except DuplicateKeyError as error:
         raise UsageError(f"--config {path}: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())

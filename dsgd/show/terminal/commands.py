@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from dsgd.process.interruptions import Interruptions, ended_by_signals
+from dsgd.process.outcomes import print_page
+from dsgd.show.terminal import examples
 from dsgd.show.terminal.cli import is_given
-from dsgd.show.terminal.menu import menu
+from dsgd.show.terminal.help import paragraph, width
 
 Command = Callable[[Sequence[str], Interruptions], int]
 
@@ -15,9 +17,9 @@ COMMANDS = {
     "--experiment": "dsgd.compare.experiment_command:experiment",
     "--report": "dsgd.show.report.report_command:report",
     "--replay": "dsgd.show.terminal.replay_command:replay",
-    "--evaluate": "dsgd.show.terminal.evaluate_command:evaluate",
-    "--export": "dsgd.show.terminal.export_command:export",
-    "--sample": "dsgd.show.terminal.sample_command:sample",
+    "--evaluate": "dsgd.show.terminal.trained_commands:evaluate",
+    "--export": "dsgd.show.terminal.trained_commands:export",
+    "--sample": "dsgd.show.terminal.trained_commands:sample",
     "--watch": "dsgd.show.live.watch_command:watch",
     "--check": "dsgd.teach.labs.check:check",
     "--list": "dsgd.show.terminal.list_command:list_runs",
@@ -38,3 +40,19 @@ def command_of(arguments: Sequence[str]) -> Command | None:
                 found: Command = getattr(import_module(module), name)
             return found
     return None
+
+
+def menu(_: Sequence[str], __: Interruptions) -> int:
+    """Print the menu, which fits a terminal of 80 by 24, and return the exit code."""
+    shown = (
+        examples.SIMULATED,
+        examples.ON_RAY,
+        examples.COMPARED,
+        examples.LISTED,
+        examples.REPORTED,
+        examples.HELP,
+    )
+    columns = width()
+    title = paragraph("A laboratory for distributed SGD. Nothing was run; commands to begin with:", columns)
+    print_page("\n".join([*title, "", *examples.lines(shown, columns)]))
+    return 0

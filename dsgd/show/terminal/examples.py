@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from dsgd.process.messages import program
+from dsgd.process.outcomes import program
 
 
 class Example(NamedTuple):

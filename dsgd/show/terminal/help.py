@@ -11,7 +11,7 @@ from typing import Any
 
 from dsgd.config import DataConfig, TrainConfig
 from dsgd.core.option_rules import Option, members, option_fields
-from dsgd.process.messages import program
+from dsgd.process.outcomes import program
 from dsgd.show.terminal import examples
 from dsgd.strategies import Strategy, modes
 

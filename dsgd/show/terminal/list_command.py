@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dsgd.process.interruptions import Interruptions
-from dsgd.process.messages import print_page
+from dsgd.process.outcomes import print_page
 from dsgd.records.listing import ListedRun, Listing, list_folder
 from dsgd.records.schema import LastEvaluation, RecordError
 from dsgd.records.variants import option_text

@@ -1,16 +1,110 @@
-"""A student's answers to a lab: read and checked; nothing is run here."""
+"""A student's answers to a lab: the questions as a file to fill in, the answers as read and checked, and the
+first guess of each, kept in a file beside them and written once. Nothing is run here.
+"""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from dsgd.show.terminal.cli import UsageError
 from dsgd.teach.labs.lab_file import PARTS, Exercise, Lab, is_open, known_keys, mapping, read_yaml
+
+
+def prediction_lines(lab: Lab) -> str:
+    """Return the list that students copy: names to fill in, each below its question."""
+    lines = [_comment(p.text, "  # ") + f"  {name}:\n" for name, p in lab.predictions.items()]
+    return "predictions:\n" + "".join(lines)
+
+
+def exercise_lines(lab: Lab) -> str:
+    """Return the options that students choose, to fill in."""
+    assert lab.exercise
+    lines = []
+    for option, choice in lab.exercise.choose.items():
+        kind = "a whole number" if choice.whole else "a number"
+        lines.append(f"  {option}:    # {kind}, {choice.least:g} to {choice.most:g}\n")
+    return "exercise:\n" + "".join(lines)
+
+
+def goal_sentences(lab: Lab) -> Iterator[str]:
+    """Yield what the options of the exercise must achieve, a sentence each."""
+    assert lab.exercise
+    yield from (law.text for law in lab.exercise.laws)
+
+
+def questions_of(lab: Lab) -> str:
+    """Return a whole lab as an answers file to fill in, each question as a comment."""
+    parts = [f"# {lab.title}\n"]
+    if lab.predictions:
+        parts.append(prediction_lines(lab))
+    if lab.exercise:
+        parts.append(
+            _comment(lab.exercise.text)
+            + "".join(_comment(goal, "# - ") for goal in goal_sentences(lab))
+            + exercise_lines(lab)
+        )
+    if lab.strategy:
+        laws = "".join(_comment(law.text, "# - ") for law in lab.strategy.laws)
+        parts.append(f"{laws}strategy:    # a file\n")
+    return "\n".join(parts)
+
+
+def _comment(text: str, begin: str = "# ") -> str:
+    """Return a text as comment lines of at most 80 columns."""
+    rest = begin.replace("-", " ") if begin.endswith("- ") else begin
+    return textwrap.fill(text, 80, initial_indent=begin, subsequent_indent=rest) + "\n"
+
+
+_HEADER = "# First guesses: --check adds a line for each new one, and never changes what is here.\n"
+
+
+def first_guesses_of(answers: Path) -> Path:
+    """Return the file of the first guesses: my/01.first.yaml for my/01.yaml."""
+    return answers.with_name(f"{answers.stem}.first.yaml")
+
+
+def read_first_guesses(answers: Path) -> dict[str, float]:
+    """Return the first guess of each prediction that has one.
+
+    Raises UsageError, in one line, for a file that is there and cannot be read.
+    """
+    path = first_guesses_of(answers)
+    if not path.exists():
+        return {}
+    where, remedy = f"first guesses {path}", "move it away to begin anew"
+    content = mapping(read_yaml(path, where, remedy), where)
+    try:
+        return {name: float(entry["guess"]) for name, entry in content.items()}
+    except (TypeError, KeyError, ValueError):
+        raise UsageError(f"{where}: is not as --check wrote it; {remedy}") from None
+
+
+def keep_first_guesses(answers: Path, predictions: Mapping[str, float], at: datetime) -> Path | None:
+    """Write the predictions that have no first guess yet; return the file if anything was written.
+
+    at: the time that stands beside them, with its zone. Raises UsageError if the file cannot be written.
+    """
+    path, known = first_guesses_of(answers), read_first_guesses(answers)
+    new = {name: value for name, value in predictions.items() if name not in known}
+    if not new:
+        return None
+    when = at.strftime("%Y-%m-%d %H:%M:%S %z")
+    lines = [f'{name}: {{guess: {value!r}, at: "{when}"}}\n' for name, value in new.items()]
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(("" if known else _HEADER) + "".join(lines))
+    except OSError as error:
+        raise UsageError(
+            f"first guesses {path}: cannot be written ({error.strerror}); make its folder writable"
+        ) from None
+    return path
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,14 +17,19 @@ from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import EXIT_FAILED
 from dsgd.show.terminal.cli import UsageError
 from dsgd.show.terminal.usage import Parser
-from dsgd.teach.labs import first_guesses, lab_questions, predicted
+from dsgd.teach.labs import predicted
 from dsgd.teach.labs import printed_verdicts as printed
-from dsgd.teach.labs.answers import Answers, read_answers
+from dsgd.teach.labs.answers import (
+    Answers,
+    keep_first_guesses,
+    questions_of,
+    read_answers,
+    read_first_guesses,
+)
 from dsgd.teach.labs.class_check import check_class
 from dsgd.teach.labs.lab_file import Lab, path_of, read_lab
-from dsgd.teach.labs.lab_verdicts import Verdict, verdicts
+from dsgd.teach.labs.lab_verdicts import Verdict, solvable, verdicts
 from dsgd.teach.labs.quantities import Value
-from dsgd.teach.labs.solvable import solvable
 from dsgd.teach.labs.student_strategy import Work
 
 
@@ -41,7 +46,7 @@ def check(arguments: Sequence[str], _: Interruptions) -> int:
     if len(given.check) == 1:
         _values(lab, path)
         _see_that_the_exercise_can_be_solved(lab, path)
-        print(lab_questions.all_of(lab), end="")
+        print(questions_of(lab), end="")
         return 0
     answers_path = Path(given.check[1])
     if answers_path.is_dir():
@@ -91,8 +96,8 @@ def _form(given: Any) -> str:
 
 def _for_a_person(lab: Lab, path: Path, answers_path: Path, answers: Answers, given: Any) -> int:
     work, values = _work(lab, answers), _values(lab, path)
-    kept = first_guesses.keep(answers_path, answers.predictions, datetime.now().astimezone())
-    first = first_guesses.read(answers_path)
+    kept = keep_first_guesses(answers_path, answers.predictions, datetime.now().astimezone())
+    first = read_first_guesses(answers_path)
     print(lab.title, flush=True)
     found: list[Verdict] = []
     with _errors_of(path):
@@ -110,7 +115,7 @@ def _for_a_person(lab: Lab, path: Path, answers_path: Path, answers: Answers, gi
 
 
 def _as_json(lab: Lab, path: Path, answers_path: Path, answers: Answers, given: Any) -> int:
-    first, values, work = first_guesses.read(answers_path), _values(lab, path), None
+    first, values, work = read_first_guesses(answers_path), _values(lab, path), None
     errors = list(answers.unreadable)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), _errors_of(path):  # a strategy may print
         try:

@@ -13,9 +13,8 @@ from dsgd.config import TrainConfig
 from dsgd.running.predict.predictions import predict
 from dsgd.teach.labs.controller import Controller, controller
 from dsgd.teach.labs.lab_run import Trial
-from dsgd.teach.labs.named_laws import Finding
 from dsgd.teach.labs.quantities import Value
-from dsgd.teach.labs.wording import words
+from dsgd.teach.labs.wording import Finding, words
 from dsgd.theory.quadratics import largest_stable_step
 
 

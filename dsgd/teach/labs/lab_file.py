@@ -15,12 +15,11 @@ from typing import Any
 import yaml
 
 from dsgd.config import option_fields
-from dsgd.process import unique_keys
+from dsgd.process.files import DuplicateKeyError, load_yaml
 from dsgd.show.terminal.cli import UsageError, configure
 from dsgd.strategies import load, modes
 from dsgd.teach.labs import goals, quantities, strategy_laws
-from dsgd.teach.labs.named_laws import CheckedLaw, did_you_mean, function
-from dsgd.teach.labs.wording import filled
+from dsgd.teach.labs.wording import CheckedLaw, did_you_mean, filled, function
 
 PARTS = ("predictions", "exercise", "strategy")
 LABS = Path(__file__).parents[3] / "docs" / "labs"
@@ -348,10 +347,10 @@ def read_yaml(path: Path, where: str, remedy: str) -> Any:
     """Return what a file holds, question marks as nothing; raises UsageError in one line."""
     try:
         text = path.read_text(encoding="utf-8")
-        content = unique_keys.load(_QUESTION_MARK.sub(r"\1", text))
+        content = load_yaml(_QUESTION_MARK.sub(r"\1", text))
     except OSError as error:
         raise UsageError(f"{where}: cannot be read ({error.strerror}); {remedy}") from None
-    except unique_keys.DuplicateKeyError as error:
+    except DuplicateKeyError as error:
         raise UsageError(f"{where}: {error}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{where}: is not YAML ({_yaml_error(error)}); {remedy}") from None

@@ -9,8 +9,8 @@ from dsgd.config import TrainConfig, option_fields
 from dsgd.running.quick_run import QuickRun, config, run
 from dsgd.strategies import load
 from dsgd.teach.labs import quantities
-from dsgd.teach.labs.named_laws import function
 from dsgd.teach.labs.quantities import Value
+from dsgd.teach.labs.wording import function
 
 
 class Trial:

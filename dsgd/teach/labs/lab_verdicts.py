@@ -1,4 +1,6 @@
-"""Holds a student's answers to what a lab requires: one verdict for each question."""
+"""Holds a student's answers to what a lab requires: one verdict for each question. For a lecturer who has
+changed the options: whether the exercise has an answer.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,41 @@ from dsgd.teach.labs import goals, predicted, strategy_laws
 from dsgd.teach.labs.answers import Answers
 from dsgd.teach.labs.lab_file import Exercise, Lab, Prediction, StrategyTask
 from dsgd.teach.labs.lab_run import Trial
-from dsgd.teach.labs.named_laws import Finding, function
 from dsgd.teach.labs.quantities import Value
 from dsgd.teach.labs.student_strategy import Work
+from dsgd.teach.labs.wording import Finding, function
+
+MOST_TRIED = 64
+
+
+def solvable(exercise: Exercise) -> bool | None:
+    """Return whether an allowed value satisfies all laws; None if there are too many to try all.
+
+    An exercise with one option that is a whole number, of at most MOST_TRIED values, is tried; the middle
+    first. Raises ValueError, in one line, for laws and options that do not go together.
+    """
+    (option, choice), *others = exercise.choose.items()
+    if others or not choice.whole or choice.most - choice.least >= MOST_TRIED:
+        return None
+    return any(
+        all(v.finding.holds for v in exercise_verdicts(exercise, {option: value}))
+        for value in _spread(int(choice.least), int(choice.most))
+    )
+
+
+def _spread(low: int, high: int) -> Iterator[int]:
+    """Yield all whole numbers from low to high, each half as far from those before it.
+
+    >>> list(_spread(1, 7))
+    [4, 2, 6, 1, 3, 5, 7]
+    """
+    intervals = [(low, high)]
+    for first, last in intervals:
+        if first <= last:
+            middle = (first + last) // 2
+            yield middle
+            intervals += [(first, middle - 1), (middle + 1, last)]
+
 
 _OPEN = Finding(None, "not answered yet")
 

@@ -7,8 +7,8 @@ import math
 from dsgd.running.quick_run import QuickRun
 from dsgd.teach.labs.lab_file import Lab, Prediction
 from dsgd.teach.labs.lab_run import Trial
-from dsgd.teach.labs.named_laws import Finding
 from dsgd.teach.labs.quantities import Value, shown
+from dsgd.teach.labs.wording import Finding
 
 _BY = (
     (0.075, "by less than a tenth"),

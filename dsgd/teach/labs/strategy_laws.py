@@ -19,8 +19,8 @@ from dsgd.core.weights import Weights
 from dsgd.running.quick_run import run
 from dsgd.strategies import load
 from dsgd.strategies.optimizers import server_rule
-from dsgd.teach.labs.named_laws import Finding
 from dsgd.teach.labs.student_strategy import Attempt, Work
+from dsgd.teach.labs.wording import Finding
 
 _ROUNDING = 1e-6  # largest difference of two weights that only the order of float32 arithmetic makes
 _NOT_NEEDED = ("eval", "exec", "open", "__import__", "globals", "locals", "vars", "getattr", "setattr")

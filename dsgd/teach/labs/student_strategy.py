@@ -25,8 +25,7 @@ from dsgd.process.user_code import UserCodeError, located
 from dsgd.running.execute import execute
 from dsgd.running.quick_run import run
 from dsgd.show.terminal.cli import UsageError
-from dsgd.strategies import Strategy
-from dsgd.strategies.user_file import from_file
+from dsgd.strategies import Strategy, from_file
 from dsgd.teach.labs.lab_run import floats
 from dsgd.transforms.wrapped_engine import WrappedCluster
 

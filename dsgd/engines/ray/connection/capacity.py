@@ -2,7 +2,7 @@
 
 The estimate is what a worker's process has to itself (its unique set size, measured on Linux with Ray 2.60
 and torch 2.15); data and weights come on top. So what is refused could not have run; what is not refused may
-still fail. Import `dsgd.engines.ray.connection.ray_connection` first: it sets what Ray reads when it is
+still fail. Import `dsgd.engines.ray.connection.connect` first: it sets what Ray reads when it is
 imported.
 """
 

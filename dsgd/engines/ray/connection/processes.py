@@ -1,7 +1,7 @@
 """The processes of a private Ray cluster: when it is closed, none of them is left.
 
 `ray.shutdown` returns once it has asked them to end; on a busy machine, workers outlive it. Import
-`dsgd.engines.ray.connection.ray_connection` first: it sets what Ray reads when it is imported.
+`dsgd.engines.ray.connection.connect` first: it sets what Ray reads when it is imported.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""What each rank of a group does, the leader and its followers alike: a task on its slice of the vectors.
-
-Tasks are elementwise, so a rank runs one as if its slice were all there is; only the objective talks to the
-other ranks (dsgd/models/objectives/group_objective.py). All ranks do the same things in the same order, in
-one thread.
-"""
+"""What each rank of a group does, the leader and its followers alike: a task on its slice of the vectors."""
 
 from __future__ import annotations
 
@@ -19,8 +14,7 @@ from dsgd.core import slices
 from dsgd.core.rules import Reduction
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Vector
-from dsgd.engines.ray.transport.ray_messages import TASKS_KEPT
-from dsgd.engines.ray.worker.carried_shards import CarriedShards
+from dsgd.engines.ray.transport.messages import TASKS_KEPT, CarriedShards
 from dsgd.engines.ray.worker.collective import GroupBroken
 from dsgd.engines.ray.worker.rank_meeting import LOCAL, RankMeeting, meet
 from dsgd.engines.ray.worker.reducing import Reducing

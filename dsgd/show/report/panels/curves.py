@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedEvaluation
-from dsgd.show.report.loss_scale import LOSS, LossScale, scale_of
+from dsgd.show.report.measures import LOSS, LossScale, scale_of
 from dsgd.show.report.panels import labels
 from dsgd.show.report.panels.drawing import (
     Canvas,

@@ -18,8 +18,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 from numpy.typing import NDArray
 
 from dsgd.records.reader import Record
+from dsgd.show.report.comparable import identical
 from dsgd.show.report.frames import Frames
-from dsgd.show.report.identical import identical
 from dsgd.show.report.panels import labels
 from dsgd.show.report.style import INK, Style, inline_svg, png
 from dsgd.show.report.written_numbers import few, number

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from dsgd.running.predict import distributions
+from dsgd.running.predict.predictions import predicted_gradients_per_s
 from dsgd.show.report.measures import OF_TARGET, measure
 from dsgd.show.report.panels import labels
 from dsgd.show.report.panels.drawing import Canvas, Panel, Scene, Section, left_margin, readable_ticks
@@ -63,7 +63,7 @@ def throughput(scene: Scene) -> Section:
         return _throughput_of_one(scene)
     summaries = {variant: [record.summary for record in scene.of(variant)] for variant in scene.variants}
     rates = {v: [x for s in own if (x := s.gradients_per_s)] for v, own in summaries.items()}
-    theory = {v: _mean([distributions.gradients_per_s(s) for s in own]) for v, own in summaries.items()}
+    theory = {v: _mean([predicted_gradients_per_s(s) for s in own]) for v, own in summaries.items()}
     idle = {v: [100 * s.idle_share for s in own] for v, own in summaries.items()}
     workers = {v: [100 * x for x in scene.representative(v).summary.idle_shares] for v in scene.variants}
     strokes = " Upright strokes are theory." if any(x is not None for x in theory.values()) else ""
@@ -102,7 +102,7 @@ def _throughput_of_one(scene: Scene) -> Section:
     (variant,) = scene.variants
     summaries = [record.summary for record in scene.of(variant)]
     rate = median_interval([s.gradients_per_s or 0.0 for s in summaries]).centre
-    said = _mean([distributions.gradients_per_s(s) for s in summaries])
+    said = _mean([predicted_gradients_per_s(s) for s in summaries])
     one = scene.representative(variant).summary
     idle = one.idle_shares
     theory = "" if said is None else f" (theory: {number(said)})"

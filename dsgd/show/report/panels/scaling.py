@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from dsgd.records.reader import Record
-from dsgd.running.predict import distributions
+from dsgd.running.predict.predictions import predicted_gradients_per_s, predicted_value
 from dsgd.show.report.frames import Frames, common_words, option_text
 from dsgd.show.report.panels import labels
 from dsgd.show.report.panels.drawing import Canvas, Panel, Scene, Section, readable_ticks
@@ -85,7 +85,7 @@ def scaling(scene: Scene) -> Section:
             title="Throughput",
             unit=f"gradients per {scene.seconds}",
             measure=lambda r: r.summary.gradients_per_s,
-            theory=lambda r: distributions.gradients_per_s(r.summary),
+            theory=lambda r: predicted_gradients_per_s(r.summary),
             proportional=True,
         ),
         _Quantity(
@@ -100,7 +100,7 @@ def scaling(scene: Scene) -> Section:
             title="Mean staleness",
             unit="updates",
             measure=lambda r: r.summary.staleness.mean,
-            theory=lambda r: distributions.value(r.summary, "staleness_mean"),
+            theory=lambda r: predicted_value(r.summary, "staleness_mean"),
         ),
     ]
     if target is not None:

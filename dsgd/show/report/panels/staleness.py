@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from dsgd.records.reader import Record
-from dsgd.running.predict import distributions
+from dsgd.running.predict.predictions import predicted_value, staleness_by_worker, staleness_pmf
 from dsgd.show.report.panels.drawing import Canvas, Panel, Scene, Section, boxes, readable_ticks
 from dsgd.show.report.style import INK
 from dsgd.show.report.written_numbers import few, number
@@ -34,7 +34,7 @@ def staleness(scene: Scene) -> Section:
         "gradient, its own not counted, over all seeds. Below: the same for each worker of one run, darker "
         "for more gradients; dots are the workers' means."
     )
-    if any(distributions.value(scene.representative(v).summary, "staleness_mean") is not None for v in stale):
+    if any(predicted_value(scene.representative(v).summary, "staleness_mean") is not None for v in stale):
         caption += (
             " Theory, in the colour of text: the line with dots is the geometric distribution, the dashed "
             "line the mean, upright strokes below the workers' means; a dotted line is the bound."
@@ -76,15 +76,15 @@ def _panel(scene: Scene, variant: str, place: int) -> Panel:
         above, [(x, right - 0.12 * width, low, y) for x, right, low, y in bars], facecolor=colour, alpha=0.75
     )
     top = share.max()
-    pmf = distributions.staleness_pmf(one, int(edges[-1]))
+    pmf = staleness_pmf(one, int(edges[-1]))
     if pmf is not None:
         bins = np.add.reduceat(pmf, np.arange(0, len(pmf), width))[: len(share)]
         above.plot(edges[:-1] + width / 2, bins, color=INK, linewidth=1.2, marker=".", markersize=4)
         top = max(top, bins.max())
-    predicted = distributions.value(one.summary, "staleness_mean")
+    predicted = predicted_value(one.summary, "staleness_mean")
     if predicted is not None and predicted <= edges[-1]:
         above.axvline(predicted, color=INK, linewidth=1.1, linestyle=(0, (4, 2)))
-    bound = distributions.value(one.summary, "staleness_max")
+    bound = predicted_value(one.summary, "staleness_max")
     if bound is not None and bound <= edges[-1]:
         above.axvline(bound, color=INK, linewidth=1.1, linestyle=(0, (1, 1.5)))
     said = "" if predicted is None else f" (theory {number(predicted)})"
@@ -120,7 +120,7 @@ def _rows(record: Record, edges: Floats) -> list[_Row]:
     """Return one row per worker; among many workers, neighbours share one."""
     frame = record.task_frame().select("worker", "staleness")
     worker, values = frame["worker"].to_numpy(), frame["staleness"].to_numpy()
-    theory = distributions.staleness_by_worker(record)
+    theory = staleness_by_worker(record)
     rows = []
     for first, last in _groups(record.summary.num_workers):
         own = values[(worker >= first) & (worker <= last)]
