@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ def test_the_front_page_counts_the_closed_forms_of_the_page_about_theory() -> No
     theory = (ROOT / "docs/theory.md").read_text()
     rows = [line for line in theory.splitlines() if line.endswith("| holds |")]
     assert f"tests {len(rows)} closed forms" in (ROOT / "README.md").read_text()
+
+
+def test_the_page_about_the_design_names_files_that_there_are() -> None:
+    """Each Python file that docs/design.md names, by its path or the end of it, is there."""
+    named = set(re.findall(r"`([\w/]+\.py)`", (ROOT / "docs/design.md").read_text()))
+    places = ("", "benchmarks/**/", "deploy/**/", "docs/**/", "dsgd/**/", "tests/**/")
+    files = [str(path) for place in places for path in ROOT.glob(f"{place}*.py")]
+    assert len(named) > 50
+    assert not {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
 
 
 def test_the_last_lines_say_what_the_record_says_was_sent(cli: CommandLine, tmp_path: Path) -> None:

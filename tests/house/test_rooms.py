@@ -1,0 +1,140 @@
+"""How big the house is: every number here may only shrink, and one that grows is a line in the diff.
+
+Read from the source alone. A table that is too high by now is as wrong as one that is too low: lower it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+SOURCE = sorted(
+    path
+    for top in (".", "benchmarks", "deploy", "docs", "dsgd")
+    for path in (ROOT / top).glob("*.py" if top == "." else "**/*.py")
+    if not path.is_symlink()
+)
+
+LINES = {
+    ".": 2_500,
+    "benchmarks": 4_100,
+    "deploy": 7_900,
+    "docs": 800,
+    "dsgd": 600,
+    "dsgd/compare": 1_900,
+    "dsgd/conformance": 3_800,
+    "dsgd/core": 4_600,
+    "dsgd/engines": 8_900,
+    "dsgd/models": 3_600,
+    "dsgd/process": 700,
+    "dsgd/records": 3_600,
+    "dsgd/running": 4_200,
+    "dsgd/scenario": 2_400,
+    "dsgd/show": 10_300,
+    "dsgd/strategies": 2_300,
+    "dsgd/teach": 2_900,
+    "dsgd/theory": 3_100,
+    "dsgd/transforms": 1_600,
+    "tests": 36_400,
+}
+"""Lines of source in each room, and of tests, rounded up to hundreds."""
+
+LONG_FILES = {
+    "config.py",
+    "deploy/observability/one_run.py",
+    "dsgd/api.py",
+    "dsgd/compare/experiment_file.py",
+    "dsgd/conformance/gate.py",
+    "dsgd/conformance/kills.py",
+    "dsgd/core/aggregators.py",
+    "dsgd/core/rules.py",
+    "dsgd/engines/ray/driver/cluster.py",
+    "dsgd/engines/ray/driver/sent_tasks.py",
+    "dsgd/engines/ray/worker/group.py",
+    "dsgd/engines/ray/worker/host.py",
+    "dsgd/engines/replay.py",
+    "dsgd/engines/sim/sim_with_faults.py",
+    "dsgd/models/objectives/module_objective.py",
+    "dsgd/records/schema.py",
+    "dsgd/records/writer.py",
+    "dsgd/show/live/followed_run.py",
+    "dsgd/show/report/frames.py",
+    "dsgd/show/report/panels/curves.py",
+    "dsgd/show/report/tables.py",
+    "dsgd/transforms/codecs.py",
+    "metrics.py",
+}
+"""Source files of more than 400 lines."""
+
+LONG_CLASSES = {
+    "FollowedRun",
+    "Host",
+    "HostedCluster",
+    "ModuleObjective",
+    "RayAllReduce",
+    "RayCluster",
+    "ReplayCluster",
+    "RunKeeper",
+    "RunRecord",
+    "SentTasks",
+}
+"""Classes of more than 250 lines."""
+
+WORDS = {
+    "expert": (("dsgd/models", "dsgd/theory"), 180),
+    "rank": (("dsgd/engines", "dsgd/models"), 250),
+    "codec": (("dsgd/transforms",), 50),
+    "s3": (("dsgd/process", "dsgd/records"), 110),
+    "prometheus": (("deploy", "dsgd/show"), 20),
+}
+"""Words of a capability: the rooms where they belong, and on how many lines elsewhere they stand, to tens."""
+
+
+def room(path: Path) -> str:
+    """Return the folder of a file in dsgd/, a folder at the top, or `.` for the files there."""
+    folders = path.relative_to(ROOT).parts[:-1]
+    return "/".join(folders[: 2 if folders[:1] == ("dsgd",) else 1]) or "."
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def rounded_up(count: int, to: int) -> int:
+    return -(-count // to) * to
+
+
+def test_rooms_do_not_grow() -> None:
+    """The lines of each room, and of all tests, are what the table says."""
+    count = Counter[str]()
+    for path in [*SOURCE, *(ROOT / "tests").rglob("*.py")]:
+        count[room(path)] += len(lines(path))
+    assert {name: rounded_up(n, 100) for name, n in sorted(count.items())} == LINES
+
+
+def test_no_more_files_grow_long() -> None:
+    """Files of more than 400 lines are those of the list."""
+    assert {str(path.relative_to(ROOT)) for path in SOURCE if len(lines(path)) > 400} == LONG_FILES
+
+
+def test_no_more_classes_grow_long() -> None:
+    """Classes of more than 250 lines are those of the list."""
+    found = set()
+    for path in SOURCE:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and (node.end_lineno or 0) - node.lineno >= 250:
+                found.add(node.name)
+    assert found == LONG_CLASSES
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_capability_stays_in_its_rooms(word: str) -> None:
+    """Lines outside a capability's rooms that speak of it are as many as the table says."""
+    homes, most = WORDS[word]
+    outside = [path for path in SOURCE if not room(path).startswith(homes)]
+    count = sum(word in line.lower() for path in outside for line in lines(path))
+    assert rounded_up(count, 10) == most
