@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tiers import TEST_S, THE_REAL_THING_ONCE
 
 from dsgd.strategies import modes
 
@@ -66,8 +67,28 @@ needs_crd = pytest.mark.skipif(
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what the tests that were left out need: all Debian packages in one command, and the others."""
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what the tests that were left out need, and which of `make test` took too long."""
+    say_what_is_needed(terminalreporter)
+    if config.getoption("markexpr") == "not thorough":
+        say_what_took_long(terminalreporter)
+
+
+def say_what_took_long(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the tests that belong into `make test-all`, or on the list of what is real; none fails for it."""
+    long = {
+        (report.nodeid.partition("@")[0], round(report.duration))
+        for report in terminalreporter.stats.get("passed", [])
+        if report.when == "call" and report.duration > TEST_S
+    }
+    if long := {(test, took_s) for test, took_s in long if test.partition("[")[0] not in THE_REAL_THING_ONCE}:
+        terminalreporter.section(f"tests of more than {TEST_S:g} s that tests/tiers.py does not list")
+        for test, took_s in sorted(long):
+            terminalreporter.line(f"{took_s} s {test}")
+
+
+def say_what_is_needed(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name all Debian packages in one command, and the others."""
     others: set[str] = set()
     packages: set[str] = set()
     for report in terminalreporter.stats.get("skipped", []):

@@ -1527,6 +1527,7 @@ def standin(tools: Tools, verb: str, *arguments: str) -> str:
     return subprocess.run(command, env=tools.environment, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.thorough
 @needs("kubectl")
 def test_the_real_kubectl_understands_every_call_of_the_tools(tools: Tools, tmp_path: Path) -> None:
     real = shutil.which("kubectl")

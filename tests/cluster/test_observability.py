@@ -289,6 +289,7 @@ def alert(name: str, run: str, *, over: bool = False, **labels: str) -> Message:
     return {"labels": all_labels, "annotations": annotations} | times
 
 
+@pytest.mark.thorough
 @needs("prometheus-alertmanager")
 def test_alertmanager_groups_deduplicates_resolves_and_inhibits(tmp_path: Path) -> None:
     """A run's alerts are one message, sent once; their ends are sent; a NaN hides divergence."""
@@ -411,6 +412,7 @@ def exposing(text: Callable[[], str], port: int) -> Iterator[None]:
         yield
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.slow
 @needs("prometheus")
@@ -608,6 +610,7 @@ def test_receivers_on_a_cluster_are_references_to_a_secret(tmp_path: Path) -> No
     succeeds("amtool", "check-config", tmp_path / "made.yaml")
 
 
+@pytest.mark.thorough
 @needs("prometheus")
 @needs("prometheus-alertmanager")
 @needs("kubectl")

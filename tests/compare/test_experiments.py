@@ -361,6 +361,7 @@ def test_every_experiment_of_a_rayjob_states_its_premise() -> None:
         assert load(ROOT / job.arguments.split()[1]).premises, job.name
 
 
+@pytest.mark.thorough
 def test_killed_and_started_again_it_loses_only_what_was_being_run(tmp_path: Path, ask: Ask) -> None:
     """SIGKILL, then SIGTERM, then to the end: finished runs keep their bytes, and no process stays behind.
 
@@ -469,6 +470,7 @@ def test_a_process_that_dies_takes_one_run_with_it(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.thorough
 def test_tuning_picks_the_best_value_and_compares_on_other_seeds(tmp_path: Path, ask: Ask) -> None:
     """On the quadratic of curvature 1, one step of lr 1 is at the optimum, and lr above 2 diverges."""
     path = write(
@@ -564,6 +566,7 @@ def test_a_record_without_an_option_had_its_default(option: str, value: float, t
         kept.is_kept(other)
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_simulated_and_real_runs_go_together(tmp_path: Path, ask: Ask) -> None:

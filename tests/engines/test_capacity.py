@@ -114,6 +114,7 @@ def test_an_experiment_with_a_million_workers_on_ray_is_refused(
     assert "variant many: --num-workers 1000000: 1,000,000 Ray worker processes need" in ran.err
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 def test_on_a_cluster_its_own_memory_counts(ray_cluster: str, cli: CommandLine) -> None:
     """A cluster without the memory is waited for, as it may grow; then exit 1 and the line of the memory."""

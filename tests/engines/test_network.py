@@ -600,6 +600,7 @@ def test_an_all_reduce_on_ray_takes_the_time_that_was_asked_for() -> None:
     assert found.cluster.traffic.to_peers == simulated.cluster.traffic.to_peers
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_bytes_are_the_formula_on_ray() -> None:

@@ -219,6 +219,7 @@ class Kill(Watcher):
         self._kill(self._cluster, update)
 
 
+@pytest.mark.thorough
 def test_a_worker_that_keeps_dying_fails_the_run(tmp_path: Path) -> None:
     """After --max-restarts the run fails in one line that names the worker; the record is kept."""
     cfg = config("ssgd", engine="ray", num_workers=2, steps=50, max_restarts=0, out=str(tmp_path))
@@ -312,6 +313,7 @@ def test_the_clock_starts_when_all_workers_are_ready() -> None:
     assert max(begun_s) < min(zeros_s)
 
 
+@pytest.mark.thorough
 def test_evaluation_is_recorded_off_the_clock(cli: CommandLine) -> None:
     """Evaluations come from a thread, in order, and the last one is of the last weights."""
     ran = cli("--mode ssgd --num-workers 2 --steps 30 --eval-every 10 --quiet")
@@ -320,6 +322,7 @@ def test_evaluation_is_recorded_off_the_clock(cli: CommandLine) -> None:
     assert ran.summary["eval"]["loss"] == evals[-1]["loss"]
 
 
+@pytest.mark.thorough
 def test_a_target_loss_is_reached_on_ray(cli: CommandLine) -> None:
     """The run stops soon after an evaluation at or below the target."""
     ran = cli("--mode ssgd --num-workers 2 --steps 3000 --target-loss .6 --eval-every 5 --quiet")
@@ -337,7 +340,7 @@ def _processes_with(mark: str) -> dict[int, str]:
     return found
 
 
-@pytest.mark.crossing(one_in=2)
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "which"), [("gcs_server", signal.SIGINT), ("default_worker", signal.SIGTERM)]
@@ -405,6 +408,7 @@ def test_a_signal_ends_a_private_cluster_and_leaves_a_record(tmp_path: Path) -> 
     assert group.stdout == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_existing_cluster_is_used_and_left_running(ray_cluster: str, tmp_path: Path) -> None:
     """With RAY_ADDRESS set, a run joins that cluster and leaves it as it was."""

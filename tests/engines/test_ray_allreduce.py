@@ -88,6 +88,7 @@ class TestOnRay:
         )
         assert not ours["to_workers"]
 
+    @pytest.mark.thorough
     def test_the_steps_of_processes_without_a_link_go_through_ray(self) -> None:
         """As on another machine: the same weights, with slots, states and a kill."""
         options = {**SMALL, "local_steps": 3, "transport": "ray", "on_loss": "rehost", "max_restarts": 9}
@@ -95,6 +96,7 @@ class TestOnRay:
         real = run("diloco", killer, engine="ray", topology="allreduce", **options)
         assert same_bytes(real, run("diloco", engine="sim", **SMALL, local_steps=3))
 
+    @pytest.mark.thorough
     def test_large_vectors_and_slots_are_a_servers(self) -> None:
         """Of 100,000 weights, in chunks, for every process its own copy."""
         options = {**SMALL, "dim": 100_000, "optimizer": "adamw", "clip_norm": 1.0}
@@ -120,6 +122,7 @@ class TestOnRay:
         assert killer.killed
         assert same_bytes(killed, run(mode, engine="sim", **options))
 
+    @pytest.mark.thorough
     def test_a_process_killed_while_a_group_forms_holds_nobody(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It ends when the others know that it is there and connect: they leave, long before torch would end
         its attempt, and the weights are those of a run without kills.
@@ -151,6 +154,7 @@ class TestOnRay:
         assert times[1] - times[0] < 15  # seconds; torch would connect for 20
         assert same_bytes(killed, run("ssgd", engine="sim", **SMALL))
 
+    @pytest.mark.thorough
     def test_the_group_goes_on_without_a_member_that_is_dropped(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -178,6 +182,7 @@ class TestOnRay:
         found = compared(recorded_run(tmp_path / "a"))
         assert (found.differs, found.same_weights) == (None, True)
 
+    @pytest.mark.thorough
     def test_a_value_is_fetched_when_it_is_looked_at(self) -> None:
         """A task's value and an update's slots stay in their processes, and whoever asks gets them."""
         seen: list[tuple[Any, ...]] = []
@@ -191,6 +196,7 @@ class TestOnRay:
             run("ssgd", look, **options, **engine)
         assert seen[:2] == seen[2:]
 
+    @pytest.mark.thorough
     def test_the_weights_are_lost_with_all_processes(self) -> None:
         """Where no copy is left, one line says what to do."""
         options = {**SMALL, **REAL, "hosts": 1}
@@ -227,6 +233,7 @@ class TestOnRay:
         found = compared(recorded)
         assert (found.differs, found.same_weights) == (None, True)
 
+    @pytest.mark.thorough
     def test_a_run_goes_on_from_a_checkpoint(self, tmp_path: Path) -> None:
         """The driver fetches weights and slots for it: a run that is cut off goes on to the same bytes."""
         options = {**SMALL, "momentum": 0.9}

@@ -122,6 +122,7 @@ def refusal(address: str, environment: Mapping[str, str], monkeypatch: pytest.Mo
     return str(caught.value)
 
 
+@pytest.mark.thorough
 def test_a_head_takes_its_own_token_and_refuses_others_in_one_line(head: Head) -> None:
     """A wrong and a missing token are named within ten seconds, with what to set; with it, Ray connects."""
     processes = {

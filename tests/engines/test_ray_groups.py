@@ -132,6 +132,7 @@ def groups(ray_cluster: str) -> Iterator[Workers]:
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 class TestOnRay:
+    @pytest.mark.thorough
     def test_a_group_carries_several_workers_and_repeats_their_tasks(self) -> None:
         """A follower is killed while servers have slices, and a codec the whole value: with momentum, and the
         norm over all ranks, these are the simulator's bytes, to 1e-5 of what moved those of one process.
@@ -152,6 +153,7 @@ class TestOnRay:
         assert hurt.cluster.restarts == [1, 1]
         assert not kill.left()
 
+    @pytest.mark.thorough
     def test_a_rank_that_fails_ends_the_run_with_its_error(self, caplog: pytest.LogCaptureFixture) -> None:
         """And not with that of the rank that waits for it, or never. What it has printed until then is in the
         driver's log, marked with it.
@@ -164,7 +166,7 @@ class TestOnRay:
         assert ("the loss for the 2. time", "worker 0 rank 1") in said
         assert ("the loss for the 3. time", "worker 1 rank 1") in said
 
-    @pytest.mark.crossing(one_in=2)
+    @pytest.mark.thorough
     @pytest.mark.parametrize("options", [{"overlap": 1}, {"pattern": "sequential", "compress": "topk:.5"}])
     def test_fragments_are_exchanged_between_groups(self, options: dict[str, Any], groups: Workers) -> None:
         """Ranks have what lies in their slices of a fragment, neighbours or not: the simulator's bytes."""

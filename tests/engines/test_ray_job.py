@@ -51,6 +51,7 @@ cluster.shutdown()
 """
 
 
+@pytest.mark.thorough
 def test_a_job_whose_command_line_is_wrong_is_stopped_and_so_not_tried_again() -> None:
     """With the variables of a RayJob, a usage error ends as STOPPED, which KubeRay does not repeat, else as
     FAILED. Either way its line is in the log.

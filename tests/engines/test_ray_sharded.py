@@ -187,6 +187,7 @@ class TestOnRay:
         assert len(killer.servers) > 4
         wait_for(lambda: not any(map(serves, killer.servers)), "the end of its servers")
 
+    @pytest.mark.thorough
     def test_a_slice_without_a_backup_is_lost_with_its_server(self) -> None:
         """One line says which, and what to do."""
 
@@ -230,6 +231,7 @@ class TestOnRay:
         found = compared(recorded)
         assert (found.differs, found.same_weights) == (None, True)
 
+    @pytest.mark.thorough
     def test_a_second_loss_before_the_new_backup_has_the_slice_ends_the_run(self) -> None:
         """One line says so, and what to do."""
 
@@ -247,7 +249,7 @@ class TestOnRay:
         with pytest.raises(ClusterError, match=r"^server 0 died .* and its backup are lost; .* --resume"):
             run("ssgd", kill, **SMALL, engine="ray", replicas=2, hosts=1)
 
-    @pytest.mark.crossing(one_in=3)
+    @pytest.mark.thorough
     @pytest.mark.parametrize(("mode", "options"), COMPRESSED)
     def test_compressed_results_are_those_of_one_server(self, mode: str, options: dict[str, Any]) -> None:
         """Servers decode their slices, or the driver does: weights and bytes are the simulator's."""
@@ -256,6 +258,7 @@ class TestOnRay:
         assert same_bytes(real, simulated)
         assert real.cluster.traffic.by_direction == simulated.cluster.traffic.by_direction
 
+    @pytest.mark.thorough
     def test_a_run_without_a_barrier_goes_on_from_a_checkpoint_and_replays(self, tmp_path: Path) -> None:
         """Cut off after an update and gone on with, and a server killed, its record gives the same bytes."""
         options = {**SMALL, **SHARDED, "hosts": 1, "replicas": 2, "momentum": 0.9, "clip_norm": 0.5}

@@ -326,6 +326,7 @@ IN_STEP: dict[str, Any] = {"engine": "ray", "num_workers": 2, "dataset": "quadra
 DILOCO: dict[str, Any] = IN_STEP | {"steps": 16, "local_steps": 2}
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_losses_and_second_copies_change_no_byte_of_large_vectors() -> None:
@@ -350,6 +351,7 @@ def test_losses_and_second_copies_change_no_byte_of_large_vectors() -> None:
     assert same_bytes(disturbed, run("diloco", **DILOCO, hosts=1, transport="ray"))
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_step_on_a_part_of_large_vectors_is_that_of_the_simulator() -> None:
@@ -358,6 +360,7 @@ def test_a_step_on_a_part_of_large_vectors_is_that_of_the_simulator() -> None:
     assert same_bytes(run("streaming", **fragments), run("streaming", **{**fragments, "engine": "sim"}))
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_the_block_of_a_cancelled_task_is_kept_until_its_process_answers_or_ends() -> None:

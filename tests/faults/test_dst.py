@@ -90,6 +90,7 @@ def test_a_schedule_shrinks_to_what_matters() -> None:
     assert len(small.faults) == 1
 
 
+@pytest.mark.thorough
 def test_a_failure_is_one_short_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ def at_update(version: int, action: Callable[[Engine], None]) -> Callable[[Engin
     return on_update
 
 
+@pytest.mark.thorough
 def test_two_workers_on_one_host_have_the_weights_of_one_host_each(
     undisturbed: Mapping[str, QuickRun],
 ) -> None:
@@ -119,6 +120,7 @@ def waits_less(cluster: Engine) -> None:
     cluster._cfg = replace(cfg, ray=replace(cfg.ray, start_timeout_s=0.01))
 
 
+@pytest.mark.thorough
 def test_a_process_that_nobody_waits_for_may_take_long_to_start() -> None:
     """The time limit of a start ends a run only if a worker cannot go on without the process."""
     options = {**SCHEDULE, "steps": 20, "faults": "kill:1@update=5"}
@@ -270,7 +272,7 @@ def test_a_cut_holds_messages_back_and_loses_none() -> None:
     assert cut.recovered_s >= 0.4
 
 
-@pytest.mark.crossing(one_in=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("suspect_after", [None, 0.05])
 def test_an_answer_that_a_cut_holds_back_counts_once(
     suspect_after: float | None, undisturbed: Mapping[str, QuickRun]
@@ -282,6 +284,7 @@ def test_an_answer_that_a_cut_holds_back_counts_once(
     assert in_step(cut)
 
 
+@pytest.mark.thorough
 def test_a_slow_host_takes_as_many_times_longer() -> None:
     """As long as the fault lasts; a growing one ends at its full factor."""
     for text, factor in (("slow:1=4@update=4+60", 4), ("slow:1=1~6@t=0+.001", 6)):

@@ -101,7 +101,7 @@ def test_every_mode_trains_a_mixture(mode: str) -> None:
         assert sum(layer) == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.crossing(one_in=3)
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize(

@@ -277,6 +277,7 @@ def test_a_compiled_loss_has_the_same_gradient() -> None:
 class TestOnRay:
     """Evaluations have a process for themselves."""
 
+    @pytest.mark.thorough
     @pytest.mark.slow
     def test_evaluations_are_those_of_the_simulator(self) -> None:
         """Bit for bit, in order, the first and the last among them; another process than a worker's."""

@@ -84,6 +84,7 @@ def test_a_disk_that_is_full_gets_no_record(disk: Path) -> None:
     assert set(ran.files) == {"fill"}
 
 
+@pytest.mark.thorough
 def test_an_experiment_on_a_disk_that_fills_up_names_each_file(disk: Path) -> None:
     """Each run that does not fit is named with file and remedy, others are kept, and so are the results."""
     (disk.parent / "e.yaml").write_text(

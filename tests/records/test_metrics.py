@@ -200,6 +200,7 @@ def test_at_the_end_prometheus_holds_the_summary_on_ray(mode: str, cli: CommandL
     assert_same(got, ran.summary)
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_lost_worker_is_counted(cli: CommandLine) -> None:
@@ -370,6 +371,7 @@ def test_simulations_of_an_experiment_have_no_metrics(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_an_experiment_on_ray_is_scraped_at_one_port(tmp_path: Path) -> None:
@@ -440,6 +442,7 @@ def test_a_pushgateway_ends_with_the_summary(cli: CommandLine) -> None:
     assert_same(Scrape(body), ran.summary)
 
 
+@pytest.mark.thorough
 def test_it_is_pushed_during_the_run(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Pushgateway gets values at intervals, not only the last."""
     monkeypatch.setattr(exporter, "_PUSH_EVERY_S", 0.02)

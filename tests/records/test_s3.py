@@ -438,6 +438,7 @@ def test_the_lease_of_a_killed_holder_goes_to_one_process(holder: subprocess.Pop
     assert stored(aws) == {}
 
 
+@pytest.mark.thorough
 def test_a_holder_that_stood_still_finds_that_it_has_lost(holder: subprocess.Popen[str], aws: Any) -> None:
     """SIGSTOP for longer than the lease lasts: another takes it over, and the first, woken, may not write."""
     holder.send_signal(signal.SIGSTOP)
@@ -685,6 +686,7 @@ def experiment(url: str = URL) -> int:
     return main(["--experiment", "slack.yaml", "--out", url, "--processes", "1"])
 
 
+@pytest.mark.thorough
 def test_an_experiment_is_uploaded_and_a_broken_upload_completed(
     stand_in: StandIn,
     aws: Any,
@@ -719,6 +721,7 @@ def test_an_experiment_is_uploaded_and_a_broken_upload_completed(
     assert stored(aws) == local("slack")
 
 
+@pytest.mark.thorough
 def test_another_machine_runs_only_what_is_missing(
     aws: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -200,6 +200,7 @@ def test_numbers_of_numpy_and_paths_are_options_too(tmp_path: Path) -> None:
     assert (result.options["lr"], result.options["steps"]) == (0.5, 2)
 
 
+@pytest.mark.thorough
 def test_an_experiment_from_python_is_that_of_the_command_line(cli: CommandLine, tmp_path: Path) -> None:
     """A mapping and its file give the same runs, and the file's folder has the report."""
     asked = {
@@ -329,7 +330,7 @@ print(result)
 """
 
 
-@pytest.mark.crossing(one_in=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["sim", pytest.param("ray", marks=pytest.mark.ray)])
 def test_files_of_the_users_own_and_ours_do_not_meet(engine: str, tmp_path: Path) -> None:
     """A config.py, data.py … next to a script does not break dsgd, and dsgd does not shadow them."""

@@ -272,6 +272,7 @@ def test_a_group_has_its_own_report(index: Path, capsys: pytest.CaptureFixture[s
     assert list_folder(folder).folders == [(folder / "of-an-experiment", "experiment “A <title>”", 1)]
 
 
+@pytest.mark.thorough
 def test_the_run_that_like_names_is_in_the_report(
     record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -313,7 +314,7 @@ def test_a_folder_of_experiments_has_an_index(unrelated: Path, capsys: pytest.Ca
 # --- In a browser -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.crossing(one_in=3)
+@pytest.mark.thorough
 @needs("chromium")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])

@@ -671,6 +671,7 @@ PHONE: dict[str, Any] = {
 }
 
 
+@pytest.mark.thorough
 @in_a_browser
 def test_a_run_is_seen_as_it_goes_on(browser: Any, tmp_path: Path) -> None:
     """Desktop and phone show a run growing and then its end, without an error or a foreign request."""

@@ -211,6 +211,7 @@ def make():
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_what_workers_print_is_in_the_drivers_log(cli: CommandLine, tmp_path: Path) -> None:
@@ -255,6 +256,7 @@ def make():
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_the_end_of_the_log_of_a_process_that_died_is_with_the_record(

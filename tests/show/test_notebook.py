@@ -24,7 +24,7 @@ def texts(notebook: Any) -> list[str]:
     return [output.get("text") or output["data"].get("text/plain", "") for output in outputs]
 
 
-@pytest.mark.crossing(one_in=2)
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "drawn"), [("notebook", 2), ("own-model", 1)])
 def test_a_notebook_gives_what_it_shows(name: str, drawn: int) -> None:
@@ -84,6 +84,7 @@ def test_a_mistake_names_the_choices(wrong: Any, says: str) -> None:
         wrong(dsgd.run("asgd", **FAST))
 
 
+@pytest.mark.thorough
 def test_a_comparison_draws_without_its_records() -> None:
     """The answer, a variant's curves and the first figure are there although nothing was kept on disk."""
     base = FAST | {"mode": "ssp", "compute_time": "exponential:1"}

@@ -366,6 +366,7 @@ def sweep(cli: CommandLine) -> Path:
     return cli.out
 
 
+@pytest.mark.thorough
 @in_a_browser
 def test_runs_say_how_they_differ_and_are_found_by_it(browser: Any, sweep: Path) -> None:
     """Each row has mode, step size, times and what sets its run apart; the filter takes them all."""
@@ -398,6 +399,7 @@ def test_runs_say_how_they_differ_and_are_found_by_it(browser: Any, sweep: Path)
         assert visit.complaints == []
 
 
+@pytest.mark.thorough
 @in_a_browser
 def test_numbers_are_read_off_the_curves_by_pointer_keys_and_touch(browser: Any, sweep: Path) -> None:
     """The cursor shows, for each run, the recorded value at or before its place."""

@@ -85,6 +85,7 @@ def test_a_record_outlives_the_file(cli: CommandLine, my: Path) -> None:
     assert "majority" in build_report(ran.record).read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_real_workers_compute_the_tasks_it_defines(cli: CommandLine) -> None:
@@ -95,6 +96,7 @@ def test_real_workers_compute_the_tasks_it_defines(cli: CommandLine) -> None:
     np.testing.assert_array_equal(np.load(real.record / "weights.npy"), np.load(sim.record / "weights.npy"))
 
 
+@pytest.mark.thorough
 def test_it_is_compared_in_an_experiment_and_reported(cli: CommandLine, tmp_path: Path) -> None:
     """An experiment's processes load the file, and the report compares the strategy with SSGD."""
     from main import main
@@ -130,6 +132,7 @@ def test_its_own_test_runs_in_the_users_folder(my: Path) -> None:
     assert "test_the_majority_decides[3] PASSED" in out
 
 
+@pytest.mark.thorough
 def test_a_broken_law_is_a_sentence_in_the_users_test(my: Path) -> None:
     """What is shown is the law, the first difference, the remedy and the command: nothing of dsgd's code."""
     file = my / "train_majority.py"

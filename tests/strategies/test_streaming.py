@@ -135,6 +135,7 @@ def test_who_takes_the_wrong_classes_sends_fragments_too(options: dict[str, Any]
     assert not same_bytes(honest, lied)
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 def test_only_fragments_travel_on_ray(ray_cluster: object) -> None:
     """On Ray the weights and the bytes are the simulator's, bit for bit."""

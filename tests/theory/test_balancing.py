@@ -125,6 +125,7 @@ def scores_of_routers(outcome: QuickRun) -> list[Floats]:
     return found
 
 
+@pytest.mark.thorough
 def test_the_limit_of_routers_that_learn_follows_from_their_scores() -> None:
     """Of a mixture in ASGD, estimated where loads are even: well below it each version stays even, and above
     it tokens hop, which the loads of many versions together do not show.

@@ -454,6 +454,7 @@ def test_both_engines_send_and_decode_alike(
     assert exchanged(both[0])[1] == 10 * (codec.num_bytes(40) + int(padding_mb * 1_000_000))
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 def test_a_killed_process_changes_nothing_on_ray(real: dict[str, Any]) -> None:
     """SIGKILL of a worker's process between two updates: its memory survives, and so do all bytes."""
@@ -463,6 +464,7 @@ def test_a_killed_process_changes_nothing_on_ray(real: dict[str, Any]) -> None:
     assert same_bytes(killed, run("diloco", engine="sim", **options))
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("transport", "codec", "padding_mb", "hosts"), [("local", "topk:.1", 0.0, 2), ("ray", "int8", 0.1, 1)]
@@ -502,6 +504,7 @@ def test_weights_go_down_as_messages(
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 def test_a_process_that_has_not_heard_gets_all_weights(real: dict[str, Any], tmp_path: Path) -> None:
     """SIGKILL of a process in its task: the one that repeats it is sent the whole vector, and messages from
