@@ -25,6 +25,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import ErrorType
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # untyped
 
 from dsgd.core.weights import CHUNK
@@ -185,12 +186,14 @@ class ReducingGroup:
     def _finish(self, work: Any) -> None:
         """Wait for what the processes compute together. Raises RuntimeError if they cannot."""
         if self._on_gpu:  # with a time-out, NCCL would end the group
-            while not work.is_completed():
+            work.wait()  # here only the GPU waits: what it computes next comes after
+            done: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record()
+            while not done.query():
                 self._look(work)
+                if self._alive.get_error() != ErrorType.SUCCESS:
+                    raise RuntimeError("NCCL has lost a process")
                 time.sleep(_LOOK_AT_GPU_S)
-            if work.exception():
-                raise RuntimeError("NCCL has lost a process")
-            work.wait()
             return
         while True:
             try:
