@@ -9,7 +9,10 @@ PROCESSES := 3
 PYTEST := $(PYTHON) -m pytest
 PARALLEL := -n $(PROCESSES) --dist loadgroup
 
-.PHONY: help setup demo strategy quick test test-all test-sim lint types format check picture all-strategies \
+# Children of a test start faster if what they import is compiled once.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: help setup demo strategy quick test test-all lint types format check picture all-strategies \
 	fault-timelines theory dst kills chaos docs references labs dashboards observe bench gpu clean \
 	requirements secrets sbom image push manifests api-server test-api
 
@@ -36,21 +39,18 @@ sbom: setup  ## write sbom.json: the packages of requirements.txt, with their ha
 demo: setup  ## train synchronous SGD on Ray with 2 workers
 	$(PYTHON) main.py --mode ssgd --num-workers 2 --steps 200
 
-quick: setup  ## the tests that a change most likely breaks; MODE=ssp: those of one mode; ONE_IN=3: a third of them
-ifdef MODE
-	$(PYTEST) -m "not ray and not slow and not thorough" --mode $(MODE) tests
-else
-	$(PYTEST) $(PARALLEL) -m "not ray and not slow and not thorough" --one-in $(or $(ONE_IN),1)
-endif
+# What a change of the core most likely breaks; the tests of what is built around runs are in the other folders.
+QUICK := tests/core tests/engines tests/faults tests/house tests/strategies tests/transforms dsgd
+
+quick: setup  ## the tests that a change most likely breaks; ROOM=show: of a room; MODE=ssp: of a mode; ONE_IN=3
+	$(PYTEST) $(PARALLEL) -m "not ray and not thorough" --one-in $(or $(ONE_IN),1) \
+		$(if $(MODE),--mode $(MODE)) $(if $(ROOM),tests/$(ROOM),$(QUICK))
 
 test: setup  ## hold every law, for every mode where modes matter
 	$(PYTEST) $(PARALLEL) -m "not thorough"
 
 test-all: setup  ## run all tests: before a change of engines, records or faults lands
 	$(PYTEST) $(PARALLEL)
-
-test-sim: setup  ## run the tests that need no Ray
-	$(PYTEST) $(PARALLEL) -m "not ray and not thorough"
 
 lint: setup  ## check style
 	.venv/bin/ruff check .

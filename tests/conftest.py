@@ -109,62 +109,6 @@ def say_what_is_needed(terminalreporter: pytest.TerminalReporter) -> None:
 
 # --- Which tests run, and in which process ------------------------------------------------------------------
 
-# What is built around runs. `make quick` leaves it out: it takes minutes, and a change of the core that
-# breaks it breaks a quicker test first.
-AROUND_RUNS = {
-    "test_api_server",
-    "test_cluster_tooling",
-    "test_datasets",
-    "test_experiments",
-    "test_faults_shown",
-    "test_disk_store",
-    "test_full_disk",
-    "test_gate_catches",
-    "test_interrupt",
-    "test_labs",
-    "test_labs_lecturer",
-    "test_listing",
-    "test_live",
-    "test_manifests",
-    "test_notebook",
-    "test_observability",
-    "test_peer_store",
-    "test_questions",
-    "test_references",
-    "test_report",
-    "test_report_browser",
-    "test_s3",
-    "test_s3_store",
-    "test_store_faults",
-    "test_tensorboard",
-    "test_theory",
-    "test_trace",
-    "test_uncertainty",
-    "test_use",
-    "test_watch",
-    "test_workload_mistakes",
-    "test_workloads_shipped",
-}
-
-
-# Tests on Ray wait more than they compute, so they go to two processes with a cluster each. To this one go
-# tests of whole runs and those that start clusters themselves; to the other those of engines and strategies.
-ON_THE_SECOND_CLUSTER = {
-    "test_adding_a_strategy",
-    "test_api",
-    "test_capacity",
-    "test_datasets",
-    "test_experiments",
-    "test_metrics",
-    "test_observability",
-    "test_peer_store",
-    "test_processes",
-    "test_ray",
-    "test_ray_faults",
-    "test_ray_link",
-    "test_resume_ray",
-}
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--mode", help="run only the tests of a mode: those that have it as a parameter or name")
@@ -180,7 +124,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # -m then sees the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that are slow or thorough, name the process of those that must share one, keep those of
+    """Mark the tests that are thorough, name the process of those that must share one, keep those of
     --mode and --one-in.
     """
     for item in repeated(items):
@@ -188,8 +132,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     share = config.getoption("--one-in")
     keep(config, items, lambda item: zlib.crc32(item.nodeid.encode()) % share == 0)
     for item in items:
-        if item.path.stem in AROUND_RUNS:
-            item.add_marker("slow")
         if hasattr(config, "workerinput") and (group := shared(item)):
             # What xdist 3.8 makes of the mark xdist_group: it sets _nodeid, which pytest 9.2 does not read.
             item._id = item.id.parse(f"{item.nodeid}@{group}")
@@ -228,7 +170,8 @@ def keep(config: pytest.Config, items: list[pytest.Item], wanted: Callable[[pyte
 def shared(item: pytest.Item) -> str:
     """Return what a test shares with others and a process makes once: the cluster, or its file's fixtures."""
     if item.get_closest_marker("ray"):
-        return "ray2" if item.path.stem in ON_THE_SECOND_CLUSTER else "ray"
+        # These tests wait more than they compute, so they go to two processes, with a cluster each.
+        return "ray" if item.path.parent.name == "engines" else "ray2"
     fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
     made_once = (f.func for found in fixtures.values() for f in found if f.scope in ("module", "session"))
     return item.path.stem if any(not f.__module__.startswith("_pytest") for f in made_once) else ""

@@ -2,7 +2,7 @@
 
 What was kept on this kind is compared bit for bit, what was kept on another by its losses.
 `DSGD_REWRITE_GOLDEN=1 python -m pytest tests/strategies/test_golden.py
-tests/strategies/test_golden_lattice.py` rewrites the files of this kind, or begins them: for a new kind at a
+tests/records/test_golden_lattice.py` rewrites the files of this kind, or begins them: for a new kind at a
 commit whose losses hold, and for a change that is meant to move results, in a separate commit that says why
 and removes the files of other kinds, or makes null in them what it moves.
 """

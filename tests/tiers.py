@@ -17,9 +17,11 @@ THE_REAL_THING_ONCE = {
         "SIGKILL of workers whose weights have no server",
     "tests/engines/test_ray_sharded.py::TestOnRay::test_a_slice_that_is_lost_is_that_of_the_last_snapshot":
         "SIGKILL of a parameter server",
+    "tests/engines/test_ray_groups.py::TestOnRay::test_without_a_barrier_a_replay_has_the_bytes":
+        "groups of ranks, one of which is killed",
     "tests/faults/test_ray_faults.py::test_a_wrong_suspicion_costs_work_and_no_bit":
         "two real processes compute one task",
-    "tests/house/test_packaging.py::test_an_installed_dsgd_trains_and_reports_from_any_folder":
+    "tests/running/test_packaging.py::test_an_installed_dsgd_trains_and_reports_from_any_folder":
         "the wheel, installed",
     "tests/records/test_s3.py::test_another_machine_goes_on_with_a_run_that_was_cut_off":
         "two processes and S3 over HTTP",
@@ -27,8 +29,6 @@ THE_REAL_THING_ONCE = {
         "SIGKILL of main.py, and its resume",
     "tests/compare/test_experiments.py::test_any_number_of_processes_gives_the_weights_of_a_single_run":
         "the processes of an experiment",
-    "tests/records/test_metrics.py::test_at_the_end_prometheus_holds_the_summary_on_ray":
-        "a real Prometheus scrapes a run on Ray",
     "tests/cluster/test_observability.py::test_the_rules_give_the_values_and_alerts_that_their_tests_say":
         "promtool evaluates all rules and alerts",
     "tests/cluster/test_cluster_tooling.py::test_what_the_tools_read_is_what_main_py_writes":
@@ -39,3 +39,29 @@ THE_REAL_THING_ONCE = {
         "Chromium draws a report",
 }  # fmt: skip
 """Each test that may take longer, and what is real in it."""
+
+PLANTED_MISTAKES = {
+    "tests/faults/test_dst_catches.py::test_a_planted_mistake_breaks_an_invariant":
+        "mini-batches that a fault loses, repeats or skips break an invariant",
+    "tests/engines/test_virtual_ray.py::test_a_planted_mistake_of_ray_breaks_an_invariant":
+        "the same in Ray's engine, in virtual time",
+    "tests/strategies/test_adding_a_strategy.py::test_a_mistake_breaks_its_law":
+        "a user's strategy breaks a law, which is named",
+    "tests/theory/test_gate_catches.py::test_a_planted_mistake_turns_the_gate_red":
+        "the simulator, a strategy or a formula disagrees with theory",
+    "tests/theory/test_references.py::test_another_algorithm_is_noticed":
+        "a strategy computes what its reference does not",
+    "tests/theory/test_uncertainty.py::test_a_wrong_formula_looks_like_a_contradiction":
+        "a closed form is wrong",
+    "tests/teach/test_labs.py::test_wrong_options_fail_by_their_law":
+        "wrong answers to labs: options",
+    "tests/teach/test_labs.py::test_wrong_predictions_fail_and_missing_ones_are_open":
+        "wrong answers to labs: predictions",
+    "tests/teach/test_labs.py::test_a_mistake_is_told_by_its_law":
+        "wrong answers to labs: strategies",
+    "tests/cluster/test_cluster_tooling.py::test_whatever_goes_wrong_fails_the_check_that_names_it_and_is_cleaned_up":
+        "a job fails on a cluster",
+    "tests/cluster/test_cluster_tooling.py::test_a_job_that_looks_well_but_is_not_does_not_pass":
+        "a job ends well and has done nothing, or too little",
+}  # fmt: skip
+"""Each test that plants mistakes, and what they look like. CONTRIBUTING.md says how many each tier finds."""

@@ -414,7 +414,6 @@ def exposing(text: Callable[[], str], port: int) -> Iterator[None]:
 
 @pytest.mark.thorough
 @pytest.mark.ray
-@pytest.mark.slow
 @needs("prometheus")
 def test_real_runs_answer_every_panel_and_agree_with_their_records(ray_cluster: str, tmp_path: Path) -> None:
     """Two real runs under a real Prometheus: all panels have data, no alert fires, ends are the records'."""

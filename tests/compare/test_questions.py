@@ -228,6 +228,7 @@ def dsgd_loss(record: Path) -> float:
     return float(yaml.safe_load((record / "summary.json").read_text())["eval"]["loss"])
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(
     ("lrs", "says"),
     [

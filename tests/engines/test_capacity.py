@@ -136,6 +136,7 @@ def test_a_start_that_takes_too_long_ends_at_the_time_out(ray_cluster: str, cli:
     assert cli("--num-workers 1 --steps 1 --dataset none").code == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.parametrize("dataset", ["none", "xor"])
 def test_the_estimate_of_a_worker_is_what_it_takes(ray_cluster: str, dataset: str) -> None:

@@ -60,7 +60,6 @@ def test_parts_and_half_precision_are_near(how: dict[str, Any], most: float) -> 
     assert (gradient(DEVICE, **how) - whole).norm() < most * whole.norm()
 
 
-@pytest.mark.slow
 def test_a_compiled_loss_is_near() -> None:
     """With weights that are views."""
     whole = gradient(DEVICE)
@@ -117,7 +116,6 @@ def test_nccl_makes_the_mean(order: Order) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 def test_workers_that_share_a_gpu_all_reduce() -> None:
     """NCCL wants a GPU for each process, so they add on the processor: a server's weights, bit for bit."""
     options: dict[str, Any] = {"workload": TINY, "num_workers": 2, "steps": 5, "engine": "ray"}
@@ -128,7 +126,6 @@ def test_workers_that_share_a_gpu_all_reduce() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 def test_two_workers_share_a_gpu() -> None:
     """They are placed on it, train, and are evaluated on it too."""
     options: dict[str, Any] = {"workload": TINY, "num_workers": 2, "steps": 20, "engine": "ray"}
@@ -145,7 +142,6 @@ def test_two_workers_share_a_gpu() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 @pytest.mark.parametrize("compress", ["topk:.1", "powersgd:2", "int8"])
 def test_results_from_a_gpu_travel_compressed(compress: str) -> None:
     """Codecs work on the processor, for gradients and memory of a GPU too: both engines send as much, and

@@ -127,7 +127,7 @@ print([child for child in psutil.Process().children() if child.status() != psuti
 """
 
 
-@pytest.mark.crossing(one_in=2)
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("when", "said"),

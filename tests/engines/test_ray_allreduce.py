@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from dsgd.engines.ray.exchange.allreduce import RayAllReduce
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
 from dsgd.running.keeper import Watcher
-from dsgd.running.quick_run import config, run, same_bytes
+from dsgd.running.quick_run import Workers, config, run, same_bytes
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.strategies import configured
 
@@ -70,16 +70,22 @@ REAL: dict[str, Any] = {
 }  # three workers on two processes
 
 
+@pytest.fixture(scope="module")
+def workers(ray_cluster: str) -> Iterator[Workers]:
+    with Workers(**SMALL, **REAL) as workers:
+        yield workers
+
+
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 class TestOnRay:
     @pytest.mark.parametrize("mode", DETERMINISTIC)
-    def test_the_weights_are_a_servers(self, mode: str) -> None:
+    def test_the_weights_are_a_servers(self, mode: str, workers: Workers) -> None:
         """Those of a simulated server, bit for bit, with its losses and evaluations; and the bytes between
         workers are those of the simulated all-reduce.
         """
         options = {**SMALL, **DETERMINISTIC[mode]}
-        real = run(mode, **options, **REAL)
+        real = workers.run(mode, **DETERMINISTIC[mode])
         assert same_bytes(real, run(mode, engine="sim", **options))
         simulated = run(mode, engine="sim", topology="allreduce", **options)
         ours, theirs = (ran.cluster.traffic.by_direction for ran in (real, simulated))
@@ -102,6 +108,7 @@ class TestOnRay:
         options = {**SMALL, "dim": 100_000, "optimizer": "adamw", "clip_norm": 1.0}
         assert same_bytes(run("ssgd", **options, **REAL), run("ssgd", engine="sim", **options))
 
+    @pytest.mark.thorough
     def test_a_ring_differs_by_rounding(self) -> None:
         """After seven steps no weight is off by more than some roundings."""
         real = run("ssgd", **SMALL, **{**REAL, "topology": "allreduce:ring"})

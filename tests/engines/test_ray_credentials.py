@@ -143,6 +143,7 @@ def test_a_head_takes_its_own_token_and_refuses_others_in_one_line(head: Head) -
         assert float(out) < 10
 
 
+@pytest.mark.thorough
 def test_a_head_refuses_certificates_of_others_in_one_line(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,7 +180,6 @@ class TestOnTwoNodes:
         assert same_bytes(before, suspected)
         assert {seen.kind for seen in suspected.cluster.faults_seen} == {"suspect"}
 
-    @pytest.mark.slow
     def test_servers_and_workers_on_two_machines_have_the_bits_of_one(self, link: Link) -> None:
         """Each slice has a process at either end, and workers are at both; a lost primary changes nothing."""
         from dsgd.engines.ray.exchange.sharded import RaySharded
@@ -198,7 +197,6 @@ class TestOnTwoNodes:
         assert far == [[[False, True]] * 3]
         assert same_bytes(sharded, run("diloco", **{**options, "engine": "sim"}))
 
-    @pytest.mark.slow
     def test_an_all_reduce_reaches_another_machine(self, link: Link) -> None:
         """The far process gets its steps by Ray's calls and its sums over TCP, to a server's bytes; where the
         link is down for a while, the update waits.
@@ -228,7 +226,6 @@ while sum(node["Alive"] for node in ray.nodes()) < 2:
 LONG = "--mode diloco --num-workers 2 --steps 80 --local-steps 2 --compute-time constant:.1 --on-loss rehost"
 
 
-@pytest.mark.slow
 def test_a_node_that_is_out_of_reach_for_good_is_given_up(link: Link, tmp_path: Path) -> None:
     """Ray reports its process lost once it has missed health checks; its worker goes on elsewhere and
     computes what a replay computes. Nobody waits longer for it in a sum, though no connection ends.

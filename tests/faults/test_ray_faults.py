@@ -129,6 +129,7 @@ def test_a_process_that_nobody_waits_for_may_take_long_to_start() -> None:
         run("ssgd", at_update(1, waits_less), **options, on_loss="replace")
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("policy", [{"on_loss": "replace", "spares": 1}, {"on_loss": "rehost"}])
 def test_a_lost_host_is_stood_in_for_before_a_new_process_starts(policy: dict[str, Any]) -> None:
     """By a spare or another host, which repeats the task."""
@@ -142,6 +143,7 @@ def test_a_lost_host_is_stood_in_for_before_a_new_process_starts(policy: dict[st
     assert kill.detected_s < kill.recovered_s < 60
 
 
+@pytest.mark.thorough
 def test_otherwise_its_workers_wait_for_a_new_process() -> None:
     """Under --on-loss replace, at least for as long as no new one can start."""
     ran = run("ssgd", **SCHEDULE, steps=10, faults="kill:0@update=5+.3")
@@ -214,6 +216,7 @@ def test_a_stopped_process_is_found_and_its_task_given_to_another() -> None:
     assert 0.1 < pause.detected_s < 0.2 + 1
 
 
+@pytest.mark.thorough
 def test_a_silent_host_gets_no_task_until_it_answers() -> None:
     """SIGSTOP: the other host carries its worker for many tasks, not for one after each silence; then the
     worker is at home again.
@@ -313,7 +316,7 @@ def test_a_worker_whose_first_fault_is_a_join_begins_outside() -> None:
     assert present[-1] == [0, 1]
 
 
-@pytest.mark.crossing(one_in=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("on_loss", ["rehost", "drop"])
 def test_a_notice_is_a_leave_in_good_order(on_loss: str) -> None:
     """SIGTERM, as before a spot instance is taken: the process finishes its task, and ends."""
@@ -336,6 +339,7 @@ def test_a_notice_is_a_leave_in_good_order(on_loss: str) -> None:
     assert not Path(f"/proc/{ends[0]}").exists()
 
 
+@pytest.mark.thorough
 def test_the_driver_s_node_cannot_be_ended() -> None:
     """It would end the run, not a node: refused in one line, as is a node that is not there."""
     with pytest.raises(ValueError, match="--faults node:a: that is the driver's own node; name another"):
@@ -368,7 +372,6 @@ def test_a_lost_node_takes_no_worker_s_state_with_it() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_private_cluster_of_two_nodes_ends_with_the_run(tmp_path: Path) -> None:
     """The lost node is started again, its workers go on there, and no process is left."""
     mark = f"dsgd-test-{uuid.uuid4().hex}"

@@ -47,7 +47,7 @@ def lines(faults: list[FaultSeen]) -> list[tuple[Any, ...]]:
     ]
 
 
-@pytest.mark.crossing(one_in=12)
+@pytest.mark.crossing
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_real_processes_leave_the_same_lines(name: str) -> None:
     """The kinds, whom they hit, what was done about it, and what it cost in mini-batches."""

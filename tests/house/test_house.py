@@ -9,11 +9,14 @@ import ast
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from conftest import ROOT
 
 from docs.tools.house import FLOORS, README, with_tree
+
+Graph: TypeAlias = dict[str, set[str]]
 
 PACKAGE = ROOT / "dsgd"
 PUBLIC = ("__main__", "config", "data", "metrics")
@@ -58,7 +61,10 @@ def imports(module: str) -> set[str]:
     return collected.found
 
 
-GRAPH = {module: imports(module) & MODULES.keys() for module in MODULES}
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    """Return, by module, the others of the package that it imports."""
+    return {module: imports(module) & MODULES.keys() for module in MODULES}
 
 
 def room(module: str) -> str:
@@ -68,11 +74,11 @@ def room(module: str) -> str:
     return parts[1] if known else ""
 
 
-def test_all_files_are_read() -> None:
+def test_all_files_are_read(graph: Graph) -> None:
     """The laws below look at the whole package, and see imports where there are some."""
     assert {"dsgd", "dsgd.config", "dsgd.running.execute", "dsgd.strategies.train_ssp"} <= MODULES.keys()
-    assert {"dsgd.core.protocol", "dsgd.process.outcomes"} <= GRAPH["dsgd.__main__"]
-    assert "dsgd.api" in GRAPH["dsgd"]  # inside a function
+    assert {"dsgd.core.protocol", "dsgd.process.outcomes"} <= graph["dsgd.__main__"]
+    assert "dsgd.api" in graph["dsgd"]  # inside a function
 
 
 def test_the_package_never_imports_the_command_line_or_a_bare_public_file() -> None:
@@ -82,42 +88,49 @@ def test_the_package_never_imports_the_command_line_or_a_bare_public_file() -> N
     assert not wrong
 
 
-def test_no_file_imports_a_strategy_by_name() -> None:
+def test_no_file_imports_a_strategy_by_name(graph: Graph) -> None:
     """Strategies are found by their files' names, so adding one touches no other file."""
     strategies = {module for module in MODULES if module.startswith("dsgd.strategies.train_")}
-    assert not {module: found for module, used in GRAPH.items() if (found := used & strategies)}
+    assert not {module: found for module, used in graph.items() if (found := used & strategies)}
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_the_package_stands_alone() -> None:
+    """It is installed without the folders beside it."""
+    used = {name.partition(".")[0] for module in MODULES for name in imports(module)}
+    assert "numpy" in used
+    assert not used & {"benchmarks", "deploy", "docs", "tests"}
+
+
+def test_no_files_import_each_other_in_a_circle(graph: Graph) -> None:
     """The files of the package can be put in an order in which each imports only those before it."""
     try:
-        list(TopologicalSorter(GRAPH).static_order())
+        list(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(reversed(error.args[1])))
 
 
-def _upwards() -> Iterator[str]:
+def _upwards(graph: Graph) -> Iterator[str]:
     floor = {name: n for n, names in enumerate(FLOORS) for name in names}
-    for module, used in GRAPH.items():
+    for module, used in graph.items():
         for other in used:
             above, below = floor.get(room(other)), floor.get(room(module))
             if above is not None and below is not None and above > below:
                 yield f"{module} -> {other}"
 
 
-def test_nothing_imports_upwards() -> None:
+def test_nothing_imports_upwards(graph: Graph) -> None:
     """What computes knows nothing of what runs it, and what runs it nothing of what shows it."""
-    assert not sorted(_upwards())
+    assert not sorted(_upwards(graph))
     assert {name for names in FLOORS for name in names} - {*PUBLIC} == {
         path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()
     }
 
 
-def _folders_beside(folder: str) -> dict[str, set[str]]:
+def _folders_beside(graph: Graph, folder: str) -> dict[str, set[str]]:
     """Return which of the folders inside one each of them imports."""
     begin = f"{folder}."
     beside: dict[str, set[str]] = {}
-    for module, used in GRAPH.items():
+    for module, used in graph.items():
         above = folder_in(begin, module)
         below = {folder_in(begin, other) for other in used} - {above, ""}
         if above:
@@ -133,10 +146,10 @@ def folder_in(begin: str, module: str) -> str:
 
 
 @pytest.mark.parametrize("folder", sorted({module.rpartition(".")[0] for module in MODULES} - {""}))
-def test_no_two_folders_beside_each_other_import_each_other(folder: str) -> None:
+def test_no_two_folders_beside_each_other_import_each_other(graph: Graph, folder: str) -> None:
     """Rooms, and the folders in each, can be put in an order in which each imports only those before it."""
     try:
-        list(TopologicalSorter(_folders_beside(folder)).static_order())
+        list(TopologicalSorter(_folders_beside(graph, folder)).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(reversed(error.args[1])))
 

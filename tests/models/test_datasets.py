@@ -502,6 +502,7 @@ def test_data_that_are_not_in_s3_are_one_line(url: str, message: str) -> None:
 FOLDER = str(ROOT / "tests/workloads/folder.py")
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_worker_opens_the_files_itself(tmp_path: Path) -> None:

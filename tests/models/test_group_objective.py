@@ -318,6 +318,7 @@ def test_recomputed_activations_are_not_kept() -> None:
     assert kept_bytes[1] < kept_bytes[0] / 2
 
 
+@pytest.mark.crossing(one_in=5)  # each task and each way once
 @pytest.mark.parametrize(("ranks", "parallel"), [(2, "fsdp"), (3, "fsdp"), (4, "hsdp:2"), (2, "ddp")])
 @pytest.mark.parametrize("task", LOCAL.values(), ids=LOCAL)
 def test_one_process_has_the_bits_of_a_group(

@@ -264,7 +264,6 @@ def test_a_killed_worker_does_not_change_the_weights() -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_a_compiled_loss_has_the_same_gradient() -> None:
     """torch.compile changes rounding only, parameters that are views included."""
     plain, compiled = (ModuleObjective(problem(mlp()), compiled=on) for on in (False, True))
@@ -278,7 +277,6 @@ class TestOnRay:
     """Evaluations have a process for themselves."""
 
     @pytest.mark.thorough
-    @pytest.mark.slow
     def test_evaluations_are_those_of_the_simulator(self) -> None:
         """Bit for bit, in order, the first and the last among them; another process than a worker's."""
         options: dict[str, Any] = {"workload": TINY, "num_workers": 2, "steps": 8, "eval_every": 2}
@@ -290,7 +288,6 @@ class TestOnRay:
         assert not real.notes
 
     @pytest.mark.thorough
-    @pytest.mark.slow
     def test_a_lost_process_costs_an_evaluation_at_most(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Another takes its place, and evaluates again what was interrupted; what ends that one too is lost,
         and noted. An error of the workload's own is one line that ends the run.

@@ -54,6 +54,7 @@ def recorded(text: str, out: Path, name: str, mode: str = "ssgd", **options: Any
     return execute(cfg, record=RunRecord(cfg))
 
 
+@pytest.mark.crossing(one_in=6)
 @pytest.mark.parametrize("mode", modes())
 def test_every_mode_trains_the_language_model(mode: str, text: str) -> None:
     """Synchronous and local modes and those with AdamW on the server: held-out text takes fewer bits."""

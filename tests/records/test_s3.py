@@ -159,6 +159,7 @@ def test_a_taken_name_is_refused_before_the_run(aws: Any, capsys: pytest.Capture
     assert not Path("runs").exists()
 
 
+@pytest.mark.thorough
 def test_of_two_runs_at_once_one_has_the_name_and_sigterm_uploads_it(aws: Any, tmp_path: Path) -> None:
     """While a run goes on its name is taken; SIGTERM ends it with 130, and the partial record is uploaded."""
     options = f"{SIM} --mode asgd --dataset none --steps 1000000 --quiet --out {URL} --run-name a".split()

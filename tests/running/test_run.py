@@ -85,6 +85,7 @@ def go_on_by_chance(runs: list[Paused], draws: random.Random) -> list[tuple[Mome
     return moments
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(
     "learns",
     [{"dataset": "xor", **FAULTS}, {"dataset": "quadratic", "dim": 3, "grad_noise": 0.5}],

@@ -564,6 +564,7 @@ def test_a_killed_driver_leaves_no_page_behind(tmp_path: Path) -> None:
     pytest.fail("the page outlives the run")
 
 
+@pytest.mark.thorough
 def test_a_folder_can_be_watched_from_elsewhere(asgd: Path, tmp_path: Path) -> None:
     """`main.py --watch FOLDER` shows records that are there; a mistake is one line, exit 2."""
     with python("main.py", "--watch", str(asgd.parent), "--port", "0") as process:
@@ -708,6 +709,7 @@ def test_a_run_is_seen_as_it_goes_on(browser: Any, tmp_path: Path) -> None:
             assert {urlsplit(request).netloc for request in visit.requests} == {urlsplit(url).netloc}
 
 
+@pytest.mark.thorough
 @in_a_browser
 def test_runs_are_seen_side_by_side(browser: Any, asgd: Path, cli: CommandLine) -> None:
     """Runs of a folder share the charts in the colours of the reports, and workers are shown on demand."""

@@ -25,7 +25,6 @@ def texts(notebook: Any) -> list[str]:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "drawn"), [("notebook", 2), ("own-model", 1)])
 def test_a_notebook_gives_what_it_shows(name: str, drawn: int) -> None:
     """Executed anew, in another folder, each cell has the output in the file; some are figures.

@@ -161,6 +161,7 @@ def pytest_in(folder: Path, *arguments: str) -> str:
 # --- Laws, and mistakes that break them ---------------------------------------------------------------------
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize("name", ["majority", "pairs"])
 def test_it_keeps_all_laws(name: str, my: Path) -> None:
     """Neither is plain SGD with P = 1; one weighs its results differently and remembers a number."""
@@ -341,7 +342,6 @@ def test_the_scaffolds_test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.thorough
-@pytest.mark.slow
 def test_in_the_repository_nothing_else_is_touched(tmp_path: Path) -> None:
     """In a clone the files of the scaffold are a mode: it is in --help, and style and tests hold."""
     clone = tmp_path / "clone"

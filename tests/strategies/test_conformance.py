@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dsgd.config import options
 from dsgd.conformance import LawCheck, checks_of
-from dsgd.conformance.laws_of_runs import ON_REAL_WORKERS, holds_in
+from dsgd.conformance.laws_of_runs import ON_REAL_WORKERS, SCHEDULES, holds_in, survives_random_faults
 from dsgd.conformance.strategy_on_trial import Subject
 from dsgd.running.quick_run import Workers
 from dsgd.strategies import configured, modes
@@ -40,7 +40,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_a_strategy_keeps(check: LawCheck) -> None:
     """Each strategy keeps every law that concerns it; the sentence is the law's own."""
+    if check.law is survives_random_faults:
+        check = replace(check, case={"schedules": SCHEDULES // 5})
     check()
+
+
+@pytest.mark.thorough
+def test_a_strategy_survives_all_schedules(subject: Subject) -> None:
+    """As many random faults as a user's own strategy is held to."""
+    survives_random_faults(subject)
 
 
 @pytest.fixture(scope="module")

@@ -436,7 +436,7 @@ def real(ray_cluster: object) -> dict[str, Any]:
     return {"dataset": "quadratic", "optima": "0,.5", "dim": 40, "num_workers": 2, "steps": 5}
 
 
-@pytest.mark.crossing(one_in=3)
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.parametrize(("options", "padding_mb"), [(STATEFUL[1], 0.0), (STATEFUL[2], 0.1)], ids=str)
 def test_both_engines_send_and_decode_alike(

@@ -47,7 +47,6 @@ def test_a_strategy_is_its_reference(mode: str, options: dict[str, Any]) -> None
 
 
 @pytest.mark.crossing(one_in=2)
-@pytest.mark.slow  # starts processes that import torch
 @pytest.mark.parametrize("mode", IN_PROCESSES)
 def test_a_strategy_is_that_of_torch_distributed(mode: str) -> None:
     """DistributedDataParallel and PostLocalSGDOptimizer, in real processes, make the strategy's loss."""
