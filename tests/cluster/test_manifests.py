@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jsonschema
 import pytest
 import yaml
-from conftest import HANGS_S, KUBERAY_CRD, PATIENCE_S, ROOT, CommandLine, needs, needs_crd, where
+from conftest import HANGS, KUBERAY_CRD, PATIENCE_S, ROOT, CommandLine, needs, needs_crd, where
 
 from deploy.image_tag import image_files, image_tag
 from deploy.jobs.job_manifest import JobManifest
@@ -604,7 +604,7 @@ def test_the_hook_of_a_deleted_head_ends_the_driver_and_waits_for_it(tmp_path: P
         "    sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, end)\n"
         "pathlib.Path('ready').touch()\n"
-        f"time.sleep({HANGS_S})\n"
+        f"{HANGS}\n"
     )
     (hook,) = (
         c["lifecycle"]["preStop"]["exec"]["command"] for c in [head_and_workers(committed(JOBS[0]))[0]]

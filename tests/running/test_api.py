@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
-from conftest import HANGS_S, PATIENCE_S, ROOT, CommandLine, python
+from conftest import HANGS, PATIENCE_S, ROOT, CommandLine, python
 
 import dsgd
 from dsgd.core.protocol import Update
@@ -383,7 +383,7 @@ def words(page: str) -> list[str]:
 def test_a_signal_while_modules_load_gets_one_line(which: signal.Signals, tmp_path: Path) -> None:
     """From the first import on: exit 130, one line, no traceback."""
     # Loading stops at a module that reports that it is being loaded, and then takes its time.
-    hangs = f"import time\nprint('loading', flush=True)\ntime.sleep({HANGS_S})\n"
+    hangs = f"import time\nprint('loading', flush=True)\n{HANGS}\n"
     (tmp_path / "numpy.py").write_text(hangs)
     process = python(
         str(ROOT / "main.py"), "--steps", "1", env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}

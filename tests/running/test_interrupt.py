@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import HANGS_S, PATIENCE_S, ROOT, CommandLine, python
+from conftest import HANGS, PATIENCE_S, ROOT, CommandLine, python
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
@@ -21,7 +21,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM]
 def test_a_command_that_still_loads_has_written_nothing(arguments: str, module: str, tmp_path: Path) -> None:
     """A signal while the modules of a command load: exit 130, one line that is true of every command."""
     # Loading stops at a module that reports that it is being loaded, and then takes its time.
-    hangs = f"import time\nprint('loading', flush=True)\ntime.sleep({HANGS_S})\n"
+    hangs = f"import time\nprint('loading', flush=True)\n{HANGS}\n"
     (tmp_path / f"{module}.py").write_text(hangs)
     process = python(
         str(ROOT / "main.py"), *arguments.split(), env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
@@ -58,7 +58,7 @@ def test_the_exit_code_is_settled_when_the_work_is_done(which: signal.Signals, c
         "from dsgd.process.interruptions import run_as_program\n"
         "def main(arguments):\n"
         "    print('done')\n"
-        f"    atexit.register(lambda: (print('ending', flush=True), time.sleep({HANGS_S})))\n"
+        f"    atexit.register(lambda: (print('ending', flush=True), {HANGS}))\n"
         f"    return {code}\n"
         "run_as_program(main)\n",
     )

@@ -163,7 +163,7 @@ ELASTIC: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.crossing(one_in=4)
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize(("mode", "options"), ELASTIC)

@@ -116,6 +116,7 @@ def test_it_is_compared_in_an_experiment_and_reported(cli: CommandLine, tmp_path
     assert "majority" in build_report(one.record).read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
 def test_on_real_workers_it_keeps_the_law(my: Path) -> None:
