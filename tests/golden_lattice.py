@@ -24,13 +24,14 @@ from dsgd.running.keeper import Running, Watcher
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.show.terminal.cli import parse
 
+ROOT = Path(__file__).parents[1]
 COMMON = (
     "--engine sim --num-workers 4 --steps 24 --lr .05 --eval-every 3 --trace-last 5 "
     "--compute-time exponential:1 --slowdown 0=3 --out runs --run-name it"
 )
 ROWS = [
     line
-    for line in (Path(__file__).parent / "golden" / "lattice.txt").read_text().splitlines()
+    for line in (ROOT / "tests/golden/lattice.txt").read_text().splitlines()
     if line and not line.startswith("#")
 ]
 CHECKPOINT = re.compile(r"(\d+)-\w+\.safetensors")
@@ -96,6 +97,10 @@ def made(row: str) -> Left:
     """Make a run in the working folder, cut as its row says, and return what it has left."""
     options, _, cuts = row.partition(" | ")
     has_record, more, resume = cuts != "no record", "", None
+    own = re.findall(r"tests/\S+\.py", options)
+    for path in own:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, path)
     ends: list[str] = []
     hashes: dict[str, str] = {}
     for attempt, cut in enumerate([*cuts.split(", "), ""] if cuts and has_record else [""]):
@@ -113,7 +118,7 @@ def made(row: str) -> Left:
         found = {"saw": saw, "weights": weights, "summary": digest(text_of(ended))}
         if ended.path:
             # Without faults a busy disk decides which checkpoints are left out; that of the end is not.
-            found |= record_of(ended.path, only_last_checkpoint=not ended.cfg.fault.faults)
+            found |= record_of(ended.path, own=bool(own), only_last_checkpoint=not ended.cfg.fault.faults)
         hashes |= {f"{attempt} {name}": content[:8] for name, content in found.items()}
         more = f" --steps {cut[6:]}" if cut.startswith("steps=") else more
     if ended.path:
@@ -130,11 +135,12 @@ def attempted(command: str, witness: Witness, resume: str | None, *, has_record:
         return execute(cfg, [witness], record=record, interruptions=interruptions, resume=resume)
 
 
-def record_of(record: Path, *, only_last_checkpoint: bool) -> dict[str, str]:
-    """Return the hashes of a record's files."""
+def record_of(record: Path, *, own: bool, only_last_checkpoint: bool) -> dict[str, str]:
+    """Return the hashes of a record's files; with a file of the user's own, of those without its path."""
     files = {str(path.relative_to(record)): path for path in sorted(record.rglob("*")) if path.is_file()}
     checkpoints = [name for name in files if CHECKPOINT.search(name)]
     left_out = {*NOT_COMPARED, *(checkpoints[:-1] if only_last_checkpoint else ())}
+    left_out |= {"config.yaml", *checkpoints} if own else set()
     return {
         CHECKPOINT.sub(r"\1", name): digest(path.read_bytes())
         for name, path in files.items()

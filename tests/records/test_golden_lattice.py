@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from golden_files import REWRITE, GoldenFiles
-from golden_lattice import ROWS, Left, made
+from golden_lattice import COMMON, ROWS, Left, Witness, attempted, digest, made
 
 FILES = GoldenFiles("lattice")
 
@@ -37,3 +37,29 @@ def test_a_run_leaves_the_record_it_always_left(
 def test_the_file_holds_the_rows_that_are_made() -> None:
     """A row that was renamed or removed leaves nothing in the file."""
     assert sorted(FILES.runs) == sorted(ROWS)
+
+
+SYNCHRONOUS = {"ssgd", "localsgd", "diloco", "streaming"}
+# What is about a record, and what takes as long as it says there.
+NOT_ON_RAY = ("|", "--faults", "bytes-per-s", "--checkpoint-every", "--on-divergence", "--lr 1e", "--lr 30")
+ON_RAY = [
+    row for row in ROWS if row.split()[1] in SYNCHRONOUS and not any(option in row for option in NOT_ON_RAY)
+]
+RAY_FILES = GoldenFiles("ray")
+
+
+@pytest.mark.ray
+@pytest.mark.thorough
+@pytest.mark.parametrize("row", ON_RAY)
+def test_real_workers_make_the_weights_they_always_made(row: str, ray_cluster: str) -> None:
+    """Where all workers wait for each other, weights do not depend on who is faster."""
+    at_once = "--engine ray --compute-time none --slowdown '' --out runs"
+    ended = attempted(f"{COMMON} {row} {at_once}", Witness(""), None, has_record=False)
+    found = [digest(ended.weights.vector.tobytes()), ended.evaluations[-1].found.loss]
+    if REWRITE:
+        RAY_FILES.rewrite({row: found})
+        return
+    weights, loss = RAY_FILES.runs[row]
+    assert row not in RAY_FILES.here or found[0] == weights
+    assert found[1] == pytest.approx(loss, rel=1e-3, abs=1e-3)
+    assert found[1] == pytest.approx(FILES.runs[row][1], rel=1e-3, abs=1e-3)
