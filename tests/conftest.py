@@ -308,6 +308,17 @@ def nodes() -> Iterator[Nodes]:
 
 
 @pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """Start Chromium; yield Playwright's handle of it."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=where("chromium"), args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
     """Start an S3 of our own; yield its URL."""
     from moto.server import ThreadedMotoServer

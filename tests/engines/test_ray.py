@@ -116,6 +116,14 @@ def test_ssp_with_slack_0_ends_and_is_ssgd_with_summed_gradients(workers: Worker
     assert_close(ssp.w, ssgd.w)
 
 
+@pytest.mark.thorough
+def test_ssp_with_slack_0_ends_where_two_workers_share_a_process() -> None:
+    """Neither waits for the other, though one process computes for both."""
+    ssp = run("ssp", engine="ray", num_workers=3, hosts=2, steps=15, slack=0.0, lr=0.02)
+    assert len(ssp.updates) == 45
+    assert_close(ssp.w, run("ssgd", engine="sim", num_workers=3, steps=15, lr=0.06).w)
+
+
 def test_ssp_keeps_its_bound_in_wall_time() -> None:
     """A slow worker: no gap above slack + 1, no staleness above (P-1)(2 slack+1)."""
     outcome = run("ssp", **SCHEDULE, steps=12, slack=2.0, compute_time="constant:.005", slowdown="0=6")

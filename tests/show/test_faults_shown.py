@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import matplotlib as mpl
 import polars as pl
 import pytest
-from conftest import CommandLine, where
+from conftest import CommandLine
 from rich.console import Console
 from test_fault_records import PAUSE, SEEN, run_with
 from test_live import PHONE, Visit, in_a_browser, read_all
@@ -89,16 +89,6 @@ def test_the_table_has_a_line_where_there_were_faults(tmp_path: Path) -> None:
 
 
 # ---- the live page
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=where("chromium"), args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 def test_the_page_shows_the_faults_of_the_record(struck: Path) -> None:

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, ROOT, CommandLine, needs, python, wait_for, where
+from conftest import PATIENCE_S, ROOT, CommandLine, needs, python, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_metrics import Scrape, free_port, scrape, watched
@@ -603,16 +603,6 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
 
 
 # ---- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=where("chromium"), args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 class Visit:

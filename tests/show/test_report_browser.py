@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from conftest import needs, where
+from conftest import needs
 from test_report import ASGD, LOCAL, SSGD, experiment
 
 from dsgd.show.report.build import build_report
@@ -66,16 +66,6 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     experiment(folder, variants, 2, target_loss=0.691)
     (folder / "v0-s1" / "summary.json").unlink()
     return {"experiment": build_report(folder), "run": build_report(folder / "v1-s0")}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=where("chromium"), args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(

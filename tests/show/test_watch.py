@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, CommandLine, python, where
+from conftest import PATIENCE_S, CommandLine, python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_live import PHONE, Visit, events, in_a_browser, read_all
@@ -340,16 +340,6 @@ def test_large_records_of_an_experiment_are_announced(
 
 
 # ---- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=where("chromium"), args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture
