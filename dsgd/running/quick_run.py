@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from dsgd.config import TrainConfig
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.option_rules import from_options
 from dsgd.core.protocol import Engine, Update
 from dsgd.core.weights import Vector
@@ -117,8 +118,12 @@ class Workers:
             return _followed(run, on_update)
 
     def fresh(self) -> Engine:
-        """Return the engine as it was at first; tasks that it still has are stopped."""
+        """Return the engine as it was at first; tasks that it still has are stopped, and what it saw is
+        forgotten.
+        """
+        self._engine.ended()  # an error may have ended the run before
         self._engine.restore(self._first)
+        cast("list[FaultSeen]", self._engine.faults_seen).clear()
         return self._engine
 
     def __enter__(self) -> Workers:

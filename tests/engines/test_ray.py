@@ -331,6 +331,16 @@ def test_the_clock_starts_when_all_workers_are_ready() -> None:
     assert max(begun_s) < min(zeros_s)
 
 
+def test_runs_on_the_same_workers_share_no_fault_and_no_second(idlers: Workers) -> None:
+    """A run knows nothing of what happened in the one before it, and its clock begins at zero."""
+    hurt = idlers.run("ssgd", kill(worker=1, at_update=2), steps=4)
+    assert [fault.kind for fault in hurt.cluster.faults_seen] == ["kill"]
+    before_s = time.perf_counter()
+    engine = idlers.run("ssgd", steps=4).cluster
+    assert engine.now_s <= time.perf_counter() - before_s
+    assert (engine.faults_seen, engine.restarts) == ([], [0, 0, 0])
+
+
 @pytest.mark.thorough
 def test_evaluation_is_recorded_off_the_clock(cli: CommandLine) -> None:
     """Evaluations come from a thread, in order, and the last one is of the last weights."""

@@ -288,6 +288,7 @@ class RayCluster(LedgerViews[RayFlight]):
 
     def ended(self) -> None:
         self._supervisor.book.end_all()
+        self._began_s = None
 
     def state(self) -> ClusterState:
         """Return the cluster between two updates; the workers' states are fetched when they are read."""
