@@ -19,8 +19,8 @@ THE_REAL_THING_ONCE = {
         "SIGKILL of a parameter server",
     "tests/engines/test_ray_groups.py::TestOnRay::test_without_a_barrier_a_replay_has_the_bytes":
         "groups of ranks, one of which is killed",
-    "tests/faults/test_ray_faults.py::test_a_wrong_suspicion_costs_work_and_no_bit":
-        "two real processes compute one task",
+    "tests/running/test_replay.py::test_a_run_rolls_forward_and_goes_on":
+        "a replay hands over to real workers, which go on",
     "tests/running/test_packaging.py::test_an_installed_dsgd_trains_and_reports_from_any_folder":
         "the wheel, installed",
     "tests/records/test_s3.py::test_another_machine_goes_on_with_a_run_that_was_cut_off":
@@ -31,10 +31,10 @@ THE_REAL_THING_ONCE = {
         "the processes of an experiment",
     "tests/cluster/test_observability.py::test_the_rules_give_the_values_and_alerts_that_their_tests_say":
         "promtool evaluates all rules and alerts",
-    "tests/cluster/test_cluster_tooling.py::test_what_the_tools_read_is_what_main_py_writes":
-        "the tools of the cluster read the output of a real run",
-    "tests/strategies/test_adding_a_strategy.py::test_the_scaffolds_test_runs":
-        "pytest in a user's folder",
+    "tests/models/test_workload.py::test_both_engines_give_the_same_bytes":
+        "a user's module, from a file that Ray's processes cannot import",
+    "tests/records/test_metrics.py::test_at_the_end_prometheus_holds_the_summary_on_ray":
+        "metrics of real workers over HTTP",
     "tests/show/test_report_browser.py::test_a_report_fits_and_can_be_read":
         "Chromium draws a report",
 }  # fmt: skip

@@ -1367,7 +1367,7 @@ def test_where_nothing_was_read_nccl_is_not_known(tools: Tools) -> None:
 
 
 def test_a_job_that_is_tried_again_is_told_from_one_that_never_failed(tools: Tools) -> None:
-    """Which try it is, that the job did not go through without one, and no operator is missed between two."""
+    """Which try it is, and no operator is missed between two."""
     now = {"jobDeploymentStatus": "", "jobStatus": "", "failed": 1}
     created = {"job": "initializing", "head": None, "workers": None, "submitter": None, "status": now}
     tools.play({"based_on": "short", "frames": [created]})
@@ -1380,6 +1380,10 @@ def test_a_job_that_is_tried_again_is_told_from_one_that_never_failed(tools: Too
     assert (ran.code, ran.failed["restarts"]) == (1, "the job failed, and was tried again 2 times")
     assert "Running, RUNNING; try 3" in ran.out
     assert json.loads(tools("test-status").out)["status"]["failed"] == 2
+
+
+def test_a_job_that_was_tried_again_did_not_go_through(tools: Tools) -> None:
+    """It fails the check of restarts, unless it failed in the end: then that is what is wrong with it."""
     tools.play({"based_on": "short", "last": {"status": {"failed": 1}}})
     tools("run")
     tools("check-job")

@@ -150,7 +150,7 @@ MISTAKES: list[tuple[str, Plant, list[str]]] = [
             "w = cluster.combine(rule, w, [done])\n            start_idle(cluster, gradient, w)",
             "start_idle(cluster, gradient, w)\n            w = cluster.combine(rule, w, [done])",
         ),
-        ["ASGD, constant times, P=4 (delay 3), expected loads: largest stable rate"],
+        ["ASGD, constant times, P=4 (delay 3): largest stable step"],
     ),
     (
         "an expert's load is compared with the mean of the others: a slope E/(E - 1) times as large",
