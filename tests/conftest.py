@@ -120,6 +120,12 @@ def pytest_configure(config: pytest.Config) -> None:
     mode = config.getoption("--mode")
     if mode and mode not in MODES:
         raise pytest.UsageError(f"--mode {mode}: there is no such mode; choose among {', '.join(modes())}")
+    if (share := config.getoption("--one-in")) < 1:
+        raise pytest.UsageError(f"--one-in {share}: give a whole number of at least 1")
+    paths = [] if config.getoption("pyargs") else config.args
+    for path in paths:  # xdist says of one that is not there that no tests ran
+        if not (config.invocation_params.dir / path.partition("::")[0]).exists():
+            raise pytest.UsageError(f"{path}: there is no such file or folder")
 
 
 @pytest.hookimpl(tryfirst=True)  # -m then sees the marks
