@@ -464,6 +464,8 @@ class Meta(Struct, frozen=True, kw_only=True):
     cpus: Annotated[int | None, field("", "its logical CPUs")]
     device: Annotated[str, field("", "where gradients are computed: `cpu` or `cuda`")]
     worker_pids: Annotated[list[int], field("", "processes at the start, worker 0 first; empty in the sim")]
+    options_sha256: Annotated[str | None, field("",
+        "of the options in config.yaml that never change, by name as JSON; null in older records")] = None
     init_sha256: Annotated[str | None, field("",
         "of the weights that `init_from` gave, as `weights_sha256`; null without")] = None
     workload_sha256: Annotated[str | None, field("",

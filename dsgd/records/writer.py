@@ -31,7 +31,8 @@ from dsgd.core.weights import Vector
 from dsgd.metrics import finite, routing_numbers, taken_of_updates
 from dsgd.process.files import FolderLock, GrowingFile, WriteError, Writing, whole_file
 from dsgd.records import workload_copy
-from dsgd.records.reader import length_to, read_meta
+from dsgd.records.fixed_options import options_digest, options_written
+from dsgd.records.reader import length_to, read_meta, read_yaml
 from dsgd.records.schema import (
     LaterAttempt,
     Meta,
@@ -66,9 +67,12 @@ class RunRecord:
         self._cfg = cfg
         self._lock: FolderLock | None = None
         self.bucket = bucket
+        self.options = options(cfg)
+        """As its config.yaml has them."""
         if resume:
             self.path = cfg.output.folder / str(cfg.output.run_name)
             self._take_lock()
+            self.options = options_written(cfg, read_yaml(self.path / "config.yaml"))
         else:
             self.path = free_path(cfg.output, default_name(cfg))
         self._every = cfg.output.record_every
@@ -99,7 +103,7 @@ class RunRecord:
         there is no folder.
         """
         self._real = cluster if self._cfg.engine == "ray" else None
-        meta = _meta(started, cluster)
+        meta = replace(_meta(started, cluster), options_sha256=options_digest(self.options))
         if weights is not None:
             meta = replace(meta, init_sha256=hashlib.sha256(weights.tobytes()).hexdigest())
         workload = self._cfg.data.workload
@@ -110,7 +114,7 @@ class RunRecord:
         self._take_lock()
         try:
             with whole_file(self.path / "config.yaml") as file:
-                file.write(config_text(self._cfg).encode())
+                file.write(yaml.safe_dump(self.options, sort_keys=False).encode())
             if code:
                 with whole_file(self.path / workload_copy.COPY) as file:
                     file.write(code)
@@ -142,7 +146,8 @@ class RunRecord:
             with Writing(self.path / name):
                 (self.path / name).unlink(missing_ok=True)
         with whole_file(self.path / "config.yaml") as file:
-            file.write(config_text(self._cfg).encode())
+            file.write(yaml.safe_dump(self.options, sort_keys=False).encode())
+        meta = replace(meta, options_sha256=options_digest(self.options))  # older records have none
         write_file(self.path / "meta.json", replace(meta, attempts=(*meta.attempts, attempt)))
         self._open_streams(lengths)
 

@@ -26,6 +26,7 @@ from dsgd.models.workloads import code_of
 from dsgd.process.files import WriteError
 from dsgd.process.interruptions import BetweenItems, Interruptions
 from dsgd.process.outcomes import StoppedBy, one_line
+from dsgd.records.stores.store import forget_after
 from dsgd.running.first_weights import first_weights
 from dsgd.running.keeper import RunKeeper, Watcher
 from dsgd.running.predict.predictions import compare
@@ -151,12 +152,14 @@ def execute(
         interruptions.hold()  # a record that is begun will be completed
         try:
             if record and resume:
-                device = run.engine.device
-                point = resume_point(cfg, record.path, run.places, keeper.known, resume, device=device)
+                facts = {"digest": keeper.digest, "device": run.engine.device}
+                point = resume_point(cfg, record.path, run.places, keeper.known, resume, **facts)
                 if point.state is None:
                     require_same_start(cfg, record.path, first)
                 keeper.go_on(point, started)
             elif record:
+                if "peer" in run.places:  # a run of that name, whose record is gone, was killed
+                    forget_after(run.places["peer"], None)
                 record.open(
                     started=started,
                     cluster=run.engine,

@@ -23,19 +23,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dsgd.config import TrainConfig
+from dsgd.config import TrainConfig, options
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import DriverLost, Engine, Evaluated, Update, WeightsLost
 from dsgd.engines.open_cluster import wrapped_as_asked
 from dsgd.engines.replay import ReplayCluster, rollbacks_at, rolled_forward
 from dsgd.metrics import Tally
 from dsgd.process.outcomes import StoppedBy
+from dsgd.records.fixed_options import options_digest
 from dsgd.records.stores.store import MemoryStore, forget_after, name_of
 from dsgd.running.checkpoints.checkpointer import Checkpointer
 from dsgd.running.checkpoints.codec import vocabulary
 from dsgd.running.checkpoints.run_state import RunState, to_parts
 from dsgd.running.evaluation import Evaluations
-from dsgd.running.resuming import ResumePoint, newest_state, options_digest, tiers_of
+from dsgd.running.resuming import ResumePoint, newest_state, tiers_of
 from dsgd.running.run import Run
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ class RunKeeper:
             **self.evaluations.state(),
             lengths=self.record.lengths if self.record else {},
             due_s=self.checkpoints.due_s,
-            digest=self._digest,
+            digest=self.digest,
         )
 
     def moment(self) -> Moment:
@@ -255,8 +256,9 @@ class RunKeeper:
             self._in_memory.write(name_of(moment.latest.weights.version, parts), parts)
 
     @cached_property
-    def _digest(self) -> str:
-        return options_digest(self.run.cfg)
+    def digest(self) -> str:
+        """Of the options that may not change when the run goes on."""
+        return options_digest(self.record.options if self.record else options(self.run.cfg))
 
     # --- Checkpoints, and going back to them ----------------------------------------------------------------
 
@@ -281,7 +283,7 @@ class RunKeeper:
         run, path = self.run, self.record.path if self.record else None
         if not run.places:
             return self.checkpoints.latest, ()
-        state, name, skipped = newest_state(run.cfg, path, run.places, self.known)
+        state, name, skipped = newest_state(run.cfg, path, run.places, self.known, self.digest)
         for store in run.places.values():
             forget_after(store, name)
         return state, skipped

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from dsgd.config import TrainConfig, options
+from dsgd.config import TrainConfig
 from dsgd.core.cluster_state import ClusterState
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.model import Evaluation
@@ -43,17 +42,6 @@ from dsgd.scenario.fault import STORE, Fault, named
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord
 
-MAY_CHANGE = (
-    "steps", "max_seconds", "target_loss",
-    "checkpoint_every", "keep", "mtbf",
-    "max_restarts", "restart_window_s", "start_timeout_s",
-    "ranks_per_worker", "parallel", "expert_parallel", "checkpoint_activations",
-    "metrics_port", "metrics_host", "metrics_linger_s", "pushgateway", "dashboard",
-    "note", "trace_last", "quiet", "log_level", "log_format", "upload_every",
-)  # fmt: skip
-"""The options that may change when a run goes on."""
-
-_WHERE = ("out", "run_name")
 _KEPT = 3
 _UPDATES = "updates.jsonl"
 
@@ -65,6 +53,10 @@ class FinishedError(ValueError):
         """Make it from how the run ended, and what the user can do."""
         super().__init__(f"is finished ({ending}); {remedy}")
         self.ending = ending
+
+
+class OtherOptionsError(Exception):
+    """A whole checkpoint is of a run with other options: it may be good, and what it is compared with bad."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,19 +100,6 @@ class ResumePoint:
         return {**state.faults, "given": sorted({*state.faults["given"], *timed})}
 
 
-def options_digest(cfg: TrainConfig) -> str:
-    """Return the SHA-256 of the options that may not change when a run goes on."""
-    fixed = {name: value for name, value in options(cfg).items() if name not in (*MAY_CHANGE, *_WHERE)}
-    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()
-
-
-def changed(was: Mapping[str, Any], cfg: TrainConfig) -> str | None:
-    """Return the first option that differs from what the run had, and may not."""
-    now = options(cfg)
-    differing = [name for name, value in now.items() if was.get(name, value) != value]
-    return next((name for name in differing if name not in (*MAY_CHANGE, *_WHERE)), None)
-
-
 def unfinished(path: Path, was: Mapping[str, Any], cfg: TrainConfig) -> str:
     """Return how a run ended, as far as is known.
 
@@ -149,22 +128,26 @@ def unfinished(path: Path, was: Mapping[str, Any], cfg: TrainConfig) -> str:
 
 
 def newest_state(
-    cfg: TrainConfig, path: Path | None, places: Mapping[str, Store], known: Vocabulary, device: str = "cpu"
+    cfg: TrainConfig,
+    path: Path | None,
+    places: Mapping[str, Store],
+    known: Vocabulary,
+    digest: str,
+    device: str = "cpu",
 ) -> tuple[RunState | None, str | None, Sequence[tuple[str, str]]]:
     """Return the newest whole checkpoint of a run and its name, None without any; and which were skipped,
     and why.
 
-    path: its record's, which must stand where the checkpoint was taken. places, known, device: as of
-    `resume_point`.
+    path: its record's, which must stand where the checkpoint was taken. places, known, digest, device: as of
+    `resume_point`. Raises OtherOptionsError.
     """
-    digest = options_digest(cfg)
 
     def usable(content: bytes) -> RunState:
         state = from_bytes(content, known)
         if path is None:
             return state
         if state.digest != digest:
-            raise ValueError("it is of a run with other options")
+            raise OtherOptionsError
         for name, length in state.lengths.items():
             if not _goes_on_at(path / name, length):
                 raise ValueError(f"{name} of the record is not as it was then")
@@ -209,14 +192,22 @@ def resume_point(
     known: Vocabulary,
     why: str,
     *,
+    digest: str,
     device: str = "cpu",
 ) -> ResumePoint:
     """Return where the run of a record goes on from: its newest whole checkpoint, or its beginning.
 
-    places: where its checkpoints lie. known: what its tasks may be. why: how it ended. device: of torch, on
-    which the workers compute.
+    places: where its checkpoints lie. known: what its tasks may be. why: how it ended. digest: of its
+    options. device: of torch, on which the workers compute. Raises ValueError for a record that is damaged,
+    or whose checkpoint is of other options.
     """
-    state, name, skipped = newest_state(cfg, path, places, known, device)
+    try:
+        state, name, skipped = newest_state(cfg, path, places, known, digest, device)
+    except OtherOptionsError:
+        raise ValueError(
+            f"--resume {path}: its newest checkpoint is of a run with other options than {path}/config.yaml "
+            "has; put that file back as it was"
+        ) from None
     collected, noted, version = (
         (state.collected, state.faults_noted, state.weights.version) if state else (0, 0, 0)
     )

@@ -31,7 +31,7 @@ LINES = {
     "dsgd/engines": 8_900,
     "dsgd/models": 3_600,
     "dsgd/process": 700,
-    "dsgd/records": 3_600,
+    "dsgd/records": 3_700,
     "dsgd/running": 4_200,
     "dsgd/scenario": 2_400,
     "dsgd/show": 10_300,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_900,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_600,
-    "tests": 36_500,
+    "tests": 36_800,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CommandLine, python
+from conftest import ROOT, CommandLine, python
 from golden_runs import VARIANTS, name
 
 import dsgd
@@ -60,10 +60,15 @@ def run(cfg: TrainConfig, *watchers: Watcher, resume: str | None = None) -> Ende
 
 
 def killed(cfg: TrainConfig, at: int | None, *, wait: bool = False) -> None:
-    """Run in another process, which is killed after update `at`. A fork needs no second for imports."""
+    """Run in another process, which is killed after update `at`."""
+    killed_in(lambda: run(cfg, Kill(at, wait=wait)))
+
+
+def killed_in(act: Callable[[], object]) -> None:
+    """Act in another process, which is killed meanwhile. A fork needs no second for imports."""
     child = os.fork()
     if not child:
-        run(cfg, Kill(at, wait=wait))
+        act()
         os._exit(3)  # the run has ended before that update
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status), f"the run ended with {status}"
@@ -200,6 +205,82 @@ def test_other_options_are_refused(cli: CommandLine, begun: Path, options: str, 
     assert (code, line.count("\n")) == (2, 1)
     assert said in line
     assert {file: file.read_bytes() for file in begun.iterdir() if file.is_file()} == before
+
+
+def _tree(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["", "of an earlier version"])
+def test_a_config_that_was_damaged_never_makes_another_run_of_it(
+    before: bool, cli: CommandLine, begun: Path, tmp_path: Path
+) -> None:
+    """Cut after any line or with another value, config.yaml is refused in one line and nothing is touched; or
+    the run ends as it would have, where only options are lost that may change.
+    """
+    assert resumed(cli, f"auto {BEGUN} --out {tmp_path} --quiet --run-name whole") == (0, "")
+    meta = json.loads((begun / "meta.json").read_text())
+    meta.pop("options_sha256", None)
+    if before:
+        (begun / "meta.json").write_text(json.dumps(meta))
+    good = (begun / "config.yaml").read_text()
+    lines = good.splitlines(keepends=True)
+    damaged = {f"cut-after-{n}": "".join(lines[:n]) for n in range(1, len(lines), 9)}
+    for was, now in (
+        ("seed: 0", "seed: 1"),
+        ("lr: 0.1", "lr: 0.2"),
+        ("mode: asgd", "mode: ssgd"),
+        ("xor", "digits"),
+    ):
+        damaged[now.replace(": ", "-")] = good.replace(was, now)
+    code = 0
+    for how, text in damaged.items():
+        assert text != good
+        copy = tmp_path / "copies" / how / "it"
+        shutil.copytree(begun, copy)
+        (copy / "config.yaml").write_text(text)
+        untouched = _tree(copy)
+        code, said = resumed(cli, str(copy))
+        if code:
+            assert (code, said.count("\n")) == (2, 1), how
+            assert str(copy) in said, how
+            assert _tree(copy) == untouched, how
+        else:
+            assert contents(copy) == contents(tmp_path / "whole"), how
+    assert code == 2
+
+
+def test_a_later_version_with_one_more_option_goes_on(cli: CommandLine, tmp_path: Path) -> None:
+    """The option has its default; its name does not make a run of the earlier version another one, also when
+    that goes on twice, from the same checkpoint.
+    """
+    file = tmp_path / "train_majority.py"
+    code = (ROOT / "tests/own/train_majority.py").read_text()
+    file.write_text(code)
+    options = f"--strategy-file {file} --engine sim --num-workers 3 --steps 20 --checkpoint-every 4"
+
+    def parsed(name: str) -> TrainConfig:
+        from dsgd.show.terminal.cli import parse
+
+        return parse([*options.split(), "--out", str(tmp_path), "--run-name", name])
+
+    def goes_on(at: int) -> None:
+        from dsgd.show.terminal.resume_option import parse_run
+
+        asked = parse_run(["--resume", str(tmp_path / "cut")])
+        run(asked.cfg, Kill(at), resume=asked.resume)
+
+    killed_in(lambda: run(parsed("cut"), Kill(11, wait=True)))
+    more = '    later: int = 1\n    "Is new."\n\n    quorum: int = 1\n'
+    file.write_text(code.replace("    quorum: int = 1\n", more))
+    killed_in(lambda: goes_on(9))
+    assert "--later 2: the run has 1; leave it out" in resumed(cli, f"{tmp_path}/cut --later 2")[1]
+    assert resumed(cli, f"{tmp_path}/cut") == (0, "")
+    first, second = json.loads((tmp_path / "cut/meta.json").read_text())["attempts"]
+    assert first["from_version"] == second["from_version"] > 0
+    whole = run(parsed("whole"))
+    assert whole.path
+    assert contents(tmp_path / "cut") == contents(whole.path)
 
 
 def test_what_is_no_record_is_refused(cli: CommandLine, tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 from dsgd.config import OutputConfig, TrainConfig, options
 from dsgd.process.s3_access import is_s3
-from dsgd.records.reader import is_record, read_yaml
+from dsgd.records.fixed_options import MAY_CHANGE, changed, options_digest
+from dsgd.records.reader import is_record, read_meta, read_yaml
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.upload import restore_record
 from dsgd.records.workload_copy import changed_since
-from dsgd.running.resuming import MAY_CHANGE, FinishedError, changed, unfinished
+from dsgd.running.resuming import FinishedError, unfinished
 from dsgd.show.terminal.cli import UsageError, configure, is_given, parse, take_option, with_dashes
 from dsgd.show.terminal.usage import usage_errors
 
@@ -95,9 +96,15 @@ def _going_on(
 ) -> RunAsked:
     try:
         was = read_yaml(path / "config.yaml")
+        begun = read_meta(path).options_sha256
         other_code = changed_since(path, was)
     except RecordError as error:
         raise UsageError(f"{source}: {error}; the record is damaged") from None
+    if begun not in (None, options_digest(was)):
+        raise UsageError(
+            f"{source}: {path / 'config.yaml'}: has other options than the run began with; put the file back "
+            "as it was"
+        )
     if not isinstance(was.get("steps"), int):
         raise UsageError(f"{source}: {path / 'config.yaml'}: has no number of steps; the record is damaged")
     if other_code:
@@ -109,12 +116,12 @@ def _going_on(
     cfg = configure({**file_options, **given}, source, arguments)
     if (cfg.output.folder / str(cfg.output.run_name)).resolve() != here:
         raise UsageError(f"{source}: --out and --run-name name another folder; leave them out")
-    if name := changed(was, cfg):
+    if difference := changed(was, cfg):
+        name, had = difference
         option, value = f"--{name.replace('_', '-')}", options(cfg)[name]
         allowed = ", ".join(f"--{other.replace('_', '-')}" for other in MAY_CHANGE)
         raise UsageError(
-            f"{source}: {option} {value}: the run has {was.get(name)}; leave it out. Only these may change: "
-            f"{allowed}"
+            f"{source}: {option} {value}: the run has {had}; leave it out. Only these may change: {allowed}"
         )
     if cfg.steps < was["steps"]:
         raise UsageError(f"{source}: --steps {cfg.steps}: the run has {was['steps']}; steps may only grow")

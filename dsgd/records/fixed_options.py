@@ -1,0 +1,53 @@
+"""The options that a run keeps when it goes on, and those that may change."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from dsgd.config import TrainConfig, option_fields, options
+
+MAY_CHANGE = (
+    "steps", "max_seconds", "target_loss",
+    "checkpoint_every", "keep", "mtbf",
+    "max_restarts", "restart_window_s", "start_timeout_s",
+    "ranks_per_worker", "parallel", "expert_parallel", "checkpoint_activations",
+    "metrics_port", "metrics_host", "metrics_linger_s", "pushgateway", "dashboard",
+    "note", "trace_last", "quiet", "log_level", "log_format", "upload_every",
+)  # fmt: skip
+"""The options that may change when a run goes on."""
+
+_WHERE = ("out", "run_name")
+
+
+def options_digest(given: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of those of a run's options that may not change when it goes on."""
+    fixed = {name: value for name, value in given.items() if name not in (*MAY_CHANGE, *_WHERE)}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def options_written(cfg: TrainConfig, before: Iterable[str]) -> dict[str, Any]:
+    """Return what config.yaml has of a run that goes on.
+
+    before: the names that it had. An option that a later version added is left out at its default, so the
+    digest stays what it was.
+    """
+    defaults, names = _defaults(cfg), {*before}
+    return {
+        name: value
+        for name, value in options(cfg).items()
+        if name in names or value != defaults.get(name, value)
+    }
+
+
+def changed(was: Mapping[str, Any], cfg: TrainConfig) -> tuple[str, Any] | None:
+    """Return the first option that differs from what the run had, and may not; and what that was."""
+    had, fixed = {**_defaults(cfg), **was}, set(options(cfg)).difference(MAY_CHANGE, _WHERE)
+    differing = [name for name, value in options(cfg).items() if name in fixed and had[name] != value]
+    return next(((name, had[name]) for name in differing), None)
+
+
+def _defaults(cfg: TrainConfig) -> dict[str, Any]:
+    return {name: option.default for name, option in option_fields(type(cfg)).items()}

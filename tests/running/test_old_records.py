@@ -1,0 +1,86 @@
+"""Records of earlier commits can still be resumed, replayed and read; tests/old_records.py made them."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from old_records import KEPT, KINDS, WORKLOAD, WORKLOAD_FILE
+
+from dsgd.running.execute import execute
+from dsgd.show.terminal.cli import parse
+from main import main
+
+ZIPS = sorted(KEPT.glob("*.zip"))
+SIMULATED = [name for name, kind in KINDS.items() if kind.engine == "sim"]
+ENDED = [name for name, kind in KINDS.items() if kind.killed_at is None and name != "both"]
+
+
+@pytest.fixture(params=ZIPS, ids=[file.stem for file in ZIPS])
+def records(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return a folder with the records of a commit."""
+    WORKLOAD_FILE.parent.mkdir(exist_ok=True)
+    WORKLOAD_FILE.write_text(WORKLOAD)
+    with zipfile.ZipFile(request.param) as kept:
+        kept.extractall(tmp_path)
+    return tmp_path
+
+
+def goes_on(name: str, records: Path) -> None:
+    """Resume a run; the weights at its end are those of such a run of today, whatever the processors."""
+    record, kind = records / name, KINDS[name]
+    steps = 40 if kind.killed_at is None else 20
+    assert main(["--resume", str(record), "--steps", str(steps)]) == 0
+    today = execute(parse(kind.arguments(name, steps=steps, engine="sim", hosts=None)))
+    assert json.loads((record / "summary.json").read_text())["updates"] == today.tally.updates
+    found = np.load(record / "weights.npy")
+    assert np.linalg.norm(found - today.weights.vector) < 1e-4 * np.linalg.norm(found)
+
+
+def test_every_kind_is_kept(records: Path) -> None:
+    """A kind that is added needs a record."""
+    assert {path.name for path in records.iterdir() if path.is_dir()} == {"compared", *KINDS}
+
+
+@pytest.mark.parametrize("name", SIMULATED)
+def test_a_simulation_of_an_earlier_commit_goes_on(name: str, records: Path) -> None:
+    """Killed or ended, it ends where a run of today does."""
+    goes_on(name, records)
+
+
+@pytest.mark.ray
+def test_a_run_on_ray_of_an_earlier_commit_goes_on(
+    records: Path, ray_cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its driver was killed after its last checkpoint."""
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
+    goes_on("on-ray", records)
+
+
+@pytest.mark.parametrize("name", ENDED)
+def test_a_run_of_an_earlier_commit_is_replayed(
+    name: str, records: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same tasks with the same losses; the same bytes only on such a processor as made the record."""
+    main(["--replay", str(records / name)])
+    assert "tasks     the same" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [*ENDED, "both", "compared/compared"])
+def test_a_record_of_an_earlier_commit_is_reported(name: str, records: Path) -> None:
+    """Runs, comparisons of engines and experiments."""
+    assert main(["--report", str(records / name)]) == 0
+
+
+def test_records_of_an_earlier_commit_are_listed_and_evaluated(
+    records: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of them, also those that were killed."""
+    assert main(["--list", str(records)]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in KINDS)
+    for name in (*ENDED, "module"):
+        assert main(["--evaluate", str(records / name)]) == 0, name
