@@ -150,12 +150,30 @@ def configured(options: Mapping[str, Any]) -> TrainConfig:
     return from_options(config_type, options)
 
 
+def recorded(config: Mapping[str, Any]) -> TrainConfig | None:
+    """Return a recorded run's configuration, without the options that its workload's file adds; None if its
+    strategy is not in this folder. Raises ValueError for a bad value.
+
+    No code that the record names runs, and no pipe is read: it may come from anywhere.
+    """
+    if config.get("mode") not in modes() or config.get("strategy_file") is not None:
+        return None
+    traces = [text.partition(":")[2] for text in config.values() if str(text).startswith("trace:")]
+    if not all(Path(trace).is_file() for trace in traces):
+        return None
+    found = _known_type(config)
+    return from_options(found, {name: config[name] for name in option_fields(found) if name in config})
+
+
 def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of a recorded run's options, without those of files that are not in this project.
 
-    No code of a user runs: a record may come from anywhere.
+    No code that the record names runs.
     """
+    return {name: option.default for name, option in option_fields(_known_type(config)).items()}
+
+
+def _known_type(config: Mapping[str, Any]) -> type[TrainConfig]:
     mode, workload = config.get("mode"), config.get("workload")
     known = workload if workload in workloads() else None
-    found = config_of(mode, workload=known) if mode in modes() else TrainConfig
-    return {name: option.default for name, option in option_fields(found).items()}
+    return config_of(str(mode), workload=known) if mode in modes() else TrainConfig

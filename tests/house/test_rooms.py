@@ -35,11 +35,11 @@ LINES = {
     "dsgd/running": 4_200,
     "dsgd/scenario": 2_400,
     "dsgd/show": 10_300,
-    "dsgd/strategies": 2_300,
+    "dsgd/strategies": 2_400,
     "dsgd/teach": 2_900,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_600,
-    "tests": 36_800,
+    "tests": 36_900,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

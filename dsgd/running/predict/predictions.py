@@ -22,7 +22,7 @@ from dsgd.running.predict.members import Stretch, mean_over, stretches, with_mem
 from dsgd.running.predict.verdicts import BOUNDS, Verdict, judged
 from dsgd.scenario.fault import Crash
 from dsgd.scenario.possible_faults import takes_processes
-from dsgd.strategies import configured, strategy_of
+from dsgd.strategies import recorded, strategy_of
 from dsgd.theory.assumptions import known
 from dsgd.theory.checkpointing import completion_deviation, completion_time
 from dsgd.theory.closed_forms import ClosedForms, delivery_cycle
@@ -305,11 +305,13 @@ def predicted_value(summary: Summary, name: str) -> float | None:
 
 def predicted_from_drawn_times(record: Record) -> set[str]:
     """Return the predictions of a run that know of drawn compute times only, not of those on Ray."""
-    cfg = known(lambda: configured(record.config))
+    cfg = known(lambda: recorded(record.config))
     return of_drawn_times(cfg) if cfg else set()
 
 
 def _recorded_closed_forms(record: Record) -> ClosedForms:
-    """Return the run's closed forms: none where its strategy or the trace of its times is no longer there."""
-    cfg = known(lambda: configured(record.config))
+    """Return the run's closed forms: none of a user's own strategy, or where the trace of its times is not
+    there any more.
+    """
+    cfg = known(lambda: recorded(record.config))
     return closed_forms(cfg) if cfg else ClosedForms()
