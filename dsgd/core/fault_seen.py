@@ -45,10 +45,13 @@ class FaultSeen(NamedTuple):
     """The version of the weights that the run went back to; None if it did not."""
     answers: int | None = None
     """How often the strategy's waiting had ended when it began, with a task or a change of the members: two
-    changes with the same number were seen at once. None in the simulator.
+    changes with the same number were seen together. None in older simulations.
     """
     notice: bool = False
     """Whether the process was asked to end (SIGTERM): the tasks that it had came in all the same."""
+
+    at_once: bool = False
+    """Whether the strategy, in the simulator, was not waiting, and so saw it at once; else its wait ended."""
 
     @property
     def to_recover_s(self) -> float | None:

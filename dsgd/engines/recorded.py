@@ -60,6 +60,9 @@ class SeenFault(Protocol):
     def asked(self) -> bool: ...
 
     @property
+    def update(self) -> int: ...
+
+    @property
     def came_in(self) -> int: ...
 
     @property
@@ -73,3 +76,6 @@ class SeenFault(Protocol):
 
     @property
     def notice(self) -> bool: ...
+
+    @property
+    def at_once(self) -> bool: ...

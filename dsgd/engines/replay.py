@@ -14,7 +14,8 @@ lost:
     real.restore(cluster.state())                               # and `strategy.train(real, w, cfg)` goes on
 
 Ties: of tasks that finished at one time, as in the simulator many do, those of an earlier update came in
-first, and of one update those that were started first, which is the simulator's own rule.
+first, and of one update those that it passed over, and then in its own order; without a server, whose workers
+are ahead of the update, those that were started first, which is the simulator's rule.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class _Entry(NamedTuple):
 
     task: SeenTask
     version: int
+    place: int
+    """In its update."""
 
 
 class _Flight(NamedTuple):
@@ -98,11 +101,11 @@ class ReplayCluster(LedgerViews[_Flight]):
         for update in updates:
             self.last_version = update.version
             self._made_s[update.version] = update.t_s
-            for task in (*update.gradients, *update.ignored):
-                self._log[task.worker, task.step] = _Entry(task, update.version)
+            for place, task in enumerate((*update.ignored, *update.gradients)):
+                self._log[task.worker, task.step] = _Entry(task, update.version, place)
         faults = list(faults)
         changes = [fault for fault in faults if fault.kind in MEMBERSHIP]
-        self._changes = deque(sorted(changes, key=lambda fault: fault.came_in))
+        self._changes = deque(sorted(changes, key=lambda fault: (fault.came_in, fault.answers or 0)))
         self._keep(Ledger[_Flight](cfg.num_workers))
         for worker in outside_at_first(cfg.fault.fault_list):
             self._ledger.leave(worker)
@@ -117,14 +120,14 @@ class ReplayCluster(LedgerViews[_Flight]):
         self.now_s = self._went_on_s.get(0, 0.0)
         self._changed = False  # whether members have changed between two updates
         self._answers = 0  # how often `next_done` has returned
-        # Simulated records, and older ones, do not have it.
+        # Older records do not have it.
         self._by_answer = all(change.answers is not None for change in changes)
         self._hosts: Mapping[str, Any] | None = None if self._moves else hosts.state()
         self._dropped: set[int] = set()  # who left with a process, and has not joined again with a new one
         self._serial = 0
         self._version_of: dict[int, int] = {}  # by worker: of the weights that it has, where that matters
-        # Tasks in flight that will come in: (when, for which version, serial number, worker).
-        self._coming: list[tuple[float, int, int, int]] = []
+        # Tasks in flight that will come in: (when, for which version, place there, serial number, worker).
+        self._coming: list[tuple[float, int, int, int, int]] = []
         self._peers = not cfg.has_server and cfg.engine == "sim"
         topology, network = cfg.network.parsed_topology, network_of(cfg)
         self._has_backups = network.replicas > 1
@@ -153,7 +156,10 @@ class ReplayCluster(LedgerViews[_Flight]):
 
     def reached(self, version: int) -> None:
         # What followed is in the record: in the simulator at once, on Ray when the next result is due.
-        if self._plan.at_update(version) and self._moves:
+        due = self._plan.at_update(version)
+        if self._by_answer:
+            self._change_at_once(version)
+        elif due and self._moves:
             while (
                 self._changes
                 and self._changes[0].came_in <= self._ledger.came_in
@@ -181,7 +187,9 @@ class ReplayCluster(LedgerViews[_Flight]):
         entry = self._log.get((worker, step))
         if entry:
             started_s = entry.task.started_s
-            heapq.heappush(self._coming, (entry.task.finished_s, entry.version, self._serial, worker))
+            place = 0 if self._peers else entry.place
+            due = entry.task.finished_s, entry.version, place, self._serial, worker
+            heapq.heappush(self._coming, due)
             if self._values:
                 self._values.add(worker, task, step, w.vector)
         return _Flight(self._serial, task, w, started_s, entry)
@@ -243,6 +251,8 @@ class ReplayCluster(LedgerViews[_Flight]):
             sent = self._exchange.sent(members, num_bytes)
             self._ledger.traffic.exchanged(members, sent, self._exchange.received(members, num_bytes))
         made = rules.combine(rule, w, dones)
+        if self._by_answer:
+            self._change_at_once(w.version)  # during the exchange
         made_s = self._made_s.get(made.version, 0.0)
         if made_s <= self.now_s:
             return made
@@ -252,18 +262,26 @@ class ReplayCluster(LedgerViews[_Flight]):
     def _members_change(self) -> bool:
         """Have members leave and join that did so before the answer that is due; return whether any has."""
         ledger, changes = self._ledger, self._changes
+        if self._changed or (self._moves and ledger.leaving and ledger.depart()):
+            self._changed = False
+            return True
         if self._by_answer:
             due = []
             while changes and (changes[0].answers or 0) < self._answers:
                 due.append(changes.popleft())
             return self._change(due)
-        if self._changed or (ledger.leaving and ledger.depart()):
-            self._changed = False
-            return True
         while changes and changes[0].came_in <= ledger.came_in:
             if self._change(self._next_event()):
                 return True
         return False
+
+    def _change_at_once(self, version: int) -> None:
+        """Have members leave and join that did so while the strategy was not waiting, up to a version."""
+        now = self._answers
+        while (changes := self._changes) and changes[0].at_once and changes[0].answers == now:
+            if changes[0].update > version:
+                break
+            self._changed |= self._change([changes.popleft()])
 
     def _next_event(self) -> list[SeenFault]:
         """Take out the next change of the members, and those that happened with it."""
@@ -277,6 +295,7 @@ class ReplayCluster(LedgerViews[_Flight]):
         changed.
         """
         ledger, changed = self._ledger, False
+        in_order = self._moves and self._by_answer  # as in the simulator, they depart when it next looks
         for change in changes:
             if self._moves:
                 self.now_s = max(self.now_s, change.t_s)
@@ -294,11 +313,13 @@ class ReplayCluster(LedgerViews[_Flight]):
                 elif change.kind == "leave" and worker in ledger.workers:
                     if change.asked or change.notice:
                         ledger.retire(worker)
+                        if worker in ledger.leaving and in_order:
+                            changed = bool(ledger.depart()) or changed
                     else:  # with its process, and its task
                         ledger.leave(worker)
                         self._drop(worker)
                         changed = True
-        return bool(ledger.leaving and ledger.depart()) or changed
+        return bool(ledger.leaving and not in_order and ledger.depart()) or changed
 
     def _happened(self, fault: SeenFault, state: ClusterState) -> bool:
         """Whether a change of the members is in a state already."""

@@ -171,9 +171,11 @@ class RecordedFault(Struct, frozen=True, kw_only=True, gc=False):
         "the version that the run went back to; null if it did not")] = None
     answers: Annotated[int | None, field("",
         "how often the strategy's waiting had ended when it began, with a task or a change of members: two "
-        "changes with the same number were seen at once; null in the simulator")] = None
+        "changes with the same number were seen together; null in older simulations")] = None
     notice: Annotated[bool, field("",
         "whether the process was asked to end (SIGTERM): its tasks came in all the same")] = False
+    at_once: Annotated[bool, field("",
+        "whether the strategy, in the simulator, was not waiting, and so saw it at once")] = False
 
     @property
     def over_s(self) -> float | None:

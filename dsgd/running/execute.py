@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from dsgd.config import TrainConfig
+from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import ClusterError, Engine, Evaluated, WeightsLost
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
@@ -56,6 +57,8 @@ class Ended:
     """The last version."""
     evaluations: Sequence[Evaluated]
     tally: Tally
+    faults: Sequence[FaultSeen]
+    """Those that were over, also before it was resumed."""
     cluster: Engine
     """As it was left: closed, but its counts can be read."""
     path: Path | None
@@ -111,7 +114,7 @@ def _summary(ended: Ended) -> dict[str, Any]:
             ended.tally.totals,
             ended.stopped_by,
             restarts=sum(ended.cluster.restarts),
-            faults=ended.cluster.faults_seen,
+            faults=ended.faults,
         ),
         "wall_s": ended.wall_s,
         "startup_s": ended.startup_s,
@@ -312,6 +315,7 @@ class Finishing:
             weights=run.weights,
             evaluations=keeper.evaluations.found,
             tally=run.tally,
+            faults=run.faults.noted,
             cluster=run.engine,
             path=self._record.path if self._record else None,
             wall_s=wall_s,

@@ -266,17 +266,11 @@ class RunKeeper:
         engine, checkpoints = self.run.engine, self.checkpoints
         if self.record:
             self.record.flush()
-        stands_s = self.run.cfg.checkpoint.checkpoint_cost_s
-        if stands_s and checkpoints.is_due(engine.now_s):
-            engine.stand_still(stands_s)
-        slept_s = self._slept_s
+        cfg, faulty = self.run.cfg, self.run.faulty
+        stands_s = cfg.checkpoint.checkpoint_cost_s + sum(store.slower_s for store in faulty)
+        if stands_s and cfg.engine == "sim" and checkpoints.is_due(engine.now_s):
+            engine.stand_still(stands_s)  # before it is taken, so that a run that goes on from it has done so
         checkpoints.take(engine.now_s, self.state)
-        if self._slept_s > slept_s:
-            engine.stand_still(self._slept_s - slept_s)
-
-    @property
-    def _slept_s(self) -> float:
-        return sum(store.slept_s for store in self.run.faulty)
 
     def _newest(self) -> tuple[RunState | None, Sequence[tuple[str, str]]]:
         """Return the newest checkpoint that outlives the driver, and which were skipped, and why."""
@@ -322,13 +316,13 @@ class RunKeeper:
         for store in run.places.values():  # only now: a run that is refused loses nothing
             forget_after(store, point.checkpoint)
         if state:
-            self.go_to(Moment(state, point.evaluations, state))
+            self.go_to(Moment(state, point.evaluations, state, noted=point.all_faults))
             if self.evaluations.is_at_target():
                 run.end("target-loss")
         for faulty in run.faulty:
             faulty.leave_out(point.later_faults)
         run.rollbacks = max(run.rollbacks, sum(fault.kind == "divergence" for fault in point.all_faults))
-        run.faults.before = point.faults_noted
+        run.faults.go_to(len(point.all_faults), point.all_faults)
         for fault in point.later_faults:
             run.tally.fault(fault)
         if later:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,15 +78,13 @@ class ResumePoint:
     """Bytes of the record's files that are kept."""
     later: Sequence[RecordedUpdate] = ()
     """Updates after the checkpoint: on Ray none that was applied is lost."""
-    later_faults: Sequence[FaultSeen] = ()
     all_faults: Sequence[FaultSeen] = ()
-    """Recorded faults: after the checkpoint, and all."""
+    """The lines of faults.jsonl that are kept."""
 
     @property
-    def faults_noted(self) -> int:
-        """Lines of faults.jsonl that are kept."""
-        before = self.state.faults_noted if self.state else 0
-        return before + len(self.later_faults)
+    def later_faults(self) -> Sequence[FaultSeen]:
+        """Those after the checkpoint."""
+        return self.all_faults[self.state.faults_noted if self.state else 0 :]
 
     def faults_given(self, cfg: TrainConfig, state: ClusterState) -> Mapping[str, Any] | None:
         """Return which faults have happened by the state: also timed ones, one of which may have ended the
@@ -211,19 +210,20 @@ def resume_point(
     collected, noted, version = (
         (state.collected, state.faults_noted, state.weights.version) if state else (0, 0, 0)
     )
-    later, later_faults, all_faults = list[RecordedUpdate](), list[FaultSeen](), list[FaultSeen]()
+    later = list[RecordedUpdate]()
     lengths = dict(state.lengths) if state else {}
     try:
         evaluations = [
             _evaluated(line) for _, line in zip(range(collected), read_evaluations(path), strict=False)
         ]
-        if _rolls_forward(cfg, device):
+        kept_faults = None if _rolls_forward(cfg, device) else noted
+        recorded = islice(read_faults(path), kept_faults) if kept_faults != 0 else ()
+        all_faults = [FaultSeen(**asdict(fault)) for fault in recorded]
+        if kept_faults is None:
             later = [update for update in read_updates(path) if update.version > version]
             for expected, update in enumerate(later, version + 1):
                 if update.version != expected:
                     raise RecordError(f"{path / _UPDATES}: has no update {expected}")
-            all_faults = [FaultSeen(**asdict(fault)) for fault in read_faults(path)]
-            later_faults = all_faults[noted:]
             lengths |= {name: whole_length(path / name) for name in ("updates.jsonl", "faults.jsonl")}
     except RecordError as error:
         raise ValueError(f"--resume {path}: {error}; the record is damaged") from None
@@ -235,7 +235,6 @@ def resume_point(
         evaluations=evaluations,
         lengths=lengths,
         later=later,
-        later_faults=later_faults,
         all_faults=all_faults,
     )
 

@@ -142,7 +142,9 @@ class Plan:
         """Return, as JSON values, which faults have been given out."""
         return {
             "given": sorted(self._given),
-            "losses": [[which, host, n, t_s] for t_s, _, name, which, host, n in self._timed if name is None],
+            "losses": sorted(
+                [which, host, n, t_s] for t_s, _, name, which, host, n in self._timed if not name
+            ),
         }
 
     def go_to(self, position: Mapping[str, Any]) -> None:

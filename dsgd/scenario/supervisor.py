@@ -303,6 +303,14 @@ class Supervisor:
         """Go on with other books."""
         self._ledger, self.restarts, self.changed = ledger, restarts, False
 
+    @property
+    def waits(self) -> int | None:
+        """How often the strategy has waited when it goes on from here: with the members as they are, and not
+        to learn that they have changed.
+        """
+        waits = self.book.answers
+        return None if waits is None else waits + self.changed
+
     def state(self) -> Mapping[str, Any]:
         """Return, as JSON values, the faults that are not over; `Hosts` keeps its own."""
         suspected = {id(fault) for fault in self._suspected.values()}

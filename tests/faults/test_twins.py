@@ -202,7 +202,7 @@ def rounded(seen: FaultSeen) -> FaultSeen:
     for name in ("t_s", "detected_s", "recovered_s"):
         at_s = getattr(seen, name)
         times[name] = None if at_s is None else round(at_s, 6)
-    return seen._replace(answers=None, **times)
+    return seen._replace(answers=None, at_once=False, **times)
 
 
 def differences(ours: dict[str, Any], other: dict[str, Any]) -> set[str]:

@@ -83,6 +83,7 @@ class HostedCluster(SimCluster):
         )
         self._supervisor = Supervisor(self._ledger, self._hosts, lambda: self.now_s, fault.suspect_after)
         self._supervisor.keep(self._ledger, self.restarts)
+        self._supervisor.book.answers = 0
         self.faults_seen = self._supervisor.book.seen
         self._plan = Plan(fault.of_engine, seed=seed, hosts=num_hosts + fault.spares, ranks=ranks)
         self._sims = [SimHost() for _ in self._hosts.alive]
@@ -121,6 +122,10 @@ class HostedCluster(SimCluster):
         self._ledger.cancel(worker, computed_s)
 
     def next_done(self) -> Done | None:
+        with self._supervisor.book.waiting():
+            return self._wait_for_one()
+
+    def _wait_for_one(self) -> Done | None:
         ledger, future, plan, supervisor = self._ledger, self._future, self._plan, self._supervisor
         if ledger.leaving and not supervisor.changed:
             supervisor.depart()
@@ -481,6 +486,7 @@ class HostedCluster(SimCluster):
         state = super().state()
         future: dict[str, Any] = {
             "version": self._supervisor.book.version,
+            "answers": self._supervisor.waits,
             "sims": [sim.state() for sim in self._sims],
             "next_of": list(self._next_of),
             "back_of": list(self._back_of),
@@ -510,6 +516,7 @@ class HostedCluster(SimCluster):
         future = state.engine
         self._supervisor.keep(self._ledger, self.restarts)
         self._supervisor.book.version = future["version"]
+        self._supervisor.book.answers = future.get("answers")  # earlier versions did not count
         self._sims = [SimHost.restored(sim) for sim in future["sims"]]
         self._next_of, self._back_of = list(future["next_of"]), list(future["back_of"])
         self._future = [(at_s, rank, n, name, tuple(args)) for at_s, rank, n, name, args in future["future"]]

@@ -224,6 +224,7 @@ class Decoder:
                 name: _viewed(content, 8 + size + place["data_offsets"][0], place)
                 for name, place in header.items()
             }
+            self._rows: dict[tuple[str, int], Array] = {}
             self._tasks: dict[int, Any] = {}
             self._versions = self._all_versions(self.document["versions"])
 
@@ -240,7 +241,13 @@ class Decoder:
     def array(self, place: Sequence[Any]) -> Array:
         """Return the array at a place."""
         tensor, row = place
-        found: Array = self._tensors[tensor][row, ...]
+        return self._row(tensor, row)
+
+    def _row(self, tensor: str, row: int) -> Array:
+        """Return an array; the same place gives the same object, so that it is written once again."""
+        found = self._rows.get((tensor, row))
+        if found is None:
+            found = self._rows[tensor, row] = self._tensors[tensor][row, ...]
         return found
 
     def column(self, place: Sequence[Any]) -> list[Any]:
@@ -253,8 +260,7 @@ class Decoder:
         tensor, rows = place
         if not tensor:
             return []
-        found = self._tensors[tensor]
-        return [found[row, ...] for row in self.column(rows)]
+        return [self._row(tensor, row) for row in self.column(rows)]
 
     def weights(self, index: int) -> Weights:
         """Return a version of the weights; the same index gives the same object."""

@@ -58,7 +58,8 @@ class _Begun:
 class FaultyStore:
     """A store that fails as asked, and otherwise does what the store that it is around does.
 
-    seed: draws where a checkpoint is cut or altered. sleep: has the engine seconds of a slow disk go by.
+    seed: draws where a checkpoint is cut or altered. sleep: waits for the seconds of a slow disk, unless the
+    engine does.
     seen: the faults that are over, in the order in which they ended; it only grows.
     """
 
@@ -68,8 +69,6 @@ class FaultyStore:
         self.seen: list[FaultSeen] = []
         self.names, self.read, self.remove = store.names, store.read, store.remove
         self.store, self._seed, self._sleep = store, seed, sleep
-        self.slept_s = 0.0
-        """Engine seconds that a slow disk has taken longer, in all."""
         self._asked = named(fault for fault in faults if isinstance(fault, Fault) and fault.kind in STORE)
         self._waiting = dict(self._asked)
         self._begun: list[_Begun] = []  # replaced, never changed: a thread may be writing
@@ -100,12 +99,14 @@ class FaultyStore:
             self._begun = [begun for begun in self._begun if begun not in over]
             self.seen += [begun.over(now_s) for begun in sorted(over, key=lambda begun: begun.until_s)]
 
+    @property
+    def slower_s(self) -> float:
+        """Seconds that the next checkpoint takes longer."""
+        return sum(begun.fault.size for begun in self._begun if begun.fault.kind == "slow-disk")
+
     def write(self, name: str, parts: Sequence[Part]) -> None:
         begun = self._begun
-        for slow in begun:
-            if slow.fault.kind == "slow-disk":
-                self.slept_s += slow.fault.size
-                self._sleep(slow.fault.size)
+        self._sleep(self.slower_s)
         full = [other for other in begun if other.fault.kind == "full"]
         for one in full:
             one.hit += 1
