@@ -20,6 +20,7 @@ from multiprocessing import get_context
 from dsgd.config import options
 from dsgd.conformance.fault_schedule import FaultSchedule, drawn
 from dsgd.conformance.many_schedules import Counted, many
+from dsgd.conformance.recorded_schedules import drawn_for_a_record
 from dsgd.conformance.shrinking import broken_invariant, smallest
 from dsgd.conformance.strategy_on_trial import Subject
 from dsgd.process.outcomes import EXIT_FAILED, EXIT_USAGE, report_error
@@ -51,15 +52,20 @@ def _asks_for_many(arguments: Sequence[str]) -> bool:
     return not arguments or any(argument.partition("=")[0] in of_many for argument in arguments)
 
 
-def _run_one(arguments: Sequence[str]) -> int:
+def schedule_of(arguments: Sequence[str]) -> FaultSchedule:
+    """Return the schedule that has the options of a command line; raises UsageError."""
     cfg = parse(arguments)
     default = type(cfg)(mode=cfg.mode, strategy_file=cfg.strategy_file)
     given = {name: value for name, value in options(cfg).items() if value != options(default)[name]}
     for name in ("mode", "strategy_file", "engine"):
         given.pop(name, None)
-    schedule = FaultSchedule(Subject(cfg.mode, cfg.strategy_file), given)
+    return FaultSchedule(Subject(cfg.mode, cfg.strategy_file), given)
+
+
+def _run_one(arguments: Sequence[str]) -> int:
+    schedule = schedule_of(arguments)
     if broken := broken_invariant(schedule):
-        return report_error(f"{cfg.mode} breaks an invariant: {broken}", EXIT_FAILED)
+        return report_error(f"{schedule.subject.mode} breaks an invariant: {broken}", EXIT_FAILED)
     print("all invariants hold")
     return 0
 
@@ -94,7 +100,8 @@ def _run_many(arguments: Sequence[str]) -> int:
     for line in table(counted):
         print(line)
     for seed, seen in sorted(counted.broken)[:_MOST_SHOWN]:
-        schedule = drawn(seed, subjects)
+        of_record = seen.startswith("as a ")
+        schedule = drawn_for_a_record(seed, subjects) if of_record else drawn(seed, subjects)
         print(f"\nschedule {seed} of {schedule.subject.mode}: {seen}")
         small, seen = smallest(schedule)
         print(f"  shrunk:  {seen}\n  run:     {reproducer(small, seen)}", flush=True)
@@ -103,10 +110,10 @@ def _run_many(arguments: Sequence[str]) -> int:
 
 def _computed(parts: Sequence[range], subjects: Sequence[Subject], processes: int) -> Iterator[Counted]:
     if processes == 1 or len(parts) == 1:
-        yield from (many(part, subjects) for part in parts)
+        yield from (many(part, subjects, records=True) for part in parts)
         return
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(many, parts, [subjects] * len(parts))
+        yield from pool.map(many, parts, [subjects] * len(parts), [True] * len(parts))
 
 
 def _show_progress(counted: Counted, schedules: int, elapsed_s: float) -> None:
@@ -130,6 +137,7 @@ def table(counted: Counted) -> Iterator[str]:
     kinds = ", ".join(f"{number} {kind}" for kind, number in counted.faults.most_common())
     yield f"{counted.faults.total()} faults{': ' * bool(kinds)}{kinds}"
     yield f"{counted.restarted} runs started again from a state: the same bytes"
+    yield f"{counted.resumed} cut, resumed and replayed: the same record"
     yield f"{counted.compared} runs with the weights of the run without faults, bit for bit"
     yield f"{len(counted.broken)} schedules break an invariant"
 

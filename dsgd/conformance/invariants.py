@@ -63,7 +63,7 @@ def survives(schedule: FaultSchedule, cuts: int = 1, opened: Opened = open_clust
     with schedule.subject.may_break(options), np.errstate(over="ignore", invalid="ignore"):
         try:
             run = _Audited(schedule, cfg, opened)
-            chosen = _cuts(schedule, len(run.updates), cuts)
+            chosen = some_of(schedule, len(run.updates), cuts)
             for cut in chosen:
                 _goes_on_from(cut, run, schedule, cfg)
             if any(fault.kind == "driver" for fault in run.faults_seen):
@@ -292,8 +292,8 @@ def _same(name: str, host: int, before: ClusterState, after: ClusterState) -> bo
     return bool(before.hosts[name][host] == after.hosts[name][host])
 
 
-def _cuts(schedule: FaultSchedule, updates: int, cuts: int) -> list[int]:
-    """Return after which updates the run is started again, 0 being its beginning, given its options."""
+def some_of(schedule: FaultSchedule, updates: int, cuts: int) -> list[int]:
+    """Return after which updates a run is started again, 0 being its beginning, given its options."""
     if cuts >= updates:
         return list(range(updates))
     rng = random.Random(zlib.crc32(repr(sorted(schedule.options.items())).encode()))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from dsgd.conformance.fault_schedule import drawn
 from dsgd.conformance.invariants import survives
+from dsgd.conformance.recorded_schedules import drawn_for_a_record, is_kept
 from dsgd.conformance.strategy_on_trial import Broken, Subject
 
 
@@ -26,6 +27,7 @@ class Counted:
     """By kind."""
     restarted: int = 0
     compared: int = 0
+    resumed: int = 0
     broken: list[tuple[int, str]] = field(default_factory=list)
     """Seeds, and the first invariant that did not hold."""
 
@@ -38,11 +40,12 @@ class Counted:
         self.faults += other.faults
         self.restarted += other.restarted
         self.compared += other.compared
+        self.resumed += other.resumed
         self.broken += other.broken
 
 
-def many(seeds: range, subjects: Sequence[Subject]) -> Counted:
-    """Run the schedules of these seeds, and count what happened."""
+def many(seeds: range, subjects: Sequence[Subject], records: bool = False) -> Counted:
+    """Run the schedules of these seeds, with `records` those that have one too, and count what happened."""
     counted = Counted()
     for seed in seeds:
         began_s = time.process_time()
@@ -50,6 +53,8 @@ def many(seeds: range, subjects: Sequence[Subject]) -> Counted:
         mode = schedule.subject.mode
         try:
             survived = survives(schedule)
+            if records:
+                counted.resumed += is_kept(drawn_for_a_record(seed, subjects))
         except Broken as broken:
             counted.broken.append((seed, str(broken)))
         else:

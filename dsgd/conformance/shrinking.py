@@ -8,6 +8,7 @@ from typing import Any
 
 from dsgd.conformance.fault_schedule import FaultSchedule
 from dsgd.conformance.invariants import survives
+from dsgd.conformance.recorded_schedules import is_kept
 from dsgd.conformance.strategy_on_trial import Broken
 
 ALL_CUTS = 24
@@ -64,9 +65,13 @@ def _simpler(fault: str) -> Iterator[str]:
 
 
 def broken_invariant(schedule: FaultSchedule, cuts: int = ALL_CUTS) -> Broken | None:
-    """Return the first invariant that a schedule breaks, also when started again at so many updates."""
+    """Return the first invariant that a schedule breaks, also when started again at so many updates; with
+    checkpoints, of its record too.
+    """
     try:
         survives(schedule, cuts)
+        if "checkpoint_every" in schedule.options:
+            is_kept(schedule, cuts)
     except Broken as broken:
         return broken
     except ValueError:  # its options do not go together

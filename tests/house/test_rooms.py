@@ -26,7 +26,7 @@ LINES = {
     "docs": 800,
     "dsgd": 600,
     "dsgd/compare": 1_900,
-    "dsgd/conformance": 3_800,
+    "dsgd/conformance": 4_000,
     "dsgd/core": 4_600,
     "dsgd/engines": 9_000,
     "dsgd/models": 3_600,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_900,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_600,
-    "tests": 36_900,
+    "tests": 37_000,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 
