@@ -49,7 +49,6 @@ class FaultSeen(NamedTuple):
     """
     notice: bool = False
     """Whether the process was asked to end (SIGTERM): the tasks that it had came in all the same."""
-
     at_once: bool = False
     """Whether the strategy, in the simulator, was not waiting, and so saw it at once; else its wait ended."""
 

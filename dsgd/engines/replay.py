@@ -262,7 +262,8 @@ class ReplayCluster(LedgerViews[_Flight]):
     def _members_change(self) -> bool:
         """Have members leave and join that did so before the answer that is due; return whether any has."""
         ledger, changes = self._ledger, self._changes
-        if self._changed or (self._moves and ledger.leaving and ledger.depart()):
+        answers_alone = self._by_answer and not self._moves  # on Ray nothing happens at once
+        if self._changed or (not answers_alone and ledger.leaving and ledger.depart()):
             self._changed = False
             return True
         if self._by_answer:

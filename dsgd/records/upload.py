@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from dsgd.config import TrainConfig
+from dsgd.config import TrainConfig, options
 from dsgd.process.outcomes import is_result
 from dsgd.process.s3_access import TakenError
 from dsgd.records.reader import read_ending
@@ -53,7 +53,7 @@ class Upload:
             name = first if n == 1 else f"{first}-{n}"
             self.cfg = replace(cfg, output=replace(cfg.output, run_name=name))
             try:
-                self._destination.claim(self._record_name, config_text(self.cfg))
+                self._destination.claim(self._record_name, config_text(options(self.cfg)))
                 break
             except TakenError:
                 if resume:

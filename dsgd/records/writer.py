@@ -114,7 +114,7 @@ class RunRecord:
         self._take_lock()
         try:
             with whole_file(self.path / "config.yaml") as file:
-                file.write(yaml.safe_dump(self.options, sort_keys=False).encode())
+                file.write(config_text(self.options).encode())
             if code:
                 with whole_file(self.path / workload_copy.COPY) as file:
                     file.write(code)
@@ -146,7 +146,7 @@ class RunRecord:
             with Writing(self.path / name):
                 (self.path / name).unlink(missing_ok=True)
         with whole_file(self.path / "config.yaml") as file:
-            file.write(yaml.safe_dump(self.options, sort_keys=False).encode())
+            file.write(config_text(self.options).encode())
         meta = replace(meta, options_sha256=options_digest(self.options))  # older records have none
         write_file(self.path / "meta.json", replace(meta, attempts=(*meta.attempts, attempt)))
         self._open_streams(lengths)
@@ -358,9 +358,9 @@ def free_path(output: OutputConfig, default_name: str) -> Path:
     return next(out / name for name in names if not (out / name).exists())
 
 
-def config_text(cfg: TrainConfig) -> str:
-    """Return a run's config.yaml."""
-    return yaml.safe_dump(options(cfg), sort_keys=False)
+def config_text(given: Mapping[str, Any]) -> str:
+    """Return the config.yaml of a run with these options."""
+    return yaml.safe_dump(given, sort_keys=False)
 
 
 def default_name(cfg: TrainConfig) -> str:

@@ -316,7 +316,7 @@ class RunKeeper:
         for store in run.places.values():  # only now: a run that is refused loses nothing
             forget_after(store, point.checkpoint)
         if state:
-            self.go_to(Moment(state, point.evaluations, state, noted=point.all_faults))
+            self.go_to(Moment(state, point.evaluations, state))
             if self.evaluations.is_at_target():
                 run.end("target-loss")
         for faulty in run.faulty:

@@ -5,8 +5,7 @@ When a fault is over it becomes a `FaultSeen`, which no longer changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,19 +64,15 @@ class FaultBook:
         """Of the newest weights."""
         self.answers: int | None = None
         """As in `FaultSeen`."""
+        self.at_once = False
+        """As in `FaultSeen`."""
         self._clock_s, self._came_in = clock_s, came_in
-        self._at_once = False
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Enter that the simulated strategy waits, and then that it has had an answer."""
-        self._at_once = False
-        try:
-            yield
-        finally:
-            self._at_once = True
-            if self.answers is not None:
-                self.answers += 1
+    def answered(self) -> None:
+        """Enter that the simulated strategy waits no longer: what follows it sees at once."""
+        self.at_once = True
+        if self.answers is not None:
+            self.answers += 1
 
     def expecting(self, host: int) -> OpenFault | None:
         """Return the fault that is about to end a host's process, if there is one."""
@@ -108,7 +103,7 @@ class FaultBook:
             detected_s=None if asked else 0.0,
             answers=self.answers,
             notice=notice,
-            at_once=self._at_once,
+            at_once=self.at_once,
         )
         fault = OpenFault(seen, list(words), **more)
         self.open.append(fault)

@@ -574,13 +574,14 @@ import os, signal, sys
 from dsgd.records.stores.store import name_of
 from dsgd.running.quick_run import config
 from dsgd.records.upload import Upload
+from dsgd.config import options
 from dsgd.records.writer import config_text
 
 cfg = config("asgd", engine="sim", out=sys.argv[1], run_name="a", steps=9)
 upload = Upload(cfg, resume=sys.argv[2] == "resume")
 record = cfg.output.folder / "a"
 record.mkdir(parents=True, exist_ok=True)
-(record / "config.yaml").write_text(config_text(cfg))
+(record / "config.yaml").write_text(config_text(options(cfg)))
 (record / "meta.json").write_text("{}")
 for version in map(int, sys.argv[3:]):
     with (record / "updates.jsonl").open("a") as file:

@@ -122,8 +122,12 @@ class HostedCluster(SimCluster):
         self._ledger.cancel(worker, computed_s)
 
     def next_done(self) -> Done | None:
-        with self._supervisor.book.waiting():
+        book = self._supervisor.book
+        book.at_once = False
+        try:
             return self._wait_for_one()
+        finally:
+            book.answered()
 
     def _wait_for_one(self) -> Done | None:
         ledger, future, plan, supervisor = self._ledger, self._future, self._plan, self._supervisor
