@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from dsgd.conformance.restart import SCENARIOS
 from dsgd.conformance.strategy_on_trial import Subject
-from dsgd.running.quick_run import QuickRun, Workers
+from dsgd.running.quick_run import QuickRun
 from dsgd.strategies import modes
 from dsgd.strategies.conformance import Options
 
@@ -24,23 +23,6 @@ WORKLOADS: Mapping[str, dict[str, Any]] = {
     "quadratic": {"dataset": "quadratic", "dim": 3, "grad_noise": 0.5, "lr": 0.02},
 }
 
-# Modes in which the weights do not depend on who is faster, with the options that make it so.
-ON_RAY: list[tuple[str, dict[str, Any], str]] = [
-    ("ssgd", {}, "xor mlp"),
-    ("ssgd", {}, "quadratic"),
-    ("ssgd", {"momentum": 0.9}, "digits logistic"),
-    ("ksync", {"k": 3}, "digits logistic"),
-    ("localsgd", {"local_steps": 5}, "xor mlp"),
-    ("adacomm", {"interval_s": math.inf, "first_local_steps": 4}, "digits logistic"),
-    ("diloco", {"local_steps": 5}, "digits logistic"),
-    ("diloco", {"local_steps": 5, "inner": "sgd", "momentum": 0.5}, "quadratic"),
-    ("easgd", {"local_steps": 5, "momentum": 0.5}, "xor mlp"),
-    ("streaming", {"local_steps": 6, "fragments": 3, "overlap": 1}, "digits logistic"),
-    ("dpsgd", {"momentum": 0.5}, "quadratic"),
-    ("sgp", {"graph": "random"}, "quadratic"),
-    ("noloco", {"local_steps": 5}, "quadratic"),
-]
-
 
 class Golden(NamedTuple):
     """What is kept of a run."""
@@ -48,7 +30,7 @@ class Golden(NamedTuple):
     weights: str
     """sha256 of the last version's weights."""
     events: str
-    """sha256 of the order of updates and tasks; with their times where those are virtual."""
+    """sha256 of the order of updates and tasks, with their times."""
     loss: float
     """Of the last weights, on held-out samples."""
 
@@ -56,10 +38,9 @@ class Golden(NamedTuple):
 def golden(outcome: QuickRun) -> Golden:
     """Return what is kept of a run."""
     events = hashlib.sha256()
-    virtual = outcome.cfg.engine == "sim"
     for update in outcome.updates:
-        for done in (*update.dones, *update.ignored) if virtual else sorted(update.dones):
-            times = (done.started_s, done.finished_s) if virtual else ()
+        for done in (*update.dones, *update.ignored):
+            times = done.started_s, done.finished_s
             events.update(repr((update.weights.version, done.worker, done.step, done.read, *times)).encode())
     weights = hashlib.sha256(np.ascontiguousarray(outcome.w).tobytes()).hexdigest()
     return Golden(weights, events.hexdigest(), outcome.eval_loss)
@@ -80,17 +61,4 @@ def simulated(mode: str) -> dict[str, Golden]:
                     continue
                 options = {"num_workers": 5, "steps": 24, **learned, **times, **variant}
                 found[name(mode, variant, workload, scenario)] = golden(Subject(mode).run(**options))
-    return found
-
-
-def real() -> dict[str, Golden]:
-    """Run the synchronous modes on Ray, with a process that carries two workers and one that carries one."""
-    options: dict[str, Any] = {"num_workers": 3, "hosts": 2, "steps": 12, "device": "cpu"}
-    found = {}
-    for workload, learned in WORKLOADS.items():
-        with Workers(**options | learned) as workers:
-            for mode, variant, learns in ON_RAY:
-                if learns == workload:
-                    ran = workers.run(mode, **variant)
-                    found[name("ray", mode, variant, workload)] = golden(ran)
     return found

@@ -7,8 +7,8 @@ TEST_S = 5.0
 and nothing fails."""
 
 THE_REAL_THING_ONCE = {
-    "tests/strategies/test_golden.py::test_ray_makes_the_weights_it_always_made":
-        "golden weights of every mode that waits, on Ray",
+    "tests/engines/test_same_bytes.py::test_modes_in_step_have_the_same_bytes_on_both_engines":
+        "the simulator's weights in every mode that waits, on Ray",
     "tests/engines/test_ray.py::test_a_signal_ends_a_private_cluster_and_leaves_a_record":
         "main.py with its own cluster: how a laptop runs it, and ctrl-C",
     "tests/running/test_resume_ray.py::test_a_killed_driver_on_ray_loses_no_update":

@@ -261,7 +261,6 @@ def holds_in(subject: Subject, options: Options) -> None:
                 raise Broken(f"{differences.named(update)}: worker {done.worker} took {seen}", options)
 
 
-# On a quadratic both engines compute the same bytes; elsewhere they may differ by rounding.
 ON_REAL_WORKERS: Options = {
     "engine": "ray",
     "device": "cpu",

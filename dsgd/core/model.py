@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 _REGISTERS = 32  # numbers that torch computes at once, at most: two registers of 16
+_SMALL = 1 << 13  # multiplications that take no longer than the call that computes them
 
 
 class Evaluation(NamedTuple):
@@ -207,14 +208,14 @@ class Classifier(Objective):
             inputs = [x]  # of each layer, (P, B, m); at last the logits
             for number, (matrix, bias) in enumerate(zip(matrices, parts[1::2], strict=True)):
                 x = inputs[-1].relu_() if number else inputs[-1]
-                inputs.append(bias.unsqueeze(1).baddbmm(x, matrix))
+                inputs.append(_products(x, matrix, bias.unsqueeze(1)))
             loss, d = self._loss_and_slope(inputs.pop(), y)
             gradients: list[Tensor] = []
             for number in reversed(range(len(layers))):
                 h = inputs[number]
-                gradients[:0] = [h.mT.bmm(d).flatten(1), d.sum(1)]
+                gradients[:0] = [_products(h.mT, d).flatten(1), d.sum(1)]
                 if number:
-                    d = d.bmm(matrices[number].mT).mul_(h > 0)
+                    d = _products(d, matrices[number].mT).mul_(h > 0)
             return loss, torch.cat(gradients, dim=1, out=out)
 
     def _loss_and_slope(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -222,8 +223,10 @@ class Classifier(Objective):
         batch_size = y.shape[1]
         if self.sizes[-1] == 1:
             filled, y = _filled(z), y.unsqueeze(2)
-            loss = _softplus(filled)[:, :batch_size].sub_(y * z).mean((1, 2))
-            return loss, filled.sigmoid()[:, :batch_size].sub_(y).div_(batch_size)
+            each, d = _softplus(filled), filled.sigmoid()
+            if filled is not z:
+                each, d = each[:, :batch_size], d[:, :batch_size]
+            return each.sub_(y * z).mean((1, 2)), d.sub_(y).div_(batch_size)
         label = y.long().unsqueeze(2)
         log_p = z.log_softmax(2)
         d = log_p.exp()
@@ -333,6 +336,30 @@ def _split(w: Any, lengths: list[int]) -> Any:
 
 def _affine(x: Any, matrix: Any, bias: Any) -> Any:
     return x @ matrix + bias if isinstance(x, np.ndarray) else bias.baddbmm(x, matrix)
+
+
+def _products(a: Tensor, b: Tensor, *bias: Tensor) -> Tensor:
+    """Return a @ b of each worker, plus the bias (P, 1, k): (P, n, m) by (P, m, k) gives (P, n, k).
+
+    Where one of them is a vector torch has another routine for a single product than for several, with other
+    last bits. So that a worker's do not depend on how many others there are, a small product that is alone is
+    computed twice, and large ones are computed one by one.
+    """
+    n, m, k = *a.shape[1:], b.shape[2]
+    if n == 1 or m == 1 or k == 1:
+        if n * m * k <= _SMALL:
+            if len(a) == 1:
+                return _together(*[factor.expand(2, -1, -1) for factor in (a, b, *bias)])[:1]
+        elif len(a) > 1:
+            import torch
+
+            alone = zip(*[torch.split(factor, 1) for factor in (a, b, *bias)], strict=True)
+            return torch.cat([_together(*factors) for factors in alone])
+    return _together(a, b, *bias)
+
+
+def _together(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    return a.bmm(b) if bias is None else bias.baddbmm(a, b)
 
 
 def _relu(x: Any) -> Any:

@@ -3,8 +3,9 @@
 A task's inputs are frozen when it starts, so nothing has to be computed before its result is needed, and then
 everything in flight is computed in one batch.
 
-torch takes another kernel for one row than for several, and the last bit of a value depends on it: so a
-replay computes a record's tasks as the engine that made the record did.
+On a CPU a value of a built-in model has the same bits either way. On a GPU, or in a task of a user's own,
+its last bit may depend on how many are computed at once: so a replay computes a record's tasks as the engine
+that made the record did.
 """
 
 from __future__ import annotations
@@ -187,9 +188,6 @@ class LazyValues:
 
     def _compute(self, chunk: tuple[Task, list[int]]) -> tuple[list[float], Vector, Sequence[Tensor | None]]:
         task, workers = chunk
-        alone = len(workers) == 1 and not self._objective.row_by_row
-        if alone:  # torch has another kernel for one row: with two equal ones bits don't depend on the batch
-            workers = workers * 2
         waiting = [self._waiting[worker] for worker in workers]
         w = to_device([vector for _, _, vector in waiting], self._device)
         shards = [self._shards[worker] for worker in workers]
@@ -201,9 +199,8 @@ class LazyValues:
         losses, values, state = task(self._objective, shards, [step for _, step, _ in waiting], w, state)
         array = from_device(values)
         array.setflags(write=False)
-        rows = 1 if alone else len(workers)
-        states = state.unbind() if task.state_rows else [None] * rows
-        return losses.tolist()[:rows], array[:rows], states[:rows]
+        states = state.unbind() if task.state_rows else [None] * len(workers)
+        return losses.tolist(), array, states
 
     def states(self) -> dict[int, Vector]:
         """Return what each worker's last finished task hands on, shape (rows, D)."""

@@ -143,22 +143,3 @@ def test_a_task_that_was_cancelled_on_its_way_was_not_computed(latency_s: float)
     cluster.start(0, gradient, w)
     cluster.cancel(0)
     assert cluster.cancelled_s[0] == 1 + latency_s
-
-
-@pytest.mark.parametrize("options", [{}, {"dataset": "digits"}, {"dataset": "digits", "model": "logistic"}])
-def test_a_gradient_does_not_depend_on_company(options: dict[str, Any]) -> None:
-    """A task computed alone gives the same bytes as one computed together with others."""
-    workload = make_workload(config("asgd", num_workers=5, **options))
-    w = Weights(workload.objective.initial_weights(0))
-
-    def values(workers: list[int]) -> dict[int, bytes]:
-        cluster = SimCluster(workload, ComputeTimes(parse_law("constant:1"), 0))
-        for worker in workers:
-            cluster.start(worker, gradient, w)
-        dones = [cluster.next_done() for _ in workers]
-        return {done.worker: done.value.tobytes() for done in dones if done}
-
-    together = values([0, 1, 2, 3, 4])
-    for worker in range(5):
-        assert values([worker]) == {worker: together[worker]}
-    assert values([1, 3]) == {worker: together[worker] for worker in (1, 3)}

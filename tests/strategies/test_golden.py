@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pytest
 from golden_files import REWRITE, GoldenFiles
-from golden_runs import VARIANTS, Golden, real, simulated
+from golden_runs import VARIANTS, Golden, simulated
 
 FILES = GoldenFiles("weights")
 
 
 def modes_kept() -> set[str]:
-    return {run.removeprefix("ray | ").partition(" | ")[0] for run in FILES.runs}
+    return {run.partition(" | ")[0] for run in FILES.runs}
 
 
 def hold(found: dict[str, Golden]) -> None:
@@ -39,13 +39,6 @@ def test_the_simulator_makes_the_weights_it_always_made(mode: str) -> None:
             f"{mode} is new: DSGD_REWRITE_GOLDEN=1 pytest tests/strategies/test_golden.py keeps its weights"
         )
     hold(simulated(mode))
-
-
-@pytest.mark.ray
-@pytest.mark.usefixtures("ray_cluster")
-def test_ray_makes_the_weights_it_always_made() -> None:
-    """Where workers wait for each other, real workers end with the weights in the file, bit for bit."""
-    hold(real())
 
 
 def test_the_file_holds_no_run_that_is_not_made() -> None:
