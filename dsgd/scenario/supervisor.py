@@ -166,27 +166,26 @@ class Supervisor:
 
     def _decide(self, hosts: Sequence[int], fault: OpenFault) -> Generator[Order, None, Sequence[int]]:
         """Decide what becomes of the workers of lost hosts; return those that are to leave."""
-        members, hit, leaving, now_s = self._ledger.workers, list[int](), list[int](), self._clock_s()
+        members, leaving, now_s = self._ledger.workers, list[int](), self._clock_s()
         for host in hosts:
             carried = [worker for worker in self.hosts.carried(host) if worker in members]
             loss = self.hosts.lose(host, now_s, [worker for worker in members if worker not in leaving])
             for worker in carried:
                 self.restarts[worker] += 1
+            fault.words += _words(loss, carried)
+            fault.waiting.update(loss.waiting)
+            leaving += loss.leaving
+            fault.seen = fault.seen._replace(workers=tuple(sorted({*fault.seen.workers, *carried})))
             if loss.restart_s is not None:
                 yield StartAgain(host, loss.restart_s, fault.held_s - (now_s - fault.seen.t_s))
             elif loss.waiting:
+                fault.words.append(self.hosts.gave_up(host))
                 yield GiveUp(loss.waiting[0])
             else:
                 text = self.hosts.gave_up(host)
                 self.book.note("given-up", carried, text, asked=False, recovered_s=None)
             for worker in loss.moved:
                 yield BringState(worker)
-            fault.words += _words(loss, carried)
-            fault.waiting.update(loss.waiting)
-            hit += carried
-            leaving += loss.leaving
-        before = fault.seen.workers  # of losses that were noticed one after the other
-        fault.seen = fault.seen._replace(workers=tuple(sorted({*before, *hit}) if before else hit))
         return leaving
 
     def _drop(self, worker: int) -> Orders:

@@ -280,11 +280,14 @@ def naive(works_s: list[float], disturbances: list[Disturbance], restart_s: floa
     of["kill"].sort(key=lambda d: d.at_s)
 
     def back_s(lost_s: float) -> float:
-        """When the process that is lost then is there again, which a further loss may delay."""
-        back_s = lost_s
+        """When a new process can compute: one that is lost while it starts delays that, where none is there
+        none can be lost.
+        """
+        began_s = back_s = lost_s
         for kill in of["kill"]:
-            if lost_s <= kill.at_s and (kill.at_s == lost_s or kill.at_s < back_s):
-                back_s = kill.at_s + restart_s + kill.lasts_s
+            if kill.at_s == lost_s or began_s <= kill.at_s < back_s:
+                began_s = kill.at_s + kill.lasts_s
+                back_s = began_s + restart_s
         return back_s
 
     def link_s(t_s: float, *, after: bool) -> float:

@@ -82,6 +82,9 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
     "silent, then dead, rehost":
         ("asgd", {**A, "faults": "pause:1=9@t=3.25; kill:1@t=7.3+1", "suspect_after": 2.0, "restart_s": 1.0,
          "on_loss": "rehost"}),
+    "a result of a lost process, and the new one is silent":
+        ("asgd", {"num_workers": 4, "hosts": 2, "steps": 8, "slowdown": "0=1.1,1=1.37,2=.7", "latency_s": 0.4,
+         "faults": "kill:0@t=2.35; pause:0=6@t=3.05", "restart_s": 0.1, "suspect_after": 3.0}),
     "cut, then back": ("ssgd", {**S, "faults": "cut:1@t=3.5+2"}),
     "cut under suspicion": ("ssgd", {**S, "faults": "cut:1@t=3.5+6", "suspect_after": 2.0}),
     "two cut under suspicion":
@@ -128,9 +131,7 @@ BEGUN = "Ray's driver does not know which of a host's tasks had been begun: all 
 IN_TURN = (
     "the simulator loses them at once; Ray's driver hears of one after the other, and rehosts on the next"
 )
-NO_PROCESS = "on Ray no process is there that could end; the simulator counts one more loss"
-BACKOFF = "the simulator adds the back-off to the time in which none can start; on Ray they pass together"
-RECORDED = "the loss that ends a run is in Ray's record, not in the simulator's; other words"
+REMEDY = "the error that ends a run names what helps: on Ray a process has a log"
 AT_ONCE = "what update= triggers happens at once in the simulator, on Ray when the strategy waits next"
 TOGETHER = "what is due at one moment happens in one go on Ray: who leaves and joins then stays"
 HELD = "on Ray an answer that a cut holds back is no longer a copy that could be wasted"
@@ -143,12 +144,9 @@ KNOWN: dict[str, tuple[set[str], str]] = {
         {"kill detected_s", "kill recovered_s", "tasks"},
         STARTING,
     ),
-    "lost again while none can be started (+10)": ({"faults", "restarts", "tasks"}, NO_PROCESS),
-    "lost again during the back-off": ({"faults", "restarts", "tasks"}, NO_PROCESS),
-    "held and back-off: lost twice with +3": ({"kill recovered_s", "tasks"}, BACKOFF),
-    "lost too often, replace": ({"end", "faults"}, RECORDED),
+    "lost too often, replace": ({"end"}, REMEDY),
     "lost with nobody left, rehost": ({"kill repeated", "kill text", "restarts"}, IN_TURN),
-    "a node lost, fewer hosts": ({"faults", "restarts", "tasks"}, IN_TURN),
+    "a node lost, fewer hosts": ({"node repeated", "node text", "restarts", "tasks"}, IN_TURN),
     "spares, two lost in turn": ({"faults"}, STARTING),
     "rehost onto the fullest: three hosts, seven workers": ({"kill repeated"}, BEGUN),
     "silent, second host dies too": ({"kill repeated"}, BEGUN),

@@ -91,6 +91,7 @@ class HostedCluster(SimCluster):
         self._future: list[tuple[float, int, int, str, tuple[Any, ...]]] = []
         self._next_of = [0] * len(self._sims)  # by host: serial number of the event that is valid
         self._back_of = [0] * len(self._sims)
+        self._began_s = [-math.inf] * len(self._sims)  # by host: when its newest process is or was started
         self._sent: list[tuple[float, int, int, int]] = []  # results: when sent, task's serial, worker, host
         for worker in outside_at_first(fault.fault_list):
             self._ledger.leave(worker)
@@ -243,7 +244,7 @@ class HostedCluster(SimCluster):
         step, copies = ledger.steps[worker], self._copies[worker]
         first = next(copy for copy in copies if copy.host == host)
         loss, value = self._values.take(worker) if self._values else (None, self.reading(worker).vector)
-        if self._hosts.alive[host]:
+        if self._hosts.alive[host] and first.since_s >= self._began_s[host]:  # not of a process that was lost
             self._hosts.answered(host, finished_s, late=False)
         self._forget(worker, first)
         ledger.traffic.to_server[worker] += to_server
@@ -339,10 +340,9 @@ class HostedCluster(SimCluster):
                 case LookAgain(worker, host, at_s):
                     self._at(at_s, "silence", worker, self._ledger.flights[worker].serial, host)
                 case StartAgain(host, backoff_s, held_s):
-                    wait_s = backoff_s + held_s + self._fault.restart_s
-                    self._back_of[host] = self._at(self.now_s + wait_s, "back", host)
+                    began_s = self._began_s[host] = self.now_s + max(backoff_s, held_s)
+                    self._back_of[host] = self._at(began_s + self._fault.restart_s, "back", host)
                 case GiveUp(worker):
-                    self._supervisor.book.open.pop()  # the loss is not in the record
                     raise self._given_up(worker)
                 case BringState():
                     pass  # a simulated worker has its state everywhere
@@ -402,7 +402,10 @@ class HostedCluster(SimCluster):
     def _lose(self, fault: Fault, lost: Sequence[int]) -> None:
         """Lose hosts, all at once."""
         now_s = self.now_s
-        lost = [host for host in lost if self._hosts.alive[host] or self._back_of[host]]  # not those given up
+        lost = [host for host in lost if self._has_process(host)]
+        if not lost:
+            self._supervisor.book.expect(fault.kind, (), 0.0)
+            return
         begun: dict[int, bool] = {}  # by worker whose task was there
         for host in lost:
             sim = self._sims[host]
@@ -422,6 +425,10 @@ class HostedCluster(SimCluster):
         loss = self._supervisor.book.begin(fault.kind, held_s=fault.lasts_s or 0.0)
         self._obey(self._supervisor.lost(lost, tasks, loss))
         self._numbered(loss)
+
+    def _has_process(self, host: int) -> bool:
+        """Whether there is a process, which computes or is being started."""
+        return self._hosts.alive[host] or (bool(self._back_of[host]) and self._began_s[host] <= self.now_s)
 
     def _given_up(self, worker: int) -> ClusterError:
         fault = self._fault
@@ -494,6 +501,7 @@ class HostedCluster(SimCluster):
             "sims": [sim.state() for sim in self._sims],
             "next_of": list(self._next_of),
             "back_of": list(self._back_of),
+            "began_s": [None if at_s == -math.inf else at_s for at_s in self._began_s],
             "future": [[at_s, rank, n, name, list(args)] for at_s, rank, n, name, args in self._future],
             "sent": [list(result) for result in self._sent],
             "away": [
@@ -523,6 +531,8 @@ class HostedCluster(SimCluster):
         self._supervisor.book.answers = future.get("answers")  # earlier versions did not count
         self._sims = [SimHost.restored(sim) for sim in future["sims"]]
         self._next_of, self._back_of = list(future["next_of"]), list(future["back_of"])
+        began_s = future.get("began_s", [None] * len(self._sims))  # earlier versions did not keep it
+        self._began_s = [-math.inf if at_s is None else at_s for at_s in began_s]
         self._future = [(at_s, rank, n, name, tuple(args)) for at_s, rank, n, name, args in future["future"]]
         self._sent = [(at_s, task, worker, host) for at_s, task, worker, host in future["sent"]]
         heapq.heapify(self._future)
