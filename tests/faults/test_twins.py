@@ -89,6 +89,8 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cut under suspicion": ("ssgd", {**S, "faults": "cut:1@t=3.5+6", "suspect_after": 2.0}),
     "two cut under suspicion":
         ("ssgd", {**S, "faults": "cut:1@t=3.5+6; cut:0@t=3.65+6", "suspect_after": 2.0}),
+    "second copy to a host that is cut off":
+        ("ssgd", {**S, "faults": "cut:1@t=3.5+20; cut:0@t=3.65+3", "suspect_after": 2.0}),
     "pause of a dead host": ("ssgd", {**S, "faults": "kill:1@t=3.5+6; pause:1=1@t=5.2", "restart_s": 1.0}),
     "pause, then killed": ("ssgd", {**S, "faults": "pause:1=8@t=3.25; kill:1@t=4.5", "restart_s": 1.0}),
     "slow": ("asgd", {**A, "faults": "slow:1=3@t=3.5+5"}),
@@ -134,7 +136,6 @@ IN_TURN = (
 REMEDY = "the error that ends a run names what helps: on Ray a process has a log"
 AT_ONCE = "what update= triggers happens at once in the simulator, on Ray when the strategy waits next"
 TOGETHER = "what is due at one moment happens in one go on Ray: who leaves and joins then stays"
-HELD = "on Ray an answer that a cut holds back is no longer a copy that could be wasted"
 SPEED = "on Ray a slowdown holds from the next task on"
 STARTING = "on Ray a process that is being started ends when it has started; the simulator loses it at once"
 STOPPED = "a process on Ray ends itself, and does not hear of that while it stands still"
@@ -150,7 +151,6 @@ KNOWN: dict[str, tuple[set[str], str]] = {
     "spares, two lost in turn": ({"faults"}, STARTING),
     "rehost onto the fullest: three hosts, seven workers": ({"kill repeated"}, BEGUN),
     "silent, second host dies too": ({"kill repeated"}, BEGUN),
-    "cut under suspicion": ({"suspect wasted"}, HELD),
     "silent, then dead": (PAUSED, STOPPED),
     "silent, then dead, rehost": (PAUSED, STOPPED),
     "pause, then killed": (PAUSED, STOPPED),

@@ -385,7 +385,8 @@ class RayCluster(LedgerViews[RayFlight]):
         state, slower = self._ledger.states.get(worker), self._faults.slower(host)
         left_by = self._states.left_by(worker)
         flight, to_worker = self._as_sent(worker, flight, process)
-        self._tasks.send(process, worker, flight, state, slower, left_by=left_by)
+        cut = host in self._faults.cut
+        self._tasks.send(process, worker, flight, state, slower, left_by=left_by, cut=cut)
         self._ledger.traffic.to_worker[worker] += to_worker
         if self._held is not None:
             self._held.sent(worker, self._clock_s, to_worker)

@@ -92,6 +92,7 @@ class SentTasks:
         # What Ray reports: (what it refers to, the answer to come). Its threads add, this one takes.
         self._reports: deque[tuple[Any, Any]] = deque()
         self._held: list[News] = []  # of hosts that are cut off
+        self._kept_back: list[Sent] = []  # to hosts that are cut off
         self.keeps_values = False
         """Whether processes keep the values of their tasks (all-reduce)."""
 
@@ -187,10 +188,12 @@ class SentTasks:
         *,
         again: bool = False,
         left_by: int = -1,
+        cut: bool = False,
     ) -> None:
         """Send a task to a process, with the state of its worker. again: only to have its new state again.
 
         left_by: the ticket of the task that has left the state; a process that has it from there uses that.
+        cut: its host is cut off: the task is sent once `wait` is called without it.
         """
         sent = Sent(worker, flight.ticket, process, flight, state, left_by, slower=slower, again=again)
         having = self._by_worker.get(worker)
@@ -199,10 +202,16 @@ class SentTasks:
         else:
             having.append(sent)
         process.sent[flight.ticket] = sent
-        if process.link is None:
+        if cut:
+            self._kept_back.append(sent)
+        else:
+            self._transmit(sent)
+
+    def _transmit(self, sent: Sent) -> None:
+        if sent.process.link is None:
             self._send_by_ray(sent)
-        elif isinstance(state, ray.ObjectRef):  # it is on another machine, or was left by a call of Ray
-            self._report(state, _Fetching(sent))
+        elif isinstance(sent.state, ray.ObjectRef):  # it is on another machine, or was left by a call of Ray
+            self._report(sent.state, _Fetching(sent))
         else:
             self._send_on_link(sent)
 
@@ -294,20 +303,27 @@ class SentTasks:
         return any(isinstance(about, Sent) and about.process is process for about, _ in list(self._reports))
 
     def stop(self, worker: int) -> int:
-        """Stop the task of a worker wherever it is: no answer is read. Return how many processes had it."""
+        """Stop the task of a worker wherever it is: no answer is read. Return how many processes had it, or
+        have answered while they are cut off.
+        """
+        kept_back = [sent for sent in self._kept_back if sent.worker == worker]
+        self._kept_back = [sent for sent in self._kept_back if sent.worker != worker]
         having = self._by_worker.pop(worker, [])
+        held = [h for h in self._held if isinstance(h, OF_TASKS) and h.sent.worker == worker]
         self._held = [h for h in self._held if not (isinstance(h, OF_TASKS) and h.sent.worker == worker)]
         for sent in having:
             sent.stopped = True
-            if sent.process.link is None:
+            if sent in kept_back:
+                del sent.process.sent[sent.ticket]
+            elif sent.process.link is None:
                 del sent.process.sent[sent.ticket]
                 sent.process.actor.stop.remote(worker, sent.ticket)
             else:
                 self._door.send(sent.process.link, STOPPING.pack(STOP, worker, sent.ticket))
-        return len(having)
+        return len(having) - len(kept_back) + len(held)
 
     def strand(self, process: HostProcess) -> list[int]:
-        """Forget what a lost process had; return the workers whose tasks these were.
+        """Forget what a lost process had, or was to get; return the workers whose tasks it had.
 
         Where it has a link it may not have ended yet: its blocks are kept until the link says so.
         """
@@ -319,7 +335,9 @@ class SentTasks:
         held = [news for news in self._held if process_of(news) is process]
         self._held = [news for news in self._held if process_of(news) is not process]
         lost += [news.sent for news in held if isinstance(news, OF_TASKS)]
-        return [sent.worker for sent in lost]
+        kept_back = self._kept_back
+        self._kept_back = [sent for sent in kept_back if sent.process is not process]
+        return [sent.worker for sent in lost if sent not in kept_back]
 
     def _forget(self, sent: Sent) -> None:
         """Await its answer no longer."""
@@ -335,8 +353,11 @@ class SentTasks:
     def wait(self, timeout_s: float, cut: Container[int] = ()) -> News | None:
         """Wait until something has happened, or for so long; None is possible at any time.
 
-        cut: hosts that are cut off: what they say is held back.
+        cut: hosts that are cut off: what they say is held back, and so is what was sent to them since.
         """
+        for sent in [sent for sent in self._kept_back if sent.process.host not in cut]:
+            self._kept_back.remove(sent)
+            self._transmit(sent)
         if self._held:
             for number, held in enumerate(self._held):
                 if process_of(held).host not in cut:
