@@ -130,9 +130,6 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 BEGUN = "Ray's driver does not know which of a host's tasks had been begun: all count"
-IN_TURN = (
-    "the simulator loses them at once; Ray's driver hears of one after the other, and rehosts on the next"
-)
 REMEDY = "the error that ends a run names what helps: on Ray a process has a log"
 AT_ONCE = "what update= triggers happens at once in the simulator, on Ray when the strategy waits next"
 TOGETHER = "what is due at one moment happens in one go on Ray: who leaves and joins then stays"
@@ -146,8 +143,7 @@ KNOWN: dict[str, tuple[set[str], str]] = {
         STARTING,
     ),
     "lost too often, replace": ({"end"}, REMEDY),
-    "lost with nobody left, rehost": ({"kill repeated", "kill text", "restarts"}, IN_TURN),
-    "a node lost, fewer hosts": ({"node repeated", "node text", "restarts", "tasks"}, IN_TURN),
+    "a node lost, fewer hosts": ({"node repeated"}, BEGUN),
     "spares, two lost in turn": ({"faults"}, STARTING),
     "rehost onto the fullest: three hosts, seven workers": ({"kill repeated"}, BEGUN),
     "silent, second host dies too": ({"kill repeated"}, BEGUN),

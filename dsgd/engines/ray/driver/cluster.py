@@ -602,23 +602,38 @@ class RayCluster(LedgerViews[RayFlight]):
     # --- hosts ----------------------------------------------------------------------------------------------
 
     def _lose(self, process: HostProcess) -> None:
-        """Enter that a process has ended, carry out what follows, and record it."""
+        """Enter that a process has ended, and others with it; carry out what follows, and record it."""
         assert self._processes
-        self._processes.end(process)  # it may only be out of reach
-        self._readying.discard(process)
-        self._draining.discard(process)
-        stranded, host, flights = self._tasks.strand(process), process.host, self._ledger.flights
-        if self._running.get(host) is process:
+        lost = {process.host: process, **self._lost_with(process)}
+        stranded = set[int]()
+        for one in lost.values():
+            self._processes.end(one)  # it may only be out of reach, or about to end
+            self._readying.discard(one)
+            self._draining.discard(one)
+            stranded.update(self._tasks.strand(one))
+        hosts = sorted(host for host, one in lost.items() if self._running.get(host) is one)
+        for host in hosts:
             del self._running[host]
-            unsent = self._unsent()
+        unsent = self._unsent()
+        if hosts:
             tasks = {
                 worker: Stranded(flight.task.batches if worker in stranded else 0, worker not in unsent)
-                for worker, flight in flights.items()
+                for worker, flight in self._ledger.flights.items()
                 if worker in stranded or worker in unsent
             }
-            self._obey(self._supervisor.lost([host], tasks))
+            self._obey(self._supervisor.lost(hosts, tasks))
         else:
             self._send_unsent()
+
+    def _lost_with(self, process: HostProcess) -> Mapping[int, HostProcess]:
+        """Return, by host, the processes that the same fault ends, or whose end is at hand, too: what follows
+        is decided once for all of them, so no worker moves to one that is lost as well.
+        """
+        if self._running.get(process.host) is not process:
+            return {}
+        fault, gone = self._supervisor.book.expecting(process.host), self._tasks.gone()
+        ending = fault.expected if fault else ()
+        return {host: one for host, one in self._running.items() if host in ending or one in gone}
 
     def _drain(self, process: HostProcess) -> None:
         """Have a process that was asked to end finish its tasks; its workers go on as after a loss."""

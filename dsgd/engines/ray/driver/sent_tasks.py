@@ -302,6 +302,11 @@ class SentTasks:
             return self._door.has_answered(process.link)
         return any(isinstance(about, Sent) and about.process is process for about, _ in list(self._reports))
 
+    def gone(self) -> set[HostProcess]:
+        """Return the processes whose end Ray has reported, and `wait` has not yet."""
+        reports = [report for report in list(self._reports) if not isinstance(report[0], _Fetching)]
+        return {about.process for about, answer in reports if isinstance(answer.exception(), RayActorError)}
+
     def stop(self, worker: int) -> int:
         """Stop the task of a worker wherever it is: no answer is read. Return how many processes had it, or
         have answered while they are cut off.
