@@ -323,7 +323,8 @@ class Supervisor:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `state` returned."""
+        """Go back to what `state` returned; faults that are open now never end."""
+        self.book.end_all()
         self.book.open = [
             OpenFault.restored(seen, number=number, passing=hosts, waiting={*waiting})
             for number, seen, hosts, waiting in state["open"]

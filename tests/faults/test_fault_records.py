@@ -159,3 +159,11 @@ def test_tensorboard_has_a_point_a_fault(tmp_path: Path) -> None:
     assert [(p.step, p.value) for p in found["fault/recovery_s"]] == [(6, 1.5), (8, 2.5), (8, 0.75)]
     kill, pause, _ = (point.wall_time for point in found["fault/recovery_s"])
     assert pause - kill == pytest.approx((1.0 + 2.5) - (1.25 + 1.5), rel=1e-6)
+
+
+def test_what_is_not_over_when_the_driver_is_lost_never_ends() -> None:
+    """A slowdown and a loss that end with the simulated driver are recorded, as when they outlive a run."""
+    options = {"num_workers": 3, "steps": 10, "restart_s": 2.0, "checkpoint_every": "2"}
+    cfg = config("ssgd", **options, faults="slow:1=3@t=2.5; kill:2@t=2.6+9; driver@t=4.5")
+    seen = [(fault.kind, fault.workers, fault.t_s, fault.recovered_s) for fault in execute(cfg).faults]
+    assert seen == [("driver", (), 4.5, 0.0), ("slow", (1,), 2.5, None), ("kill", (2,), 2.6, None)]

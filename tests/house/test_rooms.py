@@ -33,7 +33,7 @@ LINES = {
     "dsgd/process": 700,
     "dsgd/records": 3_700,
     "dsgd/running": 4_200,
-    "dsgd/scenario": 2_400,
+    "dsgd/scenario": 2_500,
     "dsgd/show": 10_300,
     "dsgd/strategies": 2_400,
     "dsgd/teach": 2_900,
