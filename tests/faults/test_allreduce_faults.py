@@ -112,3 +112,15 @@ def test_a_driver_that_is_lost_goes_on_with_the_same_group(tmp_path: Path) -> No
     ended = execute(cfg, record=RunRecord(cfg))
     assert ended.error is None
     assert ended.weights.vector.tobytes() == run("ssgd", **SMALL).w.tobytes()
+
+
+@pytest.mark.parametrize("held", ["", "+6"])
+def test_another_computes_the_value_of_a_worker_that_left_with_its_process(held: str) -> None:
+    """Under drop nobody waits for the new process: 1 s until all have computed, .5 s of an exchange, 1 s for
+    the value that is lost, and 1.5 s for the exchange anew.
+    """
+    options: dict[str, Any] = {"num_workers": 4, "steps": 6, "dataset": "quadratic", "dim": 1000}
+    options |= {"restart_s": 1.0, "compute_time": "constant:1", "bytes_per_s": 4000.0}
+    faults: dict[str, Any] = {"faults": f"kill:1@t=1.5{held}", "on_loss": "drop", "topology": "allreduce"}
+    outcome = run("ssgd", **options, **faults)
+    assert outcome.updates[0].finished_s == 4.0

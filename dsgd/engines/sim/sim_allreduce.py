@@ -159,6 +159,8 @@ class HostedAllReduce(AllReduceCluster, HostedCluster):
             under_way = {worker for worker, _ in self._again.values()}
             for done in lost:
                 host = self._hosts.place(done.worker, self.now_s)
+                if done.worker not in self._ledger.workers:  # it left with its process: any other will do
+                    host = next(filter(self._is_reached, range(len(self._sims))), host)
                 if done.worker not in under_way and self._hosts.alive[host]:
                     self._send_again(done, host)
             if self._next_event_s() == math.inf:
@@ -167,6 +169,9 @@ class HostedAllReduce(AllReduceCluster, HostedCluster):
                 )
             self._pass_event()
         return any_lost
+
+    def _is_reached(self, host: int) -> bool:
+        return self._hosts.alive[host] and self._sims[host].cut_until_s <= self.now_s
 
     def _send_again(self, done: Done, host: int) -> None:
         self._serial += 1
