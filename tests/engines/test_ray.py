@@ -96,16 +96,6 @@ def test_a_mode_learns_on_ray(mode: str, workers: Workers, tmp_path: Path) -> No
     assert (again.differs, again.same_weights) == (None, True)
 
 
-@pytest.mark.parametrize("mode", IN_STEP)
-def test_synchronous_modes_give_the_same_weights_on_both_engines(
-    mode: str, undisturbed: Mapping[str, QuickRun]
-) -> None:
-    """Where workers wait for each other, each version is the same bytes, of the same mini-batches."""
-    real, simulated = undisturbed[mode], run(mode, engine="sim", **learning(mode))
-    assert same_bytes(real, simulated)
-    assert [d.step for d in real.dones] == [d.step for d in simulated.dones]
-
-
 def test_ssp_with_slack_0_ends_and_is_ssgd_with_summed_gradients(workers: Workers) -> None:
     """On real workers too, slack 0 never deadlocks and keeps to its rounds."""
     ssp = workers.run("ssp", steps=15, slack=0.0, lr=0.02)
