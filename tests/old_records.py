@@ -5,6 +5,7 @@ python tests/old_records.py     # makes tests/golden/records/COMMIT.zip of what 
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -83,6 +84,15 @@ def make():
     return Problem(nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)), loss, data, data)
 """
 
+
+def write_workload() -> None:
+    """Write the workload's file, in one step: tests of other processes may be reading it."""
+    WORKLOAD_FILE.parent.mkdir(exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=WORKLOAD_FILE.parent, delete=False) as file:
+        file.write(WORKLOAD)
+    os.replace(file.name, WORKLOAD_FILE)
+
+
 EXPERIMENT = """
 title: Which mode?
 question: Which of two modes is better?
@@ -115,8 +125,7 @@ def make(folder: Path) -> None:
         )
         assert code == (0 if killed_at is None else -signal.SIGKILL), (arguments, code)
 
-    WORKLOAD_FILE.parent.mkdir(exist_ok=True)
-    WORKLOAD_FILE.write_text(WORKLOAD)
+    write_workload()
     (folder / "compared.yaml").write_text(EXPERIMENT)
     for name, kind in KINDS.items():
         run(*kind.arguments(name), killed_at=kind.killed_at)
