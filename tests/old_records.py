@@ -1,10 +1,12 @@
 """Small records of a commit, one of each kind, which every later one must resume, replay and report.
 
-python tests/old_records.py     # makes tests/golden/records/COMMIT.zip of what is checked out
+python tests/old_records.py     # makes tests/golden/records/COMMIT.zip of what is checked out,
+                                # and COMMIT.json, which says on what kind of processor
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +16,8 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from golden_files import made_on
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "tests/golden/records"
@@ -141,6 +145,7 @@ def main() -> None:
         for file in sorted(Path(folder).rglob("*")):
             if file.is_file() and file.suffix not in (".lock", ".html", ".svg", ".png", ".pyc"):
                 kept.write(file, file.relative_to(folder))
+    (KEPT / f"{commit}.json").write_text(f"{json.dumps(made_on())}\n")
 
 
 if __name__ == "__main__":
