@@ -243,7 +243,9 @@ class Telemetry(Protocol):
         """
 
     def reached(self, version: int) -> None:
-        """Learn that the run has recorded this version of the weights: faults may be due with it."""
+        """Learn that the run has recorded this version of the weights: faults may be due with it, and happen
+        when the strategy next waits.
+        """
 
     def ended(self) -> None:
         """Learn that the run is over: the faults that are not are added to `faults_seen` now."""

@@ -155,16 +155,12 @@ class ReplayCluster(LedgerViews[_Flight]):
         return found
 
     def reached(self, version: int) -> None:
-        # What followed is in the record: in the simulator at once, on Ray when the next result is due.
-        due = self._plan.at_update(version)
+        due = self._plan.at_update(version)  # what follows is in the record
         if self._by_answer:
             self._change_at_once(version)
         elif due and self._moves:
-            while (
-                self._changes
-                and self._changes[0].came_in <= self._ledger.came_in
-                and self._changes[0].t_s <= self.now_s
-            ):
+            now = self._ledger.came_in, self.now_s
+            while self._changes and (self._changes[0].came_in, self._changes[0].t_s) <= now:
                 self._changed |= self._change(self._next_event())
         self.now_s = max(self.now_s, self._went_on_s.get(version, 0.0))
 
@@ -211,6 +207,8 @@ class ReplayCluster(LedgerViews[_Flight]):
         """
         ledger = self._ledger
         self._answers += 1
+        while self._plan.pop_due(-math.inf):  # it is in the record
+            pass
         if self._members_change():
             return None
         while self._coming:
@@ -262,8 +260,7 @@ class ReplayCluster(LedgerViews[_Flight]):
     def _members_change(self) -> bool:
         """Have members leave and join that did so before the answer that is due; return whether any has."""
         ledger, changes = self._ledger, self._changes
-        answers_alone = self._by_answer and not self._moves  # on Ray nothing happens at once
-        if self._changed or (not answers_alone and ledger.leaving and ledger.depart()):
+        if self._changed:
             self._changed = False
             return True
         if self._by_answer:
@@ -271,6 +268,8 @@ class ReplayCluster(LedgerViews[_Flight]):
             while changes and (changes[0].answers or 0) < self._answers:
                 due.append(changes.popleft())
             return self._change(due)
+        if ledger.leaving and ledger.depart():
+            return True
         while changes and changes[0].came_in <= ledger.came_in:
             if self._change(self._next_event()):
                 return True
@@ -282,7 +281,7 @@ class ReplayCluster(LedgerViews[_Flight]):
         while (changes := self._changes) and changes[0].at_once and changes[0].answers == now:
             if changes[0].update > version:
                 break
-            self._changed |= self._change([changes.popleft()])
+            self._changed |= self._change([changes.popleft()], at_once=True)
 
     def _next_event(self) -> list[SeenFault]:
         """Take out the next change of the members, and those that happened with it."""
@@ -291,12 +290,11 @@ class ReplayCluster(LedgerViews[_Flight]):
             event.append(self._changes.popleft())
         return event
 
-    def _change(self, changes: Sequence[SeenFault]) -> bool:
+    def _change(self, changes: Sequence[SeenFault], *, at_once: bool = False) -> bool:
         """Have members leave or join, and those depart that were to; return whether the members have
-        changed.
+        changed. at_once: those that leave now depart, the others when the strategy next waits.
         """
         ledger, changed = self._ledger, False
-        in_order = self._moves and self._by_answer  # as in the simulator, they depart when it next looks
         for change in changes:
             if self._moves:
                 self.now_s = max(self.now_s, change.t_s)
@@ -314,13 +312,13 @@ class ReplayCluster(LedgerViews[_Flight]):
                 elif change.kind == "leave" and worker in ledger.workers:
                     if change.asked or change.notice:
                         ledger.retire(worker)
-                        if worker in ledger.leaving and in_order:
+                        if at_once and worker in ledger.leaving:
                             changed = bool(ledger.depart()) or changed
                     else:  # with its process, and its task
                         ledger.leave(worker)
                         self._drop(worker)
                         changed = True
-        return bool(ledger.leaving and not in_order and ledger.depart()) or changed
+        return bool(ledger.leaving and not at_once and ledger.depart()) or changed
 
     def _happened(self, fault: SeenFault, state: ClusterState) -> bool:
         """Whether a change of the members is in a state already."""

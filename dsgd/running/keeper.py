@@ -270,6 +270,7 @@ class RunKeeper:
         stands_s = cfg.checkpoint.checkpoint_cost_s + sum(store.slower_s for store in faulty)
         if stands_s and cfg.engine == "sim" and checkpoints.is_due(engine.now_s):
             engine.stand_still(stands_s)  # before it is taken, so that a run that goes on from it has done so
+            self.run.faults.take()
         checkpoints.take(engine.now_s, self.state)
 
     def _newest(self) -> tuple[RunState | None, Sequence[tuple[str, str]]]:

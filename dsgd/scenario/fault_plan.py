@@ -1,4 +1,8 @@
-"""Which faults are due: by time, by update, or by a worker's step. Pure data, without a clock."""
+"""Which faults are due: by time, by update, or by a worker's step. Pure data, without a clock.
+
+What an update or a step triggers is due at once, and happens when the strategy next waits: it has not yet
+started all that it wants to. Only the driver is lost at once.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +53,7 @@ class Plan:
         self._drawn = [fault for fault in faults if isinstance(fault, Spot | Crash)]
         self._numbers = _numbers(faults)
         self._given: set[str] = set()
+        self._due: list[str] = []  # of those given, what waits until the strategy does
         self._by_update: dict[int, list[str]] = {}
         self._by_step: dict[int, list[tuple[int, str]]] = {}
         for name, fault in self._asked.items():
@@ -85,19 +90,6 @@ class Plan:
         """Return the next timed fault, and when (engine s) it is due."""
         return self._give(heapq.heappop(self._timed))
 
-    def pop_driver(self, until_s: float) -> tuple[float, Fault] | None:
-        """Return the next timed loss of the driver if it is due by then, though others may be due before."""
-        due = [entry for entry in self._timed if entry[0] <= until_s and self._is_driver(entry)]
-        if not due:
-            return None
-        self._timed.remove(min(due))
-        heapq.heapify(self._timed)
-        return self._give(min(due))
-
-    def _is_driver(self, entry: _Timed) -> bool:
-        _, _, name, which, _, _ = entry
-        return isinstance(self._drawn[which], Crash) if name is None else self._asked[name].kind == "driver"
-
     def _give(self, entry: _Timed) -> tuple[float, Fault]:
         at_s, _, name, which, host, count = entry
         if name is not None:
@@ -118,19 +110,29 @@ class Plan:
         return at_s, Fault(kind="kill", hosts=(host,), trigger=trigger, lasts_s=process.back_s)
 
     def at_update(self, version: int) -> Sequence[Fault]:
-        """Return the faults that this version of the weights triggers."""
-        return self._take(self._by_update.get(version, ()))
+        """Return the faults that this version of the weights triggers; all but the driver's are due."""
+        return self._enter(self._by_update.get(version, ()))
 
-    def at_step(self, worker: int, step: int, batches: int) -> Sequence[Fault]:
-        """Return the faults that `worker` triggers by starting mini-batches [step, step + batches)."""
-        if worker not in self._by_step:
-            return ()
-        return self._take([name for k, name in self._by_step[worker] if step <= k < step + batches])
+    def at_step(self, worker: int, step: int, batches: int) -> None:
+        """Enter as due the faults that `worker` triggers by starting mini-batches [step, step + batches)."""
+        if worker in self._by_step:
+            self._enter([name for k, name in self._by_step[worker] if step <= k < step + batches])
 
-    def _take(self, due: Sequence[str]) -> list[Fault]:
-        new = [name for name in due if name not in self._given]
+    def _enter(self, triggered: Sequence[str]) -> Sequence[Fault]:
+        new = [name for name in triggered if name not in self._given]
         self._given.update(new)
+        self._due += [name for name in new if self._asked[name].kind != "driver"]
         return [self._asked[name] for name in new]
+
+    def put_off(self, fault: Fault) -> None:
+        """Have a fault that was asked for, and given out, be due when the strategy next waits."""
+        self._due.append(next(name for name, asked in self._asked.items() if asked == fault))
+
+    def pop_due(self, now_s: float) -> Fault | None:
+        """Take out the next fault that is due, of the timed ones those up to `now_s`; None without any."""
+        if self._due:
+            return self._asked[self._due.pop(0)]
+        return self.pop_timed()[1] if self.next_s <= now_s else None
 
     def _next_loss(self, which: int, host: int, since_s: float, count: int) -> _Timed:
         process = self._drawn[which]
@@ -139,9 +141,10 @@ class Plan:
         return since_s + float(gap_s), len(self._asked) + host, None, which, host, count
 
     def position(self) -> Mapping[str, Any]:
-        """Return, as JSON values, which faults have been given out."""
+        """Return, as JSON values, which faults have been given out, and which of them are still due."""
         return {
             "given": sorted(self._given),
+            "due": list(self._due),
             "losses": sorted(
                 [which, host, n, t_s] for t_s, _, name, which, host, n in self._timed if not name
             ),
@@ -153,6 +156,7 @@ class Plan:
         It may be that of a plan with fewer faults, if the others are due later.
         """
         self._given = {self._numbers.get(name, name) for name in position["given"]}
+        self._due = list(position.get("due", ()))  # earlier versions did not keep it
         drawn = {(which, host): (n, t_s) for which, host, n, t_s in position["losses"]}
         self._timed = [*self._waiting()]
         for t_s, serial, _, which, host, n in self._first_losses:

@@ -318,4 +318,6 @@ def test_a_planted_mistake_breaks_an_invariant(
     plant(monkeypatch)
     subjects = [Subject(mode) for mode in of_modes]
     seeds = (range(first, first + 10) for first in range(0, 200, 10))
-    assert any(many(some, subjects).broken for some in seeds)
+    broken = next((broken for some in seeds if (broken := many(some, subjects).broken)), None)
+    assert broken
+    assert not any(error in str(broken) for error in ("TypeError", "AttributeError"))  # planted wrongly

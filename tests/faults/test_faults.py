@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,11 @@ def everything_due(plan: Plan, until_s: float = 100.0) -> list[tuple[float, Faul
     return due
 
 
+def due(plan: Plan) -> list[tuple[str, tuple[int, ...]]]:
+    """Take out what an update or a step has triggered."""
+    return [(fault.kind, fault.workers) for fault in iter(lambda: plan.pop_due(-math.inf), None)]
+
+
 def test_a_fault_is_due_once() -> None:
     """By time in order, by update at that update, by step when the task contains it; and never again."""
     faults = parse_faults("kill:1@t=9; kill:2@t=3; pause:0=1@update=7; kill:0,1@step=5")
@@ -177,12 +183,23 @@ def test_a_fault_is_due_once() -> None:
     assert [(at_s, fault.workers) for at_s, fault in everything_due(plan)] == [(3, (2,)), (9, (1,))]
     assert not plan.at_update(6)
     assert [fault.kind for fault in plan.at_update(7)] == ["pause"]
+    assert due(plan) == [("pause", (0,))]
     assert not plan.at_update(7)
-    assert not plan.at_step(0, 0, 5)
-    assert [fault.workers for fault in plan.at_step(0, 4, 2)] == [(0,)]
-    assert not plan.at_step(0, 5, 1)
-    assert [fault.workers for fault in plan.at_step(1, 5, 1)] == [(1,)]
-    assert not plan.at_step(2, 5, 1)
+    plan.at_step(0, 0, 5)
+    assert not due(plan)
+    plan.at_step(1, 4, 2)
+    plan.at_step(0, 5, 1)
+    assert due(plan) == [("kill", (1,)), ("kill", (0,))]
+    plan.at_step(0, 5, 1)
+    plan.at_step(2, 5, 1)
+    assert not due(plan)
+
+
+def test_the_loss_of_the_driver_waits_for_nothing() -> None:
+    """What the same update triggers is due all the same, when the strategy next waits."""
+    plan = Plan(parse_faults("driver@update=7; leave:1@update=7"), seed=0, hosts=3)
+    assert [fault.kind for fault in plan.at_update(7)] == ["driver", "leave"]
+    assert due(plan) == [("leave", (1,))]
 
 
 def test_a_plan_goes_on_from_its_position() -> None:
@@ -193,15 +210,17 @@ def test_a_plan_goes_on_from_its_position() -> None:
         plan = Plan(faults, seed=3, hosts=3)
         assert [plan.pop_timed() for _ in range(n)] == whole[:n]
         plan.at_update(7)
+        plan.at_step(0, 5, 1)
         position = json.loads(json.dumps(plan.position()))
         other = Plan(faults, seed=3, hosts=3)
         other.go_to(position)
         assert everything_due(other) == whole[n:]
         assert not other.at_update(7)
-        assert other.at_step(0, 5, 1)
+        assert due(other) == [("pause", (0,)), ("kill", (0,))]
         everything_due(plan)
         plan.go_to(position)
         assert everything_due(plan) == whole[n:]
+        assert len(due(plan)) == 2
 
 
 def test_positions_of_older_checkpoints_hold() -> None:
@@ -214,8 +233,9 @@ def test_positions_of_older_checkpoints_hold() -> None:
     assert plan.position()["given"] == ["kill:1@t=9", "kill:2@step=5", "pause:0=1@update=7"]
     assert [plan.pop_timed()[0] for _ in range(2)] == [8.5, 9.0]
     assert not plan.at_update(7)
-    assert not plan.at_step(2, 5, 1)
-    assert [fault.workers for fault in plan.at_step(0, 5, 1)] == [(0,)]
+    plan.at_step(2, 5, 1)
+    plan.at_step(0, 5, 1)
+    assert due(plan) == [("kill", (0,))]
     assert "kill:1@t=9 #2" in plan.position()["given"]
 
 

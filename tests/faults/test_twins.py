@@ -131,8 +131,6 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 BEGUN = "Ray's driver does not know which of a host's tasks had been begun: all count"
 REMEDY = "the error that ends a run names what helps: on Ray a process has a log"
-AT_ONCE = "what update= triggers happens at once in the simulator, on Ray when the strategy waits next"
-TOGETHER = "what is due at one moment happens in one go on Ray: who leaves and joins then stays"
 SPEED = "on Ray a slowdown holds from the next task on"
 STARTING = "on Ray a process that is being started ends when it has started; the simulator loses it at once"
 STOPPED = "a process on Ray ends itself, and does not hear of that while it stands still"
@@ -152,13 +150,9 @@ KNOWN: dict[str, tuple[set[str], str]] = {
     "pause, then killed": (PAUSED, STOPPED),
     "slow": ({"tasks"}, SPEED),
     "slow and dead": ({"kill came_in", "kill update", "tasks"}, SPEED),
-    "leaving at an update": ({"leave text", "members", "tasks"}, AT_ONCE),
     "killed at an update": ({"kill repeated"}, BEGUN),
     "killed at a step": ({"kill repeated"}, BEGUN),
     "dropped at an update": ({"kill wasted"}, BEGUN),
-    "joining at an update": ({"members", "tasks"}, AT_ONCE),
-    "leave and join at one moment, idle": ({"join text"}, TOGETHER),
-    "leave and join at one update": ({"join text", "leave text"}, AT_ONCE),
     "one host carries all": ({"kill repeated"}, BEGUN),
 }
 

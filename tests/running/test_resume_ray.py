@@ -88,20 +88,23 @@ def test_a_killed_driver_on_ray_loses_no_update(
 def test_a_driver_that_a_fault_kills_is_not_killed_again(
     ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`driver@update=` ends a real run with SIGKILL and says how to go on; a resumed run passes it."""
+    """`driver@update=` ends a real run with SIGKILL and says how to go on; a resumed run passes it, and what
+    the same update has triggered happens then.
+    """
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
     command = [sys.executable, "-m", "dsgd"]
     options = "--engine ray --mode localsgd --num-workers 2 --hosts 1 --steps 24 --local-steps 2"
-    given = [*options.split(), "--faults", "driver@update=5", "--out", str(tmp_path), "--run-name", "r"]
+    faults = "driver@update=5; leave:1@update=5"
+    given = [*options.split(), "--faults", faults, "--out", str(tmp_path), "--run-name", "r"]
     killed = subprocess.run([*command, *given], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL
     assert f"go on with --resume {tmp_path / 'r'}" in killed.stdout
     assert versions(tmp_path / "r") == [1, 2, 3, 4, 5]
     resumed = subprocess.run([*command, "--resume", str(tmp_path / "r")], capture_output=True, text=True)
-    assert (resumed.returncode, resumed.stderr) == (0, "")
-    assert versions(tmp_path / "r") == list(range(1, 13))
-    (fault,) = lines(tmp_path / "r", "faults.jsonl")
-    assert (fault["kind"], fault["update"], fault["recovered_s"]) == ("driver", 5, None)
+    assert resumed.returncode == 0, resumed.stderr
+    assert versions(tmp_path / "r") == list(range(1, 6 + 1 + 12))  # from the seventh on, one worker's
+    found = [(f["kind"], f["update"], f["recovered_s"]) for f in lines(tmp_path / "r", "faults.jsonl")]
+    assert found == [("driver", 5, None), ("leave", 5, 0.0)]
     again = compared(recorded_run(tmp_path / "r"))
     assert (again.differs, again.same_weights) == (None, True)
 

@@ -334,7 +334,7 @@ def test_what_cannot_be_aggregated_is_refused_before_a_run(options: dict[str, An
 def test_too_few_members_end_a_run_in_one_line() -> None:
     """Where members that leave make an update too small for its aggregator, the run says so, and ends."""
     with pytest.raises(
-        ClusterError, match=r"^--aggregate trimmed:2: needs 5 results an update, and update 4 has 4"
+        ClusterError, match=r"^--aggregate trimmed:2: needs 5 results an update, and update 5 has 4"
     ):
         run("ssgd", num_workers=5, steps=12, aggregate="trimmed:2", faults="leave:1@update=3")
 

@@ -20,7 +20,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dsgd.core.cluster_state import ClusterState
 from dsgd.core.fault_seen import FaultSeen
@@ -46,6 +46,13 @@ def overflow(worker: int) -> ClusterError:
         f"the virtual clock overflowed at worker {worker}; choose smaller times (--compute-time, "
         "--slowdown, --latency-s, --server-time) or a faster --server-bytes-per-s"
     )
+
+
+def as_started(results: list[tuple[Any, ...]], until_s: float) -> list[tuple[Any, ...]]:
+    """Return a heap of results (s, serial number, …), of which those that wait come in as they were started:
+    without a server no record says which was there first.
+    """
+    return sorted((max(at_s, until_s), *result) for at_s, *result in results)
 
 
 class SimFlight(NamedTuple):
@@ -198,6 +205,8 @@ class SimCluster(LedgerViews[SimFlight]):
     def stand_still(self, seconds: float) -> None:
         """Have the server do nothing for so long: workers compute meanwhile, and results wait."""
         self.now_s += seconds
+        if self._peers:
+            self._computing = as_started(self._computing, self.now_s)
 
     def state(self) -> ClusterState:
         """Return the cluster between two updates: `restore` goes on from there, bit for bit."""

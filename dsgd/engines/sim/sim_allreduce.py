@@ -6,7 +6,6 @@ losses and times. `combine` takes time: the clock moves on until every worker ha
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -228,19 +227,9 @@ class HostedAllReduce(AllReduceCluster, HostedCluster):
         sim = self._sims[process[0]]
         return max(sim.paused_until_s, sim.cut_until_s)
 
-    def _next_event_s(self) -> float:
-        return min(self._future[0][0] if self._future else math.inf, self._plan.next_s)
-
     def _pass_event(self) -> None:
-        """Let the next thing happen that is due, though the strategy waits for none. Raises TimeUp."""
-        event_s = self._future[0][0] if self._future else math.inf
         self._wait(self._next_event_s())
-        if event_s <= self._plan.next_s:
-            _, _, serial, name, arguments = heapq.heappop(self._future)
-            self._occurs(name, serial, arguments)
-        else:
-            _, fault = self._plan.pop_timed()
-            self._happens(fault)
+        super()._pass_event()
 
     def _wait(self, until_s: float) -> None:
         self.now_s = min(max(self.now_s, until_s), self._deadline_s)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +22,9 @@ from dsgd.core.protocol import ClusterError, Done, DriverLost, TimeUp
 from dsgd.core.tasks import Task
 from dsgd.core.timing import ComputeTimes
 from dsgd.core.weights import Weights
-from dsgd.engines.sim.sim import NOTHING_RUNS, SimCluster, SimFlight, overflow
+from dsgd.engines.sim.sim import NOTHING_RUNS, SimCluster, SimFlight, as_started, overflow
 from dsgd.engines.sim.sim_hosts import QUESTION, Copy, SimHost
-from dsgd.scenario.fault import Fault
+from dsgd.scenario.fault import MEMBERSHIP, Fault
 from dsgd.scenario.fault_book import OpenFault
 from dsgd.scenario.fault_plan import Plan, outside_at_first
 from dsgd.scenario.faults_text import parse_faults
@@ -113,7 +113,7 @@ class HostedCluster(SimCluster):
             self._send(worker, host, self._sizes.to_worker(w))
         if self._values:
             self._values.add(worker, task, step, w.vector)
-        self._due_now(self._plan.at_step(worker, step, task.batches))
+        self._plan.at_step(worker, step, task.batches)
 
     def cancel(self, worker: int) -> None:
         computed_s = 0.0
@@ -131,45 +131,50 @@ class HostedCluster(SimCluster):
             book.answered()
 
     def _wait_for_one(self) -> Done | None:
-        ledger, future, plan, supervisor = self._ledger, self._future, self._plan, self._supervisor
-        if ledger.leaving and not supervisor.changed:
-            supervisor.depart()
+        ledger, supervisor = self._ledger, self._supervisor
+        if not supervisor.changed:
+            self._happen_due()
         while not supervisor.changed:
             self._drop_void_results()
             if not ledger.flights and not self._somebody_may_come():
                 raise self._nobody()
-            result_s = self._next_result_s()
-            event_s = future[0][0] if future else math.inf
-            next_s = min(result_s, event_s, plan.next_s)
+            event_s = self._next_event_s()
+            next_s = min(self._next_result_s(), event_s)
             if not next_s < math.inf:
                 raise overflow(next(iter(ledger.flights)))
             if next_s > self._deadline_s:
                 self.now_s = self._deadline_s
                 raise TimeUp
             self.now_s = max(self.now_s, next_s)
-            if event_s == next_s:
-                _, _, serial, name, arguments = heapq.heappop(future)
-                self._occurs(name, serial, arguments)
-            elif plan.next_s == next_s:
-                _, fault = plan.pop_timed()
-                self._happens(fault)
-            else:
+            if event_s > next_s:
                 return self._deliver()
+            if self._future and self._future[0][0] == next_s:
+                self._pass_event()
+            else:
+                self._happen_due(next_s)
         supervisor.changed = False
         return None
 
+    def _happen_due(self, until_s: float = -math.inf) -> None:
+        """Have happen in one go what is due, timed faults up to a moment, and let members depart."""
+        while fault := self._plan.pop_due(until_s):
+            self._happens(fault)
+        self._supervisor.depart()
+
     def reached(self, version: int) -> None:
         self._supervisor.book.version = version
-        for fault in sorted(self._plan.at_update(version), key=lambda fault: fault.kind == "driver"):
-            self._happens(fault)
+        for fault in self._plan.at_update(version):
+            if fault.kind == "driver":
+                self._happens(fault)
 
     def stand_still(self, seconds: float) -> None:
         """Have the server do nothing for so long; raise DriverLost if the driver is lost meanwhile."""
-        if loss := self._plan.pop_driver(self.now_s + seconds):
-            at_s, fault = loss
-            self.now_s = max(self.now_s, at_s)
-            self._happens(fault)
-        super().stand_still(seconds)
+        until_s = self.now_s + seconds
+        while self._next_event_s() <= min(until_s, self._deadline_s):
+            self._pass_event()
+        self.now_s = max(self.now_s, until_s)
+        if self._peers:
+            self._sent = as_started(self._sent, self.now_s)
 
     def ended(self) -> None:
         self._supervisor.book.end_all()
@@ -284,6 +289,22 @@ class HostedCluster(SimCluster):
 
     # --- Events ---------------------------------------------------------------------------------------------
 
+    def _next_event_s(self) -> float:
+        return min(self._future[0][0] if self._future else math.inf, self._plan.next_s)
+
+    def _pass_event(self) -> None:
+        """Let the next thing happen, though the strategy does not wait; members leave and join later."""
+        self.now_s = max(self.now_s, self._next_event_s())
+        if self._future and self._future[0][0] <= self._plan.next_s:
+            _, _, serial, name, arguments = heapq.heappop(self._future)
+            self._occurs(name, serial, arguments)
+            return
+        _, fault = self._plan.pop_timed()
+        if fault.kind in MEMBERSHIP:
+            self._plan.put_off(fault)
+        else:
+            self._happens(fault)
+
     def _at(self, at_s: float, name: str, *arguments: Any, rank: int = _OTHER) -> int:
         self._serial += 1
         heapq.heappush(self._future, (at_s, rank, self._serial, name, arguments))
@@ -297,10 +318,10 @@ class HostedCluster(SimCluster):
                 self._back_of[host] = 0
                 unsent = sorted(worker for worker, copies in self._copies.items() if not copies)
                 self._obey(self._supervisor.back(host, unsent))
-            case "fault", (text,):
-                (fault,) = parse_faults(text)
-                assert isinstance(fault, Fault)
-                self._happens(fault)
+            case "fault", (text,):  # of a checkpoint before the plan kept what is due
+                for fault in parse_faults(text):
+                    assert isinstance(fault, Fault)
+                    self._happens(fault)
             case "factor", (number, factor) if passing := self._passing(number):
                 self._slow(passing, factor)
             case "over", (number,) if passing := self._passing(number):
@@ -347,19 +368,12 @@ class HostedCluster(SimCluster):
                 case BringState():
                     pass  # a simulated worker has its state everywhere
 
-    def _due_now(self, faults: Iterable[Fault]) -> None:
-        """Have faults happen when the strategy next waits: it has not yet started all it wants to."""
-        for fault in faults:
-            self._at(self.now_s, "fault", str(fault))
-
     def _happens(self, fault: Fault) -> None:
         supervisor = self._supervisor
         match fault.kind:
             case "leave":
                 for worker in fault.workers:
                     supervisor.leave(worker)
-                    if worker in self._ledger.leaving:
-                        supervisor.depart()
             case "join":
                 for worker in fault.workers:
                     supervisor.join(worker)
@@ -388,9 +402,8 @@ class HostedCluster(SimCluster):
 
     def _somebody_may_come(self) -> bool:
         """Whether, without any task in flight, the members may still change."""
-        due = any(name == "fault" and arguments[0].startswith("join") for *_, name, arguments in self._future)
         returning = bool(self._hosts.dropped) and any(self._back_of)  # whose host is given up too
-        return due or returning or self._plan.will_join
+        return returning or self._plan.will_join
 
     def _nobody(self) -> Exception:
         if self._ledger.workers:

@@ -127,8 +127,8 @@ class RayCluster(LedgerViews[RayFlight]):
         self._faults = RayFaults(
             self._supervisor, self._timers, self._running, lambda: self._clock_s, self._send_unsent
         )
-        self._due: list[Fault] = []  # members change, and processes end, only while the strategy waits
-        self._ending = False  # this process, by a fault
+        self._driver_due = False  # it is to end, once that is recorded
+        self._ending = False  # that is
         self._threads = os.cpu_count() or 1
         self._executor = ThreadPoolExecutor(self._threads)  # for `combine`; threads start with their work
         self._began_s: float | None = None
@@ -238,7 +238,7 @@ class RayCluster(LedgerViews[RayFlight]):
         self._ledger.start(worker, self._tasks.flight(task, w, self._clock_s, step))
         self._supervisor.book.version = w.version
         self._send(worker)
-        self._due += self._plan.at_step(worker, step, task.batches)
+        self._plan.at_step(worker, step, task.batches)
 
     def travel(self, source: int, target: int, num_bytes: int | None = None) -> None:
         pass
@@ -263,7 +263,8 @@ class RayCluster(LedgerViews[RayFlight]):
 
     def _next_done(self) -> Done | None:
         while True:
-            self._look()
+            if not self._supervisor.changed:
+                self._look()
             if self._supervisor.changed:
                 self._supervisor.changed = False
                 return None
@@ -280,8 +281,8 @@ class RayCluster(LedgerViews[RayFlight]):
 
     def reached(self, version: int) -> None:
         self._supervisor.book.version = version
-        self._due += self._plan.at_update(version)
-        if any(fault.kind == "driver" for fault in self._due) and not self._ending:
+        self._driver_due |= any(fault.kind == "driver" for fault in self._plan.at_update(version))
+        if self._driver_due and not self._ending:
             self._ending = True  # when the strategy next waits: until then it is recorded
             text = "the driver was killed; --resume goes on"
             self._supervisor.book.note("driver", (), text, recovered_s=None)
@@ -573,15 +574,10 @@ class RayCluster(LedgerViews[RayFlight]):
     def _look(self) -> None:
         """Do what is due."""
         self._timers.run_due()
-        while self._plan.next_s <= self._clock_s:
-            _, fault = self._plan.pop_timed()
-            self._due.append(fault)
         if self._ending:
             os.kill(os.getpid(), signal.SIGKILL)
-        due, self._due = self._due, [fault for fault in self._due if fault.kind == "driver"]
-        for fault in due:
-            if fault.kind != "driver":
-                self._happens(fault)
+        while fault := self._plan.pop_due(self._clock_s):
+            self._happens(fault)
         self._supervisor.depart()
 
     def _next_s(self) -> float:
@@ -704,6 +700,8 @@ class RayCluster(LedgerViews[RayFlight]):
             case "join":
                 for worker in fault.workers:
                     self._supervisor.join(worker)
+            case "driver":
+                self._driver_due = True
             case "kill":
                 self._faults.end_processes(fault, [h for h in fault.hosts or homes if h in self._running])
             case "node":
