@@ -112,8 +112,6 @@ class Actor:
     """Stands in for the actor `Host`: a queue of tasks (`SimHost`), at the virtual clock."""
 
     node: str
-    beside: Callable[[], list[Actor]]
-    """Return the processes on its node."""
     late_s = 0.0
     """How long the call takes that ends it."""
 
@@ -238,13 +236,8 @@ class Actor:
         self._expect()
 
     def do_end_process(self) -> None:
-        # It ends itself: while it starts, or stands still, it does not hear of that.
-        at_s = self._clock.now_s + self.late_s
-        self._clock.at(max(at_s, self._ready_s, self.sim.paused_until_s), self.die)
-
-    def do_end_node(self) -> None:
-        for actor in self.beside():
-            actor.do_end_process()
+        # It ends itself: while it starts it does not hear of that.
+        self._clock.at(max(self._clock.now_s + self.late_s, self._ready_s), self.die)
 
     def do_carry(self, *_: Any) -> None:
         pass
@@ -287,13 +280,15 @@ class Processes:
             heard=HeardWeights(codec, cfg.seed, num_weights) if codec and num_weights else None,
         )
         actor.node = chr(ord("a") + host % self._cfg.fault.nodes)
-        actor.beside = lambda: [
-            p.actor for p in self.started if p.actor.node == actor.node and not p.actor.dead
-        ]
         process = HostProcess(host, actor, number, ready=actor.ready_ref, noticed=actor.noticed_ref)
         process.carried.update(workers)
         self.started.append(process)
         return process
+
+    def end_node(self, node: str) -> None:
+        for process in self.started:
+            if process.actor.node == node:
+                process.actor.do_end_process()
 
     def carry(self, process: HostProcess, worker: int) -> None:
         process.carried.add(worker)
@@ -349,7 +344,8 @@ def virtual_ray(cfg: TrainConfig, kind: type[VirtualRay] = VirtualRay) -> Iterat
             HostProcesses=lambda *_: fake,
             ray=SimpleNamespace(get_runtime_context=lambda: context),
         )
-        patch(faults, time=clock)
+        kill = Actor.do_end_process
+        patch(faults, time=clock, end_node=fake.end_node, kill_from_outside=lambda p: kill(p.actor))
         kind.clock, kind.fake = clock, fake
         connection: Any = SimpleNamespace(close=lambda: None, private=True)
         cluster = kind(cfg, workload, connection)

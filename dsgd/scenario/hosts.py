@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dsgd.core.protocol import ClusterError
 from dsgd.core.rng import Purpose, at
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.5, 30.0
@@ -65,6 +66,7 @@ class Hosts:
         self._on_loss, self._min_workers = on_loss, min_workers
         self._max_restarts, self._window_s, self._seed = max_restarts, window_s, seed
         self._lost_s: list[list[float]] = [[] for _ in self.alive]
+        self._servers_lost_s: dict[int, list[float]] = {}
         self._losses = [0] * len(self.alive)
         self._heard_s = [0.0] * len(self.alive)  # when it last answered, or its process was new
         self._trusted_s = [0.0] * len(self.alive)  # from when on it gets tasks; inf: once it has answered
@@ -125,8 +127,16 @@ class Hosts:
 
     def gave_up(self, host: int) -> str:
         """Return, in words, why a host is not started again."""
-        often = f"more than --max-restarts {self._max_restarts} times within {self._window_s:g} s"
-        return f"host {host} was lost {often}, and is not started again"
+        return f"host {host} was lost {self._often}, and is not started again"
+
+    @property
+    def _often(self) -> str:
+        return f"more than --max-restarts {self._max_restarts} times within {self._window_s:g} s"
+
+    def lose_server(self, number: int, now_s: float) -> None:
+        """Enter that a process of a server is lost. Raises ClusterError if no other may be started."""
+        if self._losses_by(now_s, self._servers_lost_s.setdefault(number, [])) > self._max_restarts:
+            raise ClusterError(f"server {number} was lost {self._often}; raise --max-restarts")
 
     def heard_s(self, host: int) -> float:
         """Return when a host last answered, or had a new process."""
@@ -225,15 +235,19 @@ class Hosts:
 
     def _restart_s(self, host: int, now_s: float) -> float | None:
         """Return how long to wait before starting a host again: exponential backoff with jitter."""
-        recent = [s for s in self._lost_s[host] if s > now_s - self._window_s] + [now_s]
-        self._lost_s[host] = recent
+        recent = self._losses_by(now_s, self._lost_s[host])
         self._losses[host] += 1
-        if len(recent) > self._max_restarts:
+        if recent > self._max_restarts:
             return None
-        if len(recent) == 1:
+        if recent == 1:
             return 0.0
         jitter = 1 - 0.5 * float(at(self._seed, Purpose.BACKOFF, host, self._losses[host]).random())
-        return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (len(recent) - 2)) * jitter
+        return min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (recent - 2)) * jitter
+
+    def _losses_by(self, now_s: float, lost_s: list[float]) -> int:
+        """Enter a loss; return how many there were within the time window."""
+        lost_s[:] = [s for s in lost_s if s > now_s - self._window_s] + [now_s]
+        return len(lost_s)
 
     def state(self) -> Mapping[str, Any]:
         """Return all of it as JSON values."""
@@ -243,6 +257,7 @@ class Hosts:
             "dropped": sorted(self.dropped),
             "lost_s": [list(s) for s in self._lost_s],
             "losses": list(self._losses),
+            **({"servers_lost_s": [*self._servers_lost_s.items()]} if self._servers_lost_s else {}),
             "heard_s": list(self._heard_s),
             "trusted_s": [None if s == math.inf else s for s in self._trusted_s],
             "late_since_s": list(self._late_since_s),
@@ -253,6 +268,7 @@ class Hosts:
         self.carrier, self.alive = list(state["carrier"]), list(state["alive"])
         self.dropped = set(state["dropped"])
         self._lost_s, self._losses = [list(s) for s in state["lost_s"]], list(state["losses"])
+        self._servers_lost_s = {number: list(s) for number, s in state.get("servers_lost_s", ())}
         none_s = [0.0] * len(self.alive)
         self._heard_s = list(state.get("heard_s", none_s))
         self._trusted_s = [math.inf if s is None else s for s in state.get("trusted_s", none_s)]

@@ -85,8 +85,7 @@ class Supervisor:
     """Decides for the members of a ledger, which these hosts carry.
 
     Methods that return orders have to be iterated to the end: each goes on when its order was carried out.
-    clock_s: return the engine's seconds, in which all times are. suspect_after_s: how long a host may be
-    silent while it has a task; None: for ever.
+    clock_s: return the engine's seconds. suspect_after_s: how long a host with a task may be silent.
     """
 
     def __init__(
@@ -182,8 +181,7 @@ class Supervisor:
                 fault.words.append(self.hosts.gave_up(host))
                 yield GiveUp(loss.waiting[0])
             else:
-                text = self.hosts.gave_up(host)
-                self.book.note("given-up", carried, text, asked=False, recovered_s=None)
+                self.book.note("given-up", carried, self.hosts.gave_up(host), asked=False, recovered_s=None)
             for worker in loss.moved:
                 yield BringState(worker)
         return leaving
@@ -211,6 +209,11 @@ class Supervisor:
                 fault.waiting = {w for w in fault.waiting if w in members and not alive[carrier[w]]}
                 if not fault.waiting:
                     self.book.end(fault)
+
+    def server_lost(self, number: int, what: str, fault: OpenFault) -> None:
+        """Enter that a process of a server has ended, and what follows; as for `Hosts.lose_server`."""
+        fault.words.append(f"server {number}: {what}")
+        self.hosts.lose_server(number, self._clock_s())
 
     # --- members --------------------------------------------------------------------------------------------
 
@@ -304,21 +307,18 @@ class Supervisor:
 
     @property
     def waits(self) -> int | None:
-        """How often the strategy has waited when it goes on from here: with the members as they are, and not
-        to learn that they have changed.
-        """
+        """How often the strategy has waited when it goes on from here, knowing who the members are."""
         waits = self.book.answers
         return None if waits is None else waits + self.changed
 
     def state(self) -> Mapping[str, Any]:
         """Return, as JSON values, the faults that are not over; `Hosts` keeps its own."""
-        suspected = {id(fault) for fault in self._suspected.values()}
         return {
             "suspected": [[worker, fault.state()] for worker, fault in self._suspected.items()],
             "open": [
                 [fault.number, fault.state(), list(fault.passing), sorted(fault.waiting)]
                 for fault in self.book.open
-                if id(fault) not in suspected
+                if fault not in self._suspected.values()
             ],
         }
 

@@ -187,6 +187,13 @@ class TestOnRay:
         assert len(killer.servers) > 4
         wait_for(lambda: not any(map(serves, killer.servers)), "the end of its servers")
 
+    @pytest.mark.parametrize("engine", [pytest.param("ray", marks=pytest.mark.thorough), "sim"])
+    def test_a_server_that_is_lost_too_often_ends_the_run(self, engine: str) -> None:
+        """With its backup there, in the same words on both engines."""
+        asked = {**SMALL, **SHARDED, "replicas": 2, "engine": engine, "max_restarts": 0}
+        with pytest.raises(ClusterError, match=r"^server 1 was lost more than --max-restarts 0 times"):
+            run("ssgd", **asked, faults="kill:s1@update=2")
+
     @pytest.mark.thorough
     def test_a_slice_without_a_backup_is_lost_with_its_server(self) -> None:
         """One line says which, and what to do."""

@@ -133,8 +133,6 @@ BEGUN = "Ray's driver does not know which of a host's tasks had been begun: all 
 REMEDY = "the error that ends a run names what helps: on Ray a process has a log"
 SPEED = "on Ray a slowdown holds from the next task on"
 STARTING = "on Ray a process that is being started ends when it has started; the simulator loses it at once"
-STOPPED = "a process on Ray ends itself, and does not hear of that while it stands still"
-PAUSED = {"kill detected_s", "kill recovered_s", "pause recovered_s", "tasks"}
 KNOWN: dict[str, tuple[set[str], str]] = {
     "lost again while a new process starts": (
         {"kill detected_s", "kill recovered_s", "tasks"},
@@ -145,9 +143,6 @@ KNOWN: dict[str, tuple[set[str], str]] = {
     "spares, two lost in turn": ({"faults"}, STARTING),
     "rehost onto the fullest: three hosts, seven workers": ({"kill repeated"}, BEGUN),
     "silent, second host dies too": ({"kill repeated"}, BEGUN),
-    "silent, then dead": (PAUSED, STOPPED),
-    "silent, then dead, rehost": (PAUSED, STOPPED),
-    "pause, then killed": (PAUSED, STOPPED),
     "slow": ({"tasks"}, SPEED),
     "slow and dead": ({"kill came_in", "kill update", "tasks"}, SPEED),
     "killed at an update": ({"kill repeated"}, BEGUN),

@@ -29,7 +29,7 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "silent, then back": {"steps": 16, "faults": "pause:1=3@update=3", "suspect_after": 1.0},
     "silent, then dead": {
         "steps": 20,
-        "faults": "pause:1=4@update=3; kill:1@update=6",
+        "faults": "pause:1=60@update=3; kill:1@update=6",
         "suspect_after": 1.0,
         "on_loss": "rehost",
     },

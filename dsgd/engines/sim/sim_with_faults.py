@@ -393,8 +393,11 @@ class HostedCluster(SimCluster):
     def _lose_servers(self, fault: Fault) -> None:
         """Have backups take over: all waits until the loss has been noticed."""
         took_s = fault.lasts_s or 0.0
-        text = "; ".join(f"server {number}: its backup took over" for number in fault.servers)
-        self._supervisor.book.note("kill", (), text, detected_s=took_s, recovered_s=took_s)
+        loss = self._supervisor.book.begin("kill")
+        for number in fault.servers:
+            self._supervisor.server_lost(number, "its backup took over", loss)
+        loss.seen = loss.seen._replace(detected_s=took_s)
+        self._supervisor.book.close(loss, took_s)
         self.stand_still(took_s)
 
     def _homes(self, fault: Fault) -> Sequence[int]:

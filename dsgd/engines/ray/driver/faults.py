@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from dsgd.engines.ray.driver.host_process import HostProcess
+from dsgd.engines.ray.driver.host_process import HostProcess, end_node, kill_from_outside
 from dsgd.scenario.fault import Fault
 from dsgd.scenario.supervisor import Supervisor
 
@@ -90,10 +90,15 @@ class RayFaults:
         self._ending.update(self._running[host] for host in living)
         if fault.kind == "node":
             for host in hosts[:1]:
-                self._running[host].actor.end_node.remote()
-        else:
-            for host in hosts:
-                self._running[host].actor.end_process.remote()
+                end_node(self._running[host].node_id)
+            return
+        pauses = [other.passing for other in book.open if other.seen.kind == "pause"]
+        for host in hosts:
+            process = self._running[host]
+            if process.pid and any(host in stopped for stopped in pauses):
+                kill_from_outside(process)
+            else:
+                process.actor.end_process.remote()
 
     def disturb(self, fault: Fault, hosts: Sequence[int]) -> None:
         """Stop, slow or cut off hosts for some time."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dsgd.engines.ray.connection.connect import resources
@@ -59,6 +63,33 @@ class HostProcess:
     def node_id(self) -> str:
         """Where it is; of a group, its leader."""
         return self.ranks.node_ids[0]
+
+
+def kill_from_outside(process: HostProcess) -> None:
+    """End a process that stands still, and so does not hear that it is to end."""
+    pid = process.pid
+    _run_there(process.node_id, lambda: os.kill(pid, signal.SIGKILL))
+
+
+def end_node(node_id: str) -> None:
+    """End a node: its raylet and all of its processes."""
+
+    def end() -> None:
+        raylet = os.getppid()
+        assert Path(f"/proc/{raylet}/comm").read_text().strip() == "raylet"
+        siblings = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
+        os.kill(raylet, signal.SIGKILL)
+        for pid in sorted(map(int, siblings), key=os.getpid().__eq__):  # this one last
+            os.kill(pid, signal.SIGKILL)
+
+    _run_there(node_id, end)
+
+
+def _run_there(node_id: str, action: Callable[[], None]) -> None:
+    """Run a function of a function, which is sent without its module, in another process of a node."""
+    there = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    options: Any = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
+    ray.remote(**options)(action).remote()
 
 
 SLIVER = 0.001  # of a CPU, the least that Ray counts

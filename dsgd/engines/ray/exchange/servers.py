@@ -14,7 +14,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from dsgd.engines.ray.connection.connect import Connection
 
@@ -29,14 +29,6 @@ from dsgd.core.weights import Weights
 from dsgd.engines.ray.worker.slice_server import SliceServer
 
 _SLIVER = 0.001  # of a CPU, the least that Ray counts
-
-
-class ServerLoss(NamedTuple):
-    """A process of a server that was lost."""
-
-    slice: int
-    words: str
-    """What was done about it."""
 
 
 @dataclass(eq=False)
@@ -54,19 +46,17 @@ class _Replica:
 class Servers:
     """The processes of S servers. Each call goes to all replicas of a slice, or to one that lives.
 
-    Raises WeightsLost when all processes of a slice are lost, ClusterError when one is too often.
+    lost: called when a process of a slice was lost, with the slice and what follows; it may raise errors.
+    Raises WeightsLost when all processes of a slice are lost.
     """
 
-    def __init__(self, cfg: TrainConfig, connection: Connection) -> None:
-        self.losses: list[ServerLoss] = []
-        """Those that were not yet looked at; whoever looks at them clears them."""
-        self._cfg, self._private = cfg, connection.private
+    def __init__(self, cfg: TrainConfig, connection: Connection, lost: Callable[[int, str], None]) -> None:
+        self._cfg, self._private, self._lost = cfg, connection.private, lost
         count, self._copies = cfg.network.parsed_topology.servers, cfg.network.replicas
         here = ray.get_runtime_context().get_node_id()
         nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
         offer = [n["NodeID"] for n in nodes if n["Alive"] and n["Resources"].get("CPU")]
         self._nodes = sorted(offer, key=lambda node: (node != here, node)) or [here]
-        self._lost_s: list[list[float]] = [[] for _ in range(count)]
         self._slices: list[list[_Replica]] = [[] for _ in range(count)]
         self._start_all()
 
@@ -208,23 +198,13 @@ class Servers:
         replicas.remove(replica)
         if not replicas:
             raise self._gone(number)
-        limit, now_s = self._cfg.fault, time.monotonic()
-        losses = self._lost_s[number] = [
-            t_s for t_s in self._lost_s[number] if now_s - t_s < limit.restart_window_s
-        ] + [now_s]
-        if len(losses) > limit.max_restarts:
-            raise ClusterError(
-                f"server {number} died: its processes were lost more than --max-restarts "
-                f"{limit.max_restarts} times within {limit.restart_window_s:g} s; look for the reason in "
-                "their logs, or allow more"
-            )
+        what = "its backup took over, and a new one started" if primary else "its backup was started again"
+        self._lost(number, what)
         first = replicas[0]
         others = [place for place, node in enumerate(self._nodes) if node != first.node_id]
         new = self._start(others[number % len(others)] if others else 0)
         new.behind = [new.actor.hold.remote(first.actor.held.remote())]
         replicas.append(new)
-        what = "its backup took over, and a new one started" if primary else "its backup was started again"
-        self.losses.append(ServerLoss(number, f"server {number}: {what}"))
 
     def _gone(self, number: int) -> WeightsLost:
         self._have_lost = True

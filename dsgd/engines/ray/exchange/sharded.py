@@ -55,7 +55,7 @@ class RaySharded(RayCluster):
         self._sliced.slices = Slices(workload.objective.num_weights, cfg.network.parsed_topology.servers)
         self._newest: SlicedWeights | None = None  # what the servers hold
         try:
-            self._servers = Servers(cfg, connection)
+            self._servers = Servers(cfg, connection, self._lose_server)
             self._servers.await_ready(cfg.ray.start_timeout_s)
         except BaseException:
             self.close()
@@ -112,7 +112,6 @@ class RaySharded(RayCluster):
             by_slice = self._sent(rule, w, dones)
             whole = self._whole(rule, w, dones, by_slice)
             made = self.servers.step([(rule, whole, *here) for here in by_slice])
-            self._note_losses()
         except ObjectLostError as error:
             raise WeightsLost(
                 f"a slice of the weights or of a result was lost with its machine ({type(error).__name__}); "
@@ -208,23 +207,17 @@ class RaySharded(RayCluster):
     def _happens(self, fault: Fault) -> None:
         if not fault.servers:
             super()._happens(fault)
+            return
+        self._supervisor.book.begin("kill", expected={-1 - number for number in fault.servers})
         for number in fault.servers:
-            self._supervisor.book.begin("kill", expected={_place(number)})
             self.servers.end(number)
 
-    def _note_losses(self) -> None:
-        """Record the losses of servers that have been made good."""
-        book = self._supervisor.book
-        for loss in self.servers.losses:
-            fault = book.expecting(_place(loss.slice))
-            if fault is None:
-                fault = book.begin("kill", asked=False)
-            fault.words.append(loss.words)
-            book.detect(fault)
+    def _lose_server(self, number: int, what: str) -> None:
+        """Enter that a process of a server was lost."""
+        book, place = self._supervisor.book, -1 - number  # no host has that number
+        fault = book.expecting(place) or book.begin("kill", asked=False)
+        fault.expected.discard(place)
+        book.detect(fault)
+        self._supervisor.server_lost(number, what, fault)
+        if not fault.expected:
             book.end(fault)
-        self.servers.losses.clear()
-
-
-def _place(number: int) -> int:
-    """Return what stands for a server among the hosts that faults are about to end."""
-    return -1 - number

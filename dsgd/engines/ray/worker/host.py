@@ -17,7 +17,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 # isort: split
@@ -453,16 +452,6 @@ class Host:
     def end_process(self) -> None:
         """End as a process does that is killed: nothing is flushed or sent."""
         os.kill(os.getpid(), signal.SIGKILL)
-
-    @ray.method(concurrency_group="control")
-    def end_node(self) -> None:
-        """End this host's node: its raylet and all of its processes, this one last."""
-        raylet = os.getppid()
-        assert Path(f"/proc/{raylet}/comm").read_text().strip() == "raylet"
-        siblings = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
-        os.kill(raylet, signal.SIGKILL)
-        for pid in sorted(map(int, siblings), key=os.getpid().__eq__):
-            os.kill(pid, signal.SIGKILL)
 
     @ray.method(concurrency_group="control")
     def stand_still(self, seconds: float) -> None:
