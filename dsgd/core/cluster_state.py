@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from dsgd.core.tasks import Task
@@ -62,44 +62,4 @@ class ClusterState:
     heard: Mapping[int, int] = field(default_factory=dict)
     """By worker: the version of `held` that it has, as far as no process was lost."""
     engine: Mapping[str, Any] = field(default_factory=dict)
-    """What only the engine that made it can use, as JSON values: the simulator's future; of a run on Ray, how
-    many answers its strategy has had (`FaultSeen.answers`).
-    """
-
-
-def with_new_processes(
-    state: ClusterState, start: ClusterState, now: ClusterState, *, now_s: float
-) -> ClusterState:
-    """Return a state as it is after all processes were lost and new ones started, at `now_s`.
-
-    Nothing is in flight: the tasks of `state.flights` are to be started again, with the same steps. Who was
-    leaving has left, and who had left with its process is back. start: the state at the run's beginning.
-    now: the present one: faults that have happened stay so, and what was sent was sent.
-    """
-    hosts = state.hosts or {}
-    gone, back = set(state.leaving), [w for w in hosts.get("dropped", ()) if w not in state.workers]
-    workers = sorted({*state.workers, *back} - gone)
-    clocks = {worker: state.clocks.get(worker, state.slowest) for worker in workers}
-    flying = {f.worker: f for f in state.flights}
-    idle = [*([] if state.latest is None else [state.latest]), *state.waiting, *flying, *back]
-    lost = sum(f.task.batches for f in state.flights if f.worker in gone)
-    return replace(
-        state,
-        now_s=now_s,
-        workers=tuple(workers),
-        clocks=clocks,
-        slowest=min(clocks.values()),
-        fastest=max(clocks.values()),
-        latest=None,
-        waiting=[worker for worker in idle if worker not in gone],
-        flights=(),
-        given=state.given - sum(f.task.batches for f in state.flights),
-        lost=state.lost + lost,
-        leaving=(),
-        hosts=start.hosts,
-        heard={},
-        faults=now.faults,
-        traffic=now.traffic,
-        # Its future is over; answers are counted on.
-        engine={**start.engine, **{name: n for name, n in state.engine.items() if name == "answers"}},
-    )
+    """What only the engine that made it can use, as JSON values."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, Protocol, TypeVar
 
 from dsgd.core.clocks import Clocks
@@ -197,6 +198,16 @@ class Ledger(Generic[F]):
             self.idle.add(worker)
         return flight
 
+    def come(self, worker: int) -> bool:
+        """Have a worker join, or stay if it was to leave; return whether either was needed."""
+        if worker in self.leaving:
+            self.stay(worker)
+        elif worker in self.workers:
+            return False
+        else:
+            self.join(worker)
+        return True
+
     def join(self, worker: int) -> None:
         """Enter a new member, or one that has come back: its clock starts at the slowest."""
         assert worker not in self.workers, f"worker {worker} is a member already"
@@ -297,3 +308,35 @@ class Ledger(Generic[F]):
         ledger.states, ledger.leaving = dict(state.states), set(state.leaving)
         ledger.traffic.restore(state.traffic)
         return ledger
+
+
+def with_new_processes(
+    state: ClusterState, start: ClusterState, now: ClusterState, *, now_s: float
+) -> ClusterState:
+    """Return a state as it is after all processes were lost and new ones started, at `now_s`: nothing is in
+    flight, those that were leaving have left, and those that had left with their process are back.
+
+    start: the state at the run's beginning. now: the present one: faults have happened, bytes were sent.
+    """
+    ledger = Ledger[Any].restored(state, {flight.worker: flight for flight in state.flights})
+    for worker in state.leaving:
+        ledger.leave(worker)
+    for worker, flight in ledger.flights.items():
+        ledger.given -= flight.task.batches
+        ledger.idle.join(worker)
+    ledger.flights.clear()
+    for worker in (state.hosts or {}).get("dropped", ()):
+        ledger.come(worker)
+    latest, waiting = ledger.idle.order
+    return replace(
+        ledger.state(now_s),
+        latest=None,
+        waiting=[worker for worker in (latest, *waiting) if worker is not None],
+        restarts=state.restarts,
+        held=state.held,
+        hosts=start.hosts,
+        faults=now.faults,
+        traffic=now.traffic,
+        # Its future is over; answers are counted on.
+        engine={**start.engine, **{name: n for name, n in state.engine.items() if name == "answers"}},
+    )

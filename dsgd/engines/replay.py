@@ -303,13 +303,9 @@ class ReplayCluster(LedgerViews[_Flight]):
                     self._dropped.add(worker)
                 else:
                     self._dropped.discard(worker)
-                if change.kind == "join" and worker in ledger.leaving:
-                    ledger.stay(worker)
-                    changed = True
-                elif change.kind == "join" and worker not in ledger.workers:
-                    ledger.join(worker)
-                    changed = True
-                elif change.kind == "leave" and worker in ledger.workers:
+                if change.kind == "join":
+                    changed |= ledger.come(worker)
+                elif worker in ledger.workers:
                     if change.asked or change.notice:
                         ledger.retire(worker)
                         if at_once and worker in ledger.leaving:

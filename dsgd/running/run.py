@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from dsgd.config import TrainConfig
-from dsgd.core.cluster_state import with_new_processes
 from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.ledger import with_new_processes
 from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, DriverLost, Engine, TimeUp, Update, WeightsLost
 from dsgd.core.weights import Vector, Weights

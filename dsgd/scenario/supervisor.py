@@ -155,11 +155,7 @@ class Supervisor:
             if worker in carried:
                 yield from self._send_to_carrier(worker)
         for worker in joining:
-            if worker in self._ledger.leaving:
-                self._ledger.stay(worker)
-            else:
-                self._ledger.join(worker)
-            self.changed = True
+            self.changed |= self._ledger.come(worker)
             self.book.note("join", (worker,), f"worker {worker} joins with its new process", asked=False)
         self._settle()
 
@@ -231,19 +227,13 @@ class Supervisor:
     def join(self, worker: int) -> None:
         """Have a worker join, or stay; one whose host is lost joins when that is back."""
         ledger, hosts = self._ledger, self.hosts
-        if worker in ledger.leaving:
-            ledger.stay(worker)
-            text = "stays"
-        elif worker in ledger.workers:
-            self.book.note("join", (worker,), f"worker {worker} was a member already")
-            return
-        elif worker in hosts.dropped or not hosts.alive[hosts.carrier[worker]]:
+        outside = worker not in ledger.workers
+        if outside and (worker in hosts.dropped or not hosts.alive[hosts.carrier[worker]]):
             hosts.dropped.add(worker)  # it joins, and that is recorded, with its new process
             return
-        else:
-            ledger.join(worker)
-            text = "joins"
-        self.changed = True
+        if changes := ledger.come(worker):
+            self.changed = True
+        text = "joins" if outside else "stays" if changes else "was a member already"
         self.book.note("join", (worker,), f"worker {worker} {text}")
 
     def depart(self) -> None:

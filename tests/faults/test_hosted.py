@@ -408,6 +408,13 @@ def test_nobody_left_and_none_to_come_is_an_error() -> None:
         run("ssgd", **TEN_SECONDS, faults="leave:0,1@t=2.5; leave:2@update=4; join:1@update=9")
 
 
+def test_the_driver_may_be_lost_while_all_members_are_leaving() -> None:
+    """It comes back without members, and waits for those that join."""
+    options = {**TEN_SECONDS, "slowdown": "1=1.1,2=1.37", "checkpoint_every": ".01"}
+    outcome = run("asgd", **options, faults="leave:0,1,2@t=3.5; driver@t=4.15+1; join:0@t=9")
+    assert {(done.worker, done.started_s >= 9) for done in outcome.dones[-4:]} == {(0, True)}
+
+
 @pytest.mark.parametrize("trigger", ["t=4.5", "update=4"])
 def test_a_lost_driver_ends_the_run_once(trigger: str) -> None:
     """It raises, says for how long, and does not happen again in a cluster that goes back because of it."""

@@ -303,14 +303,9 @@ def test_random_schedules_of_faults_replay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("faults", ["", "driver@t=4+2; driver@update=9", "driver@update=12; kill:1@t=3"])
 def test_a_run_that_rolls_back_replays(mode: str, faults: str, tmp_path: Path) -> None:
     """Each part with the step size that it was computed with, whatever a lost driver took back too."""
-    options: dict[str, Any] = {
-        "dataset": "quadratic",
-        "lr": 30.0,
-        "steps": 60,
-        "eval_every": 2,
-        "faults": faults,
-    }
+    options: dict[str, Any] = {"dataset": "quadratic", "lr": 30.0, "steps": 60, "eval_every": 2}
     options |= {"compute_time": "exponential:1", "on_divergence": "rollback", "checkpoint_every": "3"}
+    options["faults"] = faults
     if mode == "diloco":
         options |= {"inner": "sgd", "local_steps": 2}
     path, _ = recorded(tmp_path, mode, **options)

@@ -475,14 +475,9 @@ def test_checkpoints_cost_virtual_time(tmp_path: Path) -> None:
     """The server stands still for each: a barrier of 1 s with a checkpoint of .5 s each 4 s of work."""
 
     def cfg(run_name: str, cost_s: float) -> TrainConfig:
-        some = {
-            **OPTIONS,
-            "mode": "ssgd",
-            "compute_time": "constant:1",
-            "slowdown": "",
-            "checkpoint_every": "4",
-        }
-        return configured({**some, "checkpoint_cost_s": cost_s, "out": str(tmp_path), "run_name": run_name})
+        some = {**OPTIONS, "mode": "ssgd", "compute_time": "constant:1", "slowdown": ""}
+        some |= {"checkpoint_every": "4", "checkpoint_cost_s": cost_s}
+        return configured({**some, "out": str(tmp_path), "run_name": run_name})
 
     assert run(cfg("free", 0.0)).tally.last_update_s == 24
     assert run(cfg("dear", 0.5)).tally.last_update_s == 24 + 5 * 0.5
