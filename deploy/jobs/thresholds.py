@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
 from deploy.jobs.kubectl_errors import SetupError
+from dsgd.process.bounded_yaml import read_yaml
 
 DEFAULT = Path(__file__).with_name("thresholds.yaml")
 
@@ -68,7 +67,7 @@ class Thresholds:
 def read_thresholds(path: Path) -> Thresholds:
     """Read limits and thresholds. Raises SetupError in one line for anything wrong with them."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = read_yaml(path)
         return Thresholds(
             limits=TimeLimits(**content["limits"]),
             performance={
@@ -76,8 +75,6 @@ def read_thresholds(path: Path) -> Thresholds:
                 for job, modes in content["performance"].items()
             },
         )
-    except OSError as error:
-        raise SetupError(f"--thresholds {path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise SetupError(f"--thresholds {path}: {reason}; docs/cluster.md describes the file") from None

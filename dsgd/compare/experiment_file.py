@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import yaml
-
 from dsgd.config import (
     WITHOUT_WORKLOAD,
     DataConfig,
@@ -26,7 +24,7 @@ from dsgd.config import (
     options,
 )
 from dsgd.models.workloads import options_of
-from dsgd.process.files import load_yaml
+from dsgd.process.bounded_yaml import YamlError, load_yaml, read_yaml
 from dsgd.show.report.frames import FIGURES, NOT_COMPARED
 from dsgd.show.report.layout import PARTS, Asked, Member, arrange
 from dsgd.show.report.measures import BEST, OF_TARGET, required
@@ -48,6 +46,7 @@ KEYS = (
 )  # fmt: skip
 
 _LONGEST_NAME = 80
+_MOST_SEEDS = 10_000  # planned in a second
 _ASKED = {
     "compare": "local_steps", "per": "partition", "baseline": "ssgd", "measure": "time-to-loss"
 }  # fmt: skip
@@ -231,14 +230,9 @@ def _text(value: Any) -> str:
 
 
 def _read(path: Path, where: str) -> dict[str, Any]:
-    remedy = "give an experiment's file, like experiments/compare-modes.yaml"
     try:
-        content = load_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{where}: cannot be read ({error.strerror}); {remedy}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{where}: is not YAML ({' '.join(str(error).split())}); {remedy}") from None
-    except ValueError as error:
+        content = read_yaml(path, "give an experiment's file, like experiments/compare-modes.yaml")
+    except YamlError as error:
         raise UsageError(f"{where}: {error}") from None
     return _mapping(content, f"{where}:")
 
@@ -347,15 +341,17 @@ def _setting(setting: str) -> tuple[str, Any]:
     if not (key and sign):
         raise UsageError(f"--set {setting}: is written --set option=value, like --set steps=1000")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
+        value = load_yaml(text)
+    except YamlError:
         value = text
     return key.removeprefix("--").replace("-", "_"), value
 
 
 def _seeds(value: Any, where: str) -> tuple[int, ...]:
     whole = isinstance(value, int) and not isinstance(value, bool)
-    seeds = list(range(value)) if whole else value
+    seeds = list(range(min(value, _MOST_SEEDS + 1))) if whole else value
+    if isinstance(seeds, list) and len(seeds) > _MOST_SEEDS:
+        raise UsageError(f"{where} must be at most {_MOST_SEEDS:,}; give fewer")
     if (
         not isinstance(seeds, list)
         or not seeds

@@ -15,6 +15,7 @@ import yaml
 
 from dsgd.compare.experiment_file import NOT_HERE, PlannedRun
 from dsgd.config import option_fields, options
+from dsgd.process.bounded_yaml import load_yaml
 from dsgd.process.outcomes import is_result
 from dsgd.records.reader import read_ending, read_yaml
 from dsgd.records.s3 import CHECKPOINTS
@@ -115,7 +116,7 @@ def clear(run: PlannedRun) -> None:
 def _wanted(run: PlannedRun) -> dict[str, tuple[Any, Any]]:
     """Return the run's options and their defaults, which stand for what an older record does not have."""
     fields = option_fields(type(run.cfg))
-    wanted = yaml.safe_load(yaml.safe_dump(options(run.cfg)))
+    wanted = load_yaml(yaml.safe_dump(options(run.cfg)))
     return {
         name: (value, fields[name].default)
         for name, value in wanted.items()

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-import yaml
 from msgspec import Struct
 from msgspec.structs import astuple
 
 from dsgd.metrics import ROUTING
+from dsgd.process import bounded_yaml
 from dsgd.process.outcomes import is_result
 from dsgd.records.schema import (
     BriefSummary,
@@ -44,9 +44,6 @@ _MOST_SUMMARY_BYTES = 4_000_000  # some 1,024 workers and as many values of stal
 _MOST_NOTE_CHARACTERS = 2000
 _MOST_TAIL_BYTES = 1 << 20
 _VERSION = re.compile(rb'\{"version":(\d+),')  # the beginning of a line of updates.jsonl
-
-# libyaml's loader, where it is there, is eight times faster.
-_YamlLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,9 +310,9 @@ def _read_json(file: Path, kind: type[T]) -> T:
 def read_yaml(file: Path) -> dict[str, Any]:
     """Read a YAML file that must be a mapping; raises RecordError, naming the file, if it is not."""
     try:
-        values = yaml.load(file.read_text(encoding="utf-8"), Loader=_YamlLoader)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecordError(f"{file}: cannot be read ({_one_line(error)})") from None
+        values = bounded_yaml.read_yaml(file)
+    except bounded_yaml.YamlError as error:
+        raise RecordError(f"{file}: {error}") from None
     if not isinstance(values, dict):
         raise RecordError(f"{file}: is not a mapping")
     return {str(key): value for key, value in values.items()}

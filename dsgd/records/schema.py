@@ -604,7 +604,7 @@ def decode(content: bytes | str, kind: type[T], where: object) -> T:
         return value
     except msgspec.ValidationError as error:
         raise RecordError(_meaning(str(error), where)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Damaged(f"{where}: is not JSON ({error})") from None
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from dsgd.config import TrainConfig, require
 from dsgd.core.model import Workload
 from dsgd.core.weights import Vector, Weights
+from dsgd.models.datasets.array_files import NOT_NPY
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import require_whole, version_of
@@ -44,8 +45,20 @@ def _of_run(source: str) -> Vector:
     path = Path(source) / "weights.npy"
     if not path.is_file():
         raise ValueError("has no weights.npy: it is no record, or its run has not ended")
-    vector: Vector = np.load(path, allow_pickle=False)
-    return vector.astype(np.float32, copy=False)
+    return weights_in_file(path).astype(np.float32, copy=False)
+
+
+def weights_in_file(path: Path) -> Vector:
+    """Return the array of a weights.npy; raises ValueError, which names the file alone, for a damaged one."""
+    try:
+        with path.open("rb") as file:
+            vector: Vector = np.lib.format.read_array(file, allow_pickle=False)
+    except OSError as error:
+        raise ValueError(f"{path.name}: cannot be read ({error.strerror})") from None
+    except (MemoryError, *NOT_NPY) as error:
+        reason = " ".join(str(error.args[0] if error.args else error).split())
+        raise ValueError(f"{path.name}: cannot be read ({reason}); the record is damaged") from None
+    return vector
 
 
 def of_checkpoint(run: Path, version: int) -> Weights:

@@ -26,7 +26,7 @@ from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import newest_whole
 from dsgd.records.workload_copy import code_in, digest
 from dsgd.running.checkpoints.run_state import weights_in
-from dsgd.running.first_weights import of_checkpoint
+from dsgd.running.first_weights import of_checkpoint, weights_in_file
 from dsgd.strategies import configured
 
 if TYPE_CHECKING:
@@ -274,9 +274,9 @@ def _weights(path: Path, version: int | None) -> tuple[Vector, int, bool]:
         return np.array(weights.vector), weights.version, False
     summary, file = read_summary(path), path / "weights.npy"
     try:
-        vector = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise RecordError(f"{file}: cannot be read ({_reason(error)}); the record is damaged") from None
+        vector = weights_in_file(file)
+    except ValueError as error:
+        raise RecordError(f"{path}/{error}") from None
     if vector.dtype != np.float32 or digest(vector.tobytes()) != summary.weights_sha256:
         raise RecordError(
             f"{file}: its weights do not have the digest in summary.json; the record is damaged"

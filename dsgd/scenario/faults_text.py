@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
-
+from dsgd.process.bounded_yaml import read_yaml
 from dsgd.scenario.attacks import Attack
 from dsgd.scenario.fault import MEMBERSHIP, STORE, Crash, Fault, Faults, Kind, Spot, Trigger
 
@@ -39,13 +38,7 @@ def parse_faults(text: str) -> Faults:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
-        content: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cannot be read ({error.strerror}); give a YAML file that lists faults") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"is not YAML ({reason}); give a file that lists faults") from None
+    content = read_yaml(path, "give a YAML file that lists faults")
     if not isinstance(content, list) or not all(isinstance(line, str) for line in content):
         raise ValueError(f"must be a list of faults, each {_EXAMPLE}")
     return content

@@ -460,6 +460,7 @@ def test_the_digest_is_of_the_values(tmp_path: Path) -> None:
     assert about((X, Y[::-1]))["sha256"] != found["sha256"]
     assert json.loads(json.dumps(found)) == found
     assert about(Windows(IDS, 8))["samples"] == 124
+    assert "classes" not in about((X, Y + 2**40))
 
 
 @pytest.mark.usefixtures("cache")

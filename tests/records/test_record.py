@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import signal
 import subprocess
 import time
@@ -225,35 +224,6 @@ def test_a_killed_run_leaves_usable_updates(tmp_path: Path) -> None:
     assert [json.loads(line)["version"] for line in lines] == list(range(1, len(lines) + 1))
     assert yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())["steps"] == 1_000_000
     assert not (tmp_path / "r" / "summary.json").exists()
-
-
-def test_a_full_disk_is_reported(tmp_path: Path) -> None:
-    """When updates can no longer be written: exit 1, one line that says why, the summary says failed."""
-
-    def small_files_only() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-
-    arguments = f"main.py {SIM} --mode asgd --steps 1000 --out {tmp_path} --run-name r --quiet"
-    process = python(*arguments.split(), preexec_fn=small_files_only)
-    _, err = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 1
-    assert len(err.strip().splitlines()) == 1
-    assert "cannot be written (File too large); raise the limit on a file's size (ulimit -f)" in err
-    assert json.loads((tmp_path / "r" / "summary.json").read_text())["stopped_by"] == "failed"
-
-
-@pytest.mark.parametrize("damage", ["{broken", "[1", "", "nothing", '{"version": 1, "t_s": }'])
-def test_a_damaged_line_is_named_by_its_number(damage: str, cli: CommandLine) -> None:
-    """A report says which line of updates.jsonl cannot be read, however it is damaged."""
-    ran = cli(f"{SIM} --steps 5 --dataset none")
-    updates = ran.record / "updates.jsonl"
-    lines = updates.read_text().splitlines()
-    updates.write_text("\n".join([*lines[:2], damage, *lines[3:], ""]))
-    from main import main
-
-    assert main(["--report", str(ran.record)]) == 2
-    assert "updates.jsonl, line 3: " in cli("--version").err
 
 
 def test_a_mistake_in_a_strategy_is_shown_where_it_is(

@@ -290,15 +290,6 @@ def test_what_is_no_record_is_refused(cli: CommandLine, tmp_path: Path) -> None:
     assert "is not the folder of a run record" in line
 
 
-def test_a_damaged_record_is_refused(cli: CommandLine, begun: Path) -> None:
-    """Without readable options nothing can go on."""
-    (begun / "config.yaml").write_text("mode: [")
-    code, line = resumed(cli, str(begun))
-    assert (code, line.count("\n")) == (2, 1)
-    assert "config.yaml: cannot be read" in line
-    assert "the record is damaged" in line
-
-
 def _a_folder(file: Path) -> None:
     file.unlink()
     file.mkdir()
@@ -317,6 +308,7 @@ DAMAGES: Mapping[str, Callable[[Path], object]] = {
     "a line less": lambda file: file.write_bytes(file.read_bytes().partition(b"\n")[2]),
     "junk at its end": lambda file: file.write_bytes(file.read_bytes() + b"junk\n"),
     "no field": lambda file: file.write_text("{}"),
+    "deep": lambda file: file.write_text("[" * 50_000),
     "a folder": _a_folder,
     "a loop": _a_loop,
 }

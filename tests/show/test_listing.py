@@ -165,7 +165,7 @@ def test_what_is_under_way_or_damaged_is_said(unrelated: Path, capsys: pytest.Ca
     text = " ".join(" ".join(printed(capsys, "--list", str(unrelated))).split())
     assert "under way or killed" in text
     assert "Not read: 2" in text
-    assert "larger: config.yaml: cannot be read" in text
+    assert "larger: config.yaml: is not YAML" in text
     assert "real: meta.json: is larger than 4 MB, so not read" in text
     (unrelated / "real" / "meta.json").unlink()
     os.mkfifo(unrelated / "real" / "meta.json")

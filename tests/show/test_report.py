@@ -194,7 +194,7 @@ def damage_field(file: str, name: str) -> Any:
         (lambda folder: (folder / "summary.json").unlink(), "is partial (no summary.json)"),
         (lambda folder: (folder / "evals.jsonl").unlink(), "cannot be read (No such file or directory)"),
         (lambda folder: (folder / "summary.json").write_text("[]"), "is not an object"),
-        (damage_config, "cannot be read"),
+        (damage_config, "is not YAML"),
         (damage_field("evals.jsonl", "bytes"), "line 1: has no bytes; the record is from an older version"),
         (damage_field("summary.json", "wasted"), "has no wasted; the record is from an older version"),
         (damage_field("meta.json", "device"), "has no device; the record is from an older version"),
@@ -211,13 +211,14 @@ def test_what_is_no_whole_record_is_refused_in_one_line(copy: Path, damage: Any,
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("damage", ["rubbish", "{broken", "[1", '{"version": 1, "t_s": }'])
 @pytest.mark.parametrize("where", ["updates.jsonl", "evals.jsonl"])
-def test_a_bad_line_in_the_middle_is_told_by_its_number(copy: Path, where: str) -> None:
+def test_a_bad_line_in_the_middle_is_told_by_its_number(copy: Path, where: str, damage: str) -> None:
     """Only the last line may be torn: rubbish before it is a damaged record."""
     file = copy / "v1-s0" / where
     whole = file.read_text().splitlines()
-    file.write_text("\n".join([*whole[:2], "rubbish", *whole[2:]]) + "\n")
-    with pytest.raises(RecordError, match=f"{where}, line 3: is not JSON"):
+    file.write_text("\n".join([*whole[:2], damage, *whole[2:]]) + "\n")
+    with pytest.raises(RecordError, match=f"{where}, line 3: is not (JSON|an object)"):
         list(read_record(copy / "v1-s0").updates())
     if where == "updates.jsonl":
         with pytest.raises(RecordError, match=where):

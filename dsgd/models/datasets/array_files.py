@@ -12,9 +12,9 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator
+from tokenize import TokenError
 from typing import IO
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
-from zlib import error as ZlibError
 
 import numpy as np
 
@@ -22,10 +22,13 @@ from dsgd.models.datasets.mapped import Array, Mapped
 from dsgd.models.datasets.splits import Samples, Split, split_samples
 from dsgd.models.datasets.user_files import DataError, Part, inside, is_label, local, part_of, reading
 
+# What numpy raises for a header that is none.
+NOT_NPY = (ArithmeticError, EOFError, RecursionError, SyntaxError, TokenError, ValueError)
+
 
 def read_npy(path: str) -> Array:
     """Return the array of an .npy file, mapped. Raises DataError."""
-    with reading(path, ValueError), local(path).open("rb") as file:
+    with reading(path, *NOT_NPY), local(path).open("rb") as file:
         return _mapped(path, file)
 
 
@@ -34,7 +37,7 @@ def read_npz(path: str) -> Iterator[tuple[str, Array]]:
 
     Raises DataError.
     """
-    with reading(path, BadZipFile, ZlibError, ValueError), ZipFile(local(path)) as archive:
+    with reading(path, BadZipFile, zlib.error, *NOT_NPY), ZipFile(local(path)) as archive:
         for entry in archive.infolist():
             if entry.compress_type == ZIP_STORED:
                 with local(path).open("rb") as file:
@@ -73,10 +76,8 @@ def read_idx(path: str) -> Array:
     Raises DataError for a file that is none, or is cut off.
     """
     compressed = path.endswith(".gz")
-    with (
-        reading(path, EOFError, zlib.error, ValueError),
-        (gzip.open if compressed else open)(local(path), "rb") as file,
-    ):
+    opened = gzip.open if compressed else open
+    with reading(path, EOFError, zlib.error, ValueError), opened(local(path), "rb") as file:
         start = file.read(4)
         if len(start) < 4 or start[:2] != b"\0\0" or start[2] not in _TYPES:
             raise DataError(f"{path}: is no idx file; it begins with {start.hex(' ')}")

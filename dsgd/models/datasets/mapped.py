@@ -19,8 +19,7 @@ _MOST = 256  # blocks
 
 
 def blocks(array: Any) -> Iterator[Array]:
-    """Yield the rows of an array (N, ...) in blocks of some 4 MiB; of more than 1 GiB, 256 blocks evenly
-    spread.
+    """Yield the rows of an array (N, ...) in blocks of some 4 MiB; above 1 GiB, 256 of them, evenly spread.
 
     So a look at a file of any size takes a second or two, and little memory.
     """

@@ -45,9 +45,9 @@ def about(data: Any) -> dict[str, Any]:
     """Return what can be said of data, in any form that a `Problem` takes, as JSON has it.
 
     `samples`; the `context` of windows; `arrays`, of which they are made: shape, dtype, min, max and mean;
-    `sha256`, the digest of the arrays' bytes, one after the other; with labels `classes`, how many samples
-    are of each. `sampled`: of an array above 1 GiB, digest and statistics are of 1 GiB that is spread evenly
-    over it. A dataset whose items are computed has `samples` alone.
+    `sha256`, the digest of the arrays' bytes, one after the other; with labels below `samples` `classes`, how
+    many are of each. `sampled`: of an array above 1 GiB, digest and statistics are of 1 GiB that is spread
+    evenly over it. A dataset whose items are computed has `samples` alone.
 
     >>> found = about((np.arange(6, dtype=np.uint8).reshape(3, 2), np.array([0, 1, 1])))
     >>> found["arrays"][0], found["classes"], found["sha256"][:8]
@@ -62,8 +62,8 @@ def about(data: Any) -> dict[str, Any]:
         digest = hashlib.sha256()
         found["arrays"] = [_statistics(array, digest) for array in arrays]
         found["sha256"], found["sampled"] = digest.hexdigest(), any(map(is_sampled, arrays))
-    if (classes := labels(data)) is not None and classes.min() >= 0:
-        found["classes"] = np.bincount(classes).tolist()
+    if (y := labels(data)) is not None and 0 <= y.min() <= y.max() < len(y):
+        found["classes"] = np.bincount(y).tolist()
     return found
 
 

@@ -13,13 +13,11 @@ from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dsgd.config import DataConfig, TrainConfig
 from dsgd.core.option_rules import Option, from_options, option_fields
 from dsgd.models.workloads import names as workloads
 from dsgd.models.workloads import options_of
-from dsgd.process.files import DuplicateKeyError, load_yaml
+from dsgd.process.bounded_yaml import YamlError, read_yaml
 from dsgd.process.outcomes import print_page
 from dsgd.process.user_code import located
 from dsgd.scenario.faults_text import FILE_ENDINGS
@@ -205,16 +203,9 @@ def _like(spelled: str, key: str) -> str:
 
 def _read_config(path: str) -> dict[str, Any]:
     try:
-        content = load_yaml(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"--config {path}: cannot be read ({error.strerror}); give a run's config.yaml"
-        ) from None
-    except DuplicateKeyError as error:
+        content = read_yaml(Path(path), "give a run's config.yaml")
+    except YamlError as error:
         raise UsageError(f"--config {path}: {error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(f"--config {path}: is not YAML ({reason}); give a run's config.yaml") from None
     if content is None:
         raise UsageError(f"--config {path}: is empty; give a run's config.yaml")
     if not isinstance(content, dict):

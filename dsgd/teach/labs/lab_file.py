@@ -12,10 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import yaml
-
 from dsgd.config import option_fields
-from dsgd.process.files import DuplicateKeyError, load_yaml
+from dsgd.process.bounded_yaml import YamlError, load_yaml, read_text
 from dsgd.show.terminal.cli import UsageError, configure
 from dsgd.strategies import load, modes
 from dsgd.teach.labs import goals, quantities, strategy_laws
@@ -346,21 +344,9 @@ def mapping(value: Any, where: str) -> dict[str, Any]:
 def read_yaml(path: Path, where: str, remedy: str) -> Any:
     """Return what a file holds, question marks as nothing; raises UsageError in one line."""
     try:
-        text = path.read_text(encoding="utf-8")
-        content = load_yaml(_QUESTION_MARK.sub(r"\1", text))
-    except OSError as error:
-        raise UsageError(f"{where}: cannot be read ({error.strerror}); {remedy}") from None
-    except DuplicateKeyError as error:
+        content = load_yaml(_QUESTION_MARK.sub(r"\1", read_text(path, remedy)), remedy)
+    except YamlError as error:
         raise UsageError(f"{where}: {error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: is not YAML ({_yaml_error(error)}); {remedy}") from None
     if content is None:
         raise UsageError(f"{where}: is empty; {remedy}")
     return content
-
-
-def _yaml_error(error: Exception) -> str:
-    """Return what is wrong with a text that is not YAML, and in which line."""
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem and error.problem_mark:
-        return f"line {error.problem_mark.line + 1}: {' '.join(error.problem.split())}"
-    return " ".join(str(error).split())

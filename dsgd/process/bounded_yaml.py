@@ -1,0 +1,106 @@
+"""Reads YAML that anybody may have written: no key twice, its size, depth and numbers bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from yaml.composer import Composer
+from yaml.nodes import MappingNode, Node, ScalarNode
+
+MOST_BYTES = 4 << 20
+_MOST_DEPTH = 64  # deeper, and what walks through the values reaches Python's limit, or crashes in C
+_MOST_BITS = 64
+_DATES = "tag:yaml.org,2002:timestamp"
+
+# libyaml's parser, where it is there, is five times faster; its composer has no bound on the depth.
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class YamlError(ValueError):
+    """A text cannot be read as YAML; the message is one line, with the line of the text, not the file."""
+
+
+def read_yaml(path: Path, remedy: str = "") -> Any:
+    """Return what a YAML file holds; raises YamlError, whose message ends with the remedy if there is one."""
+    return load_yaml(read_text(path, remedy), remedy)
+
+
+def read_text(path: Path, remedy: str = "") -> str:
+    """Return a text file of at most `MOST_BYTES`, in UTF-8; raises YamlError."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) <= MOST_BYTES:
+            return content.decode()
+        reason = f"is larger than {MOST_BYTES >> 20} MB"
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+    except UnicodeDecodeError as error:
+        reason = f"is not text in UTF-8 (byte {error.start})"
+    raise YamlError(_with(reason, remedy))
+
+
+def load_yaml(text: str, remedy: str = "") -> Any:
+    """Return what a YAML text holds, a date as text; raises YamlError."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f"line {mark.line + 1}: " if mark else ""
+        reason = " ".join(str(getattr(error, "problem", None) or error).split())
+    raise YamlError(_with(f"is not YAML ({line}{reason})", remedy))
+
+
+def _with(reason: str, remedy: str) -> str:
+    return f"{reason}; {remedy}" if remedy else reason
+
+
+class _Loader(Composer, _SafeLoader):  # type: ignore[misc]
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [(tag, pattern) for tag, pattern in rules if tag != _DATES]
+        for first, rules in _SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str) -> None:
+        _SafeLoader.__init__(self, text)
+        Composer.__init__(self)
+        self._depth = 0
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        self._depth += 1
+        if self._depth > _MOST_DEPTH:
+            line = self.peek_event().start_mark.line + 1
+            raise YamlError(f"line {line}: lists or mappings are more than {_MOST_DEPTH} deep; use fewer")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_object(self, node: Node, deep: bool = False) -> Any:
+        """Construct it at once: a value that holds itself is an error then."""
+        try:
+            value = super().construct_object(node, deep=True)
+        except YamlError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            _refuse(node, "cannot be read as a value; correct it")
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            _refuse(node, f"has more than {_MOST_BITS} bits; give a smaller number, or a text in quotes")
+        return value
+
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, ScalarNode):
+                if key.value in seen:
+                    _refuse(key, "appears twice; rename or remove one of them")
+                seen.add(key.value)
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return mapping
+
+
+def _refuse(node: Node, rule: str) -> NoReturn:
+    value = str(node.value)
+    shown = value if len(value) <= 40 else f"{value[:40]}…"
+    raise YamlError(f"line {node.start_mark.line + 1}: '{shown}' {rule}") from None

@@ -1,0 +1,101 @@
+"""Files that anybody may have written: one line says what is wrong, whatever they hold."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from dsgd.process.bounded_yaml import YamlError, load_yaml, read_yaml
+
+SIM = "--engine sim --dim 5 --num-workers 2 --steps 3"
+
+YAML = {
+    "[" * 50_000: "line 1: lists or mappings are more than 64 deep",
+    "{a: " * 300: "more than 64 deep",
+    "a: &x [*x]": "line 1: found unconstructable recursive node",
+    "a: 1\nb: " + "9" * 400: "line 2: '9999999999999999999999999999999999999999…' has more than 64 bits",
+    "a: " + "9" * 5_000: "cannot be read as a value",
+    "a: 1" + ":59" * 400 + ".5": "cannot be read as a value",
+    "a: 0x_": "'0x_' cannot be read as a value",
+    "a: !!bool no, thanks": "'no, thanks' cannot be read as a value",
+    "a: !!timestamp today": "'today' cannot be read as a value",
+    "a: !!python/name:os.system": "could not determine a constructor",
+    "? [a]\n: b": "found unhashable key",
+    "a: \0": "is not YAML",
+    "a: 1\n---\nb: 2": "line 2: but found another document",
+    "a: {b: 1, b: 2}": "line 1: 'b' appears twice",
+}
+
+
+@pytest.mark.parametrize("text", YAML)
+def test_a_yaml_text_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    """Depth, size and numbers are bounded, and no text has another error than `YamlError`."""
+    with pytest.raises(YamlError) as refused:
+        load_yaml(text, "give another")
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(YamlError, match=re.escape(str(refused.value).removesuffix("; give another"))):
+        read_yaml(tmp_path / "a.yaml")
+    assert YAML[text] in str(refused.value)
+    assert len(str(refused.value)) < 200
+    assert str(refused.value).isprintable()
+
+
+def test_a_file_is_read_up_to_a_size() -> None:
+    """A file without an end is not read to it, and a date is text."""
+    with pytest.raises(YamlError, match="is larger than 4 MB"):
+        read_yaml(Path("/dev/zero"))
+    assert load_yaml("a: 2020-13-45\nb: [1.5, -9223372036854775808]") == {
+        "a": "2020-13-45",
+        "b": [1.5, -(2**63)],
+    }
+
+
+def test_there_is_one_loader() -> None:
+    """What reads YAML in the package goes through it."""
+    found = {
+        path.name for path in (ROOT / "dsgd").rglob("*.py") if re.search(r"yaml\.\w*load", path.read_text())
+    }
+    assert found == {"bounded_yaml.py"}
+
+
+DAMAGE = {
+    "config.yaml": ("[" * 50_000, "steps: &x [*x]", "steps: " + "9" * 5_000, "steps: 2020-13-45"),
+    "updates.jsonl": ("[" * 20_000 + "\n{}\n",),
+    "meta.json": ("[" * 20_000,),
+    "summary.json": ("[" * 20_000, '{"updates": ' + "[" * 20_000),
+    "weights.npy": (np.lib.format.magic(1, 0).decode("latin-1") + "\x08\0((((1 1\n",),
+}
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the record of a run that has ended."""
+    from main import main
+
+    out = tmp_path_factory.mktemp("hostile")
+    assert main([*SIM.split(), "--out", str(out), "--run-name", "r", "--quiet"]) == 0
+    return out / "r"
+
+
+@pytest.mark.parametrize(("file", "content"), [(file, text) for file in DAMAGE for text in DAMAGE[file]])
+def test_who_reads_a_record_says_in_one_line_what_is_wrong(
+    file: str, content: str, record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each command ends with 2 and one line that names the file, or needs none of it; a list goes on."""
+    from main import main
+
+    bad = shutil.copytree(record, tmp_path / "bad")
+    (bad / file).write_bytes(content.encode("latin-1"))
+    run = [*SIM.split(), "--out", str(tmp_path), "--quiet", "--init-from"]
+    refused = 0
+    for command in (["--report"], ["--replay"], ["--evaluate"], run):
+        code, said = main([*command, str(bad)]), capsys.readouterr().err
+        assert (code, said.count("\n"), file in said or code == 0) in ((0, 0, True), (2, 1, True)), said
+        refused += code == 2
+    assert refused
+    assert main(["--list", str(tmp_path)]) == 0
