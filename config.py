@@ -480,7 +480,7 @@ class LiveConfig(Checked):
 
     pushgateway: Annotated[
         str | None,
-        matches(r"https?://[^/@\s]+(/[^@\s]*)?", "must be a URL like http://HOST:9091, without a password"),
+        matches(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", "must be like http://HOST:9091, no password or query"),
     ] = None
     """URL of a Prometheus Pushgateway to push the metrics to, every ten seconds and at the end."""
 

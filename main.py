@@ -18,7 +18,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from dsgd.process.interruptions import NOTHING_WRITTEN, Interruptions, ended_by_signals, run_as_program
-from dsgd.process.outcomes import EXIT_CODES, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, report_error
+from dsgd.process.outcomes import (
+    EXIT_CODES,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
+    escaped,
+    printable,
+    report_error,
+)
 
 with ended_by_signals():  # the other imports take a second
     from rich.console import Console
@@ -102,7 +110,7 @@ def run_here(
             )
         print_ended(ended, console)
         for note in ended.notes:
-            print(f"note: {note}", file=sys.stderr)
+            print(f"note: {printable(note)}", file=sys.stderr)
         return ended
 
     if cfg.engine != "both":
@@ -152,7 +160,7 @@ def _finish(upload: Upload, code: int) -> None:
 
 def _exit_code(ended: Ended) -> int:
     code = EXIT_CODES[ended.stopped_by]
-    sys.stderr.write(ended.traceback)
+    sys.stderr.write(escaped(ended.traceback))
     return report_error(ended.error, code) if ended.error else code
 
 

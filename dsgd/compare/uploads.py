@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from dsgd.process.outcomes import printable
 from dsgd.records.s3 import CHECKPOINTS, Destination
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.upload import restore_record
@@ -130,7 +131,8 @@ class Uploads:
             upload(folder, name)
         except (ValueError, OSError) as error:
             if not self._has_failed:
-                print(f"note: {error}; the experiment goes on, and the upload is repeated", file=sys.stderr)
+                said = f"{error}; the experiment goes on, and the upload is repeated"
+                print(f"note: {printable(said)}", file=sys.stderr)
             self._has_failed = True
             return error
         return None

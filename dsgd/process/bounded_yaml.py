@@ -9,9 +9,10 @@ import yaml
 from yaml.composer import Composer
 from yaml.nodes import MappingNode, Node, ScalarNode
 
+from dsgd.process.outcomes import printable
+
 MOST_BYTES = 4 << 20
 _MOST_DEPTH = 64  # deeper, and what walks through the values reaches Python's limit, or crashes in C
-_MOST_BITS = 64
 _DATES = "tag:yaml.org,2002:timestamp"
 
 # libyaml's parser, where it is there, is five times faster; its composer has no bound on the depth.
@@ -20,6 +21,9 @@ _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 class YamlError(ValueError):
     """A text cannot be read as YAML; the message is one line, with the line of the text, not the file."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(f"{reason}; {remedy}" if remedy else reason)
 
 
 def read_yaml(path: Path, remedy: str = "") -> Any:
@@ -39,7 +43,7 @@ def read_text(path: Path, remedy: str = "") -> str:
         reason = f"cannot be read ({error.strerror})"
     except UnicodeDecodeError as error:
         reason = f"is not text in UTF-8 (byte {error.start})"
-    raise YamlError(_with(reason, remedy))
+    raise YamlError(reason, remedy)
 
 
 def load_yaml(text: str, remedy: str = "") -> Any:
@@ -47,14 +51,9 @@ def load_yaml(text: str, remedy: str = "") -> Any:
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         line = f"line {mark.line + 1}: " if mark else ""
-        reason = " ".join(str(getattr(error, "problem", None) or error).split())
-    raise YamlError(_with(f"is not YAML ({line}{reason})", remedy))
-
-
-def _with(reason: str, remedy: str) -> str:
-    return f"{reason}; {remedy}" if remedy else reason
+    raise YamlError(f"is not YAML ({line}{printable(str(problem))})", remedy)
 
 
 class _Loader(Composer, _SafeLoader):  # type: ignore[misc]
@@ -71,8 +70,8 @@ class _Loader(Composer, _SafeLoader):  # type: ignore[misc]
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
         self._depth += 1
         if self._depth > _MOST_DEPTH:
-            line = self.peek_event().start_mark.line + 1
-            raise YamlError(f"line {line}: lists or mappings are more than {_MOST_DEPTH} deep; use fewer")
+            at = self.peek_event().start_mark
+            raise YamlError(f"line {at.line + 1}: is over {_MOST_DEPTH} levels deep")
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
@@ -85,8 +84,8 @@ class _Loader(Composer, _SafeLoader):  # type: ignore[misc]
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             _refuse(node, "cannot be read as a value; correct it")
-        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-            _refuse(node, f"has more than {_MOST_BITS} bits; give a smaller number, or a text in quotes")
+        if isinstance(value, int) and value.bit_length() > 64:
+            _refuse(node, "has more than 64 bits; give a smaller number, or a text in quotes")
         return value
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -96,11 +95,8 @@ class _Loader(Composer, _SafeLoader):  # type: ignore[misc]
                 if key.value in seen:
                     _refuse(key, "appears twice; rename or remove one of them")
                 seen.add(key.value)
-        mapping: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-        return mapping
+        return dict(super().construct_mapping(node, deep=deep))
 
 
 def _refuse(node: Node, rule: str) -> NoReturn:
-    value = str(node.value)
-    shown = value if len(value) <= 40 else f"{value[:40]}…"
-    raise YamlError(f"line {node.start_mark.line + 1}: '{shown}' {rule}") from None
+    raise YamlError(f"line {node.start_mark.line + 1}: '{printable(str(node.value), 40)}' {rule}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Literal
@@ -32,6 +33,8 @@ REMEDIES = {
 }
 """What a user can do about an error of the operating system, by its number."""
 
+_USER = re.compile(r"(?<=\w://)(?:[^\s/@]+|[^\s/@]*:\S*)@")
+_QUERY = re.compile(r"(\w://[^\s?]*\?)[^\s'\"),;]+")
 EXIT_FAILED, EXIT_USAGE, EXIT_DIVERGED, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
@@ -42,14 +45,29 @@ def is_result(stopped_by: str) -> bool:
 
 def one_line(error: object) -> str:
     """Return an error's message on one line."""
-    if isinstance(error, OSError) and str(error).startswith(
-        "[Errno "
-    ):  # as Python prints them, is no sentence
+    if isinstance(error, OSError) and str(error).startswith("[Errno "):  # which is no sentence
         where = f"{error.filename}: " if error.filename else ""
         remedy = REMEDIES.get(error.errno or 0)
-        return f"{where}{error.strerror}" + (f"; {remedy}" if remedy else "")
-    text = " ".join(str(error).split())
-    return text or type(error).__name__
+        return printable(f"{where}{error.strerror}" + (f"; {remedy}" if remedy else ""))
+    return printable(str(error)) or type(error).__name__
+
+
+def printable(text: str, most: int = 1_000) -> str:
+    r"""Return what a user, a file or a library wrote, as one line that is fit for a terminal or a record.
+
+    A URL has neither user and password nor a query, which may be a key; control characters are escaped; of
+    more than `most` characters the middle is left out.
+
+    >>> print(printable("red \x1b[31m, from http://me@host/x?token=12"))
+    red \x1b[31m, from http://…@host/x?…
+    """
+    text = escaped(_QUERY.sub(r"\1…", _USER.sub("…@", " ".join(text[: 100 * most].split()))))
+    return text if len(text) <= most else f"{text[: most * 3 // 5]} … {text[3 - most * 2 // 5 :]}"
+
+
+def escaped(text: str) -> str:
+    """Return text with control characters, which could rewrite the terminal, as Python writes them."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def program() -> str:
@@ -67,6 +85,6 @@ def report_error(error: object, exit_code: int) -> int:
 def print_page(text: str) -> None:
     """Print a text to the end; a reader that has left, as in `--help | head`, is not an error."""
     try:
-        print(text, flush=True)
+        print(escaped(text), flush=True)
     except BrokenPipeError:  # Python flushes once more when it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsgd.config import TrainConfig, options
-from dsgd.process.outcomes import is_result
+from dsgd.process.outcomes import is_result, printable
 from dsgd.process.s3_access import TakenError
 from dsgd.records.reader import read_ending
 from dsgd.records.s3 import CHECKPOINTS, Destination
@@ -98,7 +98,8 @@ class Upload:
                     self._destination.send_log(name, goes_on=True)
             except (ValueError, OSError) as error:
                 if not has_failed:
-                    print(f"note: {error}; the run goes on, and the upload is repeated", file=sys.stderr)
+                    said = f"{error}; the run goes on, and the upload is repeated"
+                    print(f"note: {printable(said)}", file=sys.stderr)
                 has_failed = True
 
     def finish(self) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsgd.config import DataConfig, LiveConfig, LogConfig, OutputConfig, option_fields
 from dsgd.models.workloads import names, options_of
+from dsgd.process.outcomes import printable
 from dsgd.records.reader import Record
 from dsgd.strategies import defaults
 
@@ -54,12 +55,7 @@ def option_text(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def printable(text: str) -> str:
-    """Return text without control characters, which XML cannot hold."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return f"{value:g}" if isinstance(value, float) else printable(str(value))
 
 
 def as_variants(

@@ -64,11 +64,11 @@ def recorded_run(path: Path) -> ReplayableRun:
     cfg = recorded_config(path, options)
     ended = (path / "summary.json").is_file()
     meta = read_meta(path)
-    if meta.device == "cuda":
+    if meta.device != "cpu":
         import torch
 
-        if not torch.cuda.is_available():
-            raise RecordError(f"{path}: was made on cuda, and this machine has no GPU that torch can use")
+        if meta.device != "cuda" or not torch.cuda.is_available():
+            raise RecordError(f"{path}: was made on {meta.device}, which torch cannot use on this machine")
     faults = tuple(read_faults(path))
     if reason := _lost_order(cfg, {fault.kind for fault in faults}):
         raise RecordError(f"{path}: {reason}")

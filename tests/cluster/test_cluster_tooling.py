@@ -945,19 +945,9 @@ def test_a_cluster_with_all_that_a_job_needs_is_valid(tools: Tools) -> None:
     """What cannot be known from here is a note: the image of no registry, a bucket without credentials."""
     ran = tools("validate-setup", "--bucket", "results")
     assert ran.code == 0, ran.out + ran.err
-    names = [
-        "cluster",
-        "crd",
-        "operator",
-        "gpus",
-        "room",
-        "namespace",
-        "quota",
-        "account",
-        "monitor",
-        "image",
-    ]
-    assert list(ran.checks) == [*names, "bucket", "rights"]
+    assert " ".join(ran.checks) == (
+        "cluster crd operator gpus room namespace quota account monitor image bucket rights"
+    )
     notes = {name: detail for name, (state, detail) in ran.checks.items() if state == "note"}
     assert notes.keys() == {"image", "bucket"}
     assert "names no registry" in notes["image"]
@@ -985,13 +975,8 @@ def test_a_right_to_a_part_of_pods_is_asked_for_as_such(tools: Tools) -> None:
 
 
 NAMESPACE_ONLY = [
-    *(
-        "get customresourcedefinitions",
-        "list deployments",
-        "list nodes",
-        "get namespaces",
-        "get serviceaccounts",
-    ),
+    *("get customresourcedefinitions", "list deployments", "list nodes"),
+    *("get namespaces", "get serviceaccounts"),
     *("list podmonitors", "list resourcequotas", "list pods --all-namespaces"),
 ]
 
@@ -1006,15 +991,8 @@ def test_a_user_of_the_namespace_alone_passes_with_notes(tools: Tools) -> None:
     assert "you may not get namespaces in namespace ray-jobs" in ran.checks["namespace"][1]
     open_ = {name for name, (state, _) in ran.checks.items() if state == "note"}
     assert open_ == {
-        "operator",
-        "gpus",
-        "room",
-        "namespace",
-        "quota",
-        "account",
-        "monitor",
-        "image",
-        "bucket",
+        *("operator", "gpus", "room", "namespace", "quota"),
+        *("account", "monitor", "image", "bucket"),
     }
     tools.play({"based_on": "success", "setup": {"refused": NAMESPACE_ONLY, "crd": without_field(CRD)}})
     with pytest.raises(SetupError, match=r"older than KubeRay 1\.7"):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from conftest import ROOT
 
 from dsgd.process.bounded_yaml import YamlError, load_yaml, read_yaml
@@ -15,10 +17,10 @@ from dsgd.process.bounded_yaml import YamlError, load_yaml, read_yaml
 SIM = "--engine sim --dim 5 --num-workers 2 --steps 3"
 
 YAML = {
-    "[" * 50_000: "line 1: lists or mappings are more than 64 deep",
-    "{a: " * 300: "more than 64 deep",
+    "[" * 50_000: "line 1: is over 64 levels deep",
+    "{a: " * 300: "over 64 levels deep",
     "a: &x [*x]": "line 1: found unconstructable recursive node",
-    "a: 1\nb: " + "9" * 400: "line 2: '9999999999999999999999999999999999999999…' has more than 64 bits",
+    "a: 1\nb: " + "9" * 400: "line 2: '999999999999999999999999 … 9999999999999' has more than 64 bits",
     "a: " + "9" * 5_000: "cannot be read as a value",
     "a: 1" + ":59" * 400 + ".5": "cannot be read as a value",
     "a: 0x_": "'0x_' cannot be read as a value",
@@ -99,3 +101,53 @@ def test_who_reads_a_record_says_in_one_line_what_is_wrong(
         refused += code == 2
     assert refused
     assert main(["--list", str(tmp_path)]) == 0
+
+
+ESCAPE = "\x1b]0;owned\x07\x1b[31m"
+ME = "me:hush"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        f"--schedule {ESCAPE}",
+        f"--{ESCAPE}",
+        f"--list {ESCAPE}",
+        "--steps " + "9" * 100_000,
+        "--compute-time " + "x" * 5_000,
+        f"--pushgateway http://{ME}@host:9091",
+        "--pushgateway http://hush@host:9091",
+        "--pushgateway http://host:9091/?token=hush",
+        f"--out s3://{ME}/hush@host/there",
+        f"--config s3://{ME}@host/there?sign=hush",
+    ],
+)
+def test_what_was_given_is_echoed_as_one_short_line(options: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No control character, no password and no key reaches the terminal; long values are cut."""
+    from main import main
+
+    assert main(options.split()) == 2
+    said = capsys.readouterr().err
+    assert said.endswith("\n")
+    assert said[:-1].isprintable()
+    assert len(said) < 1_100
+    assert "hush" not in said
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("file", ["config.yaml", "meta.json", "summary.json"])
+def test_no_text_of_a_record_rewrites_the_terminal(
+    file: str, record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each text in turn has escape sequences: no command prints them, and none ends in a traceback."""
+    from main import main
+
+    bad = shutil.copytree(record, tmp_path / "runs" / "bad")
+    whole = read_yaml(bad / file)
+    for key in [key for key, value in whole.items() if isinstance(value, str)]:
+        changed = whole | {key: whole[key] + ESCAPE}
+        (bad / file).write_text(yaml.safe_dump(changed) if file == "config.yaml" else json.dumps(changed))
+        for command in ("--list", "--report", "--replay", "--evaluate"):
+            assert main([command, str(bad.parent if command == "--list" else bad)]) in (0, 1, 2)
+            said = "".join(capsys.readouterr())
+            assert said.replace("\n", "").isprintable()

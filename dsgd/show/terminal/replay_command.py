@@ -10,7 +10,7 @@ import numpy as np
 
 from dsgd.process.files import whole_file
 from dsgd.process.interruptions import Interruptions, ended_by_signals
-from dsgd.process.outcomes import EXIT_FAILED
+from dsgd.process.outcomes import EXIT_FAILED, print_page
 from dsgd.process.s3_access import is_s3
 from dsgd.records.s3 import fetch
 from dsgd.records.schema import RecordError
@@ -52,7 +52,7 @@ def replay(arguments: Sequence[str], _: Interruptions) -> int:
     if given.save:
         with whole_file(given.save, "name another file with --save") as file:
             np.save(file, found.weights.vector)
-    print("\n".join(_said(found, given.until, given.save)))
+    print_page("\n".join(_said(found, given.until, given.save)))
     return EXIT_FAILED if found.differs or found.same_weights is False else 0
 
 
