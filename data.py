@@ -183,14 +183,13 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
             objective.try_evaluation()
     except ProblemError as error:
         raise ValueError(f"--workload {file}: {error}") from error
-    kept = {
+    kept: dict[str, Any] = {
         "weights": objective.num_weights,
         "train": about(problem.train),
         "test": about(problem.test),
         "bytes_per_token": problem.bytes_per_token,
-        **problem.about,
     }
-    return Workload(objective, shards, (), cfg.batch_size, kept)
+    return Workload(objective, shards, (), cfg.batch_size, kept | dict(problem.about) | kept)
 
 
 def module_objective(cfg: TrainConfig, problem: Problem) -> ModuleObjective:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -109,22 +108,3 @@ class GrowingFile:
         """Write what is buffered, and close the file."""
         with self._writing:
             self._file.close()
-
-
-class FolderLock:
-    """Keeps other processes from writing to a folder; it ends with this one, however that ends."""
-
-    def __init__(self, folder: Path) -> None:
-        """Raise BlockingIOError if another process has it."""
-        self._descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._descriptor)
-            raise
-
-    def release(self) -> None:
-        """Let others in; calling it again has no effect."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1

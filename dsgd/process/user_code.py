@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
+
+from dsgd.process.outcomes import printable
 
 # A folder, where files of it went, and their names.
 _MOVED = (
@@ -104,23 +107,38 @@ def _loaded(path: Path, kind: str, changed_ns: int) -> ModuleType:
     know_former_names()
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where dataclasses and cloudpickle look it up
+    source = path.read_bytes()
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+        with in_one_line(path, "cannot be imported: ", passed=(SyntaxError,)):
+            exec(compile(source, str(path), "exec"), module.__dict__)
     except SyntaxError as error:
         raise UserCodeError(f"line {error.lineno}: syntax error ({error.msg}); correct it") from None
-    except OSError as error:
-        if str(error.filename) == str(path):
-            raise
-        raise UserCodeError(f"cannot be imported: {located(error, path)}") from None
-    except (Exception, SystemExit) as error:
-        raise UserCodeError(f"cannot be imported: {located(error, path)}") from None
     return module
+
+
+@contextmanager
+def in_one_line(
+    path: Path,
+    before: str,
+    error: Callable[[str], Exception] = UserCodeError,
+    passed: tuple[type[BaseException], ...] = (),
+) -> Iterator[None]:
+    """Raise `error` for what a user's code raises, sys.exit() too; ctrl-C and what is `passed` go through.
+
+    path: the user's file; the line of it that failed is in the message, after `before`.
+    """
+    try:
+        yield
+    except BaseException as raised:
+        if isinstance(raised, (KeyboardInterrupt, *passed)):
+            raise
+        raise error(before + located(raised, path)) from raised
 
 
 def located(error: BaseException, path: Path) -> str:
     """Return an error of a user's code in one line, with the line of its file that it came from."""
     file = str(path.resolve())
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    text = " ".join(str(error).split())
+    text = printable(str(error))
     line = f"line {lines[-1]}: " if lines else ""
     return f"{line}{type(error).__name__}{': ' if text else ''}{text}"

@@ -11,6 +11,7 @@ ever overwritten, and streams are sent again with the next one.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -20,6 +21,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsgd.process.s3_access import TakenError, explained, is_refused_condition
@@ -151,3 +153,22 @@ class Lease:
             f"--out {self._place}: a process on {host} writes there; wait until it has ended, or, if it was "
             f"killed, {LASTS_S:g} s more"
         )
+
+
+class FolderLock:
+    """Keeps other processes from writing to a folder; it ends with this one, however that ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raise BlockingIOError if another process has it."""
+        self._descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+
+    def release(self) -> None:
+        """Let others in; calling it again has no effect."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -29,9 +29,10 @@ from dsgd.core.protocol import Done, Engine, Evaluated, Update
 from dsgd.core.routing import ExpertUse
 from dsgd.core.weights import Vector
 from dsgd.metrics import finite, routing_numbers, taken_of_updates
-from dsgd.process.files import FolderLock, GrowingFile, WriteError, Writing, whole_file
+from dsgd.process.files import GrowingFile, WriteError, Writing, whole_file
 from dsgd.records import workload_copy
 from dsgd.records.fixed_options import options_digest, options_written
+from dsgd.records.lease import FolderLock
 from dsgd.records.reader import length_to, read_meta, read_yaml
 from dsgd.records.schema import (
     LaterAttempt,

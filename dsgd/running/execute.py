@@ -51,7 +51,7 @@ class Ended:
     stopped_by: StoppedBy
     error: str | None
     """One line, if it failed or diverged."""
-    exception: Exception | None
+    exception: BaseException | None
     """The error that ended it."""
     weights: Weights
     """The last version."""
@@ -207,7 +207,7 @@ class Finishing:
 
     def __init__(self, keeper: RunKeeper) -> None:
         self._keeper, self._run, self._record = keeper, keeper.run, keeper.record
-        self._exception: Exception | None = None
+        self._exception: BaseException | None = None
         self._is_between = False
         """Whether the run was interrupted between two updates, where a checkpoint can be taken."""
 
@@ -222,7 +222,7 @@ class Finishing:
         except KeyboardInterrupt as interruption:
             run.end("interrupted")
             self._is_between = isinstance(interruption, BetweenItems)
-        except Exception as error:
+        except BaseException as error:  # a user's code may call sys.exit()
             self._fail(error)
         for complete in (
             self._checkpoint_the_last,
@@ -237,7 +237,9 @@ class Finishing:
         ):
             try:
                 complete()
-            except Exception as error:  # the summary is written nevertheless
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # the summary is written nevertheless
                 self._fail(error)
         self._look_at_the_last_loss()
         wall_s, written = time.perf_counter() - began_s, None
@@ -253,7 +255,7 @@ class Finishing:
                 self._fail(error)
         return self._ended(wall_s, startup_s, written)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: BaseException) -> None:
         """Note why the run failed; of several errors the first is the cause."""
         if self._exception is None:
             self._exception = error

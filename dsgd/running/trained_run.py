@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from dsgd.core.weights import Vector
 from dsgd.data import DatasetShard, make_workload, module_objective
 from dsgd.models.networks.sampling import Sampler
 from dsgd.models.workloads import make_problem, name_of
-from dsgd.process.user_code import located
+from dsgd.process.user_code import in_one_line
 from dsgd.records.reader import is_record, read_summary, read_yaml
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
@@ -177,16 +177,10 @@ class TrainedRun:
         assert found is not None
         return found
 
-    @contextmanager
-    def _users_code(self) -> Iterator[None]:
+    def _users_code(self) -> AbstractContextManager[None]:
         """Give an error of the workload's functions one line, with the line of its file."""
-        try:
-            yield
-        except ValueError:
-            raise
-        except Exception as error:  # whatever they raise
-            where = located(error, Path(str(self.cfg.data.workload)))
-            raise ValueError(f"{self.path}: its workload {self.name} failed: {where}") from error
+        before = f"{self.path}: its workload {self.name} failed: "
+        return in_one_line(Path(str(self.cfg.data.workload)), before, passed=(ValueError,))
 
     def _problem_on(self, path: str) -> Problem:
         """Return what the workload makes of other data; raises ValueError for another module too."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_timing import LAWS
 
 from dsgd.config import TrainConfig
 from dsgd.core.rescaled_laws import rescaled
@@ -22,17 +23,6 @@ from dsgd.theory.order_statistics import (
     order_statistic_mean_by_quadrature,
     slowest_mean,
 )
-
-LAWS = [
-    "none",
-    "constant:1.5",
-    "exponential:2",
-    "uniform:.5,1.5",
-    "normal:.5,1",
-    "lognormal:1,.5",
-    "pareto:5,1",
-    "markov:1,5,.3,.4",
-]
 
 
 @pytest.mark.parametrize("text", LAWS)

@@ -138,7 +138,7 @@ def test_idx_files_are_read_with_their_labels(tmp_path: Path) -> None:
     [
         (b"", "the file is empty"),
         (b"\x89PNG1234", "is no idx file; it begins with 89 50 4e 47"),
-        (idx(np.zeros((4, 2), np.uint8))[:-3], "holds 5 bytes of data, its header asks for 8; copy it again"),
+        (idx(np.zeros((4, 2), np.uint8))[:-3], "holds 5 bytes, its header asks for 8; copy it again"),
     ],
 )
 def test_an_idx_file_that_is_none_is_one_line(tmp_path: Path, content: bytes, message: str) -> None:
@@ -331,7 +331,7 @@ def table(**columns: Any) -> Callable[[Path], None]:
         (text("a.npy", b"this is no array"), "cannot be read (the magic string is not correct"),
         (text("a.npy", b""), "the file is empty"),
         (text("a.parquet", b"PAR1 this is no table"), "cannot be read ("),
-        (cut_npy, "holds 239 bytes of data, its header asks for 240; copy it again"),
+        (cut_npy, "holds 239 bytes, its header asks for 240; copy it again"),
         (table(y=Y), "has 1 column; a table needs features and a label"),
         (table(a=["x"] * 20, y=Y), "column a is of String; give numbers"),
         (table(a=[None, *range(19)], y=Y), "column a has rows without a value"),

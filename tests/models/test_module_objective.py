@@ -181,7 +181,7 @@ UNFIT: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], str]] = {
     "lazy": (
         lambda: nn.LazyLinear(3),
         loss,
-        "its weight has no shape yet, as in a lazy module; run a mini-batch",
+        "its weight has no shape yet (is lazy); run a mini-batch",
     ),
     "meta": (
         lambda: nn.Linear(6, 3, device="meta"),
@@ -193,7 +193,11 @@ UNFIT: dict[str, tuple[Callable[[], nn.Module], Callable[..., Any], str]] = {
         loss,
         "its weight is complex; keep its parts",
     ),
-    "lonely": (Lonely, loss, "its module cannot be copied (TypeError: cannot pickle '_thread.lock' object)"),
+    "lonely": (
+        Lonely,
+        loss,
+        "its module cannot be copied, as each process and thread needs: TypeError: cannot pickle",
+    ),
     "constant": (mlp, lambda module, x, y: torch.tensor(1.0), "its loss does not depend on the parameters"),
     "vector": (mlp, lambda module, x, y: module(x).mean(0), "its loss has shape (3,); return one number"),
     "nan": (mlp, lambda module, x, y: module(x).mean() * torch.nan, "its loss is nan at the start"),
@@ -343,7 +347,7 @@ class TestOnRay:
         file.write_text(f"{source}\n\ndef make() -> Problem:\n{text}")
         expected = {
             "lock": "it cannot be sent to a worker's process: ",
-            "nan": "its loss is nan at the start; look at the data and the initial weights",
+            "nan": "its loss is nan at the start; look at the data and the weights",
         }[fault]
         with pytest.raises(ValueError, match="workload") as refused:
             execute(config("ssgd", workload=str(file), num_workers=1, steps=2, engine="ray"))

@@ -338,6 +338,17 @@ WRONG = {
     "nothing = 1": "needs a function make() that returns a dsgd.Problem",
     "def make(): return 3": "make() returned a int; return a dsgd.Problem",
     "def make(): return 1 / 0": "line 1: ZeroDivisionError: division by zero",
+    "def make(): raise SystemExit": "line 1: SystemExit",
+    "class No(BaseException): pass\ndef make(): raise No('so')": "line 3: No: so",
+    "async def make(): return 3": "make() returned a coroutine; return a dsgd.Problem",
+    "def make(): return P(nn.Linear(2, 1), 'mse', (x,), (x,))": "its loss is a str; give a function",
+    "def make(): return P(nn.Linear(2, 1), lambda m, x: exit(), (x,), (x,))": "line 1: SystemExit",
+    "def make(): return P(nn.Linear(2, 1), id, (x, None), (x,))": "its train data hold a NoneType; give",
+    "def make(): return P(nn.Linear(2, 1), id, (x,), x[0, 0])": "its test data hold a Tensor; give arrays",
+    "def make(): return P(nn.Linear(2, 1), id, (x + 0j,), (x,))": "its train data are complex; give real",
+    "def make(): return P(nn.Linear(2, 1), id, (x,), (x,), about=[])": "its about is a list; give names and",
+    "def make(): return P(nn.Linear(2, 1), id, (x,), (x,), about={'x': x})": "its about has no form as JSON",
+    "def make(): return P(nn.Linear(2, 1), id, (x,), (x,), None, '4')": "its bytes_per_token is '4'; give a",
     "import not_there": "cannot be imported: line 1: ModuleNotFoundError: No module named 'not_there'",
     "def make(:": "line 1: syntax error",
     "def make(): return P(x, lambda m, x: 0, (x,), (x,))": "its module is a Tensor; give a torch.nn.Module",
@@ -347,7 +358,7 @@ WRONG = {
     "def make(): return P(nn.Linear(2, 1), lambda m, x: m(x).mean() / 0, (x,), (x,))": "its loss is ",
     "def make(): return P(nn.Linear(2, 1), lambda m, x: m(x).mean(), (x[:0],), (x,))": "train data are empty",
     "def make(): return P(nn.Linear(2, 1), lambda m: m(x).mean(), (), (x,))": "train data have no arrays",
-    "def make(): return P(nn.Linear(2, 1), lambda m, x: m(x).mean(), (x, x[1:]), (x,))": "have 64, 63 rows",
+    "def make(): return P(nn.Linear(2, 1), lambda m, x: m(x).mean(), (x, x[1:]), (x,))": "of 64, 63 rows",
 }
 
 

@@ -226,14 +226,15 @@ def test_a_killed_run_leaves_usable_updates(tmp_path: Path) -> None:
     assert not (tmp_path / "r" / "summary.json").exists()
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, GeneratorExit])
 def test_a_mistake_in_a_strategy_is_shown_where_it_is(
-    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException], cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error in train(): its traceback, exit 1, and a record that says failed."""
     from dsgd.strategies import train_ssgd
 
     def broken(*_: object) -> object:
-        raise ZeroDivisionError("a student's mistake")
+        raise error("a student's mistake")
 
     monkeypatch.setattr(train_ssgd, "run_all", broken)
     ran = cli(f"{SIM} --mode ssgd --steps 3")

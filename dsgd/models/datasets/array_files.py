@@ -60,9 +60,7 @@ def _mapped(path: str, file: IO[bytes]) -> Array:
         raise DataError(f"{path}: holds Python objects; save an array of numbers")
     offset, asked = file.tell(), math.prod(shape) * dtype.itemsize
     if (found := local(path).stat().st_size - offset) < asked:
-        raise DataError(
-            f"{path}: holds {found:,} bytes of data, its header asks for {asked:,}; copy it again"
-        )
+        raise DataError(f"{path}: holds {found:,} bytes, its header asks for {asked:,}; copy it again")
     return Mapped(path, dtype, shape, offset, "F" if transposed else "C") if asked else np.empty(shape, dtype)
 
 
@@ -88,9 +86,7 @@ def read_idx(path: str) -> Array:
         content = b"" if mapped else file.read()
         found = local(path).stat().st_size - offset if mapped else len(content)
     if found != asked:
-        raise DataError(
-            f"{path}: holds {found:,} bytes of data, its header asks for {asked:,}; copy it again"
-        )
+        raise DataError(f"{path}: holds {found:,} bytes, its header asks for {asked:,}; copy it again")
     if mapped:
         return Mapped(path, dtype, shape, offset)
     return np.frombuffer(content, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)

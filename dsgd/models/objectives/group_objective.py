@@ -39,7 +39,7 @@ from dsgd.models.objectives.module_blocks import blocks, recompute_activations
 from dsgd.models.objectives.module_objective import (
     ModuleObjective,
     ProblemShard,
-    failed,
+    failures_of,
     require_scalar,
     seed_torch,
 )
@@ -187,16 +187,10 @@ class GroupObjective(Objective):
         """
         assert isinstance(shard, ProblemShard)
         shard = self._options.to_try(shard, self.membership.ranks)
-        try:
+        with failures_of(self._options.problem.loss, "its loss cannot be computed: ", RankLost):
             loss, _ = self._gradient(None, shard, 0, None)
-        except (ProblemError, RankLost):
-            raise
-        except Exception as error:  # of the user's loss, module or data
-            raise failed(self._options.problem, error) from error
         if not torch.isfinite(loss):
-            raise ProblemError(
-                f"its loss is {loss.item()} at the start; look at the data and the initial weights"
-            )
+            raise ProblemError(f"its loss is {loss.item()} at the start; look at the data and the weights")
 
     def loss_and_gradient(
         self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int], out: Tensor | None = None

@@ -10,6 +10,7 @@ import copy
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -38,7 +39,7 @@ from dsgd.core.weights import Vector
 from dsgd.models.objectives.rank_layout import RankLayout
 from dsgd.models.objectives.rank_sums import in_order
 from dsgd.models.objectives.replica import Replica, require_trainable, trained
-from dsgd.process.user_code import located
+from dsgd.process.user_code import in_one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -227,19 +228,13 @@ class ModuleObjective(Objective):
         w = torch.from_numpy(self.initial_weights(0)).to(shard.device)[None]
         seed_torch(w.device, 0)
         before = torch.default_generator.get_state()
-        try:
+        with failures_of(self.problem.loss, "its loss cannot be computed: "):
             loss, _ = self._gradient(w[0], shard, 0, None, seeds=[0] * self.ranks)
-        except ProblemError:
-            raise
-        except Exception as error:  # of the user's loss, module or data
-            raise failed(self.problem, error) from error
         # torch.compile may not run in two threads at once, and a GPU computes one task after another anyway.
         drawn = not torch.equal(before, torch.default_generator.get_state())
         self.one_thread = drawn or self.compiled or w.is_cuda
         if not torch.isfinite(loss):
-            raise ProblemError(
-                f"its loss is {loss.item()} at the start; look at the data and the initial weights"
-            )
+            raise ProblemError(f"its loss is {loss.item()} at the start; look at the data and the weights")
 
     def to_try(self, shard: ProblemShard, ranks: int) -> ProblemShard:
         """Return what one gradient is tried on: a few samples for each part of a mini-batch.
@@ -263,14 +258,10 @@ class ModuleObjective(Objective):
         for name, compute in (("loss", problem.loss), ("score", problem.score)):
             if compute is None:
                 continue
-            try:
+            with failures_of(compute, f"its {name} of test data cannot be computed: "), torch.no_grad():
                 rows = np.arange(min(length(problem.test), _TRIED))
-                with torch.no_grad():
-                    found = compute(mine.module, *_on(device, take(problem.test, rows)))
+                found = compute(mine.module, *_on(device, take(problem.test, rows)))
                 shape = tuple(torch.as_tensor(found).shape)
-            except Exception as error:  # of the user's function, module or data
-                why = located(error, _file_of(compute))
-                raise ProblemError(f"its {name} of test data cannot be computed: {why}") from error
             if shape:
                 raise ProblemError(f"its {name} of test data has shape {shape}; return one number, the mean")
         mine.module.train()
@@ -451,15 +442,11 @@ class ModuleObjective(Objective):
             layer.momentum = momentum
 
 
-def failed(problem: Problem, error: Exception) -> ProblemError:
-    """Return what to raise for an error of a problem's loss, module or data."""
-    return ProblemError(f"its loss cannot be computed: {located(error, _file_of(problem.loss))}")
-
-
-def _file_of(function: Any) -> Path:
-    """Return the file of a user's function; of what is none, no file."""
+def failures_of(function: Any, before: str, *passed: type[Exception]) -> AbstractContextManager[None]:
+    """Raise ProblemError in one line, after `before`, for an error of a user's function, module or data."""
     code = getattr(function, "__code__", None)
-    return Path(code.co_filename) if code else Path()
+    file = Path(code.co_filename) if code else Path()
+    return in_one_line(file, before, ProblemError, (ProblemError, *passed))
 
 
 def _normalizing(module: torch.nn.Module) -> list[_BatchNorm]:
@@ -474,9 +461,7 @@ def require_scalar(loss: Any) -> None:
         shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
         raise ProblemError(f"its loss has {shape}; return one number, the mean over the mini-batch")
     if not loss.requires_grad:
-        raise ProblemError(
-            "its loss does not depend on the parameters; compute it with the module it is given"
-        )
+        raise ProblemError("its loss does not depend on the parameters; compute it with the module given")
 
 
 def _full(device: str, num_weights: int, at_once: int, ranks: int = 1) -> str:

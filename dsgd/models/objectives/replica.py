@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from dsgd.core.problem import ProblemError
 from dsgd.models.objectives.module_blocks import blocks, recompute_activations
+from dsgd.process.user_code import in_one_line
 
 
 def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
@@ -22,7 +24,7 @@ def require_trainable(module: torch.nn.Module) -> None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if torch.nn.parameter.is_lazy(tensor):
             raise ProblemError(
-                f"its {name} has no shape yet, as in a lazy module; run a mini-batch through it in make()"
+                f"its {name} has no shape yet (is lazy); run a mini-batch through it in make()"
             )
         if tensor.is_meta:
             raise ProblemError(f"its {name} is on the meta device and has no values; make it on the CPU")
@@ -47,16 +49,9 @@ class Replica:
     def __init__(
         self, module: torch.nn.Module, device: str, *, recomputed: bool = False, apart: bool = False
     ) -> None:
-        try:
+        before = "its module cannot be copied, as each process and thread needs: "
+        with in_one_line(Path(), before, ProblemError, (torch.OutOfMemoryError,)):
             self.module = copy.deepcopy(module).to(device).train()
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever the user's __deepcopy__ or __reduce__ raises
-            text = " ".join(str(error).split())
-            raise ProblemError(
-                f"its module cannot be copied ({type(error).__name__}: {text}), and each process and thread "
-                "needs a copy; keep what cannot be copied outside of it"
-            ) from error
         if recomputed:
             recompute_activations(blocks(self.module))
         self.compiled: Any = None

@@ -7,6 +7,8 @@ derived from `dsgd.DataConfig`, and `make(cfg)`, where `cfg` is the run's Config
 from __future__ import annotations
 
 import ast
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from functools import cache
@@ -16,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from dsgd.core.rng import Purpose, generator
 from dsgd.models.datasets.user_files import DataError
-from dsgd.process.user_code import UserCodeError, load_code, located
+from dsgd.process.outcomes import printable
+from dsgd.process.user_code import UserCodeError, in_one_line, load_code
 
 if TYPE_CHECKING:
     from dsgd.config import DataConfig
@@ -80,11 +83,9 @@ def options_of(workload: str) -> type[DataConfig] | None:
     where = f"--workload {workload}: its Config"
     if not (isinstance(found, type) and issubclass(found, DataConfig) and is_dataclass(found)):
         raise ValueError(f"{where} is no option class; derive it from dsgd.DataConfig, as a frozen dataclass")
-    try:
+    with in_one_line(file_of(workload), f"{where} cannot be used: "):
         members(found)
         found()
-    except Exception as error:  # of the user's class
-        raise ValueError(f"{where} cannot be used: {located(error, file_of(workload))}") from None
     return found
 
 
@@ -103,13 +104,13 @@ def make_problem(data: DataConfig, seed: int) -> Problem:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(generator(seed, Purpose.INITIAL_WEIGHTS).integers(2**63)))
         try:
-            own = getattr(code, "Config", None)
-            problem = code.make(data) if own is not None and isinstance(data, own) else code.make()
-        except DataError as error:  # in words for the user already
+            with in_one_line(file_of(workload), "", passed=(DataError,)):
+                own = getattr(code, "Config", None)
+                problem = code.make(data) if own is not None and isinstance(data, own) else code.make()
+                wrong = _wrong(problem)
+        except (DataError, UserCodeError) as error:
             raise ValueError(f"--workload {workload}: {error}") from None
-        except Exception as error:  # of the user's file
-            raise ValueError(f"--workload {workload}: {located(error, file_of(workload))}") from None
-    if wrong := _wrong(problem):
+    if wrong:
         raise ValueError(f"--workload {workload}: {wrong}")
     made: Problem = problem
     if made.routing is None and any(mixtures(made.module)):
@@ -121,21 +122,50 @@ def _wrong(problem: Any) -> str | None:
     """Return what is wrong with what `make` returned; None if it can be trained."""
     import torch
 
-    from dsgd.core.problem import Problem, length
+    from dsgd.core.problem import Problem
     from dsgd.models.objectives.replica import trained
 
     if not isinstance(problem, Problem):
+        getattr(problem, "close", bool)()  # of a coroutine, which complains that nobody has awaited it
         return f"make() returned a {type(problem).__name__}; return a dsgd.Problem"
     if not isinstance(problem.module, torch.nn.Module):
         return f"its module is a {type(problem.module).__name__}; give a torch.nn.Module"
     if not trained(problem.module):
         return "its module has no parameter that requires a gradient; there is nothing to train"
+    for name in ("loss", "score", "sample"):
+        if not callable(function := getattr(problem, name)) and (name == "loss" or function is not None):
+            return f"its {name} is a {type(function).__name__}; give a function"
     for name, data in (("train", problem.train), ("test", problem.test)):
-        if data == ():
-            return f"its {name} data have no arrays; give one or more, with a row for each sample"
-        if isinstance(data, tuple) and len({len(array) for array in data}) != 1:
-            lengths = ", ".join(str(len(array)) for array in data)
-            return f"the arrays of its {name} data have {lengths} rows; give each sample a row in all of them"
-        if not length(data):
-            return f"its {name} data are empty; give it samples"
+        if wrong := _wrong_data(data):
+            return f"its {name} data {wrong}"
+    size = problem.bytes_per_token
+    if size is not None and not (isinstance(size, int | float) and 0 < size < math.inf):
+        return f"its bytes_per_token is {size!r}; give a number above 0"
+    if problem.routing is not None and not callable(getattr(problem.routing, "layers", None)):
+        return f"its routing is a {type(problem.routing).__name__}; give a dsgd.Routing"
+    return _wrong_about(problem.about)
+
+
+def _wrong_data(data: Any) -> str | None:
+    arrays = data if isinstance(data, tuple) else (data,)
+    if not arrays:
+        return "have no arrays; give one or more, with a row for each sample"
+    for array in arrays:
+        if not hasattr(array, "__len__") or getattr(array, "ndim", 1) == 0:
+            return f"hold a {type(array).__name__}; give arrays with a row for each sample, or a dataset"
+        if "complex" in str(getattr(array, "dtype", "")):
+            return "are complex; give real and imaginary parts as real numbers"
+    if len({len(array) for array in arrays}) != 1:
+        lengths = ", ".join(str(len(array)) for array in arrays)
+        return f"have arrays of {lengths} rows; give each sample a row in all of them"
+    return None if len(arrays[0]) else "are empty; give it samples"
+
+
+def _wrong_about(about: Any) -> str | None:
+    if not isinstance(about, Mapping):
+        return f"its about is a {type(about).__name__}; give names and values"
+    try:
+        json.dumps(dict(about), default=lambda number: number.item())
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        return f"its about has no form as JSON ({printable(str(error), 100)}); give numbers and text"
     return None

@@ -86,10 +86,11 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
         culprit = re.match(r"--([\w-]+)", str(error))
         is_of_file = culprit is not None and _field(culprit[1]) in in_file
         raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
-    except Exception as error:
-        if strategy_file is None:
+    except (Exception, SystemExit) as error:  # of the Config in a user's file
+        if not (file := strategy_file or values.get("workload")):
             raise
-        raise UsageError(f"--strategy-file {strategy_file}: {located(error, Path(strategy_file))}") from None
+        option = "strategy-file" if strategy_file else "workload"
+        raise UsageError(f"--{option} {file}: {located(error, Path(file))}") from None
     return _with_faults_of_file(cfg)
 
 

@@ -109,8 +109,8 @@ def workload_line(name: str, about: Mapping[str, Any]) -> str:
     >>> workload_line("gpt", {"weights": 98304, "flops_per_sample": 44040192, **of})
     'gpt: 98,304 weights; a gradient takes 44 Mflop a sample; 71,116 samples, 1,024 to test'
     """
-    counted = [(key.removeprefix("flops_per_"), about[key]) for key in _FLOPS if key in about]
-    flops = [f"{_with_unit(count, 'flop')} a {what}" for what, count in counted]
+    counted = [(key.removeprefix("flops_per_"), about.get(key)) for key in _FLOPS]
+    flops = [f"{_with_unit(n, 'flop')} a {what}" for what, n in counted if isinstance(n, int | float)]
     parts = [f"{about['weights']:,} weights"]
     parts += [f"a gradient takes {', '.join(flops)}"] if flops else []
     parts.append(f"{about['train']['samples']:,} samples, {about['test']['samples']:,} to test")

@@ -122,10 +122,10 @@ class Work:
         try:
             with _time_limit(self._time_limit_s, self._again_s, "train"):
                 ended = execute(cfg, strategy=_Noted(self._strategy, attempt), evaluate=False)
+            if isinstance(ended.exception, _BreaksOff):
+                raise ended.exception
         except _BreaksOff as error:
             attempt.broke_off, self._never_ends = str(error), isinstance(error, _TimeUp)
-        except SystemExit as error:  # the student's mistake, as is anything else that ended it
-            attempt.broke_off = located(error, self.path)
         else:
             if ended.exception:
                 attempt.broke_off = located(ended.exception, self.path)
@@ -157,7 +157,7 @@ class Work:
         mode = self.path.stem.removeprefix("train_")
         try:
             cfg = from_options(config_type, {"mode": mode, **options})
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             reason = " ".join(str(error).split())
             raise UsageError(f"{where}: its Config refuses the lab's options: {reason}") from None
         changed = [option for option, value in options.items() if flat(cfg)[option] != value]
@@ -260,6 +260,8 @@ def _load(path: Path) -> tuple[ast.Module, Strategy]:
     try:
         strategy = cast(Strategy, from_file(path))
     except UserCodeError as error:
+        if isinstance(error.__cause__, _BreaksOff):
+            raise error.__cause__ from None
         hint = "" if path.exists() else "; its path is relative to the answers file"
         raise UsageError(f"strategy {path}: {error}{hint}") from None
     return ast.parse(path.read_text(encoding="utf-8")), strategy
