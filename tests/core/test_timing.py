@@ -14,18 +14,8 @@ from hypothesis import strategies as st
 from dsgd.core.time_laws import Exponential, Markov, parse_law
 from dsgd.core.timing import ComputeTimes, sleep_heterogeneity
 
-LAWS = [
-    "none",
-    "constant:1.5",
-    "exponential:2",
-    "shifted-exponential:1,.5",
-    "uniform:.5,1.5",
-    "normal:1,.1",
-    "normal:.5,1",
-    "lognormal:1,.5",
-    "pareto:5,1",
-    "markov:1,5,.3,.4",
-]
+LAWS = ["none", "constant:1.5", "exponential:2", "shifted-exponential:1,.5", "uniform:.5,1.5", "normal:1,.1"]
+LAWS += ["normal:.5,1", "lognormal:1,.5", "pareto:5,1", "markov:1,5,.3,.4"]
 
 
 @pytest.mark.parametrize("text", LAWS)

@@ -357,6 +357,17 @@ def _processes_with(mark: str) -> dict[int, str]:
 
 
 @pytest.mark.thorough
+def test_workers_that_rays_memory_monitor_kills_while_they_start_are_one_line(tmp_path: Path) -> None:
+    """Exit 1, why they ended, and the options that help."""
+    monitor = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "50"}
+    process = python("main.py", "--quiet", "--out", str(tmp_path), env=os.environ | monitor)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, err.count("\n")) == (1, 1)
+    for part in ("a worker died while it started", "low on memory", "--num-workers", "--start-timeout-s"):
+        assert part in err
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("stage", "which"), [("gcs_server", signal.SIGINT), ("default_worker", signal.SIGTERM)]
 )

@@ -28,7 +28,6 @@ YAML = {
     "a: !!timestamp today": "'today' cannot be read as a value",
     "a: !!python/name:os.system": "could not determine a constructor",
     "? [a]\n: b": "found unhashable key",
-    "a: \0": "is not YAML",
     "a: 1\n---\nb: 2": "line 2: but found another document",
     "a: {b: 1, b: 2}": "line 1: 'b' appears twice",
 }

@@ -27,6 +27,7 @@ os.environ.setdefault("RAY_ROTATION_BACKUP_COUNT", "1")
 
 import ray
 from ray._private import utils as ray_utils
+from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError
 
 from dsgd.core.protocol import ClusterError
 from dsgd.engines.ray.connection.credentials import guard_token, session_folder, show_credentials
@@ -61,6 +62,7 @@ _WATCHFUL = {
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
 }
+ENDED = (RayActorError, OutOfMemoryError, NodeDiedError)  # what Ray raises where a process has ended
 _SHUTDOWN_S = 30.0  # as a rule it takes one or two
 _CALLS = Calls()
 _started: set[str] = set()  # addresses of the private clusters of this process
@@ -88,9 +90,7 @@ def connect(timeout_s: float = 60.0, nodes: int = 1) -> Connection:
                 f"--start-timeout-s {timeout_s:g}; correct it, or unset it for a private cluster"
             ) from None
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ClusterError(
-                f"RAY_ADDRESS={address}: {last_line(error)}; correct it or unset it"
-            ) from error
+            raise ClusterError(f"RAY_ADDRESS={address}: {last_line(error)}; correct or unset it") from error
         return Connection(made_here=True, private=address == "local")
     # A bare ray.init() would attach to any cluster alive on this machine.
     try:
@@ -100,7 +100,9 @@ def connect(timeout_s: float = 60.0, nodes: int = 1) -> Connection:
         raise ClusterError(f"Ray could not be started on this machine ({error})") from error
     remedy = f"see {folder}/session_latest/logs, or simulate with --engine sim"
     try:
-        with _environment(_WATCHFUL if nodes > 1 else {}):
+        # Its processes may take as long to start as ours, which say what is wrong then.
+        patient = {"RAY_worker_register_timeout_seconds": f"{min(timeout_s + 60, 1e6):.0f}"}
+        with _environment(patient | (_WATCHFUL if nodes > 1 else {})):
             _init(timeout_s, address="local", include_dashboard=False, _temp_dir=folder)
     except TimeoutError:
         raise ClusterError(
@@ -178,6 +180,6 @@ def resources() -> dict[str, float]:
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an error's text, where Ray says what happened."""
-    lines = str(error).strip().splitlines()
-    return lines[-1].strip() if lines else type(error).__name__
+    """Return the line of an error's text where Ray says what happened: of a lack of memory the first."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0 if isinstance(error, OutOfMemoryError) else -1].strip()

@@ -12,11 +12,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dsgd.engines.ray.connection.connect import last_line
+from dsgd.engines.ray.connection.connect import ENDED, last_line
 
 # isort: split
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dsgd.core.model import Evaluation, Workload
@@ -98,7 +98,7 @@ class EvaluatingProcess:
                 ray.kill(actor)
                 within = f"--start-timeout-s {self._start_timeout_s:g}"
                 raise EvaluationLost(f"its process did not start within {within}; allow more") from None
-            except RayActorError as error:
+            except ENDED as error:
                 lost = error
                 self._forget(actor)
             except RayError as error:

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, RayTaskError
 
 from dsgd.core.problem import ProblemError
 from dsgd.core.tasks import Task, value_bytes
 from dsgd.core.weights import Vector, Weights
+from dsgd.engines.ray.connection.connect import ENDED
 from dsgd.engines.ray.driver.host_process import HostProcess
 from dsgd.engines.ray.driver.news import (
     OF_TASKS,
@@ -305,7 +306,7 @@ class SentTasks:
     def gone(self) -> set[HostProcess]:
         """Return the processes whose end Ray has reported, and `wait` has not yet."""
         reports = [report for report in list(self._reports) if not isinstance(report[0], _Fetching)]
-        return {about.process for about, answer in reports if isinstance(answer.exception(), RayActorError)}
+        return {about.process for about, answer in reports if isinstance(answer.exception(), ENDED)}
 
     def stop(self, worker: int) -> int:
         """Stop the task of a worker wherever it is: no answer is read. Return how many processes had it, or
@@ -430,7 +431,7 @@ class SentTasks:
             if process.link is not None or process.number not in self._links:
                 return None
             del self._links[process.number]
-            return Gone(process) if isinstance(error, RayActorError) else Ready(process)
+            return Gone(process) if isinstance(error, ENDED) else Ready(process)
         if isinstance(about, Stepped) and error is None:
             return Stepped(process, *answer.result())
         if error is not None:
@@ -473,7 +474,7 @@ class SentTasks:
         """Return what an answer of Ray to a task means."""
         if sent.stopped:
             return None
-        if isinstance(error, RayActorError):
+        if isinstance(error, ENDED):
             return Gone(sent.process)
         cause = error.cause if isinstance(error, RayTaskError) else error
         if isinstance(cause, ObjectLostError):

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
-from dsgd.engines.ray.connection.connect import Connection, last_line, resources
+from dsgd.engines.ray.connection.connect import ENDED, Connection, last_line, resources
 
 # isort: split
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from dsgd.config import TrainConfig
 from dsgd.core.problem import ProblemError
@@ -98,10 +98,10 @@ def start_hosts(
         raise ValueError(f"--workload {cfg.data.workload}: {wrong}") from wrong
     if isinstance(wrong, RankMissing):
         raise ClusterError(str(wrong)) from wrong
-    if isinstance(found, RayActorError):
+    if isinstance(found, ENDED):
         raise ClusterError(
-            f"a worker died while it started: {last_line(found)}; look for the reason in its "
-            "log, or lower --num-workers if memory ran out"
+            f"a worker died while it started: {last_line(found)}; look for the reason in its log, lower "
+            "--num-workers if memory ran out, or raise --start-timeout-s if the machine is busy"
         ) from found
     if isinstance(found, BaseException):
         raise found

@@ -21,7 +21,7 @@ from dsgd.engines.ray.driver.cluster import RayCluster
 
 # isort: split
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 
 from dsgd.config import TrainConfig
 from dsgd.core.cluster_state import ClusterState
@@ -32,7 +32,7 @@ from dsgd.core.tasks import Task
 from dsgd.core.traffic import MessageSizes
 from dsgd.core.weights import Vector, Weights
 from dsgd.engines.configured_network import network_of
-from dsgd.engines.ray.connection.connect import Connection
+from dsgd.engines.ray.connection.connect import ENDED, Connection
 from dsgd.engines.ray.connection.credentials import uses_tls
 from dsgd.engines.ray.driver.host_process import HostProcess
 from dsgd.engines.ray.driver.news import Answered, RayFlight, Stepped
@@ -147,7 +147,7 @@ class RayAllReduce(RayCluster):
         members, numbers = list(by_process), list(by_process.values())
         try:
             self._have_weights(members, w)
-        except RayActorError:  # a process has ended, as news will say
+        except ENDED:  # a process has ended, as news will say
             self._hear()
             return _LOST
         if self._group != members:

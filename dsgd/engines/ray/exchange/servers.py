@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dsgd.engines.ray.connection.connect import Connection
+from dsgd.engines.ray.connection.connect import ENDED, Connection
 
 # isort: split
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dsgd.config import TrainConfig
@@ -151,7 +151,7 @@ class Servers:
                 try:
                     found.append(ray.get([*first.behind, ref])[-1])
                     break
-                except RayActorError:
+                except ENDED:
                     if first.behind:  # it waits for the slice, and nobody has it any more
                         raise self._gone(number) from None
                     self._lose(number, first)
@@ -183,7 +183,7 @@ class Servers:
                 ray.get(waiting)
                 replica.behind = []
                 done.append(replica)
-            except RayActorError:
+            except ENDED:
                 lost.append(replica)
         if not done:
             raise self._gone(number)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
 # isort: split
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -37,6 +37,7 @@ from dsgd.core.model import Objective
 from dsgd.core.shards import Shard
 from dsgd.core.tasks import Task, TaskAround
 from dsgd.core.weights import Vector
+from dsgd.engines.ray.connection.connect import ENDED
 from dsgd.engines.ray.transport.arena import Bytes
 from dsgd.engines.ray.transport.messages import INLINE_BYTES
 from dsgd.engines.ray.worker.captured_output import OutputNews
@@ -148,7 +149,7 @@ class RankGroup:
         """End this process, at once, when a follower has ended: the group is of no use any more."""
 
         def heard(answer: Future[None]) -> None:
-            if isinstance(answer.exception(), RayActorError):
+            if isinstance(answer.exception(), ENDED):
                 _end()
             noticed()
 
@@ -381,7 +382,7 @@ def _cause(answers: Sequence[Future[Any]]) -> BaseException:
     until_s, left = time.monotonic() + _CAUSE_WITHIN_S, set(answers)
     while True:
         errors = [_own(error) for a in answers if a.done() and (error := a.exception())]
-        if any(isinstance(error, RayActorError) for error in errors):
+        if any(isinstance(error, ENDED) for error in errors):
             _end()
         for error in errors:
             if not isinstance(error, RankLost):
