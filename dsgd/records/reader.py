@@ -71,7 +71,22 @@ class Record:
         return read_updates(self.path)
 
     @property
-    def cut_at(self) -> int | None:
+    def lost(self) -> list[str]:
+        """What its files lack of what the summary counts, in words, each with the file's name."""
+        found, summary = [], self.summary
+        if (last := self._cut_at) is not None:
+            found.append(
+                f"updates.jsonl ends at update {last:,} of {summary.updates:,}: "
+                "figures of single updates show only these"
+            )
+        if summary.eval.loss is not None and (not self.evals or self.evals[-1].loss != summary.eval.loss):
+            found.append("evals.jsonl lacks the last evaluation: curves end before it")
+        if len(self.faults) < (faults := sum(summary.faults.values())):
+            found.append(f"faults.jsonl has {len(self.faults):,} of {faults:,} faults")
+        return found
+
+    @property
+    def _cut_at(self) -> int | None:
         """The last whole update of a record that should have all and does not; else None.
 
         Reads the end of updates.jsonl only; of lines that are longer than that, None.

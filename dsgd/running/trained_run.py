@@ -78,6 +78,8 @@ class TrainedRun:
     """How many updates made them."""
     ended: bool
     """Whether they are the run's last; False: those of a checkpoint."""
+    damaged: int = 0
+    """How many newer checkpoints are damaged."""
 
     def __repr__(self) -> str:
         return f"<TrainedRun: {self.cfg.mode} on {self.name}, {self._weights_in_words}>"
@@ -85,7 +87,9 @@ class TrainedRun:
     @property
     def _weights_in_words(self) -> str:
         of = "the last of the run" if self.ended else "of a checkpoint"
-        return f"{self.weights.size:,} weights of version {self.version}, {of}"
+        more = "newer one is" if self.damaged == 1 else "newer ones are"
+        newer = f"; {self.damaged} {more} damaged" if self.damaged else ""
+        return f"{self.weights.size:,} weights of version {self.version}, {of}{newer}"
 
     @property
     def in_words(self) -> str:
@@ -238,9 +242,9 @@ def trained_run(source: str) -> TrainedRun:
     path, version = _split(source)
     options = recorded_options(path)
     cfg = recorded_config(path, options)
-    vector, version, ended = _weights(path, version)
-    vector.setflags(write=False)
-    return TrainedRun(path=path, cfg=cfg, name=name_of(options), weights=vector, version=version, ended=ended)
+    found = _weights(path, version)
+    found["weights"].setflags(write=False)
+    return TrainedRun(path=path, cfg=cfg, name=name_of(options), **found)
 
 
 def _split(source: str) -> tuple[Path, int | None]:
@@ -250,11 +254,15 @@ def _split(source: str) -> tuple[Path, int | None]:
     return Path(source), None
 
 
-def _weights(path: Path, version: int | None) -> tuple[Vector, int, bool]:
-    """Return the weights, their version, and whether they are the last of a run that has ended."""
+def _weights(path: Path, version: int | None) -> dict[str, Any]:
+    """Return the fields of a TrainedRun that are about its weights."""
     if version is not None:
         try:
-            return np.array(of_checkpoint(path, version).vector), version, False
+            return {
+                "weights": np.array(of_checkpoint(path, version).vector),
+                "version": version,
+                "ended": False,
+            }
         except (OSError, ValueError) as error:
             raise RecordError(f"{path}@{version}: {_reason(error)}") from None
     if not (path / "summary.json").is_file():
@@ -265,7 +273,8 @@ def _weights(path: Path, version: int | None) -> tuple[Vector, int, bool]:
                 "--checkpoint-every"
             )
         weights = weights_in(found.content)
-        return np.array(weights.vector), weights.version, False
+        facts = {"version": weights.version, "ended": False, "damaged": len(found.skipped)}
+        return {"weights": np.array(weights.vector), **facts}
     summary, file = read_summary(path), path / "weights.npy"
     try:
         vector = weights_in_file(file)
@@ -275,7 +284,7 @@ def _weights(path: Path, version: int | None) -> tuple[Vector, int, bool]:
         raise RecordError(
             f"{file}: its weights do not have the digest in summary.json; the record is damaged"
         )
-    return vector, summary.updates, True
+    return {"weights": vector, "version": summary.updates, "ended": True}
 
 
 def _reason(error: Exception) -> str:

@@ -18,7 +18,6 @@ SIM = "--engine sim --dim 5 --num-workers 2 --steps 3"
 
 YAML = {
     "[" * 50_000: "line 1: is over 64 levels deep",
-    "{a: " * 300: "over 64 levels deep",
     "a: &x [*x]": "line 1: found unconstructable recursive node",
     "a: 1\nb: " + "9" * 400: "line 2: '999999999999999999999999 … 9999999999999' has more than 64 bits",
     "a: " + "9" * 5_000: "cannot be read as a value",
@@ -27,8 +26,6 @@ YAML = {
     "a: !!bool no, thanks": "'no, thanks' cannot be read as a value",
     "a: !!timestamp today": "'today' cannot be read as a value",
     "a: !!python/name:os.system": "could not determine a constructor",
-    "? [a]\n: b": "found unhashable key",
-    "a: 1\n---\nb: 2": "line 2: but found another document",
     "a: {b: 1, b: 2}": "line 1: 'b' appears twice",
 }
 

@@ -171,6 +171,7 @@ def test_a_run_that_has_not_ended_has_the_weights_of_its_newest_checkpoint(
     (file,) = (path / "checkpoints").glob(f"{newest:08d}-*")
     file.write_bytes(file.read_bytes()[:-1])
     assert dsgd.load(path).version == older
+    assert f"version {older}, of a checkpoint; 1 newer one is damaged" in dsgd.load(path).in_words
 
 
 def test_an_export_is_the_state_dict(

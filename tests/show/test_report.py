@@ -152,6 +152,9 @@ def test_a_cut_record_is_said_to_be(copy: Path) -> None:
         ((name, _, reason),) = table.rows
         assert name == "v1-s0"
         assert reason.startswith(f"updates.jsonl ends at update {last} of {len(lines_of)}: ")
+    file.write_bytes(raw)
+    (copy / "v1-s0" / "evals.jsonl").write_bytes(b"\0" * 99)
+    assert read_record(copy / "v1-s0").lost == ["evals.jsonl lacks the last evaluation: curves end before it"]
 
 
 def test_a_torn_last_line_is_dropped(copy: Path) -> None:

@@ -259,14 +259,9 @@ def ended_early(frames: Frames) -> Table | None:
         if run.record.summary.stopped_by in bad
     ]
     rows += [
-        [
-            run.record.path.name,
-            run.record.summary.stopped_by,
-            f"updates.jsonl ends at update {last:,} of {run.record.summary.updates:,}: "
-            "figures of single updates show only these",
-        ]
+        [run.record.path.name, run.record.summary.stopped_by, lost]
         for run in frames.records
-        if (last := run.record.cut_at) is not None
+        for lost in run.record.lost
     ]
     if not rows:
         return None
