@@ -23,8 +23,8 @@ from dsgd.process.outcomes import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_USAGE,
+    echoed,
     escaped,
-    printable,
     report_error,
 )
 
@@ -33,7 +33,8 @@ with ended_by_signals():  # the other imports take a second
 
     from dsgd.config import TrainConfig
     from dsgd.core.protocol import ClusterError
-    from dsgd.process.s3_access import TakenError, is_s3
+    from dsgd.process.s3_access import is_s3
+    from dsgd.records.lease import TakenError
     from dsgd.records.size import announcement
     from dsgd.records.stores.store import Store
     from dsgd.records.upload import Upload
@@ -110,7 +111,7 @@ def run_here(
             )
         print_ended(ended, console)
         for note in ended.notes:
-            print(f"note: {printable(note)}", file=sys.stderr)
+            print(f"note: {echoed(note)}", file=sys.stderr)
         return ended
 
     if cfg.engine != "both":

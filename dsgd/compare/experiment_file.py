@@ -46,7 +46,7 @@ KEYS = (
 )  # fmt: skip
 
 _LONGEST_NAME = 80
-_MOST_SEEDS = 10_000  # planned in a second
+_MOST_SEEDS = 10_000  # planned in some 5 s a variant
 _ASKED = {
     "compare": "local_steps", "per": "partition", "baseline": "ssgd", "measure": "time-to-loss"
 }  # fmt: skip

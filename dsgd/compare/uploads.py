@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from dsgd.process.outcomes import printable
+from dsgd.process.outcomes import echoed
 from dsgd.records.s3 import CHECKPOINTS, Destination
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.upload import restore_record
@@ -132,7 +132,7 @@ class Uploads:
         except (ValueError, OSError) as error:
             if not self._has_failed:
                 said = f"{error}; the experiment goes on, and the upload is repeated"
-                print(f"note: {printable(said)}", file=sys.stderr)
+                print(f"note: {echoed(said)}", file=sys.stderr)
             self._has_failed = True
             return error
         return None

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import yaml
 from yaml.composer import Composer
 from yaml.nodes import MappingNode, Node, ScalarNode
 
-from dsgd.process.outcomes import printable
+from dsgd.process.outcomes import echoed
 
-MOST_BYTES = 4 << 20
 _MOST_DEPTH = 64  # deeper, and what walks through the values reaches Python's limit, or crashes in C
 _DATES = "tag:yaml.org,2002:timestamp"
 
-# libyaml's parser, where it is there, is five times faster; its composer has no bound on the depth.
-_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# libyaml's parser, where it is there, is five times faster; its own composer has no bound on the depth.
+_SafeLoaders: Any = (Composer, yaml.CSafeLoader) if hasattr(yaml, "CSafeLoader") else (yaml.SafeLoader,)
 
 
 class YamlError(ValueError):
@@ -26,19 +25,19 @@ class YamlError(ValueError):
         super().__init__(f"{reason}; {remedy}" if remedy else reason)
 
 
-def read_yaml(path: Path, remedy: str = "") -> Any:
+def read_yaml(path: Path, remedy: str = "", most_mb: int = 4) -> Any:
     """Return what a YAML file holds; raises YamlError, whose message ends with the remedy if there is one."""
-    return load_yaml(read_text(path, remedy), remedy)
+    return load_yaml(read_text(path, remedy, most_mb), remedy)
 
 
-def read_text(path: Path, remedy: str = "") -> str:
-    """Return a text file of at most `MOST_BYTES`, in UTF-8; raises YamlError."""
+def read_text(path: Path, remedy: str = "", most_mb: int = 4) -> str:
+    """Return a text file of at most that size, in UTF-8; raises YamlError."""
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) <= MOST_BYTES:
+            content = file.read((most_mb << 20) + 1)
+        if len(content) <= most_mb << 20:
             return content.decode()
-        reason = f"is larger than {MOST_BYTES >> 20} MB"
+        reason = f"is larger than {most_mb} MB"
     except OSError as error:
         reason = f"cannot be read ({error.strerror})"
     except UnicodeDecodeError as error:
@@ -53,17 +52,17 @@ def load_yaml(text: str, remedy: str = "") -> Any:
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
         line = f"line {mark.line + 1}: " if mark else ""
-    raise YamlError(f"is not YAML ({line}{printable(str(problem))})", remedy)
+    raise YamlError(f"is not YAML ({line}{echoed(str(problem))})", remedy)
 
 
-class _Loader(Composer, _SafeLoader):  # type: ignore[misc]
-    yaml_implicit_resolvers = {  # noqa: RUF012
+class _Loader(*_SafeLoaders):  # type: ignore[misc]  # which bases, depends on the installation
+    yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in rules if tag != _DATES]
-        for first, rules in _SafeLoader.yaml_implicit_resolvers.items()
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def __init__(self, text: str) -> None:
-        _SafeLoader.__init__(self, text)
+        _SafeLoaders[-1].__init__(self, text)
         Composer.__init__(self)
         self._depth = 0
 
@@ -72,7 +71,7 @@ class _Loader(Composer, _SafeLoader):  # type: ignore[misc]
         if self._depth > _MOST_DEPTH:
             at = self.peek_event().start_mark
             raise YamlError(f"line {at.line + 1}: is over {_MOST_DEPTH} levels deep")
-        node = super().compose_node(parent, index)
+        node: Node | None = super().compose_node(parent, index)
         self._depth -= 1
         return node
 
@@ -99,4 +98,4 @@ class _Loader(Composer, _SafeLoader):  # type: ignore[misc]
 
 
 def _refuse(node: Node, rule: str) -> NoReturn:
-    raise YamlError(f"line {node.start_mark.line + 1}: '{printable(str(node.value), 40)}' {rule}") from None
+    raise YamlError(f"line {node.start_mark.line + 1}: '{echoed(str(node.value), 40)}' {rule}") from None

@@ -33,8 +33,6 @@ REMEDIES = {
 }
 """What a user can do about an error of the operating system, by its number."""
 
-_USER = re.compile(r"(?<=\w://)(?:[^\s/@]+|[^\s/@]*:\S*)@")
-_QUERY = re.compile(r"(\w://[^\s?]*\?)[^\s'\"),;]+")
 EXIT_FAILED, EXIT_USAGE, EXIT_DIVERGED, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
@@ -48,21 +46,30 @@ def one_line(error: object) -> str:
     if isinstance(error, OSError) and str(error).startswith("[Errno "):  # which is no sentence
         where = f"{error.filename}: " if error.filename else ""
         remedy = REMEDIES.get(error.errno or 0)
-        return printable(f"{where}{error.strerror}" + (f"; {remedy}" if remedy else ""))
-    return printable(str(error)) or type(error).__name__
+        return echoed(f"{where}{error.strerror}" + (f"; {remedy}" if remedy else ""))
+    return echoed(str(error)) or type(error).__name__
 
 
-def printable(text: str, most: int = 1_000) -> str:
+def echoed(text: str, most: int = 1_000) -> str:
     r"""Return what a user, a file or a library wrote, as one line that is fit for a terminal or a record.
 
-    A URL has neither user and password nor a query, which may be a key; control characters are escaped; of
-    more than `most` characters the middle is left out.
+    Control characters are escaped, passwords and keys in URLs and the middle of a long text left out.
 
-    >>> print(printable("red \x1b[31m, from http://me@host/x?token=12"))
-    red \x1b[31m, from http://…@host/x?…
+    >>> print(echoed("red \x1b[31m, from http://me@host/x?token=12 and s3://b/run@7"))
+    red \x1b[31m, from http://…@host/x?… and s3://b/run@7
     """
-    text = escaped(_QUERY.sub(r"\1…", _USER.sub("…@", " ".join(text[: 100 * most].split()))))
+    text = " ".join(map(_without_secrets, escaped(text).split()))
     return text if len(text) <= most else f"{text[: most * 3 // 5]} … {text[3 - most * 2 // 5 :]}"
+
+
+def _without_secrets(word: str) -> str:
+    """Return a word; of a URL, which may have a password or key there, without user and query."""
+    scheme, mark, rest = (*re.split("(:/+)", word, maxsplit=1), "", "")[:3]  # a Path has one slash of two
+    user, at, place = rest.rpartition("@")
+    if at and ("/" not in user or ":" in user):
+        rest = f"…@{place}"
+    before, query, _ = rest.partition("?")
+    return f"{scheme}{mark}{before}{query and '?…'}"
 
 
 def escaped(text: str) -> str:

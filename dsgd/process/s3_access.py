@@ -28,10 +28,6 @@ def local_folder(url: str) -> Path:
     return Path("runs", "s3", bucket, prefix)
 
 
-class TakenError(ValueError):
-    """There is a record of that name already, or another process writes it."""
-
-
 def bucket_and_prefix(url: str) -> tuple[str, str]:
     """Return the parts of s3://BUCKET/PREFIX; the prefix is empty or ends with a slash.
 

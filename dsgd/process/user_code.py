@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from dsgd.process.outcomes import printable
+from dsgd.process.outcomes import echoed
 
 # A folder, where files of it went, and their names.
 _MOVED = (
@@ -139,6 +139,6 @@ def located(error: BaseException, path: Path) -> str:
     """Return an error of a user's code in one line, with the line of its file that it came from."""
     file = str(path.resolve())
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    text = printable(str(error))
+    text = echoed(str(error))
     line = f"line {lines[-1]}: " if lines else ""
     return f"{line}{type(error).__name__}{': ' if text else ''}{text}"

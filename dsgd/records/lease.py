@@ -1,4 +1,4 @@
-"""One writer at a time for a name in S3: a lease, which ends by itself when its holder does.
+"""One writer at a time: for a folder a lock, for a name in S3 a lease; both end when their holder does.
 
 The lease is an object beside the record. Its holder writes it again every few seconds; if nobody has for
 `LASTS_S`, the holder is taken for dead, and the next process may take the lease over. Only one can: each
@@ -24,13 +24,17 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsgd.process.s3_access import TakenError, explained, is_refused_condition
+from dsgd.process.s3_access import explained, is_refused_condition
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 LASTS_S = 30.0
 _HOLDER, _HOST = "held-by", "host"  # in its metadata
+
+
+class TakenError(ValueError):
+    """There is a record of that name already, or another process writes it."""
 
 
 class LostError(OSError):

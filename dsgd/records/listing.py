@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec import Struct
 
-from dsgd.process.outcomes import is_result, printable
+from dsgd.process.outcomes import is_result
 from dsgd.records.reader import is_record, read_yaml
 from dsgd.records.schema import (
     Damaged,
@@ -22,7 +22,7 @@ from dsgd.records.schema import (
     RecordError,
     decode,
 )
-from dsgd.records.variants import NOT_COMPARED
+from dsgd.records.variants import NOT_COMPARED, printable
 from dsgd.strategies import defaults
 
 T = TypeVar("T")

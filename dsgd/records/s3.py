@@ -16,15 +16,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from dsgd.process.s3_access import (
-    TakenError,
-    bucket_and_prefix,
-    explained,
-    is_refused_condition,
-    s3_client,
-)
+from dsgd.process.s3_access import bucket_and_prefix, explained, is_refused_condition, s3_client
 from dsgd.records.growing_object import GrowingObject
-from dsgd.records.lease import Lease
+from dsgd.records.lease import Lease, TakenError
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.s3_store import S3Store
 from dsgd.records.stores.store import forget_after, keep_newest, newest_whole

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsgd.config import TrainConfig, options
-from dsgd.process.outcomes import is_result, printable
-from dsgd.process.s3_access import TakenError
+from dsgd.process.outcomes import echoed, is_result
+from dsgd.records.lease import TakenError
 from dsgd.records.reader import read_ending
 from dsgd.records.s3 import CHECKPOINTS, Destination
 from dsgd.records.stores.disk_store import DiskStore
@@ -99,7 +99,7 @@ class Upload:
             except (ValueError, OSError) as error:
                 if not has_failed:
                     said = f"{error}; the run goes on, and the upload is repeated"
-                    print(f"note: {printable(said)}", file=sys.stderr)
+                    print(f"note: {echoed(said)}", file=sys.stderr)
                 has_failed = True
 
     def finish(self) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsgd.config import DataConfig, LiveConfig, LogConfig, OutputConfig, option_fields
 from dsgd.models.workloads import names, options_of
-from dsgd.process.outcomes import printable
+from dsgd.process.outcomes import escaped
 from dsgd.records.reader import Record
 from dsgd.strategies import defaults
 
@@ -55,7 +55,16 @@ def option_text(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:g}" if isinstance(value, float) else printable(str(value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def printable(text: str) -> str:
+    r"""Return text in one line without control characters, which XML cannot hold; nothing is left out.
+
+    >>> print(printable("red \x1b[31m"), len(printable("x" * 5_000)))
+    red \x1b[31m 5000
+    """
+    return escaped(" ".join(text.split()))
 
 
 def as_variants(

@@ -10,6 +10,7 @@ from dsgd.config import TrainConfig, require
 from dsgd.core.model import Workload
 from dsgd.core.weights import Vector, Weights
 from dsgd.models.datasets.array_files import NOT_NPY
+from dsgd.process.outcomes import echoed
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import require_whole, version_of
@@ -53,10 +54,8 @@ def weights_in_file(path: Path) -> Vector:
     try:
         with path.open("rb") as file:
             vector: Vector = np.lib.format.read_array(file, allow_pickle=False)
-    except OSError as error:
-        raise ValueError(f"{path.name}: cannot be read ({error.strerror})") from None
-    except (MemoryError, *NOT_NPY) as error:
-        reason = " ".join(str(error.args[0] if error.args else error).split())
+    except (MemoryError, OSError, *NOT_NPY) as error:
+        reason = getattr(error, "strerror", None) or echoed(str(error.args[0] if error.args else error))
         raise ValueError(f"{path.name}: cannot be read ({reason}); the record is damaged") from None
     return vector
 

@@ -242,9 +242,17 @@ def trained_run(source: str) -> TrainedRun:
     path, version = _split(source)
     options = recorded_options(path)
     cfg = recorded_config(path, options)
-    found = _weights(path, version)
-    found["weights"].setflags(write=False)
-    return TrainedRun(path=path, cfg=cfg, name=name_of(options), **found)
+    vector, version, ended, damaged = _weights(path, version)
+    vector.setflags(write=False)
+    return TrainedRun(
+        path=path,
+        cfg=cfg,
+        name=name_of(options),
+        weights=vector,
+        version=version,
+        ended=ended,
+        damaged=damaged,
+    )
 
 
 def _split(source: str) -> tuple[Path, int | None]:
@@ -254,15 +262,11 @@ def _split(source: str) -> tuple[Path, int | None]:
     return Path(source), None
 
 
-def _weights(path: Path, version: int | None) -> dict[str, Any]:
-    """Return the fields of a TrainedRun that are about its weights."""
+def _weights(path: Path, version: int | None) -> tuple[Vector, int, bool, int]:
+    """Return the weights, their version, whether they are the run's last, and how many newer are damaged."""
     if version is not None:
         try:
-            return {
-                "weights": np.array(of_checkpoint(path, version).vector),
-                "version": version,
-                "ended": False,
-            }
+            return np.array(of_checkpoint(path, version).vector), version, False, 0
         except (OSError, ValueError) as error:
             raise RecordError(f"{path}@{version}: {_reason(error)}") from None
     if not (path / "summary.json").is_file():
@@ -273,8 +277,7 @@ def _weights(path: Path, version: int | None) -> dict[str, Any]:
                 "--checkpoint-every"
             )
         weights = weights_in(found.content)
-        facts = {"version": weights.version, "ended": False, "damaged": len(found.skipped)}
-        return {"weights": np.array(weights.vector), **facts}
+        return np.array(weights.vector), weights.version, False, len(found.skipped)
     summary, file = read_summary(path), path / "weights.npy"
     try:
         vector = weights_in_file(file)
@@ -284,7 +287,7 @@ def _weights(path: Path, version: int | None) -> dict[str, Any]:
         raise RecordError(
             f"{file}: its weights do not have the digest in summary.json; the record is damaged"
         )
-    return {"weights": vector, "version": summary.updates, "ended": True}
+    return vector, summary.updates, True, 0
 
 
 def _reason(error: Exception) -> str:

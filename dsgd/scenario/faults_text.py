@@ -38,7 +38,8 @@ def parse_faults(text: str) -> Faults:
 
 
 def _lines(path: Path) -> list[str]:
-    content = read_yaml(path, "give a YAML file that lists faults")
+    # Smaller than the options of a run may be, in which its faults stand.
+    content = read_yaml(path, "give a YAML file that lists faults", most_mb=1)
     if not isinstance(content, list) or not all(isinstance(line, str) for line in content):
         raise ValueError(f"must be a list of faults, each {_EXAMPLE}")
     return content

@@ -6,13 +6,14 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 import yaml
 from conftest import ROOT
 
-from dsgd.process.bounded_yaml import YamlError, load_yaml, read_yaml
+from dsgd.process.bounded_yaml import read_yaml
 
 SIM = "--engine sim --dim 5 --num-workers 2 --steps 3"
 
@@ -22,7 +23,6 @@ YAML = {
     "a: 1\nb: " + "9" * 400: "line 2: '999999999999999999999999 … 9999999999999' has more than 64 bits",
     "a: " + "9" * 5_000: "cannot be read as a value",
     "a: 1" + ":59" * 400 + ".5": "cannot be read as a value",
-    "a: 0x_": "'0x_' cannot be read as a value",
     "a: !!bool no, thanks": "'no, thanks' cannot be read as a value",
     "a: !!timestamp today": "'today' cannot be read as a value",
     "a: !!python/name:os.system": "could not determine a constructor",
@@ -30,35 +30,37 @@ YAML = {
 }
 
 
+@pytest.fixture(params=["libyaml", "Python alone"])
+def loader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return the module as it is where libyaml is installed, and where it is not."""
+    if request.param != "libyaml":
+        monkeypatch.delattr(yaml, "CSafeLoader")
+    module = ModuleType("bounded_yaml")
+    exec((ROOT / "dsgd" / "process" / "bounded_yaml.py").read_text(), vars(module))
+    return module
+
+
 @pytest.mark.parametrize("text", YAML)
-def test_a_yaml_text_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+def test_a_yaml_text_is_refused_in_one_line(text: str, loader: ModuleType) -> None:
     """Depth, size and numbers are bounded, and no text has another error than `YamlError`."""
-    with pytest.raises(YamlError) as refused:
-        load_yaml(text, "give another")
-    (tmp_path / "a.yaml").write_text(text)
-    with pytest.raises(YamlError, match=re.escape(str(refused.value).removesuffix("; give another"))):
-        read_yaml(tmp_path / "a.yaml")
+    with pytest.raises(loader.YamlError) as refused:
+        loader.load_yaml(text, "give another")
     assert YAML[text] in str(refused.value)
     assert len(str(refused.value)) < 200
     assert str(refused.value).isprintable()
 
 
-def test_a_file_is_read_up_to_a_size() -> None:
+def test_a_file_is_read_up_to_a_size(loader: ModuleType) -> None:
     """A file without an end is not read to it, and a date is text."""
-    with pytest.raises(YamlError, match="is larger than 4 MB"):
-        read_yaml(Path("/dev/zero"))
-    assert load_yaml("a: 2020-13-45\nb: [1.5, -9223372036854775808]") == {
-        "a": "2020-13-45",
-        "b": [1.5, -(2**63)],
-    }
+    with pytest.raises(loader.YamlError, match="is larger than 4 MB"):
+        loader.read_yaml(Path("/dev/zero"))
+    assert loader.load_yaml("a: 2020-13-45\nb: [1.5, .5]") == {"a": "2020-13-45", "b": [1.5, 0.5]}
 
 
 def test_there_is_one_loader() -> None:
     """What reads YAML in the package goes through it."""
-    found = {
-        path.name for path in (ROOT / "dsgd").rglob("*.py") if re.search(r"yaml\.\w*load", path.read_text())
-    }
-    assert found == {"bounded_yaml.py"}
+    files = (ROOT / "dsgd").rglob("*.py")
+    assert [file.stem for file in files if re.search(r"yaml\.\w*load", file.read_text())] == ["bounded_yaml"]
 
 
 DAMAGE = {
@@ -107,12 +109,11 @@ ME = "me:hush"
     "options",
     [
         f"--schedule {ESCAPE}",
-        f"--{ESCAPE}",
         f"--list {ESCAPE}",
         "--steps " + "9" * 100_000,
-        "--compute-time " + "x" * 5_000,
+        "--compute-time " + "a://x:" * 17_000,
         f"--pushgateway http://{ME}@host:9091",
-        "--pushgateway http://hush@host:9091",
+        "--list http://hush@host:9091",
         "--pushgateway http://host:9091/?token=hush",
         f"--out s3://{ME}/hush@host/there",
         f"--config s3://{ME}@host/there?sign=hush",

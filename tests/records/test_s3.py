@@ -19,10 +19,9 @@ import psutil
 import pytest
 from conftest import PATIENCE_S, ROOT, keys, stored, wait_for
 
-from dsgd.process.s3_access import TakenError
 from dsgd.records import lease
 from dsgd.records.growing_object import GrowingObject
-from dsgd.records.lease import Lease, LostError
+from dsgd.records.lease import Lease, LostError, TakenError
 from dsgd.records.s3 import Destination, fetch
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import name_of, newest_whole

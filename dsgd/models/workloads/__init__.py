@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsgd.core.rng import Purpose, generator
 from dsgd.models.datasets.user_files import DataError
-from dsgd.process.outcomes import printable
+from dsgd.process.outcomes import echoed
 from dsgd.process.user_code import UserCodeError, in_one_line, load_code
 
 if TYPE_CHECKING:
@@ -167,5 +167,5 @@ def _wrong_about(about: Any) -> str | None:
     try:
         json.dumps(dict(about), default=lambda number: number.item())
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        return f"its about has no form as JSON ({printable(str(error), 100)}); give numbers and text"
+        return f"its about has no form as JSON ({echoed(str(error), 100)}); give numbers and text"
     return None

@@ -18,7 +18,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from dsgd.config import LiveConfig, TrainConfig
 from dsgd.core.protocol import Engine
 from dsgd.metrics import Tally
-from dsgd.process.outcomes import printable, program
+from dsgd.process.outcomes import echoed, program
 from dsgd.records.reader import read_meta
 from dsgd.running.predict.predictions import staleness_bound
 from dsgd.show.live.prometheus import RunMetrics, RunsCollector
@@ -126,7 +126,7 @@ class _Pushing:
             self._warned = True
             print(
                 f"{program()}: warning: the Pushgateway {self._url} does not take the metrics "
-                f"({printable(reason)}); training goes on without it",
+                f"({echoed(reason)}); training goes on without it",
                 file=sys.stderr,
             )
 

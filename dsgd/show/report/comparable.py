@@ -11,10 +11,9 @@ from typing import Any
 
 from dsgd.config import DataConfig, TimingConfig, option_fields
 from dsgd.models.workloads import name_of
-from dsgd.process.outcomes import printable
 from dsgd.records.listing import ListedRun, Listing
 from dsgd.records.reader import Record
-from dsgd.records.variants import differing, of_workload, option_text
+from dsgd.records.variants import differing, of_workload, option_text, printable
 from dsgd.scenario.group_options import GroupConfig
 from dsgd.scenario.network_options import LINKS
 from dsgd.show.report.frames import Frames

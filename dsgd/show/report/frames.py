@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dsgd.config import DataConfig, TimingConfig, option_fields
 from dsgd.metrics import QUANTITIES, Column
-from dsgd.process.outcomes import is_result, printable
+from dsgd.process.outcomes import is_result
 from dsgd.records.reader import (
     Record,
     evaluation_columns,
@@ -24,7 +24,7 @@ from dsgd.records.reader import (
 )
 from dsgd.records.schema import RecordError, Summary
 from dsgd.records.variants import NOT_COMPARED as NOT_COMPARED
-from dsgd.records.variants import as_variants, differing, of_workload, own_target
+from dsgd.records.variants import as_variants, differing, of_workload, own_target, printable
 from dsgd.records.variants import option_text as option_text
 from dsgd.scenario.network_options import LINKS
 from dsgd.show.report.layout import PARTS, Asked, Layout, Member, arrange, by_name

@@ -14,9 +14,8 @@ from urllib.parse import quote
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from dsgd.process.outcomes import printable
 from dsgd.records.listing import ListedRun, Listing
-from dsgd.records.variants import differing, of_workload, option_text
+from dsgd.records.variants import differing, of_workload, option_text, printable
 from dsgd.show.report.colours import DARK, LIGHT
 from dsgd.show.report.comparable import SHARED, Group, groups
 from dsgd.show.report.written_numbers import number, plural

@@ -87,10 +87,12 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
         is_of_file = culprit is not None and _field(culprit[1]) in in_file
         raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
     except (Exception, SystemExit) as error:  # of the Config in a user's file
-        if not (file := strategy_file or values.get("workload")):
-            raise
         option = "strategy-file" if strategy_file else "workload"
-        raise UsageError(f"--{option} {file}: {located(error, Path(file))}") from None
+        file = strategy_file or values.get("workload")
+        said = located(error, Path(str(file)))
+        if not strategy_file and not said.startswith("line "):  # nor is it of a workload's file
+            raise
+        raise UsageError(f"--{option} {file}: {said}") from None
     return _with_faults_of_file(cfg)
 
 
