@@ -38,6 +38,7 @@ MOST_EXTRA = 16
 """Most names in `Update.extra` that a run may use: each is a series, a curve and a column."""
 
 _NOT_COUNTED = {"_samples_per_batch", "_clocks", "_taken", "_has_computed"}
+_BY_WORKER = {"steps", "tasks", "staleness_sums", "busy_s"}
 _SLOWEST = 10  # workers that the summary of a larger run lists
 
 
@@ -156,9 +157,16 @@ class Tally:
         return counts | {"_marks": self._marks.state(), "extra": extra}
 
     def restore(self, state: Mapping[str, Any], clocks: Clocks) -> None:
-        """Go back, or on, to what `state` returned; clocks: of the cluster that goes on."""
-        counts = {name: copy(value) for name, value in state.items() if name != "_marks"}
-        vars(self).update(counts)
+        """Go back, or on, to what `state` returned; clocks: of the cluster that goes on.
+
+        Raises ValueError for a count of another type.
+        """
+        own = self.state()
+        for name in own.keys() & state.keys():
+            if not _is_like(state[name], own[name], name):
+                raise ValueError(f"the tally's {name} cannot be {state[name]!r:.60}")
+            if name != "_marks":
+                vars(self)[name] = copy(state[name])
         self._marks.restore(state["_marks"])
         self.extra = {name: Extra(*seen) for name, seen in state.get("extra", {}).items()}
         self._clocks = clocks
@@ -254,6 +262,16 @@ class Tally:
         if len(workers) <= MOST_LISTED:
             return workers
         return heapq.nsmallest(_SLOWEST, workers, key=lambda w: (self.steps[w], -self.busy_s[w]))
+
+
+def _is_like(value: Any, own: Any, name: str) -> bool:
+    """Whether a value can be the count of that name: of its type, made of numbers, of as many workers."""
+    if not isinstance(own, dict | list | tuple):
+        return isinstance(value, int | float) or (value is None and name in ("first_loss", "last_loss"))
+    if type(value) is not type(own) or (name in _BY_WORKER and len(value) != len(own)):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return all(_is_like(item, item if isinstance(item, list | tuple) else 0, "") for item in items)
 
 
 def finite(x: float | None) -> float | None:

@@ -227,9 +227,10 @@ class CommandLine:
         self._count += 1
         name = f"run{self._count}"
         arguments = [*shlex.split(text), *more]
-        if "--out" not in arguments:
+        resumes = "--resume" in arguments  # its own folder
+        if not resumes and "--out" not in arguments:
             arguments += ["--out", str(self.out)]
-        if "--run-name" not in arguments:
+        if not resumes and "--run-name" not in arguments:
             arguments += ["--run-name", name]
         try:
             code = main(arguments)

@@ -29,11 +29,11 @@ from dsgd.core.protocol import DriverLost, Engine, Evaluated, Update, WeightsLos
 from dsgd.engines.open_cluster import wrapped_as_asked
 from dsgd.engines.replay import ReplayCluster, rollbacks_at, rolled_forward
 from dsgd.metrics import Tally
-from dsgd.process.outcomes import StoppedBy
+from dsgd.process.outcomes import StoppedBy, one_line
 from dsgd.records.fixed_options import options_digest
 from dsgd.records.stores.store import MemoryStore, forget_after, name_of
 from dsgd.running.checkpoints.checkpointer import Checkpointer
-from dsgd.running.checkpoints.codec import vocabulary
+from dsgd.running.checkpoints.codec import STRANGE, vocabulary
 from dsgd.running.checkpoints.run_state import RunState, to_parts
 from dsgd.running.evaluation import Evaluations
 from dsgd.running.resuming import ResumePoint, newest_state, tiers_of
@@ -307,6 +307,12 @@ class RunKeeper:
         assert self.record
         run, state, later = self.run, point.state, point.later
         self.skipped = [f"checkpoint {name} was skipped: {why}" for name, why in point.skipped]
+        if state:
+            with _restoring(self.record.path, point.checkpoint):
+                its, needed = state.weights.vector, run.weights.vector
+                if (its.dtype, its.shape) != (needed.dtype, needed.shape):
+                    raise ValueError(f"weights of {its.dtype}{[*its.shape]}, not {[*needed.shape]}")
+                self.go_to(Moment(state, point.evaluations, state))
         self.record.reopen(
             point.lengths,
             version=later[-1].version if later else state.weights.version if state else 0,
@@ -316,10 +322,8 @@ class RunKeeper:
         )
         for store in run.places.values():  # only now: a run that is refused loses nothing
             forget_after(store, point.checkpoint)
-        if state:
-            self.go_to(Moment(state, point.evaluations, state))
-            if self.evaluations.is_at_target():
-                run.end("target-loss")
+        if state and self.evaluations.is_at_target():
+            run.end("target-loss")
         for faulty in run.faulty:
             faulty.leave_out(point.later_faults)
         run.rollbacks = max(run.rollbacks, sum(fault.kind == "divergence" for fault in point.all_faults))
@@ -353,6 +357,19 @@ class RunKeeper:
         state = replayed.state()
         real.restore(replace(state, faults=point.faults_given(cfg, state)))
         run.move_to(real, train)
+
+
+@contextmanager
+def _restoring(path: Path, name: str | None) -> Iterator[None]:
+    """Have what a checkpoint leads to whose values do not fit the run be one line."""
+    try:
+        yield
+    except STRANGE as error:
+        raise ValueError(
+            f"--resume {path}: checkpoint {name} does not fit the run "
+            f"({type(error).__name__}: {one_line(error)}); remove it, and "
+            "the run goes on from the one before"
+        ) from error
 
 
 @contextmanager

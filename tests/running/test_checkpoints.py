@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from conftest import CommandLine
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,9 +23,9 @@ from dsgd.core.cluster_state import ClusterState, InFlight
 from dsgd.core.rules import Schedule
 from dsgd.core.tasks import LocalSGD, gradient
 from dsgd.core.weights import Vector, Weights
-from dsgd.records.stores.store import Part
+from dsgd.records.stores.store import MemoryStore, Part, name_of
 from dsgd.running.checkpoints.checkpointer import Checkpointer, Tier
-from dsgd.running.checkpoints.codec import Decoder, Encoder, NotKept, Unreadable, vocabulary
+from dsgd.running.checkpoints.codec import Decoder, Encoder, NotKept, vocabulary
 from dsgd.running.checkpoints.run_state import RunState, from_bytes, to_parts
 from dsgd.theory.checkpointing import checkpoint_interval
 
@@ -151,31 +153,82 @@ def test_only_the_vocabulary_is_kept() -> None:
         written(RunState(weights=w, cluster=cluster(1)))
 
 
-def test_a_file_runs_no_code_that_it_names() -> None:
-    """A class that the strategy does not have is refused, whatever its name is."""
-    encoder = Encoder(KNOWN)
-    content = b"".join(encoder.parts({"it": {"of": "os.system", "fields": {"command": "true"}}}))
-    decoder = Decoder(content, KNOWN)
-    with pytest.raises(Unreadable, match=r"class os\.system, which its strategy does not have"):
-        decoder.tree(decoder.document["it"])
+def _set(path: str, value: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    """Return an edit of what a checkpoint's metadata has at a path."""
+
+    def edit(header: dict[str, Any], at: dict[str, Any]) -> None:
+        *folders, name = path.split("/")
+        for folder in folders:
+            at = at[folder]
+        at[name] = value
+
+    return edit
 
 
-@pytest.mark.parametrize(
-    "damage", [b"", b"x" * 7, b"\xff" * 200, b"\x02\0\0\0\0\0\0\0{}", b"\x02\0\0\0\0\0\0\0[]"]
-)
-def test_other_bytes_are_refused(damage: bytes) -> None:
-    """What is no such file is refused as one."""
-    with pytest.raises(Unreadable, match="is not a checkpoint"):
-        from_bytes(damage, KNOWN)
+def _set_count(header: dict[str, Any], content: dict[str, Any]) -> None:
+    content["tally"]["values"][content["tally"]["keys"].index("steps")] = [1, 2]
 
 
-def test_a_file_of_another_format_is_refused() -> None:
-    """A later version of this program may write other files; this one says that it does not read them."""
-    encoder = Encoder(KNOWN)
-    content = b"".join(encoder.parts({}))
-    assert b'\\"format\\":1,' in content
-    with pytest.raises(Unreadable, match="is of format 2; this version reads 1"):
-        Decoder(content.replace(b'\\"format\\":1,', b'\\"format\\":2,'), KNOWN)
+EDITS: Mapping[str, tuple[Callable[[dict[str, Any], dict[str, Any]], object], str]] = {
+    "a later format": (_set("format", 2), "is of format 2; this version reads 1"),
+    "no document": (_set("cluster", None), "is not a checkpoint (TypeError"),
+    "code": (
+        _set("tasks", [{"of": "os.system", "fields": {"command": "true"}}] * 4),
+        "class os.system, which its strategy does not have",
+    ),
+    "no task": (_set("tasks", [1] * 4), "has 1, which is no task"),
+    "endless rows": (lambda header, _: header["F32[65]"].update(shape=[1 << 60, 65]), "is not a checkpoint"),
+    "text for a count": (_set("collected", "x"), "collected: Expected `int`, got `str`"),
+    "a list for lengths": (_set("lengths", [1]), "lengths: Expected `object`, got `array`"),
+    "a table for numbers": (_set("cluster/steps", ["I64[3]", True]), "an array of 3 axes where 1 belong"),
+    "a member without a clock": (_set("cluster/latest", 9), "has no clock of worker 9"),
+    "counts of two workers": (_set_count, "the tally's steps cannot be [1, 2]"),
+    "other weights": (_set("versions/vectors", ["I64[3]", ["I64[3]", 15]]), "weights of int64[3], not [65]"),
+    "an empty engine": (_set("cluster/engine", {}), "does not fit the run (KeyError: 'flights')"),
+}
+
+
+def edited(content: bytes, edit: Callable[[dict[str, Any], dict[str, Any]], object]) -> bytes:
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:size])
+    document = json.loads(header["__metadata__"]["dsgd"])
+    edit(header, document)
+    header["__metadata__"]["dsgd"] = json.dumps(document)
+    return framed(json.dumps(header).encode()) + content[size:]
+
+
+def framed(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
+
+
+def test_a_crafted_checkpoint_is_skipped_or_named(cli: CommandLine) -> None:
+    """Its digest is right, and its values are strange: one line says which checkpoint it is and why, or the
+    run goes on from the one before, to the same weights.
+    """
+    ran = cli("--mode asgd --engine sim --num-workers 3 --steps 20 --checkpoint-every 3 --latency-s 0.1")
+    weights = (ran.record / "weights.npy").read_bytes()
+    content = sorted((ran.record / "checkpoints").iterdir())[-2].read_bytes()
+    damaged = {
+        **{name: (edited(content, edit), why) for name, (edit, why) in EDITS.items()},
+        "a deep header": (framed(b"[" * 50_000), "is not a checkpoint"),
+        **{
+            f"bytes_{len(bad)}": (bad, "is not a checkpoint")
+            for bad in (b"x" * 7, b"\xff" * 200, framed(b"{}"))
+        },
+    }
+    for name, (crafted, why) in damaged.items():
+        copy = ran.record.with_name(name.replace(" ", "_"))
+        shutil.copytree(ran.record, copy)
+        (copy / "summary.json").unlink()
+        newest = sorted((copy / "checkpoints").iterdir())[-1]
+        newest.unlink()
+        bad = newest.with_name(name_of(60, [crafted]))
+        bad.write_bytes(crafted)
+        resumed = cli("--resume", str(copy), "--quiet")
+        assert (resumed.code, resumed.err.count("\n")) in [(0, 1), (2, 1)], name
+        assert bad.name in resumed.err
+        assert why in resumed.err
+        assert resumed.code == 2 or (copy / "weights.npy").read_bytes() == weights
 
 
 def test_the_cost_grows_with_the_workers_alone() -> None:
@@ -194,27 +247,16 @@ def test_the_cost_grows_with_the_workers_alone() -> None:
     assert sizes[0] == sizes[1] < 10
 
 
-class Kept:
+class Kept(MemoryStore):
     """A store in memory, which fails for a while."""
 
-    def __init__(self, failing: int = 0) -> None:
-        self.there: dict[str, bytes] = {}
-        self.failing = failing
-
-    def names(self) -> list[str]:
-        return sorted(self.there)
+    failing = 0
 
     def write(self, name: str, parts: Sequence[Part]) -> None:
         if self.failing:
             self.failing -= 1
             raise OSError(28, "No space left on device")
-        self.there[name] = b"".join(parts)
-
-    def read(self, name: str) -> bytes:
-        return self.there[name]
-
-    def remove(self, name: str) -> None:
-        del self.there[name]
+        super().write(name, parts)
 
 
 def versions(store: Kept) -> list[int]:

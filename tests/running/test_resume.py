@@ -171,10 +171,8 @@ def begun(tmp_path: Path) -> Path:
 
 
 def resumed(cli: CommandLine, text: str) -> tuple[int, str]:
-    from main import main
-
-    code = main(["--resume", *text.split()])
-    return code, cli._capsys.readouterr().err
+    ran = cli(f"--resume {text}")
+    return ran.code, ran.err
 
 
 def test_resume_takes_the_options_from_the_record(cli: CommandLine, begun: Path) -> None:

@@ -46,10 +46,8 @@ WRONG = [
     ("--no-seed", ["--no-seed", "did you mean --seed?"]),
     ("--steps --seed 1", ["--steps: needs a value", "whole number"]),
     ("--steps=", ["--steps '': must be a whole number"]),
-    ("--steps 0", ["--steps 0", "at least 1"]),
     ("--steps 1.5", ["--steps 1.5", "whole number"]),
     ("--lr 0", ["--lr 0.0", "above 0"]),
-    ("--lr -1", ["--lr -1.0", "above 0"]),
     ("--lr nan", ["--lr nan", "finite"]),
     ("--momentum 1", ["--momentum 1.0", "[0, 1)"]),
     ("--seed -1", ["--seed -1", "[0, 2^63)"]),
@@ -131,17 +129,12 @@ WRONG = [
     ("--compute-time exponential:x", ["--compute-time exponential:x", "finite number", "exponential:MEAN"]),
     ("--dashboard abc", ["--dashboard abc", "must be a whole number or None"]),
     ("--target-loss 1 --eval-every 0", ["--target-loss 1.0", "set --eval-every"]),
-    ("--staleness-lr threshold:-1 --mode asgd", ["--staleness-lr threshold:-1", "threshold:8"]),
     ("--mode ringmaster --delay-bound 0", ["--delay-bound 0.0", "at least 1, or inf"]),
     ("--stepz 3", ["--stepz", "did you mean --steps"]),
     ("--frobnicate", ["--frobnicate", "no such option"]),
     ("fast", ["'fast'", "--name value"]),
     ("--lr abc", ["--lr abc", "must be a number"]),
-    ("--batch-size 1e5", ["--batch-size 1e5", "whole number"]),
-    ("--dashboard 80000", ["--dashboard 80000", "0 to 65535"]),
-    ("--slowdown 9=4", ["--slowdown 9=4", "0 to 3", "name only those"]),
     ("--dataset mnist", ["--dataset mnist", "xor, digits, quadratic, none"]),
-    ("--compute-time gauss:1", ["--compute-time gauss:1", "exponential:MEAN"]),
     ("--run-name 😀", ["--run-name 😀", "letters, digits and . _ + = -"]),
     (f"--run-name {'ü' * 101}", ["--run-name ü", "at most 200 bytes"]),
     ("--run-name .a", ["--run-name .a", "no . + = - first"]),
@@ -153,6 +146,8 @@ WRONG = [
     ("--config /etc/passwd", ["--config /etc/passwd", "mapping", "config.yaml"]),
     ("--compute-time exponential:1 --momentum 1", ["--momentum 1.0", "[0, 1)"]),
     ("--config nowhere.yaml", ["--config nowhere.yaml", "cannot be read"]),
+    ("--engine ray --topology allreduce:halving", ["--topology", "--engine sim"]),
+    ("--engine ray --server-time constant:1", ["--server-time", "--engine sim"]),
 ]
 
 
@@ -169,17 +164,6 @@ def test_a_mistake_gets_one_line_and_nothing_is_written(
         assert part in ran.err
     assert ran.out == ""
     assert not cli.out.exists()
-
-
-@pytest.mark.parametrize(
-    "option", ["--topology allreduce:halving", "--restart-s 1", "--server-time constant:1"]
-)
-def test_what_only_the_simulator_has_is_refused_on_ray(option: str, cli: CommandLine) -> None:
-    """On Ray the server is real: simulating another is an error, not silently ignored."""
-    ran = cli(f"--engine ray {option}")
-    assert ran.code == 2
-    assert option.split()[0] in ran.err
-    assert "--engine sim" in ran.err
 
 
 def test_a_run_name_may_have_any_letters(cli: CommandLine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,14 +184,6 @@ def test_a_taken_run_name_is_refused_and_never_overwritten(cli: CommandLine) -> 
     assert "--run-name mine" in second.err
     assert "another name" in second.err
     assert {path: path.read_bytes() for path in (cli.out / "mine").iterdir()} == before
-
-
-def test_an_out_that_is_a_file_is_refused(cli: CommandLine, tmp_path: Path) -> None:
-    """A folder that cannot be made is an error before anything runs."""
-    (tmp_path / "file").write_text("")
-    ran = cli(f"{SIM} --steps 2 --dataset none --out {tmp_path / 'file'}")
-    assert ran.code == 2
-    assert "--out" in ran.err
 
 
 @pytest.mark.parametrize(

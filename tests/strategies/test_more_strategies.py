@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import CommandLine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -407,57 +406,6 @@ def test_a_cancelled_task_counts_the_seconds_it_ran() -> None:
     cluster.start(1, gradient, w)
     done = next_of(cluster)
     assert (done.worker, done.step, done.started_s, done.finished_s) == (1, 1, 2, 10)
-
-
-# --- Mistakes -----------------------------------------------------------------------------------------------
-
-WRONG = [
-    # command line, what the message must name
-    ("--mode ksync --k 5", ["--k 5", "between 1 and 4"]),
-    ("--mode ksync --k 0", ["--k 0", "between 1 and 4"]),
-    ("--mode ksync --k 3 --backup 1", ["--k 3", "--backup", "give only one"]),
-    ("--mode ksync --backup 4", ["--backup 4", "between 0 and", "3"]),
-    ("--mode ksync --backup -1", ["--backup -1", "between 0 and", "3"]),
-    ("--mode ksync --count gradients --k 401", ["--k 401", "between 1 and 400"]),
-    ("--mode ksync --rest wait", ["--rest wait", "cancel, ignore"]),
-    ("--mode kasync --k 5", ["--k 5", "between 1 and 4"]),
-    ("--mode kasync --k 0", ["--k 0", "between 1 and 4"]),
-    ("--mode kasync --count gradients --k 401", ["--k 401", "between 1 and 400"]),
-    ("--mode dssp --slack-low -1", ["--slack-low -1", "at least 0"]),
-    ("--mode dssp --slack-low 4 --slack-high 3", ["--slack-high 3", "at least --slack-low"]),
-    ("--mode dcasgd --compensation -1", ["--compensation -1.0", "at least 0"]),
-    ("--mode dcasgd --compensation inf", ["--compensation inf", "finite"]),
-    ("--mode dcasgd --compensation nan", ["--compensation nan", "finite"]),
-    ("--mode adacomm --interval-s 0", ["--interval-s 0.0", "above 0"]),
-    ("--mode adacomm --interval-s nan", ["--interval-s nan", "above 0"]),
-    ("--mode adacomm --first-local-steps 0", ["--first-local-steps 0", "at least 1"]),
-    ("--mode adacomm --decay 0", ["--decay 0.0", "(0, 1)"]),
-    ("--mode adacomm --decay 1", ["--decay 1.0", "(0, 1)"]),
-    ("--mode rennala --batches 0", ["--batches 0", "between 1 and", "400"]),
-    ("--mode rennala --batches 401", ["--batches 401", "between 1 and", "400"]),
-    ("--mode ringmaster --delay-bound 0", ["--delay-bound 0.0", "at least 1"]),
-    ("--mode ringmaster --delay-bound 2.5", ["--delay-bound 2.5", "whole number"]),
-    ("--mode ringmaster --delay-bound nan", ["--delay-bound nan", "whole number"]),
-    ("--mode asgd --staleness-lr threshold:-1", ["--staleness-lr threshold:-1", "threshold:T"]),
-    ("--mode asgd --staleness-lr threshold:1.5", ["--staleness-lr threshold:1.5", "whole number"]),
-    ("--mode kasync --staleness-lr half", ["--staleness-lr half", "none, inverse"]),
-    ("--mode ssgd --k 3", ["--k", "--mode kasync, ksync"]),
-    ("--mode ksync --lr-scaling workers", ["--lr-scaling", "--mode asgd, "]),
-]
-
-
-@pytest.mark.parametrize(("text", "parts"), WRONG, ids=[text for text, _ in WRONG])
-def test_a_mistake_gets_one_line_and_nothing_is_written(
-    text: str, parts: list[str], cli: CommandLine
-) -> None:
-    """Exit 2, one line on standard error that names the option and the rule, no record."""
-    ran = cli(f"--engine sim {text}")
-    assert ran.code == 2
-    assert len(ran.err.strip().splitlines()) == 1
-    for part in parts:
-        assert part in ran.err
-    assert ran.out == ""
-    assert not cli.out.exists()
 
 
 # --- EASGD --------------------------------------------------------------------------------------------------

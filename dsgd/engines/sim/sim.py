@@ -248,7 +248,7 @@ class SimCluster(LedgerViews[SimFlight]):
         self._keep(Ledger.restored(state, flights))
         self.now_s, self.restarts = state.now_s, list(state.restarts)
         self._version_of = dict(state.heard)
-        self._serial = state.engine["serial"]
+        self._serial = int(state.engine["serial"])
         self._star.restore(state.engine["star"])
         if self._peers:
             self._peers.restore(state.engine["peers"])

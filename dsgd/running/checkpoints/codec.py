@@ -45,6 +45,9 @@ _TYPES = {name: np.dtype(text) for text, name in _NAMES.items()}
 _PLAIN = frozenset({type(None), bool, int, float, str})
 _JOINED_BYTES = 1 << 16  # smaller rows are written together
 
+STRANGE = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
+"""What a file leads to whose values are of other types, sizes or depths than this module writes."""
+
 
 class NotKept(TypeError):
     """A value is not in the vocabulary; the message is a part of a line."""
@@ -235,7 +238,7 @@ class Decoder:
             yield
         except Unreadable:
             raise
-        except (LookupError, TypeError, AttributeError, ValueError) as error:
+        except STRANGE as error:
             raise Unreadable(f"is not a checkpoint ({type(error).__name__}: {error})") from None
 
     def array(self, place: Sequence[Any]) -> Array:
@@ -250,9 +253,12 @@ class Decoder:
             found = self._rows[tensor, row] = self._tensors[tensor][row, ...]
         return found
 
-    def column(self, place: Sequence[Any]) -> list[Any]:
+    def column(self, place: Sequence[Any], axes: int = 1) -> list[Any]:
         """Return numbers as Python's."""
-        values: list[Any] = self.array(place).tolist()
+        array = self.array(place)
+        if array.ndim != axes:
+            raise Unreadable(f"has an array of {array.ndim} axes where {axes} belong")
+        values: list[Any] = array.tolist()
         return values
 
     def rows(self, place: Sequence[Any]) -> list[Array]:
@@ -269,7 +275,9 @@ class Decoder:
     def task(self, index: int) -> Any:
         """Return a task; the same index gives the same object."""
         if index not in self._tasks:
-            self._tasks[index] = self.tree(self.document["tasks"][index])
+            task = self._tasks[index] = self.tree(self.document["tasks"][index])
+            if type(task) not in self._known.values():
+                raise Unreadable(f"has {task!r:.60}, which is no task")
         return self._tasks[index]
 
     def tree(self, value: Any) -> Any:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, get_type_hints
 
+import msgspec
 import numpy as np
 
 from dsgd.core.cluster_state import ClusterState, InFlight
 from dsgd.core.weights import Weights
 from dsgd.records.stores.store import Part
-from dsgd.running.checkpoints.codec import Decoder, Encoder, Vocabulary
+from dsgd.running.checkpoints.codec import Decoder, Encoder, Unreadable, Vocabulary
 
 _AS_THEY_ARE = ("now_s", "slowest", "fastest", "latest", "given", "lost", "came_in")
 _OF_THE_RUN = (
@@ -112,17 +114,18 @@ def from_bytes(content: Any, known: Vocabulary) -> RunState:
         columns = {
             name: decoder.column(cluster[f"flying{name}"]) for name in ("", "_tasks", "_origins", "_since_s")
         }
-        plain: dict[str, Any] = {name: cluster[name] for name in _AS_THEY_ARE}
+        plain = _declared(ClusterState, cluster, (*_AS_THEY_ARE, "hosts", "faults", "engine"))
         whole: dict[str, Any] = {name: decoder.column(cluster[name]) for name in _WHOLE}
+        clocks = dict(zip(decoder.column(cluster["members"]), decoder.column(cluster["clocks"]), strict=True))
+        if unknown := {*whole["workers"], *whole["waiting"], plain["latest"]} - {*clocks, None}:
+            raise Unreadable(f"has no clock of worker {unknown.pop()}")
         return RunState(
             weights=decoder.weights(document["weights"]),
             cluster=ClusterState(
                 **plain,
                 **whole,
-                clocks=dict(
-                    zip(decoder.column(cluster["members"]), decoder.column(cluster["clocks"]), strict=True)
-                ),
-                came_in_s=[(first, last) for first, last in decoder.column(cluster["came_in_s"])],
+                clocks=clocks,
+                came_in_s=[(first, last) for first, last in decoder.column(cluster["came_in_s"], axes=2)],
                 cancelled_s=decoder.column(cluster["cancelled_s"]),
                 flights=[
                     InFlight(worker, decoder.task(task), decoder.weights(origin), since_s)
@@ -137,14 +140,26 @@ def from_bytes(content: Any, known: Vocabulary) -> RunState:
                 ),
                 held=None if cluster["held"] is None else decoder.weights(cluster["held"]),
                 heard=dict(cluster["heard"]),
-                hosts=cluster["hosts"],
-                faults=cluster["faults"],
-                engine=cluster["engine"],
                 traffic={name: decoder.column(place) for name, place in cluster.get("traffic", {}).items()},
             ),
             tally=decoder.tree(document["tally"]),
             evaluations=[
                 DueEvaluation(decoder.weights(index), *rest) for index, *rest in document["evaluations"]
             ],
-            **{name: document[name] for name in _OF_THE_RUN},
+            **_declared(RunState, document, _OF_THE_RUN),
         )
+
+
+def _declared(kind: type, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return the values of these fields, as they are; raises ValueError for one of another type."""
+    for name in names:
+        try:
+            msgspec.convert(values[name], _hints(kind)[name])
+        except msgspec.ValidationError as error:
+            raise ValueError(f"{name}: {error}") from None
+    return {name: values[name] for name in names}
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
