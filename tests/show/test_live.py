@@ -153,6 +153,32 @@ def test_who_does_not_finish_asking_is_dropped() -> None:
         assert ask(port, b"GET / HTTP/1.1\r\n") == b""
 
 
+def test_it_closes_however_many_have_asked() -> None:
+    """Pages are made one by one, and those that are still to be made when it closes are not."""
+    made = 0
+    connected, second, ends = (threading.Event() for _ in range(3))
+
+    def slow() -> Response:
+        nonlocal made
+        made += 1
+        if made == 1:
+            assert connected.wait(20)
+        elif made == 2:  # all the others have asked by now
+            second.set()
+            assert ends.wait(20)
+        time.sleep(0.02)
+        return hello()
+
+    with ExitStack() as clients, serving({"/": slow}) as port:
+        for _ in range(100):
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            client.sendall(f"GET / HTTP/1.1\r\n{HERE}\r\n".encode())
+        connected.set()
+        assert second.wait(20)
+        ends.set()
+    assert made < 50
+
+
 def test_who_does_not_read_is_dropped() -> None:
     """A client that takes nothing of an endless answer is dropped, and keeps no other client waiting."""
     dropped = threading.Event()

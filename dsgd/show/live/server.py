@@ -142,6 +142,7 @@ class _Connections:
         self._asking: dict[_Task, asyncio.StreamWriter] = {}  # without a whole request yet; longest first
         self._answering: dict[_Task, asyncio.StreamWriter] = {}
         self._streams = 0
+        self._making = asyncio.Lock()
         self._closed = False
 
     async def close(self) -> None:
@@ -194,7 +195,9 @@ class _Connections:
         route = self._routes.get(target.partition("?")[0])
         if route is None:
             return await self._error(writer, HTTPStatus.NOT_FOUND)
-        response = route()
+        async with self._making:  # a page may take 0.2 s: between two of them others have their turn
+            await asyncio.sleep(0)
+            response = route()
         if isinstance(response.body, bytes):
             await self._head(writer, HTTPStatus.OK, response, f"Content-Length: {len(response.body)}")
             return await self._send(writer, response.body)
