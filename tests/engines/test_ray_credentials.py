@@ -210,3 +210,18 @@ except ClusterError as error:
     print(time.monotonic() - began_s)
     sys.exit(str(error))
 """
+
+
+def test_folders_of_sessions_that_have_ended_are_removed(tmp_path: Path) -> None:
+    """After an hour, in which their logs may be read; not those of a session that goes on, or of others."""
+    from dsgd.engines.ray.connection.credentials import forget_ended
+
+    names = ("session_new_1", "session_ended_2", "session_up_3", "session_latest", "others")
+    for name in names:
+        (tmp_path / name / "sockets").mkdir(parents=True)
+        os.utime(tmp_path / name, (0, time.time() if name == "session_new_1" else 0))
+    with socketserver.UnixStreamServer(
+        str(tmp_path / "session_up_3/sockets/raylet"), socketserver.BaseRequestHandler
+    ):
+        forget_ended(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*names} - {"session_ended_2"}

@@ -4,19 +4,20 @@ without a word where it does not. Import `connect` first: it sets what Ray reads
 A head with a token (RAY_AUTH_MODE=token) answers no call that does not show it. One with TLS (RAY_USE_TLS=1)
 shows a certificate that must name the address that it is reached at, and asks for one of the same authority.
 
-Also what a private cluster keeps in files, for its user alone: Ray's token, and the folder of its session.
-Whoever has the token can run code as the user who started the cluster, and Ray writes it for all to read. It
-also lets everybody write to its folder, where its sockets and logs are.
+Also what a private cluster keeps in files, for its user alone: the token, with which one can run code as the
+user who started the cluster, and the folder of its session. Ray lets all read the one and write to the other.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import ssl
 import stat
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from ray.core.generated.gcs_service_pb2_grpc import NodeInfoGcsServiceStub
 
 from dsgd.core.protocol import ClusterError
 
+_KEPT_S = 3600.0  # a session's folder: why it did not start is in its logs
 _ANSWER_S = 2.0  # as a rule it takes some milliseconds
 _OF_TLS = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
 
@@ -161,7 +163,17 @@ def session_folder() -> str:
         raise OSError(
             f"{outer} is not a folder of this user alone; remove it, or set RAY_TMPDIR to one that is"
         )
+    forget_ended(outer / "ray")
     return str(outer / "ray")
+
+
+def forget_ended(folder: Path) -> None:
+    """Remove what Ray's sessions have left there that began over an hour ago and do not answer any more."""
+    for session in folder.glob("session_*_*"):
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as link:
+            is_old = time.time() - session.stat().st_mtime > _KEPT_S
+            if is_old and link.connect_ex(str(session / "sockets/raylet")):
+                shutil.rmtree(session, ignore_errors=True)
 
 
 def guard_token() -> None:

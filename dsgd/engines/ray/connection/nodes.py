@@ -5,8 +5,7 @@ Node a is the driver's own. The others are started here, may be ended by a fault
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from string import ascii_lowercase
 from typing import Any
 
@@ -29,6 +28,7 @@ class Nodes:
         self._count = count
         self._nodes: dict[int, Any] = {}
         self._starting: dict[int, Future[None]] = {}
+        self._pool = ThreadPoolExecutor(count)
 
     def start(self) -> None:
         """Start all nodes but the driver's."""
@@ -40,8 +40,7 @@ class Nodes:
         if self._count == 1:
             return None
         number = host % self._count
-        node_id = self._nodes[number].node_id if number else ray.get_runtime_context().get_node_id()
-        return str(node_id)
+        return str(self._nodes[number].node_id if number else ray.get_runtime_context().get_node_id())
 
     def named(self) -> dict[str, str]:
         """Return the ids of the living nodes by letter: a is the head, or on this machine the driver's."""
@@ -66,19 +65,9 @@ class Nodes:
     def start_again(self, host: int) -> Future[None]:
         """Start the node of a host again, in the background; once, whatever number of its hosts ask."""
         number = host % self._count
-        if number in self._starting and not self._starting[number].done():
-            return self._starting[number]
-        started = self._starting[number] = Future()
-
-        def start() -> None:
-            try:
-                self._start(number)
-                started.set_result(None)
-            except BaseException as error:  # whoever waits for it raises it
-                started.set_exception(error)
-
-        threading.Thread(target=start, daemon=True).start()
-        return started
+        if number not in self._starting or self._starting[number].done():
+            self._starting[number] = self._pool.submit(self._start, number)
+        return self._starting[number]
 
     def close(self) -> None:
         """End all nodes but the driver's."""
@@ -101,10 +90,9 @@ class Nodes:
             min_worker_port=0,
             max_worker_port=0,
             node_manager_port=0,
+            dashboard_agent_listen_port=None,
         )
-        wanted.update(  # type: ignore[no-untyped-call]
-            dashboard_agent_listen_port=None, include_log_monitor=False
-        )
+        wanted.update(include_log_monitor=False)  # type: ignore[no-untyped-call]
         node = Node(wanted, head=False, shutdown_at_exit=False, spawn_reaper=False)
         self._nodes[number] = node
         wait_for_node(node.gcs_address, node.plasma_store_socket_name, _START_S)
