@@ -12,6 +12,7 @@ import _signal  # type: ignore[import-not-found]  # in the interpreter already, 
 if __name__ in ("__main__", "dsgd.__main__"):  # called, not imported: ctrl-C ends it until more is loaded
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -29,8 +30,6 @@ from dsgd.process.outcomes import (
 )
 
 with ended_by_signals():  # the other imports take a second
-    from rich.console import Console
-
     from dsgd.config import TrainConfig
     from dsgd.core.protocol import ClusterError
     from dsgd.process.s3_access import is_s3
@@ -46,7 +45,7 @@ with ended_by_signals():  # the other imports take a second
     from dsgd.show.terminal.commands import command_of
     from dsgd.show.terminal.console import ProgressLine, print_comparison, print_ended, print_finished
     from dsgd.show.terminal.resume_option import RunAsked, parse_run, restored
-    from dsgd.show.terminal.usage import stop_own_job, usage_errors
+    from dsgd.show.terminal.usage import Terminal, stop_own_job, usage_errors
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -94,7 +93,7 @@ def run_here(
     bucket: for checkpoints in S3.
     """
     cfg = asked.cfg
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
 
     def run_one(cfg: TrainConfig, started: float | None = None) -> Ended:
         if not cfg.output.quiet and (said := announcement(cfg)):
@@ -165,9 +164,26 @@ def _exit_code(ended: Ended) -> int:
     return report_error(ended.error, code) if ended.error else code
 
 
+def _with_streams(arguments: Sequence[str]) -> int:
+    """Call `main` where standard streams may be closed: by the caller, or by a file of the user's."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # or the next file that is opened has its number, 0 to 2
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    try:
+        code = main(arguments)
+    except ValueError:
+        if not sys.stdout.closed:
+            raise
+        code = 0
+    if sys.stdout.closed:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+        code = code or report_error("standard output was closed; a workload's file must not", EXIT_FAILED)
+    return code
+
+
 def command() -> None:
     """Run as the console script `dsgd`."""
-    run_as_program(main)
+    run_as_program(_with_streams)
 
 
 if __name__ == "__main__":

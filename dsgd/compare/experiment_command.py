@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 
-from rich.console import Console
-
 from dsgd.compare.experiment_file import load
 from dsgd.config import LiveConfig, LogConfig, OutputConfig
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, report_error
 from dsgd.process.s3_access import is_s3
 from dsgd.show.terminal.cli import UsageError
-from dsgd.show.terminal.usage import Parser, open_page, usage_errors
+from dsgd.show.terminal.usage import Parser, Terminal, open_page, usage_errors
 
 
 def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
@@ -117,7 +115,7 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
                     f"{option}: variant {run.variant} is simulated, in a separate process; metrics are for "
                     "experiments on Ray (--set engine=ray), others are seen with --dashboard"
                 )
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     if given.dry_run:
         from dsgd.compare.forecast import print_forecast
 

@@ -314,21 +314,18 @@ def test_help_begins_with_the_options_of_the_mode(mode: str, cli: CommandLine) -
     assert any(f"{option} " in example for option in shown_first)
 
 
-@pytest.mark.parametrize("asked", ["--help", "--experiment --help", "--list --help", "--version", ""])
-def test_a_page_may_be_cut_short_by_its_reader(asked: str) -> None:
-    """`--help | head` prints nothing on standard error and ends with 0, as every page does."""
+@pytest.mark.parametrize(
+    "asked", ["--help", "--list --help", "--version", "", f"{SIM} --steps 2 --out {{0}}"]
+)
+def test_a_page_may_be_cut_short_by_its_reader(asked: str, tmp_path: Path) -> None:
+    """`--help | head` and `--help >&-` print nothing on standard error and end with 0, as all commands do."""
     reading, writing = os.pipe()
     os.close(reading)  # the reader has left before the first line
-    with os.fdopen(writing, "w") as out:
-        ran = subprocess.run(
-            [sys.executable, "main.py", *asked.split()],
-            cwd=ROOT,
-            stdout=out,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert (ran.returncode, ran.stderr) == (0, "")
+    for closed in ("", ">&-"):
+        command = f"{sys.executable} main.py {asked.format(tmp_path)} {closed}"
+        ran = subprocess.run(command, shell=True, cwd=ROOT, stdout=writing, stderr=-1, check=False)
+        assert (ran.returncode, ran.stderr) == (0, b"")
+    os.close(writing)
 
 
 def test_without_arguments_there_is_a_menu(

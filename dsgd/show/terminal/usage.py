@@ -1,4 +1,4 @@
-"""How every command reports a usage error: in one line, with the remedy; and how `--open` shows its page.
+"""How every command prints, reports a usage error, in one line with the remedy, and opens its page.
 
 A Ray job whose command line is wrong is stopped by its own driver: KubeRay tries a job that failed again, in
 a new cluster, whatever its exit code; one that was stopped it leaves alone.
@@ -20,6 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from rich.console import Console
+
 from dsgd.process.outcomes import one_line, print_page, program
 from dsgd.show.terminal import examples
 from dsgd.show.terminal.cli import UsageError, with_dashes
@@ -33,6 +35,12 @@ def usage_errors() -> Iterator[None]:
         yield
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+class Terminal(Console):
+    """Where commands print: rich's would end the program with 1 once its reader has left (`| head`)."""
+
+    def on_broken_pipe(self) -> None: ...
 
 
 class Parser(argparse.ArgumentParser):
