@@ -177,7 +177,7 @@ def _with_streams(arguments: Sequence[str]) -> int:
         code = 0
     if sys.stdout.closed:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-        code = code or report_error("standard output was closed; a workload's file must not", EXIT_FAILED)
+        code = code or report_error("standard output was closed; a workload must leave it open", EXIT_FAILED)
     return code
 
 

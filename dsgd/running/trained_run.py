@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsgd.config import TrainConfig, option_fields
-from dsgd.core.model import Classifier, Evaluation, Workload
+from dsgd.core.model import Classifier, Evaluation, Objective, Workload
 from dsgd.core.problem import take
 from dsgd.core.weights import Vector
 from dsgd.data import DatasetShard, make_workload, module_objective
@@ -122,7 +122,9 @@ class TrainedRun:
 
     @cached_property
     def _built_in(self) -> Workload:
-        return make_workload(self.cfg)
+        made = make_workload(self.cfg)
+        self._require_weights_of(made.objective)
+        return made
 
     def _built_in_problem(self, w: Vector) -> Problem:
         from dsgd.running.trained_module import as_problem
@@ -152,12 +154,15 @@ class TrainedRun:
 
     def _objective(self, problem: Problem) -> ModuleObjective:
         objective = module_objective(self.cfg, problem)
+        self._require_weights_of(objective)
+        return objective
+
+    def _require_weights_of(self, objective: Objective) -> None:
         if objective.num_weights != self.weights.size:
             raise ValueError(
-                f"{self.path}: has {self.weights.size:,} weights, and the module of its workload "
-                f"{objective.num_weights:,}; it makes another one here than it made for the run"
+                f"{self.path}: has {self.weights.size:,} weights, and the model that {self.name} makes here "
+                f"{objective.num_weights:,}; put its config.yaml, or its workload's file, back as it was"
             )
-        return objective
 
     def evaluate(self, on: str | Path | None = None) -> Evaluation:
         """Return the loss, and the score if there is one, on the test data.

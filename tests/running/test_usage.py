@@ -322,8 +322,10 @@ def test_a_page_may_be_cut_short_by_its_reader(asked: str, tmp_path: Path) -> No
     reading, writing = os.pipe()
     os.close(reading)  # the reader has left before the first line
     for closed in ("", ">&-"):
-        command = f"{sys.executable} main.py {asked.format(tmp_path)} {closed}"
-        ran = subprocess.run(command, shell=True, cwd=ROOT, stdout=writing, stderr=-1, check=False)
+        command = f"{sys.executable} {ROOT}/main.py {asked.format(tmp_path)} {closed}"
+        ran = subprocess.run(
+            command, shell=True, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, check=False
+        )
         assert (ran.returncode, ran.stderr) == (0, b"")
     os.close(writing)
 

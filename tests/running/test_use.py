@@ -451,9 +451,10 @@ def test_what_a_run_has_not_is_one_line(
     assert not (tmp_path / "x.safetensors").exists()
 
 
-def test_another_module_than_the_run_s_is_refused(trained: dsgd.Result) -> None:
-    """Where make() gives another module than it gave then, the message has both sizes."""
-    loaded = dsgd.load(trained)
-    shorter = replace(loaded, weights=loaded.weights[:-1])
-    with pytest.raises(ValueError, match="has 71 weights, and the module of its workload 72"):
-        shorter.module()
+def test_another_module_than_the_run_s_is_refused(trained: dsgd.Result, tmp_path: Path) -> None:
+    """Where another module is made than was then, of a workload or built in, the message has both sizes."""
+    for result, size in ((trained, 72), (dsgd.run("ssgd", out=tmp_path, **SMALL), 65)):
+        loaded = dsgd.load(result)
+        shorter = replace(loaded, weights=loaded.weights[:-1])
+        with pytest.raises(ValueError, match=rf"has {size - 1} weights, and .* makes here {size};"):
+            shorter.evaluate()

@@ -150,7 +150,7 @@ def _about_tls(address: str, own: ssl.SSLContext | None) -> str:
 
 
 def session_folder() -> str:
-    """Return a folder for Ray that no other user gets into, or the one that the environment names.
+    """Return a folder for Ray, cleared, that no other user gets into, or the one that the environment names.
 
     Raises OSError if another user has made a folder of this name.
     """
