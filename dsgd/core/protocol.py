@@ -247,8 +247,8 @@ class Telemetry(Protocol):
         when the strategy next waits.
         """
 
-    def ended(self) -> None:
-        """Learn that the run is over: the faults that are not are added to `faults_seen` now."""
+    def ended(self) -> Sequence[str]:
+        """Add the faults that are not over to `faults_seen`, and return those that never happened."""
 
     def stand_still(self, seconds: float) -> None:
         """Have the simulated server do nothing for so long; a real one is never asked to."""

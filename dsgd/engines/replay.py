@@ -111,9 +111,8 @@ class ReplayCluster(LedgerViews[_Flight]):
             self._ledger.leave(worker)
         fault = cfg.fault
         hosts = Hosts(cfg.num_workers, fault.hosts or cfg.num_workers, fault.spares)
-        self._plan = Plan(
-            fault.of_engine, seed=cfg.seed, hosts=len(hosts.alive), ranks=cfg.group.ranks_per_worker
-        )
+        ranks = cfg.group.ranks_per_worker
+        self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=len(hosts.alive), ranks=ranks)
         self._moves = cfg.engine == "sim"  # whether its clock moves as the members change
         self._went_on_s = self._times_after_updates(faults)
         """By version: when the strategy went on after it, where that was later than the update."""
@@ -164,8 +163,8 @@ class ReplayCluster(LedgerViews[_Flight]):
                 self._changed |= self._change(self._next_event())
         self.now_s = max(self.now_s, self._went_on_s.get(version, 0.0))
 
-    def ended(self) -> None:
-        pass
+    def ended(self) -> Sequence[str]:
+        return ()
 
     def note(self, fault: FaultSeen) -> None:
         pass  # it is in the record

@@ -111,11 +111,8 @@ def execute_both(cfg: TrainConfig, folder: Path, run_one: Callable[[TrainConfig]
         timing = measured_timing(cfg.timing, folder / "ray", limited_links=limited)
     except ValueError as error:
         raise ValueError(f"{error}; give the run more --steps") from None
-    ended = run_one(
-        replace(
-            cfg, engine="sim", ray=cfg.ray.on("sim"), timing=timing, output=replace(output, run_name="sim")
-        )
-    )
+    output = replace(output, run_name="sim")
+    ended = run_one(replace(cfg, engine="sim", ray=cfg.ray.on("sim"), timing=timing, output=output))
     if EXIT_CODES[ended.stopped_by]:
         return Both(ended, None)
     return Both(ended, write_comparison(folder))

@@ -33,6 +33,7 @@ from dsgd.running.keeper import RunKeeper, Watcher
 from dsgd.running.predict.predictions import compare
 from dsgd.running.resuming import require_same_start, resume_point, stores_of
 from dsgd.running.run import Run
+from dsgd.scenario.possible_faults import unmet
 from dsgd.strategies import Strategy, strategy_of
 
 if TYPE_CHECKING:
@@ -210,6 +211,7 @@ class Finishing:
         self._exception: BaseException | None = None
         self._is_between = False
         """Whether the run was interrupted between two updates, where a checkpoint can be taken."""
+        self._late: list[str] = []
 
     def to_the_end(self, interruptions: Interruptions, started: float) -> Ended:
         """Take updates until the run is over, and complete its record."""
@@ -226,7 +228,7 @@ class Finishing:
             self._fail(error)
         for complete in (
             self._checkpoint_the_last,
-            run.engine.ended,
+            lambda: self._late.extend(run.engine.ended()),
             run.faults.take,
             self._fetch_the_last,
             keeper.evaluations.submit_last,
@@ -272,7 +274,7 @@ class Finishing:
         if has_result and (peer := self._run.places.get("peer")):
             cast("PeerStore", peer).close()  # nobody will go on from there
         for store in self._run.faulty:
-            store.end()
+            self._late += store.end()
 
     def _fetch_the_last(self) -> None:
         """Have the last weights here: afterwards no process is left that has them."""
@@ -307,7 +309,7 @@ class Finishing:
             run.end("diverged", f"{of}, is not finite; lower --lr (it is {run.cfg.lr:g})")
 
     def _ended(self, wall_s: float, startup_s: float, written: Any = None) -> Ended:
-        keeper, run = self._keeper, self._run
+        keeper, run, late = self._keeper, self._run, unmet(self._late)
         assert run.over
         return Ended(
             cfg=run.cfg,
@@ -324,5 +326,5 @@ class Finishing:
             startup_s=startup_s,
             written=written,
             checkpoints_written=sum(tier.written for tier in keeper.checkpoints.tiers),
-            notes=(*keeper.skipped, *keeper.checkpoints.notes(), *keeper.evaluations.notes),
+            notes=(*keeper.skipped, *keeper.checkpoints.notes(), *keeper.evaluations.notes, *late),
         )

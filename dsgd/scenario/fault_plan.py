@@ -82,6 +82,11 @@ class Plan:
         return self._timed[0][0] if self._timed else math.inf
 
     @property
+    def left(self) -> Sequence[str]:
+        """The faults that were asked for and have not happened."""
+        return [name for name in self._asked if name not in self._given or name in self._due]
+
+    @property
     def will_join(self) -> bool:
         """Whether a worker joins at a time that is still to come."""
         return any(name is not None and self._asked[name].kind == "join" for _, _, name, *_ in self._timed)

@@ -34,6 +34,13 @@ def first_of(faults: Faults, kinds: Sequence[str]) -> Fault | None:
     return next((fault for fault in faults if isinstance(fault, Fault) and fault.kind in kinds), None)
 
 
+def unmet(never: Sequence[str]) -> list[str]:
+    """Return a line about the faults that were asked for and never happened, if there are any."""
+    more = f" and {len(never) - 3} more" if never[3:] else ""
+    said = f"the run was over before these faults could happen: {'; '.join(never[:3])}{more}"
+    return [said] if never else []
+
+
 def _alone(fault: Fault, num_workers: int, nodes: int, budget: int) -> Iterator[str]:
     if any(worker >= num_workers for worker in fault.workers):
         yield f"'{fault}': workers are numbered 0 to {num_workers - 1}; name only those"

@@ -127,11 +127,12 @@ class Lying(WrappedEngine):
             sent.append(done)
         return sent
 
-    def ended(self) -> None:
-        self.inner.ended()
+    def ended(self) -> Sequence[str]:
+        never = self.inner.ended()
         for name in self._begun:
             self.inner.note(self._seen(name))
         self._begun.clear()
+        return never
 
     def state(self) -> ClusterState:
         state = self.inner.state()

@@ -129,6 +129,15 @@ def test_a_fault_that_cannot_happen_is_refused(cli: CommandLine, text: str, word
     assert not ran.record.exists()
 
 
+@pytest.mark.parametrize("disk", ["", "torn@t=99; "])
+def test_faults_that_come_too_late_are_named(cli: CommandLine, disk: str) -> None:
+    """By time, by the last update, by a step that no task has, of the disk: in one line, three by name."""
+    late = f"{disk}kill:1@t=99; leave:0@update=10; kill:1@step=10"
+    ran = cli("--engine sim --steps 10 --checkpoint-every 5 --faults", f"pause:1=2@step=9; {late}")
+    named = late.replace("; kill:1@step=10", " and 1 more") if disk else late
+    assert ran.err.endswith(f"note: the run was over before these faults could happen: {named}\n")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -225,9 +234,8 @@ def test_a_plan_goes_on_from_its_position() -> None:
 
 def test_positions_of_older_checkpoints_hold() -> None:
     """There a number stood for a fault, and for each worker that triggers it by its steps."""
-    faults = parse_faults(
-        "driver@t=20; kill:1@t=9; spot:mtbf=7; pause:0=1@update=7; kill:0,2@step=5; kill:1@t=9"
-    )
+    asked = "driver@t=20; kill:1@t=9; spot:mtbf=7; pause:0=1@update=7; kill:0,2@step=5; kill:1@t=9"
+    faults = parse_faults(asked)
     plan = Plan(faults, seed=3, hosts=3)
     plan.go_to({"given": [~(2 * 5 + 3), 1, 2], "losses": [[0, 0, 4, 8.5], [0, 1, 2, 30.0], [0, 2, 2, 40.0]]})
     assert plan.position()["given"] == ["kill:1@t=9", "kill:2@step=5", "pause:0=1@update=7"]

@@ -134,10 +134,7 @@ REMEDY = "the error that ends a run names what helps: on Ray a process has a log
 SPEED = "on Ray a slowdown holds from the next task on"
 STARTING = "on Ray a process that is being started ends when it has started; the simulator loses it at once"
 KNOWN: dict[str, tuple[set[str], str]] = {
-    "lost again while a new process starts": (
-        {"kill detected_s", "kill recovered_s", "tasks"},
-        STARTING,
-    ),
+    "lost again while a new process starts": ({"kill detected_s", "kill recovered_s", "tasks"}, STARTING),
     "lost too often, replace": ({"end"}, REMEDY),
     "a node lost, fewer hosts": ({"node repeated"}, BEGUN),
     "spares, two lost in turn": ({"faults"}, STARTING),

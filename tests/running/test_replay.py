@@ -82,10 +82,7 @@ def rolled(
 
 
 def beginning(
-    cfg: TrainConfig,
-    path: Path,
-    after: tuple[ClusterState, Weights] | None,
-    faults: Sequence[RecordedFault],
+    cfg: TrainConfig, path: Path, after: tuple[ClusterState, Weights] | None, faults: Sequence[RecordedFault]
 ) -> tuple[ReplayCluster, Weights]:
     """Return a replay of a record, and its weights, at the run's beginning or `after` some update."""
     workload = make_workload(cfg)

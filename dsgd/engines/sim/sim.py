@@ -119,8 +119,8 @@ class SimCluster(LedgerViews[SimFlight]):
     def reached(self, version: int) -> None:
         pass
 
-    def ended(self) -> None:
-        pass
+    def ended(self) -> Sequence[str]:
+        return ()
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         ledger, now_s = self._ledger, self.now_s

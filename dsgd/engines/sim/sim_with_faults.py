@@ -176,8 +176,9 @@ class HostedCluster(SimCluster):
         if self._peers:
             self._sent = as_started(self._sent, self.now_s)
 
-    def ended(self) -> None:
+    def ended(self) -> Sequence[str]:
         self._supervisor.book.end_all()
+        return self._plan.left
 
     # --- Tasks ----------------------------------------------------------------------------------------------
 
@@ -278,11 +279,10 @@ class HostedCluster(SimCluster):
             if copy is not first:
                 sim = self._sims[copy.host]
                 wasted += batches if sim.computed_s(copy, self.now_s) > 0 else 0
-                if copy in sim.queue and sim.queue[0] is copy:
-                    sim.remove(copy, self.now_s)
+                is_next = sim.queue[:1] == [copy]
+                sim.remove(copy, self.now_s)
+                if is_next:
                     self._expect(copy.host)
-                else:
-                    sim.remove(copy, self.now_s)
         if self._values and first is None:
             self._values.drop(worker)
         self._supervisor.task_over(worker, wasted, None if first is None else first.host)

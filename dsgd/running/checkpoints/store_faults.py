@@ -90,9 +90,10 @@ class FaultyStore:
                 self._begun = [*self._begun, _Begun(name, fault, seen)]
         self._end([begun for begun in self._begun if begun.lasts and begun.until_s <= now_s], now_s)
 
-    def end(self) -> None:
-        """Add what is not over to `seen`: the run has ended in it."""
+    def end(self) -> Sequence[str]:
+        """Add what is not over to `seen`, as the run has ended in it; return what never began."""
         self._end(self._begun, math.inf)
+        return list(self._waiting)
 
     def _end(self, over: Sequence[_Begun], now_s: float) -> None:
         if over:

@@ -287,9 +287,10 @@ class RayCluster(LedgerViews[RayFlight]):
             text = "the driver was killed; --resume goes on"
             self._supervisor.book.note("driver", (), text, recovered_s=None)
 
-    def ended(self) -> None:
+    def ended(self) -> Sequence[str]:
         self._supervisor.book.end_all()
         self._began_s = None
+        return self._plan.left
 
     def state(self) -> ClusterState:
         """Return the cluster between two updates; the workers' states are fetched when they are read."""
