@@ -27,7 +27,6 @@ from dsgd.engines.sim.sim_hosts import QUESTION, Copy, SimHost
 from dsgd.scenario.fault import MEMBERSHIP, Fault
 from dsgd.scenario.fault_book import OpenFault
 from dsgd.scenario.fault_plan import Plan, outside_at_first
-from dsgd.scenario.faults_text import parse_faults
 from dsgd.scenario.hosts import Hosts
 from dsgd.scenario.star import Network
 from dsgd.scenario.supervisor import (
@@ -318,10 +317,6 @@ class HostedCluster(SimCluster):
                 self._back_of[host] = 0
                 unsent = sorted(worker for worker, copies in self._copies.items() if not copies)
                 self._obey(self._supervisor.back(host, unsent))
-            case "fault", (text,):  # of a checkpoint before the plan kept what is due
-                for fault in parse_faults(text):
-                    assert isinstance(fault, Fault)
-                    self._happens(fault)
             case "factor", (number, factor) if passing := self._passing(number):
                 self._slow(passing, factor)
             case "over", (number,) if passing := self._passing(number):
@@ -540,8 +535,9 @@ class HostedCluster(SimCluster):
         assert state.hosts is not None
         assert state.faults is not None
         self._hosts.restore(state.hosts)
-        self._plan.go_to(state.faults)
         future = state.engine
+        due = [args[0] for *_, name, args in future["future"] if name == "fault"]
+        self._plan.go_to({"due": due, **state.faults})  # earlier versions kept it there
         self._supervisor.keep(self._ledger, self.restarts)
         self._supervisor.book.version = future["version"]
         self._supervisor.book.answers = future.get("answers")  # earlier versions did not count
@@ -549,7 +545,8 @@ class HostedCluster(SimCluster):
         self._next_of, self._back_of = list(future["next_of"]), list(future["back_of"])
         began_s = future.get("began_s", [None] * len(self._sims))  # earlier versions did not keep it
         self._began_s = [-math.inf if at_s is None else at_s for at_s in began_s]
-        self._future = [(at_s, rank, n, name, tuple(args)) for at_s, rank, n, name, args in future["future"]]
+        events = [(at_s, rank, n, name, tuple(args)) for at_s, rank, n, name, args in future["future"]]
+        self._future = [event for event in events if event[3] != "fault"]
         self._sent = [(at_s, task, worker, host) for at_s, task, worker, host in future["sent"]]
         heapq.heapify(self._future)
         heapq.heapify(self._sent)
