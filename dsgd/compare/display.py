@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from dsgd.compare.experiment_file import Experiment, PlannedRun
 from dsgd.compare.worker import Outcome
+from dsgd.process.outcomes import echoed
 
 
 class Display:
@@ -60,6 +61,10 @@ class Display:
         if outcome.traceback and outcome.traceback not in self._said:  # the same mistake may end many runs
             self._said.add(outcome.traceback)
             print(outcome.traceback, end="", file=sys.stderr)
+        for note in outcome.notes:
+            if note not in self._said:
+                self._said.add(note)
+                self.say(f"{run.name}: {echoed(note)}")
         if outcome.error:
             how = "diverged" if outcome.stopped_by == "diverged" else "failed"
             self.say(f"{run.name} {how}: {outcome.error}")

@@ -41,6 +41,8 @@ class Outcome(NamedTuple):
     """Wall seconds it took, its start included."""
     cpu_s: float
     """Seconds of computing it took in this process."""
+    notes: Sequence[str] = ()
+    """What went wrong on the way, or did not happen, in a line each."""
 
 
 def execute_recorded(
@@ -56,6 +58,7 @@ def execute_recorded(
     began_s, began_cpu_s = time.time(), time.process_time()
     stopped_by: StoppedBy = "failed"
     said, where = "", ""
+    notes: Sequence[str] = ()
     try:
         path = cfg.output.folder / str(cfg.output.run_name)
         was_ended = (path / "summary.json").exists()
@@ -65,11 +68,12 @@ def execute_recorded(
             cfg, watchers, record=record, interruptions=interruptions, started=began_s, resume=resume
         )
         stopped_by, said, where = ended.stopped_by, ended.error or "", ended.traceback
+        notes = ended.notes
     except (ValueError, ClusterError, OSError) as error:
         said = one_line(error)
     except Exception as error:
         said, where = one_line(error), traceback.format_exc()
-    return Outcome(stopped_by, said, where, time.time() - began_s, time.process_time() - began_cpu_s)
+    return Outcome(stopped_by, said, where, time.time() - began_s, time.process_time() - began_cpu_s, notes)
 
 
 def work(modules: Sequence[str]) -> None:

@@ -218,10 +218,7 @@ def test_options_of_the_renderer_reach_the_pods_and_are_kept(copy: Path) -> None
         "lab-queue",
         True,
     )
-    stays = {
-        "karpenter.sh/do-not-disrupt": "true",
-        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-    }
+    stays = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
     assert of_head["metadata"]["annotations"] == of_workers["metadata"]["annotations"] == stays
     assert "metadata" not in submitter
     (_, plain_head, plain_workers) = templates(manifest(ssp, MINE["cpu"]))
@@ -350,8 +347,7 @@ def test_rayjobs_with_tls_are_valid_strictly(
 
 
 @pytest.mark.parametrize(
-    "where",
-    ["spec", "spec.rayClusterSpec.headGroupSpec", "spec.rayClusterSpec.headGroupSpec.template.spec"],
+    "where", ["spec", "spec.rayClusterSpec.headGroupSpec", "spec.rayClusterSpec.headGroupSpec.template.spec"]
 )
 @needs_crd
 def test_the_strict_schema_refuses_a_misspelt_field(

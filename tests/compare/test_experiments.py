@@ -432,11 +432,12 @@ def test_a_run_that_fails_or_diverges_does_not_stop_the_others(tmp_path: Path, a
     variants = {
         "broken": {"mode": "ssgd", "compute_time": "constant:1e308"},
         "wild": {"mode": "ssgd", "lr": 1e200},
-        "ssgd": {"mode": "ssgd"},
+        "ssgd": {"mode": "ssgd", "faults": "kill:1@t=9999"},
     }
     path = write(tmp_path, variants=variants, seeds=1)
     asked = ask(path, "--processes", "1")
     assert asked.code == 1
+    assert "ssgd-s0: the run was over before these faults could happen: kill:1@t=9999" in asked.out
     assert [kept.is_kept(r) for r in load(path, out=ask.out).runs()] == [False, True, True]
     assert "broken-s0 failed: the virtual clock overflowed" in asked.out
     assert "wild-s0 diverged: the loss" in asked.out
