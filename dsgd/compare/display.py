@@ -62,8 +62,8 @@ class Display:
             self._said.add(outcome.traceback)
             print(outcome.traceback, end="", file=sys.stderr)
         for note in outcome.notes:
-            if note not in self._said:
-                self._said.add(note)
+            if (kind := f"{run.variant} {note.partition(':')[0]}") not in self._said:
+                self._said.add(kind)
                 self.say(f"{run.name}: {echoed(note)}")
         if outcome.error:
             how = "diverged" if outcome.stopped_by == "diverged" else "failed"
