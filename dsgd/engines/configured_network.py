@@ -22,11 +22,7 @@ def network_of(cfg: TrainConfig) -> Network:
         servers=options.parsed_topology.servers,
         replicas=options.replicas,
         links=Links(
-            cfg.num_workers,
-            options.bytes_per_s,
-            options.slow_links,
-            options.racks,
-            options.rack_bytes_per_s,
+            cfg.num_workers, options.bytes_per_s, options.slow_links, options.racks, options.rack_bytes_per_s
         ),
         peers=not cfg.has_server,
     )

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from dsgd.core.fault_seen import FaultSeen
 
 
@@ -33,8 +35,8 @@ class OpenFault:
     @classmethod
     def restored(cls, seen: Sequence[Any], **more: Any) -> OpenFault:
         """Return the fault whose `state` it is; more: its other fields."""
-        fault = FaultSeen(*seen)
-        return cls(fault._replace(workers=tuple(fault.workers), text=""), [fault.text], **more)
+        fault = msgspec.convert(seen, FaultSeen)
+        return cls(fault._replace(text=""), [fault.text], **more)
 
     def state(self) -> list[Any]:
         """Return what is known of it, with its text, as JSON values."""

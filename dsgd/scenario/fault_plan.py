@@ -158,10 +158,13 @@ class Plan:
     def go_to(self, position: Mapping[str, Any]) -> None:
         """Go on from a position: what was given out then is not given again.
 
-        It may be that of a plan with fewer faults, if the others are due later.
+        It may be that of a plan with fewer faults, if the others are due later. Raises ValueError for one
+        with others.
         """
         self._given = {self._numbers.get(name, name) for name in position["given"]}
         self._due = list(position.get("due", ()))  # earlier versions did not keep it
+        if others := {*self._given, *self._due} - self._asked.keys():
+            raise ValueError(f"{others.pop()!r} is none of the run's faults")
         drawn = {(which, host): (n, t_s) for which, host, n, t_s in position["losses"]}
         self._timed = [*self._waiting()]
         for t_s, serial, _, which, host, n in self._first_losses:

@@ -264,12 +264,21 @@ class Hosts:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to what `state` returned; one that is older than suspicion of hosts trusts all."""
-        self.carrier, self.alive = list(state["carrier"]), list(state["alive"])
+        """Go back to what `state` returned; one that is older than suspicion of hosts trusts all.
+
+        Raises ValueError for that of other workers or hosts.
+        """
+        own = self.state()
+        for name in own.keys() - {"dropped", "servers_lost_s"}:
+            if len(state.get(name, own[name])) != len(own[name]):
+                raise ValueError(f"{name} of {len(state[name])}, not of {len(own[name])}")
+        self.carrier, self.alive = [int(host) for host in state["carrier"]], list(state["alive"])
         self.dropped = set(state["dropped"])
-        self._lost_s, self._losses = [list(s) for s in state["lost_s"]], list(state["losses"])
+        self._lost_s = [[float(s) for s in its] for its in state["lost_s"]]
+        self._losses = [int(count) for count in state["losses"]]
         self._servers_lost_s = {number: list(s) for number, s in state.get("servers_lost_s", ())}
         none_s = [0.0] * len(self.alive)
-        self._heard_s = list(state.get("heard_s", none_s))
-        self._trusted_s = [math.inf if s is None else s for s in state.get("trusted_s", none_s)]
-        self._late_since_s = list(state.get("late_since_s", [None] * len(self.alive)))
+        self._heard_s = [float(s) for s in state.get("heard_s", none_s)]
+        self._trusted_s = [math.inf if s is None else float(s) for s in state.get("trusted_s", none_s)]
+        late_s = state.get("late_since_s", [None] * len(self.alive))
+        self._late_since_s = [None if s is None else float(s) for s in late_s]

@@ -97,7 +97,7 @@ class PeerLinks:
         """Go back to what `state` returned."""
         for name, times in self._by_worker.items():
             times.clear()
-            times.update(state.get(name, ()))
+            times.update((worker, float(at_s)) for worker, at_s in state.get(name, ()))
 
     @property
     def _by_worker(self) -> dict[str, dict[int, float]]:

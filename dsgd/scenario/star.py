@@ -141,7 +141,7 @@ class Star:
 
     def restore(self, state: Sequence[float]) -> None:
         """Go back to what `state` returned."""
-        self._out_free_s, self._in_free_s, self._server_free_s, served, *racks = state
+        self._out_free_s, self._in_free_s, self._server_free_s, served, *racks = map(float, state)
         if self._network.replicas > 1:
             self._copied_s, *racks = racks
         self._served, half = int(served), len(racks) // 2

@@ -245,6 +245,8 @@ def test_positions_of_older_checkpoints_hold() -> None:
     plan.at_step(0, 5, 1)
     assert due(plan) == [("kill", (0,))]
     assert "kill:1@t=9 #2" in plan.position()["given"]
+    with pytest.raises(ValueError, match="'kill:3@t=9' is none of the run's faults"):
+        plan.go_to({**plan.position(), "due": ["kill:3@t=9"]})
 
 
 @settings(max_examples=20)

@@ -172,10 +172,7 @@ def _set_count(header: dict[str, Any], content: dict[str, Any]) -> None:
 EDITS: Mapping[str, tuple[Callable[[dict[str, Any], dict[str, Any]], object], str]] = {
     "a later format": (_set("format", 2), "is of format 2; this version reads 1"),
     "no document": (_set("cluster", None), "is not a checkpoint (TypeError"),
-    "code": (
-        _set("tasks", [{"of": "os.system", "fields": {"command": "true"}}] * 4),
-        "class os.system, which its strategy does not have",
-    ),
+    "code": (_set("tasks", [{"of": "os.system", "fields": {"a": "true"}}] * 4), "class os.system, which"),
     "no task": (_set("tasks", [1] * 4), "has 1, which is no task"),
     "endless rows": (lambda header, _: header["F32[65]"].update(shape=[1 << 60, 65]), "is not a checkpoint"),
     "text for a count": (_set("collected", "x"), "collected: Expected `int`, got `str`"),
@@ -184,7 +181,11 @@ EDITS: Mapping[str, tuple[Callable[[dict[str, Any], dict[str, Any]], object], st
     "a member without a clock": (_set("cluster/latest", 9), "has no clock of worker 9"),
     "counts of two workers": (_set_count, "the tally's steps cannot be [1, 2]"),
     "other weights": (_set("versions/vectors", ["I64[3]", ["I64[3]", 15]]), "weights of int64[3], not [65]"),
-    "an empty engine": (_set("cluster/engine", {}), "does not fit the run (KeyError: 'flights')"),
+    "no engine": (_set("cluster/engine", {}), "does not fit the run (KeyError: 'flights')"),
+    "a third host": (_set("cluster/hosts/alive", [True] * 3), "alive of 3, not of 2"),
+    "text for a time": (_set("cluster/hosts/heard_s", ["x", 0]), "could not convert string to float: 'x'"),
+    "an unknown fault": (_set("cluster/faults/due", ["kill:2@t=9"]), "'kill:2@t=9' is none of the run's"),
+    "an event by number": (_set("cluster/engine/future", [[0, 1, 2, 3, []]]), "Expected `str`, got `int`"),
 }
 
 
@@ -201,20 +202,20 @@ def framed(header: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
+NONE = (b"x" * 7, b"\xff" * 200, framed(b"{}"), framed(b"[" * 50_000))
+
+
 def test_a_crafted_checkpoint_is_skipped_or_named(cli: CommandLine) -> None:
     """Its digest is right, and its values are strange: one line says which checkpoint it is and why, or the
     run goes on from the one before, to the same weights.
     """
-    ran = cli("--mode asgd --engine sim --num-workers 3 --steps 20 --checkpoint-every 3 --latency-s 0.1")
+    options = "--mode asgd --engine sim --num-workers 3 --steps 20 --checkpoint-every 3 --latency-s 0.1"
+    ran = cli(f"{options} --hosts 2 --faults kill:1@t=3")
     weights = (ran.record / "weights.npy").read_bytes()
     content = sorted((ran.record / "checkpoints").iterdir())[-2].read_bytes()
     damaged = {
         **{name: (edited(content, edit), why) for name, (edit, why) in EDITS.items()},
-        "a deep header": (framed(b"[" * 50_000), "is not a checkpoint"),
-        **{
-            f"bytes_{len(bad)}": (bad, "is not a checkpoint")
-            for bad in (b"x" * 7, b"\xff" * 200, framed(b"{}"))
-        },
+        **{f"{len(bad)}_bytes": (bad, "is not a checkpoint") for bad in NONE},
     }
     for name, (crafted, why) in damaged.items():
         copy = ran.record.with_name(name.replace(" ", "_"))

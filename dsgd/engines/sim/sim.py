@@ -242,7 +242,7 @@ class SimCluster(LedgerViews[SimFlight]):
     def _restore_books(self, state: ClusterState) -> Mapping[int, SimFlight]:
         """Restore all but the future; return the tasks in flight."""
         flights = {
-            f.worker: SimFlight(serial, f.task, f.origin, f.started_s, arrived_s, compute_s)
+            f.worker: SimFlight(serial, f.task, f.origin, f.started_s, float(arrived_s), float(compute_s))
             for f, (serial, arrived_s, compute_s) in zip(state.flights, state.engine["flights"], strict=True)
         }
         self._keep(Ledger.restored(state, flights))

@@ -248,6 +248,7 @@ class HostedAllReduce(AllReduceCluster, HostedCluster):
     def restore(self, state: ClusterState) -> None:
         super().restore(state)
         reducing = state.engine["reducing"]
-        self._processes, self._again = list(reducing["processes"]), {}
+        numbers = zip(self._sims, reducing["processes"], strict=True)
+        self._processes, self._again = [int(number) for _, number in numbers], {}
         self._values_at = {worker: (host, number) for worker, host, number in reducing["values_at"]}
         self._group = [(host, number) for host, number in reducing["group"]]

@@ -164,7 +164,7 @@ class SimHost:
             [Copy.restored(copy) for copy in state["queue"]],
             [Copy.restored(copy) for copy in state["held"]],
             {fault: factor for fault, factor in state["factors"]},
-            state["paused_until_s"],
-            state["cut_until_s"],
+            float(state["paused_until_s"]),
+            float(state["cut_until_s"]),
             {worker: version for worker, version in state.get("heard", ())},
         )

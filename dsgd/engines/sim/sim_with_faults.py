@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from dsgd.config import FaultConfig
 from dsgd.core.cluster_state import ClusterState
 from dsgd.core.model import Workload
@@ -531,23 +533,27 @@ class HostedCluster(SimCluster):
         )
 
     def restore(self, state: ClusterState) -> None:
-        flights = self._restore_books(state)
-        assert state.hosts is not None
-        assert state.faults is not None
+        flights, hosts = self._restore_books(state), range(len(self._sims))
+        if state.hosts is None or state.faults is None:
+            raise ValueError("has no hosts")
         self._hosts.restore(state.hosts)
         future = state.engine
         due = [args[0] for *_, name, args in future["future"] if name == "fault"]
         self._plan.go_to({"due": due, **state.faults})  # earlier versions kept it there
         self._supervisor.keep(self._ledger, self.restarts)
-        self._supervisor.book.version = future["version"]
-        self._supervisor.book.answers = future.get("answers")  # earlier versions did not count
-        self._sims = [SimHost.restored(sim) for sim in future["sims"]]
-        self._next_of, self._back_of = list(future["next_of"]), list(future["back_of"])
-        began_s = future.get("began_s", [None] * len(self._sims))  # earlier versions did not keep it
-        self._began_s = [-math.inf if at_s is None else at_s for at_s in began_s]
-        events = [(at_s, rank, n, name, tuple(args)) for at_s, rank, n, name, args in future["future"]]
+        answers = future.get("answers")  # earlier versions did not count
+        self._supervisor.book.version = int(future["version"])
+        self._supervisor.book.answers = None if answers is None else int(answers)
+        began_s = future.get("began_s", [None] * len(hosts))  # earlier versions did not keep it
+        of_hosts = zip(hosts, future["sims"], future["next_of"], future["back_of"], began_s, strict=True)
+        _, sims, next_of, back_of, began_s = zip(*of_hosts, strict=True)
+        self._sims, self._next_of, self._back_of = [*map(SimHost.restored, sims)], [*next_of], [*back_of]
+        self._began_s = [-math.inf if at_s is None else float(at_s) for at_s in began_s]
+        if any(n and not sim.queue for sim, n in zip(self._sims, next_of, strict=True)):
+            raise ValueError("a host computes a task that it does not have")
+        events = msgspec.convert(future["future"], list[tuple[float, int, int, str, tuple[Any, ...]]])
         self._future = [event for event in events if event[3] != "fault"]
-        self._sent = [(at_s, task, worker, host) for at_s, task, worker, host in future["sent"]]
+        self._sent = msgspec.convert(future["sent"], list[tuple[float, int, int, int]])
         heapq.heapify(self._future)
         heapq.heapify(self._sent)
         self._copies = {worker: [] for worker in flights}

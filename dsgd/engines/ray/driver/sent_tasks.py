@@ -80,10 +80,7 @@ class SentTasks:
         self._num_weights, self._padding_bytes = num_weights, padding_bytes
         self._tickets = 0
         self._pickle: Any = lru_cache(TASKS_KEPT)(ray.cloudpickle.dumps)  # protocols do not say: hashable
-        self._last: tuple[Vector | Bytes | None, SentVector | None] = (
-            None,
-            None,
-        )  # the last one
+        self._last: tuple[Vector | Bytes | None, SentVector | None] = (None, None)  # the last one
         self._by_worker: dict[int, list[Sent]] = {}  # whose answers are awaited, the first one first
         self._here: str | None = None  # the node whose processes have links
         self._arena: Arena | None = None
