@@ -29,7 +29,7 @@ LINES = {
     "dsgd/conformance": 4_000,
     "dsgd/core": 4_600,
     "dsgd/engines": 9_000,
-    "dsgd/models": 3_600,
+    "dsgd/models": 3_700,
     "dsgd/process": 700,
     "dsgd/records": 3_700,
     "dsgd/running": 4_200,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_900,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_600,
-    "tests": 37_000,
+    "tests": 37_200,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

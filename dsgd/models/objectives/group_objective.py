@@ -109,7 +109,7 @@ class GroupObjective(Objective):
     def __init__(self, objective: ModuleObjective, membership: Membership) -> None:
         self.membership, self._options = membership, objective
         self.layout = RankLayout(objective.shapes, membership.slices)
-        module = objective.problem.module.train()
+        module = objective.problem.module
         _require_shardable(module)
         kind, slices = torch.device(membership.device).type, membership.slices
         replicas = membership.ranks // slices

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from dsgd.core.model import Evaluation, Objective
 from dsgd.core.problem import Problem, ProblemError, length, part, take
@@ -36,6 +35,7 @@ from dsgd.core.routing import (
 )
 from dsgd.core.shards import Indices, Reshuffled
 from dsgd.core.weights import Vector
+from dsgd.models.objectives.module_state import estimating, in_eval_mode, new_statistics
 from dsgd.models.objectives.rank_layout import RankLayout
 from dsgd.models.objectives.rank_sums import in_order
 from dsgd.models.objectives.replica import Replica, require_trainable, trained
@@ -126,9 +126,9 @@ def seed_torch(device: torch.device, seed: int) -> None:
 class ModuleObjective(Objective):
     """The mean loss of a problem's module over its data.
 
-    Its buffers never travel, and do not count: before an evaluation the running statistics of batch
-    normalization are estimated anew, from the first training samples, so that an evaluation is a function of
-    the weights (Wu & Johnson 2021, "Rethinking batch in BatchNorm", section 3).
+    Its buffers never travel, and do not count: before an evaluation the running statistics of normalization
+    layers in training mode are estimated anew, from the first training samples, so that an evaluation is a
+    function of the weights (Wu & Johnson 2021, "Rethinking batch in BatchNorm", section 3).
 
     precision: float32, or bf16 for torch's autocast around the loss. accumulate: parts of a mini-batch that
     are computed one after another. compiled: whether by torch.compile. recomputed: whether activations are
@@ -191,7 +191,7 @@ class ModuleObjective(Objective):
     def for_evaluation(self, device: str) -> ModuleObjective:
         """Return it for evaluations on a device, with the training data that they need."""
         train = self.problem.train
-        if not _normalizing(self.problem.module):
+        if not estimating(self.problem.module):
             train = ()
         elif isinstance(train, tuple):
             train = tuple(array[:_ESTIMATED_FROM] for array in train)
@@ -254,17 +254,19 @@ class ModuleObjective(Objective):
         problem, device = self.problem, self._evaluated_on
         mine = self._replica(device)
         mine.write(torch.from_numpy(self.initial_weights(0)))
-        mine.module.eval()
         for name, compute in (("loss", problem.loss), ("score", problem.score)):
             if compute is None:
                 continue
-            with failures_of(compute, f"its {name} of test data cannot be computed: "), torch.no_grad():
+            with (
+                failures_of(compute, f"its {name} of test data cannot be computed: "),
+                torch.no_grad(),
+                in_eval_mode(mine.module),
+            ):
                 rows = np.arange(min(length(problem.test), _TRIED))
                 found = compute(mine.module, *_on(device, take(problem.test, rows)))
                 shape = tuple(torch.as_tensor(found).shape)
             if shape:
                 raise ProblemError(f"its {name} of test data has shape {shape}; return one number, the mean")
-        mine.module.train()
 
     def loss_and_gradient(
         self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int], out: Tensor | None = None
@@ -345,8 +347,7 @@ class ModuleObjective(Objective):
         n, loss, score = length(problem.test), 0.0, 0.0
         routed: list[list[RoutedLayer]] = []
         self._estimate_statistics(mine.module)
-        mine.module.eval()
-        with torch.no_grad():
+        with torch.no_grad(), in_eval_mode(mine.module):
             for rows in np.array_split(np.arange(n), -(-n // self._evaluated_at_once)):
                 batch = _on(device, take(problem.test, rows))
                 loss += len(rows) / n * float(problem.loss(mine.module, *batch))
@@ -354,7 +355,6 @@ class ModuleObjective(Objective):
                     routed.append([of._replace(chosen=_NONE) for of in layers])
                 if problem.score:
                     score += len(rows) / n * float(problem.score(mine.module, *batch))
-        mine.module.train()
         bits = loss / math.log(2) / problem.bytes_per_token if problem.bytes_per_token else None
         use = self._use_of_experts(mine.module, routed) if routed else None
         return Evaluation(loss, score if problem.score else None, bits, use)
@@ -402,18 +402,16 @@ class ModuleObjective(Objective):
         assert problem.routing
         mine = self._replica(device)
         mine.write(torch.from_numpy(np.array(w)))
-        mine.module.eval()
         routed = []
-        with torch.no_grad():
+        with torch.no_grad(), in_eval_mode(mine.module):
             for some in np.array_split(rows, -(-len(rows) // self._evaluated_at_once)):
                 problem.loss(mine.module, *_on(device, take(problem.test, some)))
                 routed.append(problem.routing.layers(mine.module))
-        mine.module.train()
         return [joined(parts) for parts in zip(*routed, strict=True)]
 
     def module_at(self, w: Vector) -> torch.nn.Module:
         """Return a copy of the module with the weights w (D,), as an evaluation has it."""
-        module = copy.deepcopy(self.problem.module).to(self._evaluated_on).train()
+        module = copy.deepcopy(self.problem.module).to(self._evaluated_on)
         parameters = trained(module)
         sizes = [parameter.numel() for parameter in parameters]
         parts = torch.split(torch.from_numpy(np.array(w)), sizes)
@@ -426,20 +424,14 @@ class ModuleObjective(Objective):
 
     def _estimate_statistics(self, module: torch.nn.Module) -> None:
         """Set the running statistics to the means over some training samples at the present weights."""
-        layers = _normalizing(module)
+        layers = estimating(module)
         if not layers:
             return
-        momenta = [layer.momentum for layer in layers]
-        for layer in layers:
-            layer.reset_running_stats()
-            layer.momentum = None  # then each of the mini-batches counts the same
         samples = np.arange(min(length(self.problem.train), _ESTIMATED_FROM))
         seed_torch(torch.device(self._evaluated_on), 0)  # for dropout before such a layer
-        with torch.no_grad():
+        with torch.no_grad(), new_statistics(layers):
             for rows in np.array_split(samples, -(-len(samples) // _ESTIMATED_AT_ONCE)):
                 self.problem.loss(module, *_on(self._evaluated_on, take(self.problem.train, rows)))
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
 
 
 def failures_of(function: Any, before: str, *passed: type[Exception]) -> AbstractContextManager[None]:
@@ -447,12 +439,6 @@ def failures_of(function: Any, before: str, *passed: type[Exception]) -> Abstrac
     code = getattr(function, "__code__", None)
     file = Path(code.co_filename) if code else Path()
     return in_one_line(file, before, ProblemError, (ProblemError, *passed))
-
-
-def _normalizing(module: torch.nn.Module) -> list[_BatchNorm]:
-    """Return the layers of a module that have running statistics."""
-    found = (layer for layer in module.modules() if isinstance(layer, _BatchNorm))
-    return [layer for layer in found if layer.running_mean is not None]
 
 
 def require_scalar(loss: Any) -> None:

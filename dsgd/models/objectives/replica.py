@@ -51,7 +51,7 @@ class Replica:
     ) -> None:
         before = "its module cannot be copied, as each process and thread needs: "
         with in_one_line(Path(), before, ProblemError, (torch.OutOfMemoryError,)):
-            self.module = copy.deepcopy(module).to(device).train()
+            self.module = copy.deepcopy(module).to(device)
         if recomputed:
             recompute_activations(blocks(self.module))
         self.compiled: Any = None

@@ -1,0 +1,70 @@
+"""Small modules that carry more than their trained parameters, one for each name of `--carries`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dsgd import DataConfig, Problem
+
+
+class Tuned(nn.Module):
+    """A pretrained layer, frozen in eval mode, and a head that is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 1)
+        pretrained = {"mean": torch.tensor([1.0, -2, 3, 0.5]), "var": torch.tensor([4.0, 0.25, 9, 1])}
+        statistics = {f"running_{name}": value for name, value in pretrained.items()}
+        self.norm.load_state_dict(statistics, strict=False)
+        self.norm.requires_grad_(False).eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(self.norm(x))
+        return found
+
+
+class TunedByTrain(Tuned):
+    """The same, frozen each time that the module's mode is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm.train()
+
+    def train(self, mode: bool = True) -> TunedByTrain:
+        super().train(mode)
+        self.norm.eval()
+        return self
+
+
+def squared(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    found: Tensor = (module(x) - y).square().mean()
+    return found
+
+
+def frozen_in_the_loss(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    module.norm.eval()
+    return squared(module, x, y)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(DataConfig):
+    """What the module carries."""
+
+    carries: str = "frozen"
+    """frozen, frozen-by-train, frozen-by-loss."""
+
+
+def make(cfg: Config) -> Problem:
+    x = 3 + 2 * torch.randn(512, 4, generator=torch.Generator().manual_seed(0))
+    y = x.sum(1, keepdim=True)
+    module: nn.Module = Tuned()
+    if cfg.carries == "frozen-by-train":
+        module = TunedByTrain().train()
+    elif cfg.carries == "frozen-by-loss":
+        module.train()
+    loss = frozen_in_the_loss if cfg.carries == "frozen-by-loss" else squared
+    return Problem(module, loss, (x[:384], y[:384]), (x[384:], y[384:]))
