@@ -21,11 +21,12 @@ from dsgd.records.reader import read_ending, read_yaml
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.stores.disk_store import DiskStore
+from dsgd.records.workload_copy import CARRIED
 from dsgd.show.terminal.cli import UsageError
 
 _FILES = (
-    "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "faults.jsonl", "weights.npy", "trace.json",
-    "tensorboard", "checkpoints", "workload.py",
+    "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "faults.jsonl", "weights.npy", CARRIED,
+    "trace.json", "tensorboard", "checkpoints", "workload.py",
 )  # fmt: skip
 
 

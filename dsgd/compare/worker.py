@@ -68,7 +68,7 @@ def execute_recorded(
             cfg, watchers, record=record, interruptions=interruptions, started=began_s, resume=resume
         )
         stopped_by, said, where = ended.stopped_by, ended.error or "", ended.traceback
-        notes = ended.notes
+        notes = (*ended.not_kept, *ended.notes)
     except (ValueError, ClusterError, OSError) as error:
         said = one_line(error)
     except Exception as error:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from dsgd.core.problem import TrialGradient
 from dsgd.core.rng import Purpose, generator
 from dsgd.core.routing import ExpertUse, Loads
 from dsgd.core.weights import Vector
@@ -57,6 +58,8 @@ class Objective(ABC):
     """Whether each worker's row is computed by itself, however many are computed at once."""
     one_thread = False
     """Whether only one thread of a process may compute: torch has one generator for all of them."""
+    trial = TrialGradient()
+    """What `try_out` has seen, here or in a worker's process."""
 
     in_own_process: ClassVar[bool] = False
     """Whether evaluations on Ray have a process for themselves: they would keep the driver's interpreter
@@ -91,7 +94,10 @@ class Objective(ABC):
 
     @abstractmethod
     def evaluate(self, w: Vector, *test: Vector) -> Evaluation | None:
-        """Evaluate the weights w (D,) on the workload's test arrays; None where there is nothing to."""
+        """Evaluate the weights w (D,) on the workload's test arrays; None where there is nothing to.
+
+        Behind the weights may be the bits (rows · D,) of what the module of a worker carries.
+        """
 
     @property
     def has_experts(self) -> bool:

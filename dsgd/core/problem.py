@@ -20,6 +20,17 @@ class ProblemError(ValueError):
     """A problem cannot be trained; the message is one line, without the workload's name."""
 
 
+class TrialGradient(NamedTuple):
+    """What a gradient that was tried has written to, besides trained parameters and running statistics."""
+
+    carried: tuple[str, ...] = ()
+    """The tensors of a module that are part of a worker's state, by name."""
+    rows: int = 0
+    """How many vectors (D,) of that state they take, as bits."""
+    notes: tuple[str, ...] = ()
+    """What else it has changed, and cannot be kept, in a line each."""
+
+
 class Problem(NamedTuple):
     """A module to train, and on what.
 

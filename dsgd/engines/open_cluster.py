@@ -12,6 +12,7 @@ from dsgd.core.aggregators import Aggregation, Bucketing
 from dsgd.core.model import Workload
 from dsgd.core.protocol import Engine
 from dsgd.process.interruptions import Interruptions
+from dsgd.transforms.carrying import CarriedBetweenTasks
 from dsgd.transforms.compression import CompressedResults, CompressedWeights
 from dsgd.transforms.filters import Filter, Kardam
 from dsgd.transforms.lying_workers import Lying
@@ -65,7 +66,8 @@ def wrapped_as_asked(cfg: TrainConfig, workload: Workload, engine: Engine) -> En
     if aggregation or filtering:
         text = f"filter {asked.filter}" if filtering else f"aggregate {asked.aggregate}"
         engine = Aggregating(engine, aggregation, filtering, text)
-    return engine
+    trial = workload.objective.trial
+    return CarriedBetweenTasks(engine, trial) if trial.rows else engine
 
 
 @contextmanager

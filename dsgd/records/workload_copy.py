@@ -11,6 +11,9 @@ from dsgd.models.workloads import file_of
 from dsgd.records.reader import read_meta
 from dsgd.records.schema import RecordError
 
+CARRIED = "carried.safetensors"
+"""What the first worker's module carries at the end besides its weights, where it carries anything."""
+
 COPY = "workload.py"
 # Digests of files that ship, from before other modules got new names. They are the same workloads.
 _BEFORE = {

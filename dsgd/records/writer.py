@@ -16,9 +16,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 import yaml
 from msgspec import Struct
 from msgspec.structs import replace
@@ -143,7 +145,7 @@ class RunRecord:
             worker_pids=list(cluster.pids),
         )
         # First remove what marks the run as ended: if this is killed next, the record says that it goes on.
-        for name in ("summary.json", "weights.npy", "trace.json"):
+        for name in ("summary.json", "weights.npy", workload_copy.CARRIED, "trace.json"):
             with Writing(self.path / name):
                 (self.path / name).unlink(missing_ok=True)
         with whole_file(self.path / "config.yaml") as file:
@@ -300,8 +302,16 @@ class RunRecord:
                 with (folder / f"{name.replace(' ', '-')}.txt").open("a") as file:
                     file.write(text)
 
-    def close(self, weights: Vector, summary: dict[str, Any]) -> dict[str, Any]:
-        """Write the last weights and summary.json; return the summary as written."""
+    def close(
+        self, weights: Vector, summary: dict[str, Any], carried: Mapping[str, Vector] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """Write the last weights and summary.json; return the summary as written.
+
+        carried: what else an evaluation of a module needs, by name.
+        """
+        if carried:
+            with whole_file(self.path / workload_copy.CARRIED) as file:
+                file.write(safetensors.numpy.save(dict(carried)))
         with whole_file(self.path / "weights.npy") as file:
             saved = io.BytesIO()  # numpy's own errors of a full disk have neither a number nor a reason
             np.save(saved, weights)

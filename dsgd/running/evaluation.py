@@ -9,11 +9,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from dsgd.core.model import Evaluation
 from dsgd.core.protocol import Done, Evaluated, EvaluationLost
 from dsgd.core.routing import MOST_WORKERS, Loads
 from dsgd.core.weights import Vector
 from dsgd.running.checkpoints.run_state import DueEvaluation, RunState
+from dsgd.transforms.carrying import carried_by_first
 
 if TYPE_CHECKING:
     from dsgd.running.run import Run
@@ -77,7 +80,8 @@ class Evaluations:
             return
         run.fetch()
         sent = run.engine.traffic.total
-        due = DueEvaluation(run.weights, tally.last_update_s, tally.gradients, sent)
+        carried = carried_by_first(run.workload.objective, run.engine.state)
+        due = DueEvaluation(run.weights, tally.last_update_s, tally.gradients, sent, carried)
         self._submit(due, *self._of_workers(dones))
         self.version = run.weights.version
 
@@ -87,7 +91,8 @@ class Evaluations:
         models: Mapping[int, Vector] | None = None,
         loads: Mapping[int, Loads] | None = None,
     ) -> None:
-        asked = due.weights.vector, models
+        w = due.weights.vector
+        asked = w if due.carried is None else np.concatenate((w, due.carried.ravel())), models
         future = self._pool.submit(self._evaluate, *asked) if self._pool else _Made(self._evaluate(*asked))
         self._waiting.append(_Waiting(due, loads, future))
 
@@ -124,7 +129,7 @@ class Evaluations:
         """
         before = len(self.found)
         while self._waiting and (wait or self._waiting[0].future.done()):
-            (w, t_s, gradients, sent), loads, future = self._waiting.popleft()
+            (w, t_s, gradients, sent, _), loads, future = self._waiting.popleft()
             try:
                 found = future.result()
             except EvaluationLost as lost:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from dsgd.config import TrainConfig
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import ClusterError, Engine, Evaluated, WeightsLost
-from dsgd.core.weights import Weights
+from dsgd.core.weights import Vector, Weights
 from dsgd.data import make_workload
 from dsgd.engines.open_cluster import open_cluster, require_room, wrapped_as_asked
 from dsgd.metrics import Tally, finite, routing_numbers
@@ -35,6 +35,7 @@ from dsgd.running.resuming import require_same_start, resume_point, stores_of
 from dsgd.running.run import Run
 from dsgd.scenario.possible_faults import unmet
 from dsgd.strategies import Strategy, strategy_of
+from dsgd.transforms.carrying import carried_tensors
 
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord
@@ -72,6 +73,8 @@ class Ended:
     """The summary as the record has it."""
     checkpoints_written: int = 0
     """In all places outside this process."""
+    not_kept: Sequence[str] = ()
+    """What of a workload's module is not kept, in a line each, as the run said at its beginning."""
     notes: Sequence[str] = ()
     """What went wrong with checkpoints and evaluations, in a line each; the run went on."""
 
@@ -212,6 +215,7 @@ class Finishing:
         self._is_between = False
         """Whether the run was interrupted between two updates, where a checkpoint can be taken."""
         self._late: list[str] = []
+        self._carried: Mapping[str, Vector] = {}
 
     def to_the_end(self, interruptions: Interruptions, started: float) -> Ended:
         """Take updates until the run is over, and complete its record."""
@@ -252,7 +256,8 @@ class Finishing:
                 if not run.error:  # a run that diverged has diverged, with or without its trace
                     self._fail(error)
             try:
-                written = record.close(run.weights.vector, self._ended(wall_s, startup_s).summary)
+                summary = self._ended(wall_s, startup_s).summary
+                written = record.close(run.weights.vector, summary, self._carried)
             except OSError as error:
                 self._fail(error)
         return self._ended(wall_s, startup_s, written)
@@ -277,8 +282,9 @@ class Finishing:
             self._late += store.end()
 
     def _fetch_the_last(self) -> None:
-        """Have the last weights here: afterwards no process is left that has them."""
+        """Have the last weights here, and what is carried: afterwards no process is left that has them."""
         run = self._run
+        self._carried = carried_tensors(run.workload.objective, run.engine.state)
         try:
             run.fetch()
         except WeightsLost as lost:
@@ -326,5 +332,6 @@ class Finishing:
             startup_s=startup_s,
             written=written,
             checkpoints_written=sum(tier.written for tier in keeper.checkpoints.tiers),
+            not_kept=run.workload.objective.trial.notes,
             notes=(*keeper.skipped, *keeper.checkpoints.notes(), *keeper.evaluations.notes, *late),
         )

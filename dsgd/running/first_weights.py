@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -42,7 +44,7 @@ def first_weights(cfg: TrainConfig, workload: Workload) -> Vector:
 def _of_run(source: str) -> Vector:
     run, at, version = source.rpartition("@")
     if at and version.isdigit():
-        return of_checkpoint(Path(run), int(version)).vector
+        return of_checkpoint(Path(run), int(version))[0].vector
     path = Path(source) / "weights.npy"
     if not path.is_file():
         raise ValueError("has no weights.npy: it is no record, or its run has not ended")
@@ -60,8 +62,8 @@ def weights_in_file(path: Path) -> Vector:
     return vector
 
 
-def of_checkpoint(run: Path, version: int) -> Weights:
-    """Return the weights in a record's checkpoint of a version.
+def of_checkpoint(run: Path, version: int) -> tuple[Weights, Mapping[str, Any]]:
+    """Return the weights in a record's checkpoint of a version, and what the first worker's module carries.
 
     Raises ValueError, in one line, where there is none or it is damaged; OSError where it cannot be read.
     """

@@ -38,6 +38,7 @@ from dsgd.running.checkpoints.run_state import RunState, to_parts
 from dsgd.running.evaluation import Evaluations
 from dsgd.running.resuming import ResumePoint, newest_state, tiers_of
 from dsgd.running.run import Run
+from dsgd.transforms.carrying import carried_tensors
 
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord
@@ -55,6 +56,8 @@ class Running:
     """The folder of its record, if it has one."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """The model and the data of a workload's file."""
+    not_kept: Sequence[str] = ()
+    """What of its module is not kept, in a line each."""
 
 
 class Watcher:
@@ -208,8 +211,14 @@ class RunKeeper:
         if not self._begun:
             self._begun = True
             run, path = self.run, self.record.path if self.record else None
-            about = run.workload.about
-            running = Running(cfg=run.cfg, cluster=run.engine, tally=run.tally, path=path, about=about)
+            running = Running(
+                cfg=run.cfg,
+                cluster=run.engine,
+                tally=run.tally,
+                path=path,
+                about=run.workload.about,
+                not_kept=run.workload.objective.trial.notes,
+            )
             for watcher in self.watchers:
                 watcher.started(running)
 
@@ -220,8 +229,10 @@ class RunKeeper:
         return self._completed(self.run.state())
 
     def _completed(self, state: RunState) -> RunState:
+        tensors = carried_tensors(self.run.workload.objective, lambda: state.cluster)
         return replace(
             state,
+            carried={name: np.frombuffer(array.tobytes(), np.uint8) for name, array in tensors.items()},
             **self.evaluations.state(),
             lengths=self.record.lengths if self.record else {},
             due_s=self.checkpoints.due_s,

@@ -107,7 +107,7 @@ def replayed_run(run: ReplayableRun, until: int | None = None) -> tuple[Run, int
     """
     if until is not None and until < 1:
         raise RecordError(f"until {until}: must be at least 1")
-    cfg, workload, strategy = run.cfg, make_workload(run.cfg), strategy_of(run.cfg)
+    cfg, workload, strategy = run.cfg, make_workload(run.cfg, tried=True), strategy_of(run.cfg)
     recorded = ReplayCluster(cfg, workload, run.updates(until), run.faults, device=run.meta.device)
     last_version, rollbacks = recorded.last_version, rollbacks_at(run.faults)
     if not last_version:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import safetensors.numpy
 
 from dsgd.config import TrainConfig, option_fields
 from dsgd.core.model import Classifier, Evaluation, Objective, Workload
@@ -24,7 +25,7 @@ from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import newest_whole
-from dsgd.records.workload_copy import code_in, digest
+from dsgd.records.workload_copy import CARRIED, code_in, digest
 from dsgd.running.checkpoints.run_state import weights_in
 from dsgd.running.first_weights import of_checkpoint, weights_in_file
 from dsgd.strategies import configured
@@ -80,6 +81,8 @@ class TrainedRun:
     """Whether they are the run's last; False: those of a checkpoint."""
     damaged: int = 0
     """How many newer checkpoints are damaged."""
+    carried: Mapping[str, Vector] = field(default_factory=dict, repr=False)
+    """What else the first worker's module carried, by name: arrays, or their bytes."""
 
     def __repr__(self) -> str:
         return f"<TrainedRun: {self.cfg.mode} on {self.name}, {self._weights_in_words}>"
@@ -153,6 +156,10 @@ class TrainedRun:
             return self._objective(self._problem).module_at(self.weights)
 
     def _objective(self, problem: Problem) -> ModuleObjective:
+        if self.carried:
+            from dsgd.models.objectives.module_state import with_tensors
+
+            problem = problem._replace(module=with_tensors(problem.module, self.carried))
         objective = module_objective(self.cfg, problem)
         self._require_weights_of(objective)
         return objective
@@ -247,7 +254,7 @@ def trained_run(source: str) -> TrainedRun:
     path, version = _split(source)
     options = recorded_options(path)
     cfg = recorded_config(path, options)
-    vector, version, ended, damaged = _weights(path, version)
+    vector, carried, version, ended, damaged = _weights(path, version)
     vector.setflags(write=False)
     return TrainedRun(
         path=path,
@@ -257,6 +264,7 @@ def trained_run(source: str) -> TrainedRun:
         version=version,
         ended=ended,
         damaged=damaged,
+        carried=carried,
     )
 
 
@@ -267,11 +275,14 @@ def _split(source: str) -> tuple[Path, int | None]:
     return Path(source), None
 
 
-def _weights(path: Path, version: int | None) -> tuple[Vector, int, bool, int]:
-    """Return the weights, their version, whether they are the run's last, and how many newer are damaged."""
+def _weights(path: Path, version: int | None) -> tuple[Vector, Mapping[str, Vector], int, bool, int]:
+    """Return the weights, what else is carried, their version, whether they are the run's last, and how many
+    newer are damaged.
+    """
     if version is not None:
         try:
-            return np.array(of_checkpoint(path, version).vector), version, False, 0
+            weights, carried = of_checkpoint(path, version)
+            return np.array(weights.vector), carried, version, False, 0
         except (OSError, ValueError) as error:
             raise RecordError(f"{path}@{version}: {_reason(error)}") from None
     if not (path / "summary.json").is_file():
@@ -281,8 +292,8 @@ def _weights(path: Path, version: int | None) -> tuple[Vector, int, bool, int]:
                 f"{path}: its run has not ended and has no whole checkpoint; wait for its end, or run with "
                 "--checkpoint-every"
             )
-        weights = weights_in(found.content)
-        return np.array(weights.vector), weights.version, False, len(found.skipped)
+        weights, carried = weights_in(found.content)
+        return np.array(weights.vector), carried, weights.version, False, len(found.skipped)
     summary, file = read_summary(path), path / "weights.npy"
     try:
         vector = weights_in_file(file)
@@ -292,7 +303,12 @@ def _weights(path: Path, version: int | None) -> tuple[Vector, int, bool, int]:
         raise RecordError(
             f"{file}: its weights do not have the digest in summary.json; the record is damaged"
         )
-    return vector, summary.updates, True, 0
+    file = path / CARRIED
+    try:
+        carried = safetensors.numpy.load_file(file) if file.exists() else {}
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise RecordError(f"{file}: cannot be read ({_reason(error)}); the record is damaged") from None
+    return vector, carried, summary.updates, True, 0
 
 
 def _reason(error: Exception) -> str:

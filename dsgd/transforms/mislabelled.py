@@ -16,20 +16,13 @@ if TYPE_CHECKING:
     from dsgd.core.shards import Shard
 
 
-_MAY_HAVE = ("relative", "part", "late")
+_MAY_HAVE = ("relative", "part", "late", "asks_for_own")
 """What else is asked of a task that has it."""
 
 
 @dataclass(frozen=True)
-class LabelsFlipped(TaskAround):
-    """A task whose worker takes class y of C classes for C - 1 - y.
-
-    Only in mini-batches with numbers from `first` up to, but not including, `end`; None: in all later ones.
-    """
-
-    classes: int
-    first: int = 0
-    end: int | None = None
+class PassedOn(TaskAround):
+    """A task around another one that passes its value on."""
 
     def value_bytes(self, num_weights: int) -> int:
         return value_bytes(self.task, num_weights)
@@ -38,6 +31,18 @@ class LabelsFlipped(TaskAround):
         if name in _MAY_HAVE:
             return getattr(self.task, name)
         raise AttributeError(name)
+
+
+@dataclass(frozen=True)
+class LabelsFlipped(PassedOn):
+    """A task whose worker takes class y of C classes for C - 1 - y.
+
+    Only in mini-batches with numbers from `first` up to, but not including, `end`; None: in all later ones.
+    """
+
+    classes: int
+    first: int = 0
+    end: int | None = None
 
     def __call__(
         self, objective: Objective, shards: Sequence[Shard], steps: Sequence[int], w: Tensor, state: Tensor

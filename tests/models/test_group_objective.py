@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rank_processes import RankProcesses
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from workloads.carrying import Centred, Taught
 
 from dsgd.core.problem import Problem, ProblemError
 from dsgd.core.tasks import Elastic, Gradient, LocalAdamW, LocalSGD, Task
@@ -26,6 +27,7 @@ from dsgd.models.objectives.group_objective import GroupObjective, Membership, R
 from dsgd.models.objectives.module_blocks import blocks, recompute_activations
 from dsgd.models.objectives.module_objective import ModuleObjective, ProblemShard
 from dsgd.models.objectives.rank_layout import RankLayout
+from dsgd.transforms.carrying import Carrying
 
 N, CONTEXT, VOCABULARY = 48, 12, 37  # 37 rows: neither 2 nor 3 ranks divide them
 TOKENS = (torch.arange(N * (CONTEXT + 1)) ** 2 % 997 % VOCABULARY).view(N, CONTEXT + 1)
@@ -99,6 +101,27 @@ class Dropping(nn.Module):
 def dropping() -> Problem:
     x = torch.linspace(-1, 1, 4 * N).cos().view(N, 4)
     return Problem(Dropping(), lambda module, x: (module(x) - x[:, :1]).square().mean(), (x,), ())
+
+
+def centred() -> Problem:
+    return dropping()._replace(module=Centred())
+
+
+def taught() -> Problem:
+    return dropping()._replace(module=Taught())
+
+
+class Clamped(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.clamp_(-0.1, 0.1)
+        return super().forward(x)
+
+
+def clamped() -> Problem:
+    module = Dropping()
+    module.layers[1] = Clamped(4, 4)
+    return dropping()._replace(module=module)
 
 
 class Normed(nn.Module):
@@ -325,10 +348,13 @@ def test_one_process_has_the_bits_of_a_group(
     group: RankProcesses, ranks: int, parallel: str, task: Task
 ) -> None:
     """What computes a worker's parts one after another, as the simulator does: the same losses, weights and
-    state, bit for bit; whatever the ranks draw for dropout, and with batch normalization over their parts.
+    state, bit for bit; whatever the ranks draw for dropout, with batch normalization over their parts, and of
+    buffers that change what the first rank has left.
     """
-    for make, more in ((uneven, {}), (dropping, {"accumulate": 2, "batch_size": 17})):
-        found = both(group, ranks, make, task, 2, parallel=parallel, as_group=True, **more)
+    carrying = Carrying(task, ("centre", "updates"), rows=2)  # 24 bytes, of 20 in a row
+    odd_parts = {"accumulate": 2, "batch_size": 17}
+    for make, of, more in ((uneven, task, {}), (dropping, task, odd_parts), (centred, carrying, odd_parts)):
+        found = both(group, ranks, make, of, 2, parallel=parallel, as_group=True, **more)
         loss, w, state, loss_alone, w_alone, state_alone = found
         assert loss == loss_alone
         assert np.array_equal(w, w_alone)
@@ -535,6 +561,8 @@ UNFIT: dict[str, tuple[Callable[[], Problem], dict[str, Any], str]] = {
     "wrong": (wrong, {}, "its loss cannot be computed: line"),
     "large": (large, {}, "2 samples at once, as one of 2 ranks; lower --batch-size"),
     "dense": (transformer, EXPERT_PARALLEL, "--expert-parallel: its module has no layer with experts"),
+    "clamped": (clamped, {}, "its forward pass changes its layers.1.weight in place"),
+    "taught": (taught, {}, "its forward pass changes its slow.weight, a frozen parameter, of which"),
     "odd": (odd, EXPERT_PARALLEL, "its blocks.0.up has 3 experts, which 2 ranks do not divide; choose"),
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from dsgd import DataConfig, Problem
 
@@ -40,6 +41,41 @@ class TunedByTrain(Tuned):
         return self
 
 
+class Centred(nn.Module):
+    """A moving average of what comes in, and how often it was updated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("centre", torch.zeros(4))
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.centre: Tensor
+        self.updates: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.updates += 1
+            self.centre = self.centre + (x.mean(0) - self.centre) / self.updates
+        found: Tensor = self.layer(x - self.centre)
+        return found
+
+
+class Taught(nn.Module):
+    """A layer, and a frozen copy that follows it slowly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.slow = nn.Linear(4, 1), nn.Linear(4, 1).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                for slow, fast in zip(self.slow.parameters(), self.layer.parameters(), strict=True):
+                    slow.lerp_(fast, 0.1)
+        found: Tensor = self.layer(x) + 0.5 * self.slow(x)
+        return found
+
+
 def squared(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     found: Tensor = (module(x) - y).square().mean()
     return found
@@ -55,7 +91,7 @@ class Config(DataConfig):
     """What the module carries."""
 
     carries: str = "frozen"
-    """frozen, frozen-by-train, frozen-by-loss."""
+    """frozen, frozen-by-train, frozen-by-loss, spectral, average, teacher."""
 
 
 def make(cfg: Config) -> Problem:
@@ -66,5 +102,11 @@ def make(cfg: Config) -> Problem:
         module = TunedByTrain().train()
     elif cfg.carries == "frozen-by-loss":
         module.train()
+    elif cfg.carries == "spectral":
+        module = nn.Sequential(spectral_norm(nn.Linear(4, 16)), nn.Tanh(), spectral_norm(nn.Linear(16, 1)))
+    elif cfg.carries == "average":
+        module = Centred()
+    elif cfg.carries == "teacher":
+        module = Taught()
     loss = frozen_in_the_loss if cfg.carries == "frozen-by-loss" else squared
     return Problem(module, loss, (x[:384], y[:384]), (x[384:], y[384:]))

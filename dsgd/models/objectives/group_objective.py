@@ -9,20 +9,21 @@ others; what talks to the other ranks is the loss, its gradient and the norm of 
     ddp      G replicas: each rank has all
 
 The blocks of the module (dsgd/models/objectives/module_blocks.py) are gathered one at a time, when they are
-computed, and what is outside of them for the whole of a gradient. Buffers are each rank's own and never
-travel: batch normalization normalises over a rank's part of the mini-batch, as it does in torch, and its
-statistics are estimated anew before an evaluation.
+computed, and what is outside of them for the whole of a gradient. Batch normalization normalises over a
+rank's part of the mini-batch, as in torch, and its statistics are estimated anew before an evaluation. Where
+other buffers change, each rank begins a gradient with what the first one has left.
 
 Shapes: G ranks, D weights of the module, d of a rank's slice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -43,6 +44,8 @@ from dsgd.models.objectives.module_objective import (
     require_scalar,
     seed_torch,
 )
+from dsgd.models.objectives.module_state import Carried
+from dsgd.models.objectives.module_trial import frozen_in_place, in_place, watched
 from dsgd.models.objectives.rank_layout import RankLayout
 from dsgd.models.objectives.rank_sums import SumInRankOrder, summed
 from dsgd.models.objectives.replica import trained
@@ -119,6 +122,7 @@ class GroupObjective(Objective):
         else:
             mesh = init_device_mesh(kind, (replicas, slices), mesh_dim_names=names)
         self._device, self._peers = torch.device(membership.device), mesh.get_group("shard")
+        self._carried = Carried(module, self.layout.num_weights, frozen=False)
         self._experts: set[nn.Parameter] = set()
         self._replicas = mesh.get_group("replicate") if replicas > 1 else None
         if membership.expert_parallel:
@@ -187,8 +191,10 @@ class GroupObjective(Objective):
         """
         assert isinstance(shard, ProblemShard)
         shard = self._options.to_try(shard, self.membership.ranks)
-        with failures_of(self._options.problem.loss, "its loss cannot be computed: ", RankLost):
-            loss, _ = self._gradient(None, shard, 0, None)
+        module = self._loss.module
+        failures = failures_of(self._options.problem.loss, "its loss cannot be computed: ", RankLost)
+        with failures, _parameters_unchanged(self._loss):
+            loss, self.trial = watched(module, self._carried, lambda: self._gradient(None, shard, 0, None))
         if not torch.isfinite(loss):
             raise ProblemError(f"its loss is {loss.item()} at the start; look at the data and the weights")
 
@@ -204,6 +210,21 @@ class GroupObjective(Objective):
         into = None if out is None else out[0]
         loss, g = self._gradient(w[0], cast(ProblemShard, shard), step, into)
         return loss[None], g[None] if out is None else out
+
+    def take_up(self, names: Sequence[str], bits: Tensor) -> None:
+        """Have the module carry what the bits say of which this rank has a slice (rows, d)."""
+        self._carried.names, rank = names, self.membership.rank
+        whole = np.zeros((len(bits), self.layout.num_weights), np.float32)
+        self.layout.put(whole, rank, bits.cpu().numpy())
+        there = torch.from_numpy(whole).view(torch.int32).to(self._device)
+        if self.layout.slices > 1:
+            dist.all_reduce(there, group=self._peers)  # where one rank has its bits, others have zeros
+        self._carried.write(there.view(torch.float32))
+
+    def left(self, device: str) -> Tensor:
+        """Return this rank's slice (rows, d) of the bits."""
+        bits = self._carried.read().cpu().numpy()
+        return torch.from_numpy(self.layout.take(bits, self.membership.rank)).to(self._device)
 
     def norm(self, g: Tensor) -> Tensor:
         """Return the norm (1, 1) of the gradient of which g (1, d) is this rank's slice."""
@@ -236,6 +257,10 @@ class GroupObjective(Objective):
                 loss.backward()
                 own = loss.detach() if own is None else own + loss.detach()
             self._add_up_experts()
+            if self._carried.names:  # as with torch's DDP, what the first rank has left is what stays
+                bits = self._carried.read().view(torch.int32)
+                dist.broadcast(bits, src=0)
+                self._carried.write(bits.view(torch.float32))
             total = summed(cast("Tensor", own).float())
         except torch.OutOfMemoryError as error:
             raise ProblemError(options.full(shard, ranks)) from error
@@ -271,6 +296,32 @@ class GroupObjective(Objective):
                 torch.add(_own(parameter.grad).flatten(), 0.0, out=part)
             parameter.grad = None
         return g
+
+
+@contextmanager
+def _parameters_unchanged(loss: nn.Module) -> Iterator[None]:
+    """Raise ProblemError for a parameter that a forward pass changes: FSDP forgets what it has gathered."""
+    before: dict[nn.Module, dict[str, tuple[nn.Parameter, int]]] = {}
+
+    def begin(part: nn.Module, inputs: Any) -> None:
+        before[part] = {name: (found, found._version) for name, found in part.named_parameters()}
+
+    def end(part: nn.Module, inputs: Any, outputs: Any) -> None:
+        for name, found in part.named_parameters():
+            same, count = before[part].get(name, (None, 0))
+            if found is same and found._version != count:
+                whole = f"{prefixes[part]}.{name}".lstrip(".").removeprefix("module.")
+                raise ProblemError(in_place(whole) if found.requires_grad else frozen_in_place(whole))
+
+    prefixes = {part: prefix for prefix, part in loss.named_modules() if FSDPModule in type(part).__mro__}
+    hooks: list[Any] = []
+    for part in prefixes:
+        hooks += [part.register_forward_pre_hook(begin), part.register_forward_hook(end, prepend=True)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _without_views(part: nn.Module, inputs: Any, outputs: Any) -> Any:

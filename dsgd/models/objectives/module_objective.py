@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -35,10 +36,16 @@ from dsgd.core.routing import (
 )
 from dsgd.core.shards import Indices, Reshuffled
 from dsgd.core.weights import Vector
-from dsgd.models.objectives.module_state import estimating, in_eval_mode, new_statistics
+from dsgd.models.objectives.module_state import (
+    Carried,
+    estimating,
+    in_eval_mode,
+    new_statistics,
+)
+from dsgd.models.objectives.module_trial import frozen_in_place, require_unchanged, watched
 from dsgd.models.objectives.rank_layout import RankLayout
 from dsgd.models.objectives.rank_sums import in_order
-from dsgd.models.objectives.replica import Replica, require_trainable, trained
+from dsgd.models.objectives.replica import Replica, make_sendable, require_trainable, trained
 from dsgd.process.user_code import in_one_line
 
 if TYPE_CHECKING:
@@ -130,6 +137,9 @@ class ModuleObjective(Objective):
     layers in training mode are estimated anew, from the first training samples, so that an evaluation is a
     function of the weights (Wu & Johnson 2021, "Rethinking batch in BatchNorm", section 3).
 
+    Other tensors that change while a gradient is computed are carried from one of a worker's tasks to the
+    next (dsgd/models/objectives/module_state.py). Of an evaluation the bits are behind the D weights.
+
     precision: float32, or bf16 for torch's autocast around the loss. accumulate: parts of a mini-batch that
     are computed one after another. compiled: whether by torch.compile. recomputed: whether activations are
     computed once more in the backward pass. ranks: of the group that a worker is; its gradient is computed in
@@ -156,6 +166,7 @@ class ModuleObjective(Objective):
         evaluated_at_once: int = 256,
     ) -> None:
         require_trainable(problem.module)
+        make_sendable(problem.module)
         self.problem = problem._replace(module=problem.module.float())
         self.shapes = tuple(tuple(parameter.shape) for parameter in trained(problem.module))
         """Of the trained parameters, in the order of the vector."""
@@ -228,13 +239,23 @@ class ModuleObjective(Objective):
         w = torch.from_numpy(self.initial_weights(0)).to(shard.device)[None]
         seed_torch(w.device, 0)
         before = torch.default_generator.get_state()
+        seeds = [0] * self.ranks
         with failures_of(self.problem.loss, "its loss cannot be computed: "):
-            loss, _ = self._gradient(w[0], shard, 0, None, seeds=[0] * self.ranks)
+            try:
+                mine = self._replica(shard.device)
+            except torch.OutOfMemoryError as error:
+                raise ProblemError(self.full(shard)) from error
+            compute = partial(self._gradient, w[0], shard, 0, None, seeds=seeds)
+            loss, self.trial = watched(mine.module, mine.carried, compute)
         # torch.compile may not run in two threads at once, and a GPU computes one task after another anyway.
         drawn = not torch.equal(before, torch.default_generator.get_state())
         self.one_thread = drawn or self.compiled or w.is_cuda
         if not torch.isfinite(loss):
             raise ProblemError(f"its loss is {loss.item()} at the start; look at the data and the weights")
+        require_unchanged(mine.module, w[0])
+        frozen = [name for name, _ in mine.module.named_parameters() if name in self.trial.carried]
+        if frozen and self.ranks > 1:
+            raise ProblemError(frozen_in_place(frozen[0]))
 
     def to_try(self, shard: ProblemShard, ranks: int) -> ProblemShard:
         """Return what one gradient is tried on: a few samples for each part of a mini-batch.
@@ -283,6 +304,21 @@ class ModuleObjective(Objective):
             out = gradients[0][None] if len(gradients) == 1 else torch.stack(gradients)
         return torch.stack(losses), out
 
+    def take_up(self, names: Sequence[str], bits: Tensor) -> None:
+        carried = self._replica(str(bits.device)).carried
+        carried.names = names
+        carried.write(bits)
+
+    def left(self, device: str) -> Tensor:
+        return self._replica(device).carried.read()
+
+    def carried(self, bits: Vector) -> dict[str, Any]:
+        """Return the tensors that workers carry, by name, as bits (rows, D) say: arrays of numpy."""
+        module = self.problem.module
+        carried = Carried(module, self._num_weights, module)
+        carried.names = self.trial.carried
+        return carried.arrays(torch.from_numpy(bits))
+
     def norm(self, g: Tensor) -> Tensor:
         """Return the norms (P, 1) of gradients (P, D); those of a group are added up slice by slice."""
         if self.slices == 1:
@@ -305,7 +341,8 @@ class ModuleObjective(Objective):
             mine.write(w)
             g = mine.g if into is None else into
             losses = []
-            for rank in mine.gradients_in(g, self.ranks, self.slices):
+            ranks = mine.gradients_in(g, self.ranks, self.slices)
+            for rank in mine.carried.by_rank(ranks) if self.ranks > 1 else ranks:
                 seed_torch(w.device, seeds[rank])
                 losses.append(self._loss_of_rank(mine, w.device.type, shard, step, rank))
         except torch.OutOfMemoryError as error:
@@ -343,10 +380,10 @@ class ModuleObjective(Objective):
     def _evaluation(self, w: Vector) -> Evaluation:
         problem, device = self.problem, self._evaluated_on
         mine = self._replica(device)
-        mine.write(torch.from_numpy(np.array(w)))
+        mine.write(torch.from_numpy(w[: self._num_weights].copy()))
+        self._complete(mine.module, mine.carried, w)
         n, loss, score = length(problem.test), 0.0, 0.0
         routed: list[list[RoutedLayer]] = []
-        self._estimate_statistics(mine.module)
         with torch.no_grad(), in_eval_mode(mine.module):
             for rows in np.array_split(np.arange(n), -(-n // self._evaluated_at_once)):
                 batch = _on(device, take(problem.test, rows))
@@ -401,7 +438,7 @@ class ModuleObjective(Objective):
         problem, device = self.problem, self._evaluated_on
         assert problem.routing
         mine = self._replica(device)
-        mine.write(torch.from_numpy(np.array(w)))
+        mine.write(torch.from_numpy(w[: self._num_weights].copy()))
         routed = []
         with torch.no_grad(), in_eval_mode(mine.module):
             for some in np.array_split(rows, -(-len(rows) // self._evaluated_at_once)):
@@ -414,16 +451,21 @@ class ModuleObjective(Objective):
         module = copy.deepcopy(self.problem.module).to(self._evaluated_on)
         parameters = trained(module)
         sizes = [parameter.numel() for parameter in parameters]
-        parts = torch.split(torch.from_numpy(np.array(w)), sizes)
+        parts = torch.split(torch.from_numpy(w[: self._num_weights].copy()), sizes)
         with torch.no_grad():
             for parameter, part in zip(parameters, parts, strict=True):
                 parameter.copy_(part.view_as(parameter))
         with torch.random.fork_rng(devices=[]):
-            self._estimate_statistics(module)
+            self._complete(module, Carried(module, self._num_weights, self.problem.module), w)
         return module.eval().cpu()
 
-    def _estimate_statistics(self, module: torch.nn.Module) -> None:
-        """Set the running statistics to the means over some training samples at the present weights."""
+    def _complete(self, module: torch.nn.Module, carried: Carried, w: Vector) -> None:
+        """Have a module with the weights w (D,) carry what the bits behind them say, if there are any, and
+        set its running statistics to the means over some training samples.
+        """
+        carried.names, behind = self.trial.carried, torch.from_numpy(w[self._num_weights :].copy())
+        bits = behind.view(-1, self._num_weights) if len(behind) else None
+        carried.write(bits)
         layers = estimating(module)
         if not layers:
             return
@@ -432,6 +474,7 @@ class ModuleObjective(Objective):
         with torch.no_grad(), new_statistics(layers):
             for rows in np.array_split(samples, -(-len(samples) // _ESTIMATED_AT_ONCE)):
                 self.problem.loss(module, *_on(self._evaluated_on, take(self.problem.train, rows)))
+        carried.write(bits)
 
 
 def failures_of(function: Any, before: str, *passed: type[Exception]) -> AbstractContextManager[None]:

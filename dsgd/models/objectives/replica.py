@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils.parametrize import is_parametrized
 
 from dsgd.core.problem import ProblemError
 from dsgd.models.objectives.module_blocks import blocks, recompute_activations
+from dsgd.models.objectives.module_state import Carried
+from dsgd.models.objectives.module_trial import in_place
 from dsgd.process.user_code import in_one_line
 
 
@@ -20,7 +23,12 @@ def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 
 def require_trainable(module: torch.nn.Module) -> None:
-    """Raise ProblemError for parameters or buffers that a flat float32 vector cannot stand for."""
+    """Raise ProblemError for parameters or buffers that a flat float32 vector cannot stand for, and for a
+    weight that its layer changes.
+    """
+    for prefix, layer in module.named_modules():
+        if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) and layer.max_norm is not None:
+            raise ProblemError(in_place(f"{prefix}.weight".lstrip(".")))
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if torch.nn.parameter.is_lazy(tensor):
             raise ProblemError(
@@ -30,6 +38,15 @@ def require_trainable(module: torch.nn.Module) -> None:
             raise ProblemError(f"its {name} is on the meta device and has no values; make it on the CPU")
         if tensor.is_complex() and tensor.requires_grad:
             raise ProblemError(f"its {name} is complex; keep its parts as real numbers (torch.view_as_real)")
+
+
+def make_sendable(module: torch.nn.Module) -> None:
+    """Have parts with parametrizations be pickled like others, their class with its code. torch refuses it,
+    since a file of theirs would depend on the code.
+    """
+    for part in module.modules():
+        if is_parametrized(part) and "__getstate__" in vars(type(part)):
+            del type(part).__getstate__
 
 
 _MOST_KEPT = 16  # vectors: those of a worker that writes to shared memory take turns
@@ -64,6 +81,7 @@ class Replica:
         for parameter, w in zip(parameters, torch.split(self.w, sizes), strict=True):
             parameter.data = torch.empty_like(w.view(parameter.shape)) if apart else w.view(parameter.shape)
         self._parameters, self._sizes = parameters, sizes
+        self.carried = Carried(self.module, sum(sizes), module)
         self._gradients: dict[int, list[torch.Tensor]] = {}
         self._spare: list[torch.Tensor] = []
         self.gradient_in(self.g)

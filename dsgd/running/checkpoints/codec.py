@@ -27,7 +27,7 @@ from dsgd.core import rules, tasks
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Weights
 from dsgd.records.stores.store import Part
-from dsgd.transforms import codecs, compressed, mislabelled
+from dsgd.transforms import carrying, codecs, compressed, mislabelled
 
 Array: TypeAlias = NDArray[Any]
 Place: TypeAlias = tuple[str, int]
@@ -62,6 +62,7 @@ def vocabulary(strategy: object) -> Vocabulary:
     own = vars(strategy).values() if isinstance(strategy, ModuleType) else ()
     classes = [
         rules.Schedule,
+        carrying.Carrying,
         mislabelled.LabelsFlipped,
         *(value for module in (tasks, codecs, compressed) for value in vars(module).values()),
     ]

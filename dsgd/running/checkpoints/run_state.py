@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from dsgd.core.cluster_state import ClusterState, InFlight
-from dsgd.core.weights import Weights
+from dsgd.core.weights import Vector, Weights
 from dsgd.records.stores.store import Part
 from dsgd.running.checkpoints.codec import Decoder, Encoder, Unreadable, Vocabulary
 
@@ -30,6 +30,8 @@ class DueEvaluation(NamedTuple):
     t_s: float
     gradients: int
     bytes: int
+    carried: Vector | None = None
+    """The bits (rows, D) of what the first worker's module carried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +61,8 @@ class RunState:
     """Of FaultyStore.position, where faults of the disk were asked for."""
     digest: str = ""
     """Of the options that a run that goes on must have too."""
+    carried: Mapping[str, Any] = field(default_factory=dict)
+    """What the first worker's module carries besides the weights, by name, as bytes (n,)."""
 
 
 def to_parts(state: RunState, known: Vocabulary) -> list[Part]:
@@ -89,17 +93,25 @@ def to_parts(state: RunState, known: Vocabulary) -> list[Part]:
             "traffic": {name: encoder.column(counts) for name, counts in cluster.traffic.items()},
         },
         "tally": encoder.tree(dict(state.tally)),
-        "evaluations": [[encoder.weights(w), *rest] for w, *rest in state.evaluations],
+        "evaluations": [
+            [encoder.weights(w), *(encoder.tree(part) for part in rest if part is not None)]
+            for w, *rest in state.evaluations
+        ],
+        **({"carried": encoder.tree(dict(state.carried))} if state.carried else {}),
         **{name: getattr(state, name) for name in _OF_THE_RUN},
     }
     return encoder.parts(document)
 
 
-def weights_in(content: bytes) -> Weights:
-    """Return the weights alone that a file holds, whatever strategy made them; raises Unreadable."""
+def weights_in(content: bytes) -> tuple[Weights, Mapping[str, Any]]:
+    """Return the weights alone that a file holds, whatever strategy made them, and what the first worker's
+    module carries; raises Unreadable.
+    """
     decoder = Decoder(content, {})
     with decoder.explained():
-        return decoder.weights(decoder.document["weights"])
+        document = decoder.document
+        carried = decoder.tree(document.get("carried", {"keys": [], "values": []}))
+        return decoder.weights(document["weights"]), carried
 
 
 def from_bytes(content: Any, known: Vocabulary) -> RunState:
@@ -144,7 +156,8 @@ def from_bytes(content: Any, known: Vocabulary) -> RunState:
             ),
             tally=decoder.tree(document["tally"]),
             evaluations=[
-                DueEvaluation(decoder.weights(index), *rest) for index, *rest in document["evaluations"]
+                DueEvaluation(decoder.weights(index), *map(decoder.tree, rest))
+                for index, *rest in document["evaluations"]
             ],
             **_declared(RunState, document, _OF_THE_RUN),
         )

@@ -15,6 +15,7 @@ from dsgd.config import TrainConfig
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import Update
 from dsgd.metrics import taken_of_updates
+from dsgd.process.outcomes import echoed
 from dsgd.process.s3_access import is_s3
 from dsgd.records.fault_words import all_of_them
 from dsgd.records.schema import Difference, EngineComparison
@@ -77,6 +78,9 @@ class ProgressLine(Watcher):
             with suppress(BrokenPipeError, UnicodeEncodeError):
                 line = workload_line(running.cfg.data.name, running.about)
                 self._progress.console.print(f"workload  {line}", soft_wrap=True, highlight=False)
+                for note in running.not_kept:
+                    said = f"note      {echoed(note)}"
+                    self._progress.console.print(said, soft_wrap=True, highlight=False, markup=False)
 
     def updated(self, update: Update) -> None:
         now_s = time.monotonic()

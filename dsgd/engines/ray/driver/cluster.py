@@ -154,6 +154,8 @@ class RayCluster(LedgerViews[RayFlight]):
             self.close()
             raise
         if workload.objective.in_own_process:
+            trials = [process.ranks.trial for process in started]
+            workload.objective.trial = max(trials, key=lambda trial: (len(trial.carried), len(trial.notes)))
             self._evaluating = EvaluatingProcess(
                 workload, self.device, self._place_to_evaluate, cfg.ray.start_timeout_s
             )

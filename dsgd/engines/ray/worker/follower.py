@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 # isort: split
 import ray
 
+from dsgd.core.problem import TrialGradient
 from dsgd.core.weights import Vector
 from dsgd.engines.ray.worker.captured_output import CapturedOutput, OutputNews
 from dsgd.engines.ray.worker.rank_meeting import LOCAL, RankMeeting
@@ -85,9 +86,9 @@ class Follower:
         address = own_address(one_machine=meeting.address == LOCAL)
         return self._rank.join(meeting, address), ray.get_runtime_context().get_node_id()
 
-    def try_out(self, worker: int) -> None:
+    def try_out(self, worker: int) -> TrialGradient:
         self._output.worker = worker
-        self._rank.try_out(worker)
+        return self._rank.try_out(worker)
 
     def run(self, order: RankTask, vector: list[Any], state: Vector | None) -> Computed:
         """Compute a task. vector: the weights (D,), or a reference to them; empty if the ranks have them."""

@@ -34,6 +34,7 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from dsgd.core.model import Objective
+from dsgd.core.problem import TrialGradient
 from dsgd.core.shards import Shard
 from dsgd.core.tasks import Task, TaskAround
 from dsgd.core.weights import Vector
@@ -81,6 +82,8 @@ class Ranks(NamedTuple):
 
     pids: tuple[int, ...]
     node_ids: tuple[str, ...]
+    trial: TrialGradient = TrialGradient()
+    """What the first rank's trial gradient has seen."""
 
 
 class Given(NamedTuple):
@@ -201,9 +204,10 @@ class RankGroup:
             return ()
         return missing_from(self._store, len(self._all_ranks))
 
-    def try_out(self, worker: int) -> None:
+    def try_out(self, worker: int) -> TrialGradient:
         """See that a gradient can be computed. Raises what the first rank raises that cannot."""
-        self._each("try_out", worker)
+        trials: list[TrialGradient] = self._each("try_out", worker)
+        return trials[0]
 
     def compute(
         self, given: Given, vector: Vector | None, place: Bytes | None = None

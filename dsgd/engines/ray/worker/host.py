@@ -148,11 +148,12 @@ class Host:
             self._output.worker = worker
             if self._group:
                 if not self._tried:
-                    self._group.try_out(worker)
+                    self._ranks = self._ranks._replace(trial=self._group.try_out(worker))
             else:
                 shard = self._shards.of(worker)
                 if not self._tried and self._objective.num_weights:
                     self._objective.try_out(shard)
+                    self._ranks = self._ranks._replace(trial=self._objective.trial)
             self._tried = True
         return self._ranks
 

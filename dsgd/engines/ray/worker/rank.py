@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dsgd.core import slices
+from dsgd.core.problem import TrialGradient
 from dsgd.core.rules import Reduction
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Vector
@@ -92,9 +93,10 @@ class Rank:
         del self._module
         return os.getpid()
 
-    def try_out(self, worker: int) -> None:
+    def try_out(self, worker: int) -> TrialGradient:
         """See that the group can compute a gradient, which also gets all ready for the next."""
         self._formed.try_out(self.shards.of(worker))
+        return self._formed.trial
 
     def run(self, order: RankTask, vector: Vector | None, state: Vector | None) -> Computed:
         """Compute a task.

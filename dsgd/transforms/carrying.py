@@ -1,0 +1,87 @@
+"""What a user's module changes besides its weights, as a part of each worker's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from dsgd.core.cluster_state import ClusterState
+from dsgd.core.model import Objective
+from dsgd.core.problem import TrialGradient
+from dsgd.core.protocol import Engine
+from dsgd.core.tasks import Task
+from dsgd.core.weights import Vector, Weights
+from dsgd.transforms.mislabelled import PassedOn
+from dsgd.transforms.wrapped_engine import WrappedEngine
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dsgd.core.shards import Shard
+
+
+class Carries(Protocol):
+    """An objective whose module carries tensors from task to task; their bits are rows (rows, D)."""
+
+    def take_up(self, names: Sequence[str], bits: Tensor) -> None:
+        """Have these tensors be what a worker's last task has left."""
+
+    def left(self, device: str) -> Tensor:
+        """Return the bits of the same tensors as they are now."""
+
+    def carried(self, bits: Vector) -> dict[str, Any]:
+        """Return the tensors that the bits stand for, as arrays by name."""
+
+
+@dataclass(frozen=True)
+class Carrying(PassedOn):
+    """A task that begins with the tensors of the module as the worker's last one has left them.
+
+    names: of these tensors. rows: how many vectors (D,) they take, the first ones of the state.
+    """
+
+    names: tuple[str, ...]
+    rows: int
+
+    @property
+    def state_rows(self) -> int:
+        return self.rows + self.task.state_rows
+
+    def __call__(
+        self, objective: Objective, shards: Sequence[Shard], steps: Sequence[int], w: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        import torch
+
+        assert len(shards) == 1, "modules compute one worker at a time"
+        carries = cast(Carries, objective)
+        carries.take_up(self.names, state[0, : self.rows])
+        losses, values, kept = self.task(objective, shards, steps, w, state[:, self.rows :])
+        return losses, values, torch.cat([carries.left(str(w.device))[None], kept], dim=1)
+
+
+class CarriedBetweenTasks(WrappedEngine):
+    """Has every task carry on with what a trial gradient has changed in the module."""
+
+    def __init__(self, inner: Engine, trial: TrialGradient) -> None:
+        super().__init__(inner)
+        self._trial = trial
+
+    def start(self, worker: int, task: Task, w: Weights) -> None:
+        self.inner.start(worker, Carrying(task, self._trial.carried, self._trial.rows), w)
+
+
+def carried_by_first(objective: Objective, state: Callable[[], ClusterState]) -> Vector | None:
+    """Return the bits (rows, D) of what the first worker's module carries, which is what is evaluated.
+
+    None where no task has left any. state: asked only of a module that carries something.
+    """
+    rows = objective.trial.rows
+    states = state().states if rows else {}
+    return states[min(states)][:rows].copy() if states else None
+
+
+def carried_tensors(objective: Objective, state: Callable[[], ClusterState]) -> dict[str, Any]:
+    """Return the same as arrays by name."""
+    bits = carried_by_first(objective, state)
+    return {} if bits is None else cast(Carries, objective).carried(bits)
