@@ -25,6 +25,7 @@ from dsgd.running.execute import execute
 from dsgd.running.quick_run import config
 
 TINY = str(ROOT / "tests/workloads/tiny.py")
+CARRYING = str(ROOT / "tests/workloads/carrying.py")
 DEVICE = "cuda"
 
 pytestmark = [
@@ -158,3 +159,18 @@ def test_results_from_a_gpu_travel_compressed(compress: str) -> None:
     assert ran[0].cluster.traffic.by_direction == ran[1].cluster.traffic.by_direction
     losses = [one.evaluations[-1].found.loss for one in ran]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+@pytest.mark.parametrize("carries", ["frozen", "spectral", "average", "teacher"])
+def test_a_module_carries_the_same_on_a_gpu(carries: str) -> None:
+    """Weights and the loss of evaluations, to rounding: of workers whose tasks take turns on one GPU."""
+    asked: dict[str, Any] = {
+        "workload": CARRYING,
+        "carries": carries,
+        "num_workers": 3,
+        "steps": 8,
+        "lr": 0.005,
+    }
+    there, here = (execute(config("asgd", **asked, device=device)) for device in (DEVICE, "cpu"))
+    np.testing.assert_allclose(there.weights.vector, here.weights.vector, rtol=1e-3, atol=1e-4)
+    assert there.evaluations[-1].found.loss == pytest.approx(here.evaluations[-1].found.loss, rel=1e-3)

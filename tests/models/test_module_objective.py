@@ -228,7 +228,7 @@ def test_a_module_that_cannot_be_trained_is_one_line(kind: str) -> None:
     ("options", "sizes"), [({}, [2]), ({"accumulate": 3}, [2] * 3), ({"ranks": 4}, [2] * 4)]
 )
 def test_the_trial_takes_two_samples_of_each_part(options: dict[str, Any], sizes: list[int]) -> None:
-    """On a CPU, however large a mini-batch is, and twice; a loss that is compiled is tried with a whole one."""
+    """On a CPU, however large a mini-batch is, twice; a loss that is compiled is tried with a whole one."""
     seen: list[int] = []
 
     def counted(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
