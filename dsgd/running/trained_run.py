@@ -156,12 +156,16 @@ class TrainedRun:
             return self._objective(self._problem).module_at(self.weights)
 
     def _objective(self, problem: Problem) -> ModuleObjective:
+        objective = module_objective(self.cfg, problem)
+        self._require_weights_of(objective)
         if self.carried:
             from dsgd.models.objectives.module_state import with_tensors
 
-            problem = problem._replace(module=with_tensors(problem.module, self.carried))
-        objective = module_objective(self.cfg, problem)
-        self._require_weights_of(objective)
+            try:
+                module = with_tensors(objective.problem.module, self.carried)
+            except ValueError as error:
+                raise ValueError(f"{self.path}: {error}") from None
+            objective.problem = objective.problem._replace(module=module)
         return objective
 
     def _require_weights_of(self, objective: Objective) -> None:

@@ -58,7 +58,7 @@ def options(carries: str, **more: Any) -> dict[str, Any]:
     return {**kept, "num_workers": 1, "batch_size": 384, "steps": 40, **more}
 
 
-KINDS = ["frozen", "frozen-by-train", "frozen-by-loss", "spectral", "average", "teacher"]
+KINDS = ["frozen", "frozen-by-train", "frozen-by-loss", "spectral", "average", "types", "teacher"]
 
 
 @pytest.mark.parametrize("carries", KINDS)
@@ -94,7 +94,7 @@ def content(path: Path) -> list[bytes]:
     return [(path / name).read_bytes() for name in ("weights.npy", CARRIED, "evals.jsonl")]
 
 
-@pytest.mark.parametrize("carries", ["spectral", "average", "teacher"])
+@pytest.mark.parametrize("carries", ["spectral", "average", "types", "teacher"])
 def test_the_same_command_gives_the_same_weights(carries: str, tmp_path: Path) -> None:
     """Whichever thread computes which worker's tasks; a replay makes them again; and a checkpoint evaluates
     to what the run had found there.

@@ -60,6 +60,26 @@ class Centred(nn.Module):
         return found
 
 
+class Typed(nn.Module):
+    """Buffers of types that a flat vector of float32 does not have, one of them a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        kinds = {"file": torch.bool, "turns": torch.complex64, "short": torch.bfloat16, "small": torch.int8}
+        for name, kind in kinds.items():
+            self.register_buffer(name, torch.zeros(3, 2, dtype=kind).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        file, turns, short, small = self.buffers()
+        if self.training:
+            file.logical_not_()
+            for buffer, by in ((turns, 1j), (short, 1), (small, 3)):
+                buffer.add_(by)
+        found: Tensor = self.layer(x) + turns.abs().mean() + short.mean() + file.sum() + small.sum() / 8
+        return found
+
+
 class Taught(nn.Module):
     """A layer, and a frozen copy that follows it slowly."""
 
@@ -91,7 +111,7 @@ class Config(DataConfig):
     """What the module carries."""
 
     carries: str = "frozen"
-    """frozen, frozen-by-train, frozen-by-loss, spectral, average, teacher."""
+    """frozen, frozen-by-train, frozen-by-loss, spectral, average, types, teacher."""
 
 
 def make(cfg: Config) -> Problem:
@@ -106,6 +126,8 @@ def make(cfg: Config) -> Problem:
         module = nn.Sequential(spectral_norm(nn.Linear(4, 16)), nn.Tanh(), spectral_norm(nn.Linear(16, 1)))
     elif cfg.carries == "average":
         module = Centred()
+    elif cfg.carries == "types":
+        module = Typed()
     elif cfg.carries == "teacher":
         module = Taught()
     loss = frozen_in_the_loss if cfg.carries == "frozen-by-loss" else squared
