@@ -9,14 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from dsgd.core.model import Evaluation
 from dsgd.core.protocol import Done, Evaluated, EvaluationLost
 from dsgd.core.routing import MOST_WORKERS, Loads
 from dsgd.core.weights import Vector
 from dsgd.running.checkpoints.run_state import DueEvaluation, RunState
-from dsgd.transforms.carrying import carried_by_first
+from dsgd.transforms.carrying import carried_by_first, with_bits
 
 if TYPE_CHECKING:
     from dsgd.running.run import Run
@@ -91,8 +89,7 @@ class Evaluations:
         models: Mapping[int, Vector] | None = None,
         loads: Mapping[int, Loads] | None = None,
     ) -> None:
-        w = due.weights.vector
-        asked = w if due.carried is None else np.concatenate((w, due.carried.ravel())), models
+        asked = with_bits(due.weights.vector, due.carried), models
         future = self._pool.submit(self._evaluate, *asked) if self._pool else _Made(self._evaluate(*asked))
         self._waiting.append(_Waiting(due, loads, future))
 

@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from dsgd.config import TrainConfig
-from dsgd.core.model import Workload
+from dsgd.core.model import Evaluation, Workload
 from dsgd.core.protocol import Done, Update
 from dsgd.core.weights import Vector, Weights
 from dsgd.data import make_workload
@@ -26,6 +26,7 @@ from dsgd.running.run import Run
 from dsgd.running.trained_run import recorded_config, recorded_options
 from dsgd.scenario.fault import MEMBERSHIP
 from dsgd.strategies import strategy_of
+from dsgd.transforms.carrying import carried_by_first, with_bits
 
 
 class Differs(ValueError):
@@ -95,7 +96,10 @@ def replayed(run: ReplayableRun, until: int | None = None) -> Iterator[tuple[Upd
     Raises RecordError for a record without updates; the iterator raises Differs where the recorded tasks do
     not make these updates.
     """
-    made, last_version = replayed_run(run, until)
+    return _beside(run, *replayed_run(run, until))
+
+
+def _beside(run: ReplayableRun, made: Run, last_version: int) -> Iterator[tuple[Update, RecordedUpdate]]:
     updates = _as_recorded(made)
     return ((_next(updates, update), update) for update in run.updates(last_version))
 
@@ -204,6 +208,14 @@ class ReplayComparison:
     """The first difference of an update; None without any."""
     same_weights: bool | None
     """Whether the last weights are those of the record, by their digest; None where it has none of them."""
+    made: Run = field(repr=False)
+    """The run that was computed again."""
+
+    def evaluate(self) -> Evaluation | None:
+        """Return the evaluation of its last weights."""
+        workload = self.made.workload
+        carried = carried_by_first(workload.objective, self.made.engine.state)
+        return workload.evaluate(with_bits(self.weights.vector, carried))
 
 
 def compared(run: ReplayableRun, until: int | None = None) -> ReplayComparison:
@@ -211,10 +223,11 @@ def compared(run: ReplayableRun, until: int | None = None) -> ReplayComparison:
 
     Raises RecordError for a record that cannot be replayed. After a difference it goes on as far as it can.
     """
-    both = replayed(run, until)
+    made, last_version = replayed_run(run, until)
+    both = _beside(run, made, last_version)
     began_s, tasks, recorded_s = time.perf_counter(), 0, 0.0
     differs: str | None = None
-    w: Weights | None = None
+    w = made.weights
     try:
         for update, recorded in both:
             w, recorded_s = update.weights, recorded.t_s
@@ -222,8 +235,6 @@ def compared(run: ReplayableRun, until: int | None = None) -> ReplayComparison:
             differs = differs or difference(update, recorded)
     except Differs as error:
         differs = differs or str(error)
-    if w is None:
-        w = Weights(_first_weights(run, make_workload(run.cfg)))
     same = None
     if run.summary and run.summary.updates == w.version:
         same = hashlib.sha256(w.vector.tobytes()).hexdigest() == run.summary.weights_sha256
@@ -236,6 +247,7 @@ def compared(run: ReplayableRun, until: int | None = None) -> ReplayComparison:
         wall_s=time.perf_counter() - began_s,
         differs=differs,
         same_weights=same,
+        made=made,
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+import numpy as np
+
 from dsgd.core.cluster_state import ClusterState
 from dsgd.core.model import Objective
 from dsgd.core.problem import TrialGradient
@@ -72,16 +74,24 @@ class CarriedBetweenTasks(WrappedEngine):
 
 
 def carried_by_first(objective: Objective, state: Callable[[], ClusterState]) -> Vector | None:
-    """Return the bits (rows, D) of what the first worker's module carries, which is what is evaluated.
+    """Return the bits (rows, D) of what the module of the first member carries, which is what is evaluated.
 
-    None where no task has left any. state: asked only of a module that carries something.
+    None where no task of a member has left any. state: asked only of a module that carries something.
     """
-    rows = objective.trial.rows
-    states = state().states if rows else {}
-    return states[min(states)][:rows].copy() if states else None
+    if rows := objective.trial.rows:
+        cluster = state()
+        for worker in cluster.workers:
+            if worker in cluster.states:
+                return cluster.states[worker][:rows].copy()
+    return None
 
 
 def carried_tensors(objective: Objective, state: Callable[[], ClusterState]) -> dict[str, Any]:
     """Return the same as arrays by name."""
     bits = carried_by_first(objective, state)
     return {} if bits is None else cast(Carries, objective).carried(bits)
+
+
+def with_bits(w: Vector, carried: Vector | None) -> Vector:
+    """Return weights (D,) and the bits (rows, D) behind them, as `Objective.evaluate` takes them."""
+    return w if carried is None else np.concatenate((w, carried.ravel()))

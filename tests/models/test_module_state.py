@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, CommandLine
+from safetensors.numpy import load_file
 from torch import Tensor, nn
 
 from dsgd.config import TrainConfig
@@ -101,9 +102,13 @@ def test_the_same_command_gives_the_same_weights(carries: str, tmp_path: Path) -
     """
     first, second = (record(tmp_path, name, carries, checkpoint_every="5") for name in ("a", "b"))
     assert content(first) == content(second)
-    assert compared(recorded_run(first)).same_weights
+    again = compared(recorded_run(first))
+    assert again.same_weights
     evaluations = [json.loads(line) for line in (first / "evals.jsonl").read_text().splitlines()]
     by_version = {evaluation["version"]: evaluation["loss"] for evaluation in evaluations}
+    found = again.evaluate()
+    assert found is not None
+    assert found.loss == evaluations[-1]["loss"]
     kept = [version_of(file.name) for file in (first / "checkpoints").iterdir()]
     both = by_version.keys() & set(kept)
     assert both
@@ -125,6 +130,15 @@ def test_a_run_that_goes_on_carries_on(tmp_path: Path, cli: CommandLine) -> None
             later.unlink()
         assert cli(f"--resume {whole}").code == 0
         assert content(whole) == expected
+
+
+def test_the_first_worker_that_is_there_is_evaluated(tmp_path: Path) -> None:
+    """Of workers that each count their gradients: once worker 0 has left, the next one."""
+    left = record(tmp_path, "left", "average", "ssgd", faults="leave:0@step=10")
+    whole = record(tmp_path, "whole", "average", "ssgd")
+    counts = [int(load_file(path / CARRIED)["updates"]) for path in (left, whole)]
+    assert counts[1] == 40
+    assert counts[0] > 40  # the others took over its share
 
 
 @pytest.mark.ray

@@ -18,7 +18,6 @@ from dsgd.show.terminal.cli import UsageError
 from dsgd.show.terminal.usage import Parser, usage_errors
 
 with ended_by_signals():
-    from dsgd.data import make_workload
     from dsgd.running.replaying import ReplayComparison, compared, recorded_run, unlike
 
 
@@ -74,7 +73,7 @@ def _said(found: ReplayComparison, until: int | None, saved: Path | None) -> Ite
         yield f"weights   {'the same bytes' if found.same_weights else 'other bytes'}, sha256 {digest}"
     else:
         yield f"weights   of version {found.weights.version}, sha256 {digest}"
-        if evaluation := make_workload(run.cfg).evaluate(found.weights.vector):
+        if evaluation := found.evaluate():
             yield f"          loss {evaluation.loss:.6g} on held-out samples"
         if until is None:
             yield "          the record has no weights.npy to compare them with"
