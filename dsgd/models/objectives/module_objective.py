@@ -36,12 +36,7 @@ from dsgd.core.routing import (
 )
 from dsgd.core.shards import Indices, Reshuffled
 from dsgd.core.weights import Vector
-from dsgd.models.objectives.module_state import (
-    Carried,
-    estimating,
-    in_eval_mode,
-    new_statistics,
-)
+from dsgd.models.objectives.module_state import Carried, estimating, in_eval_mode, new_statistics
 from dsgd.models.objectives.module_trial import frozen_in_place, require_unchanged, watched
 from dsgd.models.objectives.rank_layout import RankLayout
 from dsgd.models.objectives.rank_sums import in_order
@@ -133,12 +128,10 @@ def seed_torch(device: torch.device, seed: int) -> None:
 class ModuleObjective(Objective):
     """The mean loss of a problem's module over its data.
 
-    Its buffers never travel, and do not count: before an evaluation the running statistics of normalization
-    layers in training mode are estimated anew, from the first training samples, so that an evaluation is a
-    function of the weights (Wu & Johnson 2021, "Rethinking batch in BatchNorm", section 3).
-
-    Other tensors that change while a gradient is computed are carried from one of a worker's tasks to the
-    next (dsgd/models/objectives/module_state.py). Of an evaluation the bits are behind the D weights.
+    Before an evaluation the running statistics of normalization layers in training mode are estimated anew,
+    from the first training samples (Wu & Johnson 2021, "Rethinking batch in BatchNorm", section 3). Other
+    tensors that change while a gradient is computed are carried from one of a worker's tasks to the next
+    (dsgd/models/objectives/module_state.py). For an evaluation their bits are behind the D weights.
 
     precision: float32, or bf16 for torch's autocast around the loss. accumulate: parts of a mini-batch that
     are computed one after another. compiled: whether by torch.compile. recomputed: whether activations are
@@ -239,13 +232,12 @@ class ModuleObjective(Objective):
         w = torch.from_numpy(self.initial_weights(0)).to(shard.device)[None]
         seed_torch(w.device, 0)
         before = torch.default_generator.get_state()
-        seeds = [0] * self.ranks
         with failures_of(self.problem.loss, "its loss cannot be computed: "):
             try:
                 mine = self._replica(shard.device)
             except torch.OutOfMemoryError as error:
                 raise ProblemError(self.full(shard)) from error
-            compute = partial(self._gradient, w[0], shard, 0, None, seeds=seeds)
+            compute = partial(self._gradient, w[0], shard, 0, None, seeds=[0] * self.ranks)
             loss, self.trial = watched(mine.module, mine.carried, compute)
         # torch.compile may not run in two threads at once, and a GPU computes one task after another anyway.
         drawn = not torch.equal(before, torch.default_generator.get_state())
@@ -463,8 +455,8 @@ class ModuleObjective(Objective):
         """Have a module with the weights w (D,) carry what the bits behind them say, if there are any, and
         set its running statistics to the means over some training samples.
         """
-        carried.names, behind = self.trial.carried, torch.from_numpy(w[self._num_weights :].copy())
-        bits = behind.view(-1, self._num_weights) if len(behind) else None
+        carried.names, behind = self.trial.carried, w[self._num_weights :].copy()
+        bits = torch.from_numpy(behind.reshape(self.trial.rows, -1)) if len(behind) else None
         carried.write(bits)
         layers = estimating(module)
         if not layers:
