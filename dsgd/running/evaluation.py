@@ -78,7 +78,11 @@ class Evaluations:
             return
         run.fetch()
         sent = run.engine.traffic.total
-        carried = carried_by_first(run.workload.objective, run.engine.state)
+        try:
+            carried = carried_by_first(run.workload.objective, run.engine.state)
+        except OSError as error:  # with its machine; a task may be making it again
+            self.notes.append(f"the evaluation of version {run.weights.version} was lost: {error}")
+            return
         due = DueEvaluation(run.weights, tally.last_update_s, tally.gradients, sent, carried)
         self._submit(due, *self._of_workers(dones))
         self.version = run.weights.version

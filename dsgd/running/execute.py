@@ -284,13 +284,13 @@ class Finishing:
     def _fetch_the_last(self) -> None:
         """Have the last weights here, and what is carried: afterwards no process is left that has them."""
         run = self._run
-        self._carried = carried_tensors(run.workload.objective, run.engine.state)
         try:
             run.fetch()
         except WeightsLost as lost:
             self._fail(lost)
             run.weights = run.weights_here
             run.error = f"{run.error} (weights.npy: version {run.weights.version})"
+        self._carried = carried_tensors(run.workload.objective, run.engine.state)
 
     def _end_watchers(self) -> None:
         for watcher in self._keeper.watchers:

@@ -111,7 +111,8 @@ def weights_in(content: bytes) -> tuple[Weights, Mapping[str, Any]]:
     with decoder.explained():
         document = decoder.document
         carried = decoder.tree(document.get("carried", {"keys": [], "values": []}))
-        return decoder.weights(document["weights"]), carried
+        bits = {name: array.view(np.uint8) for name, array in carried.items()}
+        return decoder.weights(document["weights"]), bits
 
 
 def from_bytes(content: Any, known: Vocabulary) -> RunState:
