@@ -134,15 +134,13 @@ class EmptyShard:
         return shards
 
 
-def make_workload(cfg: TrainConfig, *, tried: bool | None = None) -> Workload:
+def make_workload(cfg: TrainConfig) -> Workload:
     """Make the objective and the shards of a run.
 
-    tried: whether a gradient of a workload's file is tried here; None: in the simulator. On Ray each process
-    tries one before the run begins.
     Raises ValueError, naming the option, where the data cannot be split as asked.
     """
     if cfg.data.workload is not None:
-        return _of_file(cfg, cfg.data.workload, cfg.engine != "ray" if tried is None else tried)
+        return _of_file(cfg, cfg.data.workload)
     if cfg.data.dataset == "none":
         return Workload(Nothing(), [EmptyShard(i) for i in range(cfg.num_workers)], (), 0)
     if cfg.data.dataset == "quadratic":
@@ -158,7 +156,7 @@ def make_workload(cfg: TrainConfig, *, tried: bool | None = None) -> Workload:
     return Workload(Classifier(sizes), shards, (dataset.test_x, dataset.test_y), cfg.batch_size)
 
 
-def _of_file(cfg: TrainConfig, file: str, tried: bool) -> Workload:
+def _of_file(cfg: TrainConfig, file: str) -> Workload:
     """Return the workload of a file, each worker with its part of the training data."""
     from dsgd.core.problem import ProblemError, labels, length
     from dsgd.models.datasets import about
@@ -180,7 +178,7 @@ def _of_file(cfg: TrainConfig, file: str, tried: bool) -> Workload:
     ]
     try:
         objective = module_objective(cfg, problem)
-        if tried:
+        if cfg.engine != "ray":  # there each process tries it before the run begins
             objective.try_out(shards[0].on_device(shards[:1], _evaluated_on(cfg))[0])
             objective.try_evaluation()
     except ProblemError as error:

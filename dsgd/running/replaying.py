@@ -111,7 +111,13 @@ def replayed_run(run: ReplayableRun, until: int | None = None) -> tuple[Run, int
     """
     if until is not None and until < 1:
         raise RecordError(f"until {until}: must be at least 1")
-    cfg, workload, strategy = run.cfg, make_workload(run.cfg, tried=True), strategy_of(run.cfg)
+    cfg, strategy = run.cfg, strategy_of(run.cfg)
+    try:
+        workload = make_workload(cfg)
+        if cfg.engine == "ray" and workload.objective.in_own_process:  # as each worker had tried it
+            workload.objective.try_out(workload.shards[0].on_device(workload.shards[:1], run.meta.device)[0])
+    except ValueError as error:
+        raise RecordError(f"{run.path}: {error}") from error
     recorded = ReplayCluster(cfg, workload, run.updates(until), run.faults, device=run.meta.device)
     last_version, rollbacks = recorded.last_version, rollbacks_at(run.faults)
     if not last_version:

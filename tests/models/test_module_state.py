@@ -148,7 +148,9 @@ def test_the_first_worker_that_is_there_is_evaluated(tmp_path: Path) -> None:
     [("spectral", "ssgd", {}), ("average", "diloco", {"local_steps": 5}), ("teacher", "localsgd", {})],
 )
 def test_both_engines_carry_the_same(carries: str, mode: str, more: dict[str, Any], tmp_path: Path) -> None:
-    """Weights, what is carried, and evaluations have the same bytes on Ray as in the simulator."""
+    """Weights, what is carried, and evaluations have the same bytes on Ray as in the simulator, and a replay
+    makes the weights again.
+    """
     sizes = {"num_workers": 2, "batch_size": 8, "steps": 20, **more}
     found = []
     for engine in ("ray", "sim"):
@@ -158,6 +160,7 @@ def test_both_engines_carry_the_same(carries: str, mode: str, more: dict[str, An
         losses = [evaluated.found.loss for evaluated in ended.evaluations]
         found.append((*content(tmp_path / engine)[:2], losses))
     assert found[0] == found[1]
+    assert compared(recorded_run(tmp_path / "ray")).same_weights
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d, nn.InstanceNorm1d])

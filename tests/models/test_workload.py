@@ -188,6 +188,19 @@ def test_a_record_keeps_the_file_and_is_replayed_with_it(tmp_path: Path) -> None
         recorded_run(path)
 
 
+def test_a_replay_names_what_its_workload_lacks(tmp_path: Path) -> None:
+    """Data that are gone are one line, with the record and the line of the file."""
+    there = tmp_path / "there"
+    there.touch()
+    head = "def make() -> Problem:"
+    text = Path(TINY).read_text().replace(head, f"{head}\n    open({str(there)!r}).close()")
+    (tmp_path / "mine.py").write_text(text)
+    path = in_record(tmp_path, steps=2)
+    there.unlink()
+    with pytest.raises(RecordError, match=r"r: --workload .*mine\.py: line 11: FileNotFoundError"):
+        compared(recorded_run(path))
+
+
 def test_a_record_does_not_go_on_with_another_file(tmp_path: Path) -> None:
     """A file that was changed or moved since is named, for --resume, with the remedy."""
     path = in_record(tmp_path, steps=8)
