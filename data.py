@@ -208,7 +208,6 @@ def module_objective(cfg: TrainConfig, problem: Problem) -> ModuleObjective:
         ranks=cfg.group.ranks_per_worker,
         slices=cfg.group.shards,
         evaluated_on=_evaluated_on(cfg),
-        evaluated_at_once=min(256, max(8, -(-cfg.batch_size // cfg.compute.accumulate))),
     )
 
 

@@ -68,7 +68,7 @@ def alone(options: dict[str, Any]) -> float:
         batches: list[Any] = [shard.batch(step) for shard in shards]  # type: ignore[attr-defined]
         x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
         optimizer.zero_grad()
-        problem.loss(module, x, y).backward()  # type: ignore[no-untyped-call]
+        problem.loss(module, x, y).backward()
         optimizer.step()
         schedule.step()
     losses, samples = 0.0, length(problem.test)

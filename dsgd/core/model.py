@@ -73,6 +73,10 @@ class Objective(ABC):
     def try_out(self, shard: Shard) -> None:  # noqa: B027 - most cannot fail
         """Raise ValueError, in one line, if gradients cannot be computed; called before a run begins."""
 
+    def try_evaluation(self) -> TrialGradient:
+        """Return what trials have seen; raises ValueError, in one line, if evaluations cannot be computed."""
+        return self.trial
+
     def for_gradients(self) -> Objective:
         """Return what a worker needs, which has its shard."""
         return self

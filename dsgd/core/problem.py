@@ -11,7 +11,7 @@ import numpy as np
 from dsgd.core.shards import Indices
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from dsgd.core.routing import Routing
 
@@ -40,12 +40,14 @@ class Problem(NamedTuple):
 
     module: nn.Module
     """With its initial weights; torch was seeded with the run's seed before the file made it."""
-    loss: Callable[..., Tensor]
-    """loss(module, *batch): the mean over the mini-batch."""
+    loss: Callable[..., Any]
+    """loss(module, *batch): the mean over the mini-batch's samples; or a total and a count, where the mean is
+    over something else of which a sample has more or less, like tokens that are no padding."""
     train: Any
     test: Any
-    score: Callable[..., Tensor] | None = None
-    """score(module, *batch): what is reported beside the loss, like the accuracy; a mean, too."""
+    score: Callable[..., Any] | None = None
+    """score(module, *batch): what is reported beside the loss, like the accuracy: a mean, or a total and a
+    count, as well."""
     bytes_per_token: float | None = None
     """Of a language model, whose loss is in nats a token: bits a byte and the perplexity are shown, too."""
     about: Mapping[str, Any] = MappingProxyType({})
@@ -53,6 +55,8 @@ class Problem(NamedTuple):
     sample: Callable[..., str] | None = None
     """Of a language model: sample(module, prompt, tokens=, temperature=, seed=), the text that follows the
     prompt (dsgd/models/networks/sampling.py makes one)."""
+    score_at_once: bool = False
+    """Whether the score is no mean, like a correlation: it is computed of all test data in one call."""
     routing: Routing | None = None
     """Of a module with mixtures of experts: where to find what they did. A module with those of
     dsgd/models/moe/mixture.py needs none."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rank_processes import RankProcesses
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
 from workloads.carrying import Centred, Taught
 
 from dsgd.core.problem import Problem, ProblemError
@@ -37,6 +38,24 @@ def transformer() -> Problem:
     torch.manual_seed(3)
     module = Transformer(TransformerSize(layers=2, width=16, heads=2, context=CONTEXT, vocabulary=VOCABULARY))
     return Problem(module, next_token_loss, (TOKENS[:, :-1], TOKENS[:, 1:]), ())
+
+
+def of_tokens(module: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the total and the count of tokens; a third are padding, more in some samples than in others."""
+    targets = y.where(y % 3 > 0, -100).flatten()
+    return cross_entropy(module(x).flatten(0, 1), targets, reduction="sum"), (targets >= 0).sum()
+
+
+def padded() -> Problem:
+    return transformer()._replace(loss=of_tokens)
+
+
+def padded_mean() -> Problem:
+    def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        total, count = of_tokens(module, x, y)
+        return total / count
+
+    return transformer()._replace(loss=loss)
 
 
 class Uneven(nn.Module):
@@ -195,6 +214,7 @@ def on_rank(
     options: dict[str, Any],
     parallel: str = "fsdp",
     batch_size: int = 8,
+    tried: bool = False,
     **member: Any,
 ) -> tuple[list[float], Any, Any]:
     """Run a task some times on a rank; return the losses, its last value and state, and its slice's rank."""
@@ -203,6 +223,8 @@ def on_rank(
     w = start(problem)
     shard = shard_of(problem, batch_size)
     objective = GroupObjective(ModuleObjective(problem, **options), membership)
+    if tried:
+        objective.try_out(shard)
     part = torch.from_numpy(objective.layout.take(w, rank).copy())[None]
     losses, _, value, state = run_task(objective, task, calls, shard, part)
     return losses, value, state
@@ -256,7 +278,7 @@ def on_rank_with(rank: int, ranks: int, member: dict[str, Any], *args: Any) -> A
     return on_rank(rank, ranks, *args, **member)
 
 
-@pytest.mark.parametrize("make", [transformer, uneven])
+@pytest.mark.parametrize("make", [transformer, uneven, padded])
 @pytest.mark.parametrize(("ranks", "parallel"), [(2, "fsdp"), (3, "fsdp"), (4, "hsdp:2"), (2, "ddp")])
 def test_a_groups_gradient_is_that_of_one_process(
     group: RankProcesses, ranks: int, parallel: str, make: Any
@@ -349,13 +371,14 @@ def test_one_process_has_the_bits_of_a_group(
 ) -> None:
     """What computes a worker's parts one after another, as the simulator does: the same losses, weights and
     state, bit for bit; whatever the ranks draw for dropout, with batch normalization over their parts, and of
-    buffers that change what the first rank has left.
+    buffers that change what the first rank has left; and a trial before leaves nothing behind.
     """
     carrying = Carrying(task, ("centre", "updates"), rows=2)  # 24 bytes, of 20 in a row
     odd_parts = {"accumulate": 2, "batch_size": 17}
-    for make, of, more in ((uneven, task, {}), (dropping, task, odd_parts), (centred, carrying, odd_parts)):
-        found = both(group, ranks, make, of, 2, parallel=parallel, as_group=True, **more)
-        loss, w, state, loss_alone, w_alone, state_alone = found
+    cases: Any = ((uneven, task, {}), (dropping, task, odd_parts), (centred, carrying, odd_parts))
+    for make, of, more in (*cases, (padded, task, odd_parts)):
+        more |= {"parallel": parallel, "as_group": True, "member": {"tried": True}}
+        loss, w, state, loss_alone, w_alone, state_alone = both(group, ranks, make, of, 2, **more)
         assert loss == loss_alone
         assert np.array_equal(w, w_alone)
         assert np.array_equal(state, state_alone)
@@ -561,6 +584,7 @@ UNFIT: dict[str, tuple[Callable[[], Problem], dict[str, Any], str]] = {
     "wrong": (wrong, {}, "its loss cannot be computed: line"),
     "large": (large, {}, "2 samples at once, as one of 2 ranks; lower --batch-size"),
     "dense": (transformer, EXPERT_PARALLEL, "--expert-parallel: its module has no layer with experts"),
+    "padded": (padded_mean, {}, "it is no mean over samples, so with --ranks-per-worker 2 the gradient"),
     "clamped": (clamped, {}, "its forward pass changes its layers.1.weight in place"),
     "taught": (taught, {}, "its forward pass changes its slow.weight, a frozen parameter, of which"),
     "odd": (odd, EXPERT_PARALLEL, "its blocks.0.up has 3 experts, which 2 ranks do not divide; choose"),
@@ -588,7 +612,8 @@ def refused(rank: int, ranks: int, make: Callable[[], Problem], member: dict[str
 
 def test_a_good_problem_passes_the_trial(group: RankProcesses) -> None:
     """And a loss that is not finite at the start does not."""
-    assert group(2, refused, uneven, {}) == ["nothing was wrong"] * 2
+    for make in (uneven, padded):
+        assert group(2, refused, make, {}) == ["nothing was wrong"] * 2
     assert "its loss is inf at the start" in group(2, refused, infinite, {})[1]
 
 

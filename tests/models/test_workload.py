@@ -367,7 +367,7 @@ WRONG = {
     "def make(): return P(x, lambda m, x: 0, (x,), (x,))": "its module is a Tensor; give a torch.nn.Module",
     "def make(): return P(nn.ReLU(), lambda m, x: 0, (x,), (x,))": "no parameter that requires a gradient",
     "def make(): return P(nn.Linear(2, 1), lambda m, x: m(x), (x,), (x,))": "its loss has shape (2, 1)",
-    "def make(): return P(nn.Linear(2, 1), lambda m, x: 1.5, (x,), (x,))": "its loss has float; return one",
+    "def make(): return P(nn.Linear(2, 1), lambda m, x: 1.5, (x,), (x,))": "its loss has float; return a",
     "def make(): return P(nn.Linear(2, 1), lambda m, x: m(x).mean() / 0, (x,), (x,))": "its loss is ",
     "def make(): return P(nn.Linear(2, 1), lambda m, x: m(x).mean(), (x[:0],), (x,))": "train data are empty",
     "def make(): return P(nn.Linear(2, 1), lambda m: m(x).mean(), (), (x,))": "train data have no arrays",

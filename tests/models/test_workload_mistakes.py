@@ -35,7 +35,7 @@ FILES = {
     "def make(): return P(f, mean, (x,), (x,), lambda m, x: [][1])": (
         "its score of test data cannot be computed: line 6: IndexError: list index out of range"
     ),
-    "def make(): return P(f, mean, (x,), (x,), lambda m, x: m(x))": "its score of test data has shape (2, 1)",
+    "def make(): return P(f, mean, (x,), (x,), lambda m, x: m(x))": "its score of test data has shape (8, 1)",
     "def make(): return P(f, mean, (x[:6],), (x,))": "--batch-size 8: worker 0's shard has only 3 of the 6",
     "import json; json.loads('{')": "cannot be imported: line 6: JSONDecodeError: Expecting property name",
     "from torch import not_there": "cannot be imported: line 6: ImportError: cannot import name 'not_there'",

@@ -229,7 +229,7 @@ def test_ssgd_with_adamw_is_the_model_trained_alone(text: str) -> None:
         batches: list[Any] = [shard.batch(step) for shard in shards]  # type: ignore[attr-defined]
         x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
         optimizer.zero_grad()
-        problem.loss(problem.module, x, y).backward()  # type: ignore[no-untyped-call]
+        problem.loss(problem.module, x, y).backward()
         optimizer.step()
     alone = torch.cat([parameter.detach().flatten() for parameter in parameters])
     begun = torch.tensor(make_workload(cfg).objective.initial_weights(cfg.seed))

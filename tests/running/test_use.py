@@ -134,7 +134,7 @@ def test_a_built_in_classifier_is_an_equal_module(options: dict[str, Any], tmp_p
     w = torch.from_numpy(np.array(loaded.weights))[None]
     _, gradient = hand.loss_and_gradient(w, [shard], [0])
     x, y = shard.batches([shard], [0])
-    problem.loss(module, x[0], y[0]).backward()  # type: ignore[no-untyped-call]
+    problem.loss(module, x[0], y[0]).backward()
     matrices = [p.grad.T if p.dim() == 2 else p.grad for p in module.parameters() if p.grad is not None]
     torch.testing.assert_close(torch.cat([g.flatten() for g in matrices]), gradient[0])
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
@@ -36,15 +37,16 @@ from torch.utils._pytree import tree_map_only
 from dsgd.core.model import Evaluation, Objective
 from dsgd.core.problem import ProblemError
 from dsgd.models.objectives.expert_parallel import hold_own_experts
+from dsgd.models.objectives.means import added, divided, moved, require_parts, to_minimise
 from dsgd.models.objectives.module_blocks import blocks, recompute_activations
 from dsgd.models.objectives.module_objective import (
     ModuleObjective,
     ProblemShard,
     failures_of,
-    require_scalar,
+    require_finite,
     seed_torch,
 )
-from dsgd.models.objectives.module_state import Carried
+from dsgd.models.objectives.module_state import Carried, in_eval_mode
 from dsgd.models.objectives.module_trial import frozen_in_place, in_place, watched
 from dsgd.models.objectives.rank_layout import RankLayout
 from dsgd.models.objectives.rank_sums import SumInRankOrder, summed
@@ -52,7 +54,7 @@ from dsgd.models.objectives.replica import trained
 from dsgd.scenario.group_options import Parallel
 
 if TYPE_CHECKING:
-    from dsgd.core.shards import Shard
+    from dsgd.core.shards import Indices, Shard
     from dsgd.core.weights import Vector
 
 
@@ -90,9 +92,7 @@ class _Loss(nn.Module):
         self.module, self.compute = module, compute
 
     def forward(self, *batch: Any) -> Any:
-        loss = self.compute(self.module, *batch)
-        require_scalar(loss)
-        return loss
+        return self.compute(self.module, *batch)
 
 
 class GroupObjective(Objective):
@@ -190,13 +190,31 @@ class GroupObjective(Objective):
         that one has ended.
         """
         assert isinstance(shard, ProblemShard)
-        shard = self._options.to_try(shard, self.membership.ranks)
-        module = self._loss.module
-        failures = failures_of(self._options.problem.loss, "its loss cannot be computed: ", RankLost)
+        few, module = self._options.to_try(shard, self.membership.ranks), self._loss.module
+        loss_of = self._options.problem.loss
+        failures = failures_of(loss_of, "its loss cannot be computed: ", RankLost)
         with failures, _parameters_unchanged(self._loss):
-            loss, self.trial = watched(module, self._carried, lambda: self._gradient(None, shard, 0, None))
-        if not torch.isfinite(loss):
-            raise ProblemError(f"its loss is {loss.item()} at the start; look at the data and the weights")
+            for some in (few, shard):  # a few may have nothing that counts
+                compute = partial(self._gradient, None, some, 0, None)
+                loss, self.trial = watched(module, self._carried, compute)
+                if torch.isfinite(loss):
+                    break
+
+        failures = failures_of(loss_of, "its loss in eval mode cannot be computed: ", RankLost)
+        eager = torch.compiler.set_stance("force_eager" if self._options.compiled else "default")
+        with failures, eager, torch.no_grad(), in_eval_mode(module), moved(self._slices):
+            found = partial(self._loss_of, shard)
+            require_parts(found, shard.batch_size, self.membership.ranks, self._options.accumulate)
+        require_finite(loss)
+
+    def _loss_of(self, shard: ProblemShard, rows: Indices) -> Any:
+        """Return what the loss returns for some of a shard's samples, which each rank computes."""
+        try:
+            return self._loss(*shard.samples(shard.rows[rows]))
+        except RuntimeError as error:
+            raise _told_apart(error) from error
+        finally:
+            cast(FSDPModule, self._loss).reshard()  # without a backward pass, what was gathered stays
 
     def loss_and_gradient(
         self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int], out: Tensor | None = None
@@ -245,28 +263,29 @@ class GroupObjective(Objective):
         self._write(w)
         root = cast(FSDPModule, self._loss)
         half = torch.autocast(self._device.type, torch.bfloat16) if options.bf16 else nullcontext()
-        own = None
+        sums = []
         try:
             for number, (share, batch) in enumerate(shard.parts(step, options.accumulate, rank, ranks)):
                 # Until the last part of the mini-batch, each rank keeps its gradient by all weights.
                 root.set_requires_gradient_sync(number == options.accumulate - 1)
                 with half:
-                    loss = self._loss(*batch)
-                if share != 1:
-                    loss = share * loss
-                loss.backward()
-                own = loss.detach() if own is None else own + loss.detach()
+                    found = self._loss(*batch)
+                loss, count = to_minimise(found, share)
+                torch.autograd.backward(loss)
+                sums.append((loss.detach(), count))
             self._add_up_experts()
             if self._carried.names:  # as with torch's DDP, what the first rank has left is what stays
                 bits = self._carried.read().view(torch.int32)
                 dist.broadcast(bits, src=0)
                 self._carried.write(bits.view(torch.float32))
-            total = summed(cast("Tensor", own).float())
+            own, own_count = added(sums)
+            total, count = summed(own), None if own_count is None else summed(own_count)
         except torch.OutOfMemoryError as error:
             raise ProblemError(options.full(shard, ranks)) from error
         except RuntimeError as error:
             raise _told_apart(error) from error
-        return total, self._read(into)
+        g = self._read(into)
+        return divided(total, g, count), g
 
     def _add_up_experts(self) -> None:
         """Add up the gradients of experts that several replicas have; FSDP does not know of them."""

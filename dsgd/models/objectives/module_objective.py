@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from dsgd.core.model import Evaluation, Objective
-from dsgd.core.problem import Problem, ProblemError, length, part, take
+from dsgd.core.problem import Problem, ProblemError, TrialGradient, length, part, take
 from dsgd.core.rng import Purpose, at
 from dsgd.core.routing import (
     MOST_WORKERS,
@@ -36,6 +36,17 @@ from dsgd.core.routing import (
 )
 from dsgd.core.shards import Indices, Reshuffled
 from dsgd.core.weights import Vector
+from dsgd.models.objectives.means import (
+    added,
+    at_once,
+    divided,
+    moved,
+    not_a_mean,
+    of_all,
+    require_parts,
+    to_minimise,
+    total_and_count,
+)
 from dsgd.models.objectives.module_state import Carried, estimating, in_eval_mode, new_statistics
 from dsgd.models.objectives.module_trial import frozen_in_place, require_unchanged, watched
 from dsgd.models.objectives.rank_layout import RankLayout
@@ -50,6 +61,7 @@ if TYPE_CHECKING:
 
 _ESTIMATED_FROM, _ESTIMATED_AT_ONCE = 1024, 256  # samples
 _TRIED = 2  # samples: fewer would be too few for batch normalization
+_COMPARED = 8  # test samples, as a whole and in parts
 _NONE = torch.empty(0, 1)
 
 
@@ -62,7 +74,11 @@ class ProblemShard(Reshuffled):
 
     def batch(self, step: int) -> tuple[Tensor, ...]:
         """Return the mini-batch number `step`: tensors, samples first."""
-        return _on(self.device, take(self.data, self.batch_rows(step)))
+        return self.samples(self.batch_rows(step))
+
+    def samples(self, rows: Indices) -> tuple[Tensor, ...]:
+        """Return the samples with these numbers in the data."""
+        return _on(self.device, take(self.data, rows))
 
     def parts(
         self, step: int, count: int, rank: int = 0, ranks: int = 1
@@ -77,7 +93,7 @@ class ProblemShard(Reshuffled):
             return
         rows = self.batch_rows(step)
         for some in np.array_split(np.array_split(rows, ranks)[rank], count):
-            yield len(some) / len(rows), _on(self.device, take(self.data, some))
+            yield len(some) / len(rows), self.samples(some)
 
     def torch_seed(self, step: int, rank: int = 0) -> int:
         """Return what torch's generator is seeded with for a gradient, so that dropout repeats with it."""
@@ -138,7 +154,7 @@ class ModuleObjective(Objective):
     computed once more in the backward pass. ranks: of the group that a worker is; its gradient is computed in
     as many parts, one after another. On a CPU, in float32, these are the bits of the group's ranks, each with
     one of `slices` slices of the weights, if it has two replicas at most. An evaluation is of the module as
-    it is, in float32, on the device `evaluated_on`, of `evaluated_at_once` samples at a time.
+    it is, in float32, on the device `evaluated_on`.
     Raises ProblemError for parameters that it cannot train.
     """
 
@@ -156,7 +172,6 @@ class ModuleObjective(Objective):
         ranks: int = 1,
         slices: int = 1,
         evaluated_on: str = "cpu",
-        evaluated_at_once: int = 256,
     ) -> None:
         require_trainable(problem.module)
         make_sendable(problem.module)
@@ -166,7 +181,7 @@ class ModuleObjective(Objective):
         self._num_weights = sum(math.prod(shape) for shape in self.shapes)
         self.bf16, self.accumulate, self.compiled = precision == "bf16", accumulate, compiled
         self.recomputed, self.ranks, self.slices = recomputed, ranks, slices
-        self._evaluated_on, self._evaluated_at_once = evaluated_on, evaluated_at_once
+        self._evaluated_on = evaluated_on
         self._replicas = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -199,7 +214,8 @@ class ModuleObjective(Objective):
             train = ()
         elif isinstance(train, tuple):
             train = tuple(array[:_ESTIMATED_FROM] for array in train)
-        return self._changed(problem=self.problem._replace(train=train), _evaluated_on=device)
+        problem = self.problem._replace(train=train)
+        return self._changed(problem=problem, _evaluated_on=device, _replicas=threading.local())
 
     def _changed(self, **attributes: Any) -> ModuleObjective:
         changed = copy.copy(self)
@@ -228,7 +244,7 @@ class ModuleObjective(Objective):
         Raises ProblemError for a loss that fails or cannot be minimised.
         """
         assert isinstance(shard, ProblemShard)
-        shard = self.to_try(shard, self.ranks)
+        few = self.to_try(shard, self.ranks)
         w = torch.from_numpy(self.initial_weights(0)).to(shard.device)[None]
         seed_torch(w.device, 0)
         before = torch.default_generator.get_state()
@@ -237,17 +253,22 @@ class ModuleObjective(Objective):
                 mine = self._replica(shard.device)
             except torch.OutOfMemoryError as error:
                 raise ProblemError(self.full(shard)) from error
-            compute = partial(self._gradient, w[0], shard, 0, None, seeds=[0] * self.ranks)
-            loss, self.trial = watched(mine.module, mine.carried, compute)
+            for some in (few, shard):  # a few may have nothing that counts, like tokens that are no padding
+                compute = partial(self._gradient, w[0], some, 0, None, seeds=[0] * self.ranks)
+                loss, self.trial = watched(mine.module, mine.carried, compute)
+                if torch.isfinite(loss):
+                    break
         # torch.compile may not run in two threads at once, and a GPU computes one task after another anyway.
         drawn = not torch.equal(before, torch.default_generator.get_state())
         self.one_thread = drawn or self.compiled or w.is_cuda
-        if not torch.isfinite(loss):
-            raise ProblemError(f"its loss is {loss.item()} at the start; look at the data and the weights")
         require_unchanged(mine.module, w[0])
         frozen = [name for name, _ in mine.module.named_parameters() if name in self.trial.carried]
         if frozen and self.ranks > 1:
             raise ProblemError(frozen_in_place(frozen[0]))
+        with self._compared(mine, self.problem.loss, "loss in eval mode"):
+            found = partial(self._of, mine, shard)
+            require_parts(found, shard.batch_size, self.ranks, self.accumulate)
+        require_finite(loss)
 
     def to_try(self, shard: ProblemShard, ranks: int) -> ProblemShard:
         """Return what one gradient is tried on: a few samples for each part of a mini-batch.
@@ -259,27 +280,61 @@ class ModuleObjective(Objective):
             return shard
         return shard.few(_TRIED * ranks * self.accumulate)
 
-    def try_evaluation(self) -> None:
-        """Compute the loss and the score of a few test samples, at the initial weights.
+    def try_evaluation(self) -> TrialGradient:
+        """Compute the loss and the score of a few test samples, near the initial weights.
 
-        Raises ProblemError where one fails or is not one number.
+        Raises ProblemError where one fails or is not one number, and for a score that is no mean over samples
+        where there are more of them than are evaluated at once.
         """
-        problem, device = self.problem, self._evaluated_on
-        mine = self._replica(device)
+        problem = self.problem
+        mine = self._replica(self._evaluated_on)
         mine.write(torch.from_numpy(self.initial_weights(0)))
+        n = length(problem.test)
         for name, compute in (("loss", problem.loss), ("score", problem.score)):
             if compute is None:
                 continue
-            with (
-                failures_of(compute, f"its {name} of test data cannot be computed: "),
-                torch.no_grad(),
-                in_eval_mode(mine.module),
-            ):
-                rows = np.arange(min(length(problem.test), _TRIED))
-                found = compute(mine.module, *_on(device, take(problem.test, rows)))
-                shape = tuple(torch.as_tensor(found).shape)
-            if shape:
-                raise ProblemError(f"its {name} of test data has shape {shape}; return one number, the mean")
+            with self._compared(mine, compute, f"{name} of test data"):
+                found = partial(self._tested, mine, compute)
+                if compute is problem.score and problem.score_at_once:
+                    total_and_count(found(np.arange(n)), f"{name} of test data")
+                    continue
+                at_once = self._at_once(mine)
+                differs = not_a_mean(found, min(n, max(2, at_once), _COMPARED), f"{name} of test data")
+            if differs and n > at_once and compute is problem.score:
+                raise ProblemError(
+                    f"{differs}: it is no mean over samples; return its total and its count, if it has them "
+                    "(return total, count), or make the Problem with score_at_once=True"
+                )
+            if differs and n > at_once:
+                note = (
+                    f"{differs}; an evaluation's is the mean of those of {at_once} samples each, unless the "
+                    "loss returns its total and its count (return total, count)"
+                )
+                self.trial = self.trial._replace(notes=(*self.trial.notes, note))
+        return self.trial
+
+    @contextmanager
+    def _compared(self, mine: Replica, compute: Callable[..., Any], name: str) -> Iterator[None]:
+        """Have a replica in eval mode, near the weights that it has."""
+        failures = failures_of(compute, f"its {name} cannot be computed: ")
+        with failures, torch.no_grad(), in_eval_mode(mine.module), moved(trained(mine.module)):
+            yield
+        mine.carried.write()
+
+    def _of(self, mine: Replica, shard: ProblemShard, rows: Indices) -> Any:
+        """Return what the loss returns for some of a shard's samples."""
+        return self.problem.loss(mine.module, *shard.samples(shard.rows[rows]))
+
+    def _tested(self, mine: Replica, compute: Callable[..., Any], rows: Indices) -> Any:
+        """Return what a loss or a score returns for some test samples."""
+        return compute(mine.module, *_on(self._evaluated_on, take(self.problem.test, rows)))
+
+    def _at_once(self, mine: Replica) -> int:
+        """Return how many test samples are evaluated at once; the module is in eval mode."""
+        if mine.at_once is None:
+            few = np.arange(min(length(self.problem.test), _TRIED))
+            mine.at_once = at_once(mine.module, partial(self._tested, mine, self.problem.loss, few), len(few))
+        return mine.at_once
 
     def loss_and_gradient(
         self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int], out: Tensor | None = None
@@ -332,30 +387,33 @@ class ModuleObjective(Objective):
             mine = self._replica(str(w.device))
             mine.write(w)
             g = mine.g if into is None else into
-            losses = []
+            sums = []
             ranks = mine.gradients_in(g, self.ranks, self.slices)
             for rank in mine.carried.by_rank(ranks) if self.ranks > 1 else ranks:
                 seed_torch(w.device, seeds[rank])
-                losses.append(self._loss_of_rank(mine, w.device.type, shard, step, rank))
+                sums.append(self._loss_of_rank(mine, w.device.type, shard, step, rank))
         except torch.OutOfMemoryError as error:
             raise ProblemError(self.full(shard)) from error
-        return in_order(losses), g
+        losses, counts = zip(*sums, strict=True)
+        return divided(in_order(losses), g, None if counts[0] is None else in_order(counts)), g
 
-    def _loss_of_rank(self, mine: Replica, device: str, shard: ProblemShard, step: int, rank: int) -> Tensor:
-        """Return a rank's share of the loss, after the backward pass of all its parts."""
-        compute, total = self._loss_of(mine), None
+    def _loss_of_rank(
+        self, mine: Replica, device: str, shard: ProblemShard, step: int, rank: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return a rank's share of the loss, after the backward pass of all its parts, and what the sum is
+        divided by at the end, if by anything.
+        """
+        compute, sums = self._loss_of(mine), []
         for share, batch in shard.parts(step, self.accumulate, rank, self.ranks):
             if self.bf16:
                 with torch.autocast(device, torch.bfloat16):
-                    loss = compute(mine.module, *batch)
+                    found = compute(mine.module, *batch)
             else:
-                loss = compute(mine.module, *batch)
-            require_scalar(loss)
-            if share != 1:
-                loss = share * loss
-            loss.backward()
-            total = loss.detach() if total is None else total + loss.detach()
-        return cast("Tensor", total).float()
+                found = compute(mine.module, *batch)
+            loss, count = to_minimise(found, share)
+            torch.autograd.backward(loss)
+            sums.append((loss.detach(), count))
+        return added(sums)
 
     def full(self, shard: ProblemShard, ranks: int = 1) -> str:
         """Return in one line that the memory of a shard's device is full; it computes as one of `ranks`."""
@@ -366,7 +424,9 @@ class ModuleObjective(Objective):
         try:
             return self._evaluation(w)
         except torch.OutOfMemoryError as error:
-            full = _full(self._evaluated_on, self._num_weights, self._evaluated_at_once)
+            full = _full(
+                self._evaluated_on, self._num_weights, self._replica(self._evaluated_on).at_once or 1
+            )
             raise ProblemError(full) from error
 
     def _evaluation(self, w: Vector) -> Evaluation:
@@ -374,19 +434,25 @@ class ModuleObjective(Objective):
         mine = self._replica(device)
         mine.write(torch.from_numpy(w[: self._num_weights].copy()))
         self._complete(mine.module, mine.carried, w)
-        n, loss, score = length(problem.test), 0.0, 0.0
+        n, losses, scores = length(problem.test), list[tuple[float, Any]](), list[tuple[float, Any]]()
         routed: list[list[RoutedLayer]] = []
         with torch.no_grad(), in_eval_mode(mine.module):
-            for rows in np.array_split(np.arange(n), -(-n // self._evaluated_at_once)):
+            count = -(-n // self._at_once(mine))
+            seed_torch(torch.device(device), 0)  # for a loss that draws random numbers also here
+            for rows in np.array_split(np.arange(n), count):
                 batch = _on(device, take(problem.test, rows))
-                loss += len(rows) / n * float(problem.loss(mine.module, *batch))
+                losses.append((len(rows) / n, problem.loss(mine.module, *batch)))
                 if problem.routing and (layers := problem.routing.layers(mine.module)):
                     routed.append([of._replace(chosen=_NONE) for of in layers])
-                if problem.score:
-                    score += len(rows) / n * float(problem.score(mine.module, *batch))
+                if problem.score and not problem.score_at_once:
+                    scores.append((len(rows) / n, problem.score(mine.module, *batch)))
+            if problem.score and problem.score_at_once:
+                scores.append((1.0, self._tested(mine, problem.score, np.arange(n))))
+        loss = of_all(losses, "loss of test data")
+        score = of_all(scores, "score of test data") if scores else None
         bits = loss / math.log(2) / problem.bytes_per_token if problem.bytes_per_token else None
         use = self._use_of_experts(mine.module, routed) if routed else None
-        return Evaluation(loss, score if problem.score else None, bits, use)
+        return Evaluation(loss, score, bits, use)
 
     def _use_of_experts(self, module: torch.nn.Module, routed: Sequence[Sequence[RoutedLayer]]) -> ExpertUse:
         """Return how experts were used in the passes of an evaluation, each with what its layers did."""
@@ -427,14 +493,14 @@ class ModuleObjective(Objective):
 
     def _routed_at(self, w: Vector, rows: Indices) -> Sequence[RoutedLayer]:
         """Return what the layers do with some test samples at the weights w (D,)."""
-        problem, device = self.problem, self._evaluated_on
+        problem = self.problem
         assert problem.routing
-        mine = self._replica(device)
+        mine = self._replica(self._evaluated_on)
         mine.write(torch.from_numpy(w[: self._num_weights].copy()))
         routed = []
         with torch.no_grad(), in_eval_mode(mine.module):
-            for some in np.array_split(rows, -(-len(rows) // self._evaluated_at_once)):
-                problem.loss(mine.module, *_on(device, take(problem.test, some)))
+            for some in np.array_split(rows, -(-len(rows) // self._at_once(mine))):
+                self._tested(mine, problem.loss, some)
                 routed.append(problem.routing.layers(mine.module))
         return [joined(parts) for parts in zip(*routed, strict=True)]
 
@@ -476,13 +542,10 @@ def failures_of(function: Any, before: str, *passed: type[Exception]) -> Abstrac
     return in_one_line(file, before, ProblemError, (ProblemError, *passed))
 
 
-def require_scalar(loss: Any) -> None:
-    """Raise ProblemError unless a loss is one number that depends on the weights."""
-    if not isinstance(loss, torch.Tensor) or loss.dim():
-        shape = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-        raise ProblemError(f"its loss has {shape}; return one number, the mean over the mini-batch")
-    if not loss.requires_grad:
-        raise ProblemError("its loss does not depend on the parameters; compute it with the module given")
+def require_finite(loss: Tensor) -> None:
+    """Raise ProblemError for a loss () that is not finite at the start."""
+    if not torch.isfinite(loss):
+        raise ProblemError(f"its loss is {loss.item()} at the start; look at the data and the weights")
 
 
 def _full(device: str, num_weights: int, at_once: int, ranks: int = 1) -> str:

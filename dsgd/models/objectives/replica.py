@@ -73,6 +73,8 @@ class Replica:
             recompute_activations(blocks(self.module))
         self.compiled: Any = None
         """The problem's loss as torch.compile made it for this copy, if it is compiled."""
+        self.at_once: int | None = None
+        """How many samples are evaluated at once, once that is known."""
         parameters = trained(self.module)
         sizes = [parameter.numel() for parameter in parameters]
         self.w = torch.empty(sum(sizes), device=device)

@@ -33,6 +33,7 @@ from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.ledger import Ledger
 from dsgd.core.ledger_views import LedgerViews
 from dsgd.core.model import Evaluation, Workload
+from dsgd.core.problem import ProblemError
 from dsgd.core.protocol import ClusterError, Done, TimeUp
 from dsgd.core.rules import Rule, TaskResult
 from dsgd.core.tasks import Task
@@ -150,15 +151,21 @@ class RayCluster(LedgerViews[RayFlight]):
             self._running.update(enumerate(started))
             self._pids = [process.ranks.pids for process in started]
             self._open_links(started)
+            if workload.objective.in_own_process:
+                trials = [process.ranks.trial for process in started]
+                workload.objective.trial = max(
+                    trials, key=lambda trial: (len(trial.carried), len(trial.notes))
+                )
+                self._evaluating = EvaluatingProcess(
+                    workload, self.device, self._place_to_evaluate, cfg.ray.start_timeout_s
+                )
+                workload.objective.trial = self._evaluating.try_out()
+        except ProblemError as error:
+            self.close()
+            raise ValueError(f"--workload {cfg.data.workload}: {error}") from error
         except BaseException:
             self.close()
             raise
-        if workload.objective.in_own_process:
-            trials = [process.ranks.trial for process in started]
-            workload.objective.trial = max(trials, key=lambda trial: (len(trial.carried), len(trial.notes)))
-            self._evaluating = EvaluatingProcess(
-                workload, self.device, self._place_to_evaluate, cfg.ray.start_timeout_s
-            )
 
     def _open_links(self, started: Sequence[HostProcess]) -> None:
         """Open the links to the processes on the driver's machine; from now on all are watched.

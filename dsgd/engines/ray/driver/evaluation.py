@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dsgd.core.model import Evaluation, Workload
-from dsgd.core.problem import ProblemError
+from dsgd.core.problem import ProblemError, TrialGradient
 from dsgd.core.protocol import ClusterError, EvaluationLost
 from dsgd.core.weights import Vector
 
@@ -69,6 +69,7 @@ class EvaluatingProcess:
         place: Callable[[], tuple[str, str] | None],
         start_timeout_s: float,
     ) -> None:
+        self._device = device
         self._workload = workload._replace(objective=workload.objective.for_evaluation(device), shards=())
         self._place, self._start_timeout_s = place, start_timeout_s
         self._held: Any = None
@@ -77,6 +78,15 @@ class EvaluatingProcess:
         self._lock = threading.Lock()
         self.pid: int | None = None
         """Of the process that evaluated last."""
+
+    def try_out(self) -> TrialGradient:
+        """Return what was seen when a gradient and an evaluation were tried, the latter on the driver's CPU
+        unless it is for a GPU.
+
+        Raises ProblemError for a workload that cannot be evaluated.
+        """
+        objective = self._workload.objective
+        return objective.for_evaluation("cpu").try_evaluation() if self._device == "cpu" else objective.trial
 
     def evaluate(self, w: Vector, models: Mapping[int, Vector] | None = None) -> Evaluation | None:
         """Return the evaluation of weights w (D,), with workers' own weights (D,) beside them.
