@@ -94,7 +94,7 @@ class QuadraticShard:
             draws = np.stack([s._noise(step) for s, step in zip(shards, steps, strict=True)])
             noise = torch.from_numpy(draws).to(device)
         else:
-            noise = torch.zeros((), device=device)
+            noise = torch.zeros((), dtype=torch.float32, device=device)
         return first.curvatures.index_select(0, rows), first.optima.index_select(0, rows), noise
 
     def _noise(self, step: int) -> Vector:

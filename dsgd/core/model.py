@@ -57,7 +57,7 @@ class Objective(ABC):
     row_by_row: ClassVar[bool] = False
     """Whether each worker's row is computed by itself, however many are computed at once."""
     one_thread = False
-    """Whether only one thread of a process may compute: torch has one generator for all of them."""
+    """Whether only one thread of a process may compute: there is one generator for all of them."""
     trial = TrialGradient()
     """What `try_out` has seen, here or in a worker's process."""
 

@@ -69,7 +69,8 @@ def to_device(rows: Sequence[NDArray[Any]], device: str) -> Tensor:
     """Return N float32 arrays (...) as (N, ...); to a GPU through pinned memory, three times as fast."""
     import torch
 
-    here = torch.empty((len(rows), *rows[0].shape), pin_memory=device != "cpu")
+    shape = (len(rows), *rows[0].shape)
+    here = torch.empty(shape, dtype=torch.float32, pin_memory=device != "cpu")
     np.stack(rows, out=here.numpy())
     return here.to(device, non_blocking=True)
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from dsgd.config import TrainConfig
 from dsgd.core.problem import Problem, ProblemError
 from dsgd.data import make_workload
-from dsgd.models.objectives.module_objective import ModuleObjective, ProblemShard, seed_torch
+from dsgd.models.objectives.module_objective import ModuleObjective, ProblemShard
+from dsgd.models.objectives.process_wide import seed_generators
 from dsgd.models.objectives.replica import trained
 from dsgd.records.stores.store import version_of
 from dsgd.records.workload_copy import CARRIED
@@ -40,7 +41,7 @@ def plain_loop(cfg: TrainConfig) -> nn.Module:
     module = copy.deepcopy(problem.module)
     optimizer = torch.optim.SGD(trained(module), cfg.lr)
     for step in range(cfg.steps):
-        seed_torch(torch.device("cpu"), shard.torch_seed(step))
+        seed_generators(torch.device("cpu"), shard.torch_seed(step))
         optimizer.zero_grad()
         torch.autograd.backward(problem.loss(module, *shard.batch(step)))
         optimizer.step()
@@ -214,7 +215,7 @@ def grows(module: Any, found: Tensor) -> None:
 
 
 def draws_elsewhere(module: Any, found: Tensor) -> Tensor:
-    return found * random.random()
+    return found * random.SystemRandom().random()
 
 
 @pytest.mark.parametrize(

@@ -44,10 +44,10 @@ from dsgd.models.objectives.module_objective import (
     ProblemShard,
     failures_of,
     require_finite,
-    seed_torch,
 )
 from dsgd.models.objectives.module_state import Carried, in_eval_mode
 from dsgd.models.objectives.module_trial import frozen_in_place, in_place, watched
+from dsgd.models.objectives.process_wide import seed_generators
 from dsgd.models.objectives.rank_layout import RankLayout
 from dsgd.models.objectives.rank_sums import SumInRankOrder, summed
 from dsgd.models.objectives.replica import trained
@@ -259,7 +259,7 @@ class GroupObjective(Objective):
         w: this rank's slice (d,) of the weights; None: those that are there.
         """
         options, rank, ranks = self._options, self.membership.rank, self.membership.ranks
-        seed_torch(self._device, shard.torch_seed(step, rank))
+        seed_generators(self._device, shard.torch_seed(step, rank))
         self._write(w)
         root = cast(FSDPModule, self._loss)
         half = torch.autocast(self._device.type, torch.bfloat16) if options.bf16 else nullcontext()
@@ -307,7 +307,7 @@ class GroupObjective(Objective):
         """Return this rank's slice of the gradient (d,), which the module then no longer has; zeros where
         the loss does not depend on a parameter.
         """
-        g = torch.empty(self.num_weights, device=self._device) if into is None else into
+        g = torch.empty(self.num_weights, dtype=torch.float32, device=self._device) if into is None else into
         for parameter, part in zip(self._parameters, torch.split(g, self._sizes), strict=True):
             if parameter.grad is None:
                 part.zero_()

@@ -49,6 +49,7 @@ from dsgd.models.objectives.means import (
 )
 from dsgd.models.objectives.module_state import Carried, estimating, in_eval_mode, new_statistics
 from dsgd.models.objectives.module_trial import frozen_in_place, require_unchanged, watched
+from dsgd.models.objectives.process_wide import drawn_from, seed_generators, seeded
 from dsgd.models.objectives.rank_layout import RankLayout
 from dsgd.models.objectives.rank_sums import in_order
 from dsgd.models.objectives.replica import Replica, make_sendable, require_trainable, trained
@@ -96,7 +97,7 @@ class ProblemShard(Reshuffled):
             yield len(some) / len(rows), self.samples(some)
 
     def torch_seed(self, step: int, rank: int = 0) -> int:
-        """Return what torch's generator is seeded with for a gradient, so that dropout repeats with it."""
+        """Return what generators are seeded with for a gradient, so that dropout repeats with it."""
         return int(at(self.seed, Purpose.DROPOUT, self.worker, step).integers(2**63, size=rank + 1)[rank])
 
     @staticmethod
@@ -129,16 +130,6 @@ class ProblemShard(Reshuffled):
 
 def _on(device: str, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(tensor.to(device) for tensor in batch)
-
-
-def seed_torch(device: torch.device, seed: int) -> None:
-    """Seed the generators of a device and of the processor, where samples may be changed at random.
-
-    `torch.manual_seed` seeds those of all devices, and takes 70 times as long.
-    """
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
 
 
 class ModuleObjective(Objective):
@@ -246,8 +237,8 @@ class ModuleObjective(Objective):
         assert isinstance(shard, ProblemShard)
         few = self.to_try(shard, self.ranks)
         w = torch.from_numpy(self.initial_weights(0)).to(shard.device)[None]
-        seed_torch(w.device, 0)
-        before = torch.default_generator.get_state()
+        seed_generators(w.device, 0)
+        before = drawn_from()
         with failures_of(self.problem.loss, "its loss cannot be computed: "):
             try:
                 mine = self._replica(shard.device)
@@ -259,8 +250,7 @@ class ModuleObjective(Objective):
                 if torch.isfinite(loss):
                     break
         # torch.compile may not run in two threads at once, and a GPU computes one task after another anyway.
-        drawn = not torch.equal(before, torch.default_generator.get_state())
-        self.one_thread = drawn or self.compiled or w.is_cuda
+        self.one_thread = drawn_from() != before or self.compiled or w.is_cuda
         require_unchanged(mine.module, w[0])
         frozen = [name for name, _ in mine.module.named_parameters() if name in self.trial.carried]
         if frozen and self.ranks > 1:
@@ -390,7 +380,7 @@ class ModuleObjective(Objective):
             sums = []
             ranks = mine.gradients_in(g, self.ranks, self.slices)
             for rank in mine.carried.by_rank(ranks) if self.ranks > 1 else ranks:
-                seed_torch(w.device, seeds[rank])
+                seed_generators(w.device, seeds[rank])
                 sums.append(self._loss_of_rank(mine, w.device.type, shard, step, rank))
         except torch.OutOfMemoryError as error:
             raise ProblemError(self.full(shard)) from error
@@ -438,7 +428,7 @@ class ModuleObjective(Objective):
         routed: list[list[RoutedLayer]] = []
         with torch.no_grad(), in_eval_mode(mine.module):
             count = -(-n // self._at_once(mine))
-            seed_torch(torch.device(device), 0)  # for a loss that draws random numbers also here
+            seed_generators(torch.device(device), 0)  # for a loss that draws random numbers also here
             for rows in np.array_split(np.arange(n), count):
                 batch = _on(device, take(problem.test, rows))
                 losses.append((len(rows) / n, problem.loss(mine.module, *batch)))
@@ -513,7 +503,7 @@ class ModuleObjective(Objective):
         with torch.no_grad():
             for parameter, part in zip(parameters, parts, strict=True):
                 parameter.copy_(part.view_as(parameter))
-        with torch.random.fork_rng(devices=[]):
+        with seeded(0):
             self._complete(module, Carried(module, self._num_weights, self.problem.module), w)
         return module.eval().cpu()
 
@@ -528,7 +518,7 @@ class ModuleObjective(Objective):
         if not layers:
             return
         samples = np.arange(min(length(self.problem.train), _ESTIMATED_FROM))
-        seed_torch(torch.device(self._evaluated_on), 0)  # for dropout before such a layer
+        seed_generators(torch.device(self._evaluated_on), 0)  # for dropout before such a layer
         with torch.no_grad(), new_statistics(layers):
             for rows in np.array_split(samples, -(-len(samples) // _ESTIMATED_AT_ONCE)):
                 self.problem.loss(module, *_on(self._evaluated_on, take(self.problem.train, rows)))

@@ -60,7 +60,8 @@ def _notes(module: nn.Module, found: Sequence[str], reshaped: Sequence[str], rep
     if not repeats and not found and not reshaped:
         yield (
             "its gradient is another one when it is computed again from the same weights, samples and seed: "
-            f"it depends on something {lost}; keep it in buffers, and draw from torch's generator"
+            f"it depends on something {lost}; keep it in buffers, and draw from the generators that "
+            "torch, numpy and Python have once for a process"
         )
 
 

@@ -77,7 +77,7 @@ class Replica:
         """How many samples are evaluated at once, once that is known."""
         parameters = trained(self.module)
         sizes = [parameter.numel() for parameter in parameters]
-        self.w = torch.empty(sum(sizes), device=device)
+        self.w = torch.empty(sum(sizes), dtype=torch.float32, device=device)
         self.g = torch.zeros_like(self.w)
         self._apart = apart
         for parameter, w in zip(parameters, torch.split(self.w, sizes), strict=True):

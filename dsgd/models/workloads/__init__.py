@@ -55,9 +55,12 @@ def name_of(config: Mapping[str, Any]) -> str:
 
 def code_of(workload: str) -> ModuleType:
     """Return the file of a workload as a module. Raises ValueError, naming the line, if that fails."""
+    from dsgd.models.objectives.process_wide import AT_FIRST, seeded, settings_kept
+
     path = file_of(workload)
     try:
-        module = load_code(path, "workload")
+        with settings_kept(), seeded(AT_FIRST):
+            module = load_code(path, "workload")
         if not callable(getattr(module, "make", None)):
             raise UserCodeError("needs a function make() that returns a dsgd.Problem")
     except UserCodeError as error:
@@ -90,26 +93,24 @@ def options_of(workload: str) -> type[DataConfig] | None:
 
 
 def make_problem(data: DataConfig, seed: int) -> Problem:
-    """Make the problem of the workload, torch seeded with the run's seed: it draws the initial weights.
+    """Make the problem of the workload, generators seeded with the run's seed: it draws the initial weights.
 
     Raises ValueError, in one line, for a file that fails and for a problem that cannot be trained.
     """
-    import torch
-
     from dsgd.models.moe.mixture import MixtureRouting, mixtures
+    from dsgd.models.objectives.process_wide import seeded, settings_kept
 
     workload = data.workload
     assert workload is not None
     code = code_of(workload)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(generator(seed, Purpose.INITIAL_WEIGHTS).integers(2**63)))
-        try:
-            with in_one_line(file_of(workload), "", passed=(DataError,)):
-                own = getattr(code, "Config", None)
-                problem = code.make(data) if own is not None and isinstance(data, own) else code.make()
-                wrong = _wrong(problem)
-        except (DataError, UserCodeError) as error:
-            raise ValueError(f"--workload {workload}: {error}") from None
+    first = int(generator(seed, Purpose.INITIAL_WEIGHTS).integers(2**63))
+    try:
+        with settings_kept(), seeded(first), in_one_line(file_of(workload), "", passed=(DataError,)):
+            own = getattr(code, "Config", None)
+            problem = code.make(data) if own is not None and isinstance(data, own) else code.make()
+            wrong = _wrong(problem)
+    except (DataError, UserCodeError) as error:
+        raise ValueError(f"--workload {workload}: {error}") from None
     if wrong:
         raise ValueError(f"--workload {workload}: {wrong}")
     made: Problem = problem

@@ -273,5 +273,5 @@ class ReducingGroup:
         """Return memory that is used in every round: its pages are there after the first."""
         found = self._buffers.get(name)
         if found is None or found.shape != shape:
-            found = self._buffers[name] = torch.zeros(shape, device=self._device)
+            found = self._buffers[name] = torch.zeros(shape, dtype=torch.float32, device=self._device)
         return found

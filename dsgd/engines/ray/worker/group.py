@@ -373,7 +373,7 @@ class _Made(TaskAround):
         import torch
 
         kept = state if self.kept is None else torch.from_numpy(self.kept)[None]
-        return torch.tensor([self.loss]), torch.from_numpy(self.value)[None], kept
+        return torch.tensor([self.loss], dtype=torch.float32), torch.from_numpy(self.value)[None], kept
 
 
 def _cause(answers: Sequence[Future[Any]]) -> BaseException:
