@@ -35,7 +35,7 @@ class Problem(NamedTuple):
     """A module to train, and on what.
 
     The data are a tuple of tensors or arrays with one row a sample, like (x, y), or a map-style dataset of
-    torch: len() and [i], each item a tuple.
+    torch: len() and [i]. Items that are tuples are given to the loss in parts, others, like dicts, in one.
     """
 
     module: nn.Module
@@ -57,6 +57,8 @@ class Problem(NamedTuple):
     prompt (dsgd/models/networks/sampling.py makes one)."""
     score_at_once: bool = False
     """Whether the score is no mean, like a correlation: it is computed of all test data in one call."""
+    collate: Callable[[list[Any]], Any] | None = None
+    """collate(items): a mini-batch of a dataset's items, where torch's default_collate makes none."""
     routing: Routing | None = None
     """Of a module with mixtures of experts: where to find what they did. A module with those of
     dsgd/models/moe/mixture.py needs none."""
@@ -88,15 +90,37 @@ def part(array: Any, rows: Indices) -> Any:
     return later(rows) if later else array[rows]
 
 
+class Collated:
+    """A dataset with the function that puts its samples together."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any]) -> None:
+        self.dataset, self.collate = dataset, collate
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getattr__(self, name: str) -> Any:  # `targets` and `__getitems__`, if the dataset has them
+        if name in ("dataset", "collate"):
+            raise AttributeError(name)  # not yet, while it is unpickled
+        return getattr(self.dataset, name)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.dataset[i]
+
+
 def take(data: Any, rows: Sequence[int] | Any) -> tuple[Any, ...]:
-    """Return the samples with these numbers as a mini-batch: tensors, samples first."""
+    """Return the samples with these numbers as a mini-batch: what a loss gets after the module. Tensors have
+    samples first.
+
+    Raises ProblemError for samples that cannot be put together.
+    """
     import torch
     from torch.utils.data import TensorDataset, default_collate
 
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, tuple):
-        return tuple(torch.as_tensor(array[rows]) for array in data)
+        return tuple(_tensor(array[rows]) for array in data)
     # Of dsgd.models.datasets.Windows: no sample is made alone.
     if at_once := getattr(data, "mini_batch", None):
         return tuple(torch.from_numpy(array) for array in at_once(rows))
@@ -104,4 +128,36 @@ def take(data: Any, rows: Sequence[int] | Any) -> tuple[Any, ...]:
         samples = many([int(row) for row in rows])
     else:
         samples = [data[int(row)] for row in rows]
-    return tuple(default_collate(samples))
+    if own := getattr(data, "collate", None):
+        found = own(samples)
+        return tuple(found) if isinstance(found, tuple | list) else (found,)
+    try:
+        found = default_collate(samples)
+    except (RuntimeError, TypeError, ValueError) as error:
+        why = str(error).splitlines()[0]
+        raise ProblemError(f"its samples do not fit together ({why}); give its Problem a collate") from error
+    return tuple(found) if isinstance(samples[0], tuple | list) else (found,)
+
+
+def _tensor(rows: Any) -> Any:
+    """Return rows of an array as a tensor; those of text as a list."""
+    import torch
+
+    if isinstance(rows, np.ndarray):
+        if rows.dtype.kind in "USO":
+            return rows.tolist()
+        rows = rows.astype(rows.dtype.newbyteorder("="), copy=False)
+    return torch.as_tensor(rows)
+
+
+def moved_to(device: str, batch: Any) -> Any:
+    """Return a mini-batch with the tensors in it, and whatever else can be moved, on a device."""
+    if hasattr(batch, "to"):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {key: moved_to(device, value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved_to(device, value) for value in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(moved_to(device, value) for value in batch)
+    return batch

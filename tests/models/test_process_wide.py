@@ -119,7 +119,7 @@ def test_another_default_dtype_or_device_is_refused(statement: str, where: str, 
     """In one line, since the module and its data are others with it."""
     before = settings()
     file = setting(f"torch.set_default_{statement}", tmp_path / "mine.py", where)
-    with pytest.raises(ValueError, match=f"workload {file}: sets torch's default .* leave that out"):
+    with pytest.raises(ValueError, match=f"workload {file}: calls torch.set_default_.* leave that out"):
         make_workload(config("ssgd", workload=file))
     assert settings() == before
 

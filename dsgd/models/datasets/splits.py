@@ -70,6 +70,9 @@ def about(data: Any) -> dict[str, Any]:
 def _statistics(array: Any, digest: Any) -> dict[str, Any]:
     """Return an array's shape, type and statistics; add its bytes to the digest."""
     least, most, total, count = [], [], 0.0, 0
+    if array.dtype.kind in "USO":  # text
+        digest.update("\0".join(map(str, array.ravel())).encode())
+        return {"shape": list(array.shape), "dtype": str(array.dtype)}
     for block in blocks(array):
         digest.update(np.ascontiguousarray(block))
         least.append(block.min())

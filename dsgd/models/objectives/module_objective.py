@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map_only
 
 from dsgd.core.model import Evaluation, Objective
-from dsgd.core.problem import Problem, ProblemError, TrialGradient, length, part, take
+from dsgd.core.problem import Problem, ProblemError, TrialGradient, length, moved_to, part, take
 from dsgd.core.rng import Purpose, at
 from dsgd.core.routing import (
     MOST_WORKERS,
@@ -73,17 +74,18 @@ class ProblemShard(Reshuffled):
         super().__init__(worker, rows, batch_size=batch_size, seed=seed)
         self.data, self.device = data, "cpu"
 
-    def batch(self, step: int) -> tuple[Tensor, ...]:
-        """Return the mini-batch number `step`: tensors, samples first."""
+    def batch(self, step: int) -> tuple[Any, ...]:
+        """Return the mini-batch number `step`: what the loss gets after the module."""
         return self.samples(self.batch_rows(step))
 
-    def samples(self, rows: Indices) -> tuple[Tensor, ...]:
+    def samples(self, rows: Indices) -> tuple[Any, ...]:
         """Return the samples with these numbers in the data."""
-        return _on(self.device, take(self.data, rows))
+        found: tuple[Any, ...] = moved_to(self.device, take(self.data, rows))
+        return found
 
     def parts(
         self, step: int, count: int, rank: int = 0, ranks: int = 1
-    ) -> Iterator[tuple[float, tuple[Tensor, ...]]]:
+    ) -> Iterator[tuple[float, tuple[Any, ...]]]:
         """Yield one rank's part of the mini-batch number `step`, cut into `count` parts, each with its
         share of the whole mini-batch's samples.
 
@@ -128,10 +130,6 @@ class ProblemShard(Reshuffled):
         return shards
 
 
-def _on(device: str, batch: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    return tuple(tensor.to(device) for tensor in batch)
-
-
 class ModuleObjective(Objective):
     """The mean loss of a problem's module over its data.
 
@@ -172,7 +170,7 @@ class ModuleObjective(Objective):
         self._num_weights = sum(math.prod(shape) for shape in self.shapes)
         self.bf16, self.accumulate, self.compiled = precision == "bf16", accumulate, compiled
         self.recomputed, self.ranks, self.slices = recomputed, ranks, slices
-        self._evaluated_on = evaluated_on
+        self._evaluated_on, self._differentiates = evaluated_on, False
         self._replicas = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -307,17 +305,33 @@ class ModuleObjective(Objective):
     def _compared(self, mine: Replica, compute: Callable[..., Any], name: str) -> Iterator[None]:
         """Have a replica in eval mode, near the weights that it has."""
         failures = failures_of(compute, f"its {name} cannot be computed: ")
-        with failures, torch.no_grad(), in_eval_mode(mine.module), moved(trained(mine.module)):
+        with failures, in_eval_mode(mine.module), moved(trained(mine.module)):
             yield
         mine.carried.write()
 
     def _of(self, mine: Replica, shard: ProblemShard, rows: Indices) -> Any:
         """Return what the loss returns for some of a shard's samples."""
-        return self.problem.loss(mine.module, *shard.samples(shard.rows[rows]))
+        return self._value(mine.module, self.problem.loss, shard.samples(shard.rows[rows]))
+
+    def _value(self, module: torch.nn.Module, compute: Callable[..., Any], batch: Sequence[Any]) -> Any:
+        """Return what a loss or a score returns, without its graph, which is only made for one that takes
+        derivatives itself: by its input, for example.
+        """
+        if not self._differentiates:
+            try:
+                with torch.no_grad():
+                    return compute(module, *batch)
+            except RuntimeError as error:
+                if "does not require grad" not in str(error):
+                    raise
+            self._differentiates = True
+        with torch.enable_grad():
+            found = compute(module, *batch)
+        return tree_map_only(torch.Tensor, torch.Tensor.detach, found)
 
     def _tested(self, mine: Replica, compute: Callable[..., Any], rows: Indices) -> Any:
         """Return what a loss or a score returns for some test samples."""
-        return compute(mine.module, *_on(self._evaluated_on, take(self.problem.test, rows)))
+        return self._value(mine.module, compute, moved_to(self._evaluated_on, take(self.problem.test, rows)))
 
     def _at_once(self, mine: Replica) -> int:
         """Return how many test samples are evaluated at once; the module is in eval mode."""
@@ -426,16 +440,16 @@ class ModuleObjective(Objective):
         self._complete(mine.module, mine.carried, w)
         n, losses, scores = length(problem.test), list[tuple[float, Any]](), list[tuple[float, Any]]()
         routed: list[list[RoutedLayer]] = []
-        with torch.no_grad(), in_eval_mode(mine.module):
+        with in_eval_mode(mine.module):
             count = -(-n // self._at_once(mine))
             seed_generators(torch.device(device), 0)  # for a loss that draws random numbers also here
             for rows in np.array_split(np.arange(n), count):
-                batch = _on(device, take(problem.test, rows))
-                losses.append((len(rows) / n, problem.loss(mine.module, *batch)))
+                batch = moved_to(device, take(problem.test, rows))
+                losses.append((len(rows) / n, self._value(mine.module, problem.loss, batch)))
                 if problem.routing and (layers := problem.routing.layers(mine.module)):
                     routed.append([of._replace(chosen=_NONE) for of in layers])
                 if problem.score and not problem.score_at_once:
-                    scores.append((len(rows) / n, problem.score(mine.module, *batch)))
+                    scores.append((len(rows) / n, self._value(mine.module, problem.score, batch)))
             if problem.score and problem.score_at_once:
                 scores.append((1.0, self._tested(mine, problem.score, np.arange(n))))
         loss = of_all(losses, "loss of test data")
@@ -488,7 +502,7 @@ class ModuleObjective(Objective):
         mine = self._replica(self._evaluated_on)
         mine.write(torch.from_numpy(w[: self._num_weights].copy()))
         routed = []
-        with torch.no_grad(), in_eval_mode(mine.module):
+        with in_eval_mode(mine.module):
             for some in np.array_split(rows, -(-len(rows) // self._at_once(mine))):
                 self._tested(mine, problem.loss, some)
                 routed.append(problem.routing.layers(mine.module))
@@ -518,10 +532,17 @@ class ModuleObjective(Objective):
         if not layers:
             return
         samples = np.arange(min(length(self.problem.train), _ESTIMATED_FROM))
+
+        def run(rows: Indices) -> None:
+            batch = moved_to(self._evaluated_on, take(self.problem.train, rows))
+            self._value(module, self.problem.loss, batch)
+
+        with in_eval_mode(module):
+            run(samples[:_TRIED])  # shows whether it takes derivatives, without a pass that counts twice
         seed_generators(torch.device(self._evaluated_on), 0)  # for dropout before such a layer
-        with torch.no_grad(), new_statistics(layers):
+        with new_statistics(layers):
             for rows in np.array_split(samples, -(-len(samples) // _ESTIMATED_AT_ONCE)):
-                self.problem.loss(module, *_on(self._evaluated_on, take(self.problem.train, rows)))
+                run(rows)
         carried.write(bits)
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -56,15 +55,12 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 _Setting = tuple[Callable[[], Any], Callable[[Any], Any]]
-_NO_DEVICE = torch.device("cpu")
-_REFUSED: Mapping[str, _Setting] = MappingProxyType(
-    {
-        "dtype": (torch.get_default_dtype, torch.set_default_dtype),
-        "device": (
-            torch.get_default_device,
-            lambda device: torch.set_default_device(None if device == _NO_DEVICE else device),
-        ),
-    }
+_REFUSED: tuple[_Setting, ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (
+        torch.get_default_device,
+        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+    ),
 )
 _PUT_BACK: tuple[_Setting, ...] = (
     (torch.get_num_threads, torch.set_num_threads),
@@ -81,19 +77,19 @@ def settings_kept() -> Iterator[None]:
 
     Raises UserCodeError for torch's default dtype and device, with which it makes another module.
     """
-    settings = (*_REFUSED.values(), *_PUT_BACK)
-    before = [get() for get, _ in settings]
-    refused = None
+    settings = (*_REFUSED, *_PUT_BACK)
+    before, refused = [get() for get, _ in settings], None
     try:
         yield
-        for name, (get, _), value in zip(_REFUSED, _REFUSED.values(), before, strict=False):
+        for (get, _), value in zip(_REFUSED, before, strict=False):
             if get() != value:
-                refused = f"sets torch's default {name} to {get()} for the whole process"
+                refused = f"{get.__name__.replace('get', 'set', 1)}({get()})"
     finally:
         for (get, put), value in zip(settings, before, strict=True):
             if get() != value:
                 put(value)
     if refused:
         raise UserCodeError(
-            f"{refused}; leave that out: a run trains float32, on the device that --device names"
+            f"calls torch.{refused}, for the whole process; leave that out: a run trains float32, on the "
+            "device that --device names"
         )

@@ -97,6 +97,7 @@ def make_problem(data: DataConfig, seed: int) -> Problem:
 
     Raises ValueError, in one line, for a file that fails and for a problem that cannot be trained.
     """
+    from dsgd.core.problem import Collated
     from dsgd.models.moe.mixture import MixtureRouting, mixtures
     from dsgd.models.objectives.process_wide import seeded, settings_kept
 
@@ -114,6 +115,8 @@ def make_problem(data: DataConfig, seed: int) -> Problem:
     if wrong:
         raise ValueError(f"--workload {workload}: {wrong}")
     made: Problem = problem
+    if made.collate:
+        made = made._replace(train=Collated(made.train, made.collate), test=Collated(made.test, made.collate))
     if made.routing is None and any(mixtures(made.module)):
         made = made._replace(routing=MixtureRouting())
     return made
@@ -133,12 +136,14 @@ def _wrong(problem: Any) -> str | None:
         return f"its module is a {type(problem.module).__name__}; give a torch.nn.Module"
     if not trained(problem.module):
         return "its module has no parameter that requires a gradient; there is nothing to train"
-    for name in ("loss", "score", "sample"):
+    for name in ("loss", "score", "sample", "collate"):
         if not callable(function := getattr(problem, name)) and (name == "loss" or function is not None):
             return f"its {name} is a {type(function).__name__}; give a function"
     for name, data in (("train", problem.train), ("test", problem.test)):
         if wrong := _wrong_data(data):
             return f"its {name} data {wrong}"
+        if problem.collate and isinstance(data, tuple):
+            return f"its collate is for the items of a dataset, and its {name} data are arrays; leave it out"
     size = problem.bytes_per_token
     if size is not None and not (isinstance(size, int | float) and 0 < size < math.inf):
         return f"its bytes_per_token is {size!r}; give a number above 0"
@@ -154,6 +159,8 @@ def _wrong_data(data: Any) -> str | None:
     for array in arrays:
         if not hasattr(array, "__len__") or getattr(array, "ndim", 1) == 0:
             return f"hold a {type(array).__name__}; give arrays with a row for each sample, or a dataset"
+        if isinstance(array, list) and isinstance(data, tuple):
+            return "hold a list; give arrays with a row for each sample, of text those of numpy"
         if "complex" in str(getattr(array, "dtype", "")):
             return "are complex; give real and imaginary parts as real numbers"
     if len({len(array) for array in arrays}) != 1:
