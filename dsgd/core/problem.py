@@ -128,13 +128,13 @@ def take(data: Any, rows: Sequence[int] | Any) -> tuple[Any, ...]:
         samples = many([int(row) for row in rows])
     else:
         samples = [data[int(row)] for row in rows]
-    if own := getattr(data, "collate", None):
-        found = own(samples)
+    if isinstance(data, Collated):
+        found = data.collate(samples)
         return tuple(found) if isinstance(found, tuple | list) else (found,)
     try:
         found = default_collate(samples)
     except (RuntimeError, TypeError, ValueError) as error:
-        why = str(error).splitlines()[0]
+        why = " ".join(str(error).split())[:200]
         raise ProblemError(f"its samples do not fit together ({why}); give its Problem a collate") from error
     return tuple(found) if isinstance(samples[0], tuple | list) else (found,)
 

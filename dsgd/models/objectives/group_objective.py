@@ -201,7 +201,7 @@ class GroupObjective(Objective):
                     break
 
         failures = failures_of(loss_of, "its loss in eval mode cannot be computed: ", RankLost)
-        eager = torch.compiler.set_stance("force_eager" if self._options.compiled else "default")
+        eager = torch.compiler.set_stance("force_eager") if self._options.compiled else nullcontext()
         with failures, eager, torch.no_grad(), in_eval_mode(module), moved(self._slices):
             found = partial(self._loss_of, shard)
             require_parts(found, shard.batch_size, self.membership.ranks, self._options.accumulate)
