@@ -134,13 +134,14 @@ class EmptyShard:
         return shards
 
 
-def make_workload(cfg: TrainConfig) -> Workload:
+def make_workload(cfg: TrainConfig, *, recorded: bool = False) -> Workload:
     """Make the objective and the shards of a run.
 
+    recorded: whether it has a record already, and is computed again, or goes on.
     Raises ValueError, naming the option, where the data cannot be split as asked.
     """
     if cfg.data.workload is not None:
-        return _of_file(cfg, cfg.data.workload)
+        return _of_file(cfg, cfg.data.workload, recorded)
     if cfg.data.dataset == "none":
         return Workload(Nothing(), [EmptyShard(i) for i in range(cfg.num_workers)], (), 0)
     if cfg.data.dataset == "quadratic":
@@ -156,7 +157,7 @@ def make_workload(cfg: TrainConfig) -> Workload:
     return Workload(Classifier(sizes), shards, (dataset.test_x, dataset.test_y), cfg.batch_size)
 
 
-def _of_file(cfg: TrainConfig, file: str) -> Workload:
+def _of_file(cfg: TrainConfig, file: str, recorded: bool) -> Workload:
     """Return the workload of a file, each worker with its part of the training data."""
     from dsgd.core.problem import ProblemError, labels, length
     from dsgd.models.datasets import about
@@ -177,7 +178,7 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
         for i, rows in enumerate(_parts(classes, cfg))
     ]
     try:
-        objective = module_objective(cfg, problem)
+        objective = module_objective(cfg, problem, recorded=recorded)
         if cfg.engine != "ray":  # there each process tries it before the run begins
             objective.try_out(shards[0].on_device(shards[:1], _evaluated_on(cfg))[0])
             objective.try_evaluation()
@@ -192,9 +193,10 @@ def _of_file(cfg: TrainConfig, file: str) -> Workload:
     return Workload(objective, shards, (), cfg.batch_size, kept | dict(problem.about) | kept)
 
 
-def module_objective(cfg: TrainConfig, problem: Problem) -> ModuleObjective:
+def module_objective(cfg: TrainConfig, problem: Problem, *, recorded: bool = False) -> ModuleObjective:
     """Return the objective of a workload's problem, as a run with these options computes and evaluates it.
 
+    recorded: as of `make_workload`.
     Raises ProblemError for parameters that cannot be trained.
     """
     from dsgd.models.objectives.module_objective import ModuleObjective
@@ -208,6 +210,7 @@ def module_objective(cfg: TrainConfig, problem: Problem) -> ModuleObjective:
         ranks=cfg.group.ranks_per_worker,
         slices=cfg.group.shards,
         evaluated_on=_evaluated_on(cfg),
+        recorded=recorded,
     )
 
 

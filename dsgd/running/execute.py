@@ -154,7 +154,10 @@ def execute(
     """
     started = time.time() if started is None else started
     interruptions = interruptions or Interruptions()
-    with opened(cfg, strategy, record=record, interruptions=interruptions, engine=engine) as run:
+    goes_on = record is not None and resume is not None
+    with opened(
+        cfg, strategy, record=record, interruptions=interruptions, engine=engine, recorded=goes_on
+    ) as run:
         keeper, first = RunKeeper(run, record, tuple(watchers), evaluate=evaluate), run.weights.vector
         interruptions.hold()  # a record that is begun will be completed
         try:
@@ -187,14 +190,15 @@ def opened(
     record: RunRecord | None = None,
     interruptions: Interruptions | None = None,
     engine: Engine | None = None,
+    recorded: bool = False,
 ) -> Iterator[Run]:
     """Start the engine that a configuration names, and yield a run on it that has not begun.
 
-    Parameters and errors are those of `execute`.
+    recorded: whether it goes on from a record. Other parameters and errors are those of `execute`.
     """
     strategy = strategy or strategy_of(cfg)
     require_room(cfg)
-    workload = make_workload(cfg)
+    workload = make_workload(cfg, recorded=recorded)
     if workload.objective.in_own_process:
         require_room(cfg, workload.objective.num_weights)
     first = first_weights(cfg, workload)

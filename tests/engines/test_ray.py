@@ -73,7 +73,7 @@ def test_a_module_that_workers_do_not_find_is_named(monkeypatch: pytest.MonkeyPa
     """A process whose arguments cannot be unpickled is never made; the run ends with why."""
     cfg = config("ssgd", engine="ray", dataset="quadratic", num_workers=1, steps=1)
     workload = make_workload(cfg)._replace(objective=OfTheDriverAlone(4))
-    monkeypatch.setattr(execution, "make_workload", lambda cfg: workload)
+    monkeypatch.setattr(execution, "make_workload", lambda cfg, **_: workload)
     with pytest.raises(ClusterError, match="No module named 'of_the_driver_alone'"):
         execute(cfg, evaluate=False)
 

@@ -12,6 +12,7 @@ from golden_files import made_on
 from msgspec.structs import replace
 from old_records import KEPT, KINDS, write_workload
 
+from dsgd.models.objectives import means, module_objective
 from dsgd.records.schema import RecordedUpdate
 from dsgd.running.execute import execute
 from dsgd.running.replaying import difference, recorded_run, replayed
@@ -97,3 +98,47 @@ def test_records_of_an_earlier_commit_are_listed_and_evaluated(
     assert all(name in said for name in KINDS)
     for name in (*ENDED, "module"):
         assert main(["--evaluate", str(records / name)]) == 0, name
+
+
+NO_MEANS = '''"""A loss and a score that weigh each sample by its tokens."""
+import torch
+
+import dsgd
+
+LENGTHS = torch.arange(1, 301)[:, None]
+
+
+def weighed(module: torch.nn.Module, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    return (lengths * (module(x) - 1).square()).sum() / lengths.sum()
+
+
+def make() -> dsgd.Problem:
+    data = torch.randn(300, 2), LENGTHS
+    return dsgd.Problem(torch.nn.Linear(2, 1), weighed, data, data, score=weighed)
+'''
+
+
+def test_what_is_no_mean_is_refused_only_to_new_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Earlier versions trained with any loss: their runs are computed again and go on, with a note each."""
+    (tmp_path / "weighed.py").write_text(NO_MEANS)
+    record, whole = tmp_path / "cut", tmp_path / "whole"
+
+    def started(path: Path, steps: int) -> int:
+        options = f"--steps {steps} --num-workers 2 --batch-size 8 --accumulate 4 --checkpoint-every 2"
+        named = f"--workload {tmp_path}/weighed.py --out {tmp_path} --run-name {path.name}"
+        return main(["--engine", "sim", "--mode", "ssgd", *options.split(), *named.split()])
+
+    with monkeypatch.context() as earlier:
+        for module in means, module_objective:
+            earlier.setattr(module, "not_a_mean", lambda *_: None)
+        assert started(record, 4) == started(whole, 8) == 0
+    capsys.readouterr()
+    assert started(tmp_path / "new", 4) == 2
+    assert "is no mean over samples, so with --accumulate 4" in capsys.readouterr().err
+    for again in (["--replay", str(record)], ["--resume", str(record), "--steps", "8"]):
+        assert main(again) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert all(f"note its {it} is" in said for it in ("loss", "score of test data"))
+    assert (record / "weights.npy").read_bytes() == (whole / "weights.npy").read_bytes()

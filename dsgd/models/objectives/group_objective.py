@@ -204,7 +204,9 @@ class GroupObjective(Objective):
         eager = torch.compiler.set_stance("force_eager") if self._options.compiled else nullcontext()
         with failures, eager, torch.no_grad(), in_eval_mode(module), moved(self._slices):
             found = partial(self._loss_of, shard)
-            require_parts(found, shard.batch_size, self.membership.ranks, self._options.accumulate)
+            ranks, options = self.membership.ranks, self._options
+            notes = require_parts(found, shard.batch_size, ranks, options.accumulate, options.recorded)
+        self.trial = self.trial._replace(notes=(*self.trial.notes, *notes))
         require_finite(loss)
 
     def _loss_of(self, shard: ProblemShard, rows: Indices) -> Any:

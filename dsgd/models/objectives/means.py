@@ -92,9 +92,11 @@ def of_all(parts: Sequence[tuple[float, Any]], name: str) -> float:
     return math.fsum(float(total) for _, total, _ in counted) / count if count else math.nan
 
 
-def require_parts(compute: Callable[[Indices], Any], batch_size: int, ranks: int, accumulate: int) -> None:
+def require_parts(
+    compute: Callable[[Indices], Any], batch_size: int, ranks: int, accumulate: int, recorded: bool
+) -> tuple[str, ...]:
     """Raise ProblemError unless the loss of a mini-batch is that of its parts together, if it is computed in
-    more than one.
+    more than one; for a run that has a record, return a note of it instead.
 
     compute: returns what the loss returns for the samples with these numbers.
     """
@@ -103,10 +105,12 @@ def require_parts(compute: Callable[[Indices], Any], batch_size: int, ranks: int
     differs = not_a_mean(compute, count, "loss")
     if parts > 1 and differs:
         option = f"--accumulate {accumulate}" if accumulate > 1 else f"--ranks-per-worker {ranks}"
-        raise ProblemError(
-            f"{differs}: it is no mean over samples, so with {option} the gradient would not be that of the "
-            "mini-batch; return its total and its count (return total, count), or leave the option out"
-        )
+        why = f"{differs}: it is no mean over samples, so with {option} the gradient is not the mini-batch's"
+        if not recorded:
+            remedy = "return its total and its count (return total, count), or leave the option out"
+            raise ProblemError(f"{why}; {remedy}")
+        return (why,)
+    return ()
 
 
 def not_a_mean(compute: Callable[[Indices], Any], count: int, name: str) -> str | None:

@@ -143,7 +143,8 @@ class ModuleObjective(Objective):
     computed once more in the backward pass. ranks: of the group that a worker is; its gradient is computed in
     as many parts, one after another. On a CPU, in float32, these are the bits of the group's ranks, each with
     one of `slices` slices of the weights, if it has two replicas at most. An evaluation is of the module as
-    it is, in float32, on the device `evaluated_on`.
+    it is, in float32, on the device `evaluated_on`. recorded: by a run that is computed again, or goes on:
+    what is no mean is noted then, since a run of an earlier version may have been trained with it.
     Raises ProblemError for parameters that it cannot train.
     """
 
@@ -161,6 +162,7 @@ class ModuleObjective(Objective):
         ranks: int = 1,
         slices: int = 1,
         evaluated_on: str = "cpu",
+        recorded: bool = False,
     ) -> None:
         require_trainable(problem.module)
         make_sendable(problem.module)
@@ -170,7 +172,7 @@ class ModuleObjective(Objective):
         self._num_weights = sum(math.prod(shape) for shape in self.shapes)
         self.bf16, self.accumulate, self.compiled = precision == "bf16", accumulate, compiled
         self.recomputed, self.ranks, self.slices = recomputed, ranks, slices
-        self._evaluated_on, self._differentiates = evaluated_on, False
+        self._evaluated_on, self.recorded, self._differentiates = evaluated_on, recorded, False
         self._replicas = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -255,7 +257,8 @@ class ModuleObjective(Objective):
             raise ProblemError(frozen_in_place(frozen[0]))
         with self._compared(mine, self.problem.loss, "loss in eval mode"):
             found = partial(self._of, mine, shard)
-            require_parts(found, shard.batch_size, self.ranks, self.accumulate)
+            notes = require_parts(found, shard.batch_size, self.ranks, self.accumulate, self.recorded)
+        self.trial = self.trial._replace(notes=(*self.trial.notes, *notes))
         require_finite(loss)
 
     def to_try(self, shard: ProblemShard, ranks: int) -> ProblemShard:
@@ -288,7 +291,7 @@ class ModuleObjective(Objective):
                     continue
                 at_once = self._at_once(mine)
                 differs = not_a_mean(found, min(n, max(2, at_once), _COMPARED), f"{name} of test data")
-            if differs and n > at_once and compute is problem.score:
+            if differs and n > at_once and compute is problem.score and not self.recorded:
                 raise ProblemError(
                     f"{differs}: it is no mean over samples; return its total and its count, if it has them "
                     "(return total, count), or make the Problem with score_at_once=True"
@@ -296,7 +299,7 @@ class ModuleObjective(Objective):
             if differs and n > at_once:
                 note = (
                     f"{differs}; an evaluation's is the mean of those of {at_once} samples each, unless the "
-                    "loss returns its total and its count (return total, count)"
+                    "function returns its total and its count (return total, count)"
                 )
                 self.trial = self.trial._replace(notes=(*self.trial.notes, note))
         return self.trial

@@ -10,7 +10,7 @@ import numpy as np
 
 from dsgd.process.files import whole_file
 from dsgd.process.interruptions import Interruptions, ended_by_signals
-from dsgd.process.outcomes import EXIT_FAILED, print_page
+from dsgd.process.outcomes import EXIT_FAILED, echoed, print_page
 from dsgd.process.s3_access import is_s3
 from dsgd.records.s3 import fetch
 from dsgd.records.schema import RecordError
@@ -62,6 +62,8 @@ def _said(found: ReplayComparison, until: int | None, saved: Path | None) -> Ite
         f"replayed  {found.updates} updates of {found.tasks} tasks in {found.wall_s:.3g} s; "
         f"the run took {found.recorded_s:.4g} {unit}"
     )
+    for note in found.made.workload.objective.trial.notes:
+        yield f"note      {echoed(note)}"
     if until is not None and found.updates < until:
         yield f"          the record ends before version {until}"
     if found.differs:
