@@ -113,7 +113,6 @@ class GroupObjective(Objective):
         self.membership, self._options = membership, objective
         self.layout = RankLayout(objective.shapes, membership.slices)
         module = objective.problem.module
-        _require_shardable(module)
         kind, slices = torch.device(membership.device).type, membership.slices
         replicas = membership.ranks // slices
         names = ("replicate", "shard")
@@ -133,6 +132,8 @@ class GroupObjective(Objective):
                 part.forward = torch.compile(part.forward)
         if membership.checkpoint_activations:
             recompute_activations(parts)
+        self._notes = (_AT_ONCE,) if parts and not objective.by_block else ()
+        parts = parts if objective.by_block else []
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.data = parameter.data.contiguous()
@@ -202,17 +203,18 @@ class GroupObjective(Objective):
 
         failures = failures_of(loss_of, "its loss in eval mode cannot be computed: ", RankLost)
         eager = torch.compiler.set_stance("force_eager") if self._options.compiled else nullcontext()
-        with failures, eager, torch.no_grad(), in_eval_mode(module), moved(self._slices):
+        with failures, eager, in_eval_mode(module), moved(self._slices):
             found = partial(self._loss_of, shard)
             ranks, options = self.membership.ranks, self._options
             notes = require_parts(found, shard.batch_size, ranks, options.accumulate, options.recorded)
-        self.trial = self.trial._replace(notes=(*self.trial.notes, *notes))
+        self.trial = self.trial._replace(notes=(*self.trial.notes, *notes, *self._notes))
         require_finite(loss)
 
     def _loss_of(self, shard: ProblemShard, rows: Indices) -> Any:
         """Return what the loss returns for some of a shard's samples, which each rank computes."""
+        batch = shard.samples(shard.rows[rows])
         try:
-            return self._loss(*shard.samples(shard.rows[rows]))
+            return self._options.value_of(lambda _, *batch: self._loss(*batch), self._loss, batch)
         except RuntimeError as error:
             raise _told_apart(error) from error
         finally:
@@ -368,26 +370,13 @@ def _told_apart(error: RuntimeError) -> Exception:
 
 
 _OF_COLLECTIVES = ("/gloo/", "NCCL", "Connection closed by peer", "Connection reset by peer")
+_AT_ONCE = (
+    "its ranks gather the whole module at once, which takes more memory: parameters of its blocks, the "
+    "elements of its ModuleList or Sequential, are used outside of a block's own call, or its loss takes "
+    "derivatives itself"
+)
 _NOT_WHOLE = (
     "a group of ranks cannot shard its module: the parameters of one of its blocks, the elements of its "
     "ModuleList or Sequential, are used outside of that block's own call; call the block itself, or keep "
     "these parameters outside of the list"
 )
-
-
-def _require_shardable(module: nn.Module) -> None:
-    """Raise ProblemError for a parameter that FSDP2 cannot shard."""
-    for name, parameter in module.named_parameters():
-        why = None
-        if parameter.dim() == 0:
-            why = "has no rows to divide; make it of shape (1,)"
-        elif parameter.numel() == 0:
-            why = "is empty; leave it out"
-        if why:
-            raise ProblemError(f"a group of ranks cannot shard its {name}, which {why}")
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
-            raise ProblemError(
-                f"a group of ranks cannot shard its {name}.weight, whose gradients are sparse; "
-                "make the embedding with sparse=False"
-            )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 _LISTS = (nn.ModuleList, nn.Sequential)
@@ -15,8 +19,9 @@ _LISTS = (nn.ModuleList, nn.Sequential)
 def blocks(module: nn.Module) -> list[nn.Module]:
     """Return the elements of a module's outermost lists (ModuleList, Sequential) that have parameters.
 
-    One that shares a parameter with what is outside of it is left out: it is no part by itself. Each is to be
-    called as a whole, block(x): what is taken from within it is computed without what blocks are for.
+    One that shares a parameter, or a layer with one, with another or with what is outside is left out: it is
+    no part by itself. Each is to be called as a whole, block(x): what is taken from within it is computed
+    without what blocks are for.
     """
     found: dict[int, nn.Module] = {}
 
@@ -30,23 +35,62 @@ def blocks(module: nn.Module) -> list[nn.Module]:
                 look(child)
 
     look(module)
-    places = Counter(
-        id(parameter)
-        for part in module.modules()
-        for parameter in part._parameters.values()
-        if parameter is not None
-    )
+    inside = {layer for block in found.values() for layer in block.modules()}
+    outside = (layer._parameters.values() for layer in module.modules() if layer not in inside)
+    owners = Counter(parameter for block in found.values() for parameter in block.parameters())
+    owners.update(parameter for own in outside for parameter in own if parameter is not None)
+    return [block for block in found.values() if all(owners[of] == 1 for of in block.parameters())]
 
-    def is_apart(block: nn.Module) -> bool:
-        within = Counter(
-            id(parameter)
-            for part in block.modules()
-            for parameter in part._parameters.values()
-            if parameter is not None
-        )
-        return all(places[parameter] == count for parameter, count in within.items())
 
-    return [block for block in found.values() if is_apart(block)]
+class _NotHere(Tensor):
+    """A parameter that no rank has whole; what it is like, such as its shape, can be asked."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            found = function(*args, **(kwargs or {}))
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(found)):
+            raise RuntimeError("is used outside of its block's call")
+        return found
+
+
+@contextmanager
+def computed_by_block(module: nn.Module) -> Iterator[None]:
+    """Have computing with the parameters of a module's blocks fail, except while the block is called: a group
+    of ranks gathers them then. What changes its buffers is undone.
+    """
+    layers, hooks = list(module.modules()), list[Any]()
+    buffers = {layer: layer._buffers for layer in layers}
+    here = {layer: layer._parameters for part in blocks(module) for layer in part.modules()}
+    away = {
+        layer: {
+            name: found if found is None else found.as_subclass(_NotHere)
+            for name, found in parameters.items()
+        }
+        for layer, parameters in here.items()
+    }
+
+    def put(parameters: dict[nn.Module, Any], part: nn.Module, *_: Any) -> None:
+        for layer in part.modules():
+            layer.__dict__["_parameters"] = parameters[layer]
+
+    try:
+        for layer in layers:
+            copies = {
+                name: None if found is None else found.clone() for name, found in layer._buffers.items()
+            }
+            layer.__dict__["_buffers"] = copies
+        for part in blocks(module):
+            hooks.append(part.register_forward_pre_hook(partial(put, here)))
+            hooks.append(part.register_forward_hook(partial(put, away)))
+            put(away, part)
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for layer in layers:
+            layer.__dict__["_buffers"] = buffers[layer]
+            layer.__dict__["_parameters"] = here.get(layer, layer._parameters)
 
 
 def recompute_activations(parts: list[nn.Module]) -> None:

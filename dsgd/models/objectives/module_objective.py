@@ -48,12 +48,19 @@ from dsgd.models.objectives.means import (
     to_minimise,
     total_and_count,
 )
+from dsgd.models.objectives.module_blocks import computed_by_block
 from dsgd.models.objectives.module_state import Carried, estimating, in_eval_mode, new_statistics
 from dsgd.models.objectives.module_trial import frozen_in_place, require_unchanged, watched
 from dsgd.models.objectives.process_wide import drawn_from, seed_generators, seeded
 from dsgd.models.objectives.rank_layout import RankLayout
 from dsgd.models.objectives.rank_sums import in_order
-from dsgd.models.objectives.replica import Replica, make_sendable, require_trainable, trained
+from dsgd.models.objectives.replica import (
+    Replica,
+    make_sendable,
+    require_shardable,
+    require_trainable,
+    trained,
+)
 from dsgd.process.user_code import in_one_line
 
 if TYPE_CHECKING:
@@ -100,7 +107,8 @@ class ProblemShard(Reshuffled):
 
     def torch_seed(self, step: int, rank: int = 0) -> int:
         """Return what generators are seeded with for a gradient, so that dropout repeats with it."""
-        return int(at(self.seed, Purpose.DROPOUT, self.worker, step).integers(2**63, size=rank + 1)[rank])
+        draws = at(self.seed, Purpose.DROPOUT, self.worker, step)
+        return [int(draws.integers(2**63)) for _ in range(rank + 1)][rank]
 
     @staticmethod
     def batches(shards: Sequence[ProblemShard], steps: Sequence[int]) -> tuple[Any, ...]:
@@ -150,6 +158,8 @@ class ModuleObjective(Objective):
 
     row_by_row: ClassVar[bool] = True
     in_own_process: ClassVar[bool] = True
+    by_block = True
+    """Whether a group may gather the parameters of its module's blocks one block at a time."""
 
     def __init__(
         self,
@@ -165,6 +175,8 @@ class ModuleObjective(Objective):
         recorded: bool = False,
     ) -> None:
         require_trainable(problem.module)
+        if ranks > 1 and not recorded:
+            require_shardable(problem.module)
         make_sendable(problem.module)
         self.problem = problem._replace(module=problem.module.float())
         self.shapes = tuple(tuple(parameter.shape) for parameter in trained(problem.module))
@@ -196,7 +208,21 @@ class ModuleObjective(Objective):
 
     def for_gradients(self) -> ModuleObjective:
         """Return it without its data, of which a worker gets its shard."""
-        return self._changed(problem=self.problem._replace(train=(), test=()))
+        by_block = self.ranks == 1 or self._is_computed_by_block()
+        return self._changed(problem=self.problem._replace(train=(), test=()), by_block=by_block)
+
+    def _is_computed_by_block(self) -> bool:
+        """Return whether the loss needs the parameters of each block only while it is called, and also not
+        for a second derivative.
+        """
+        problem = self.problem
+        few = take(problem.train, np.arange(min(_TRIED, length(problem.train))))
+        try:
+            with seeded(0), computed_by_block(problem.module):
+                self.value_of(problem.loss, problem.module, few)
+        except Exception:  # because of these parameters, or also in a rank's trial, which says why
+            return False
+        return not self._differentiates
 
     def for_evaluation(self, device: str) -> ModuleObjective:
         """Return it for evaluations on a device, with the training data that they need."""
@@ -314,9 +340,9 @@ class ModuleObjective(Objective):
 
     def _of(self, mine: Replica, shard: ProblemShard, rows: Indices) -> Any:
         """Return what the loss returns for some of a shard's samples."""
-        return self._value(mine.module, self.problem.loss, shard.samples(shard.rows[rows]))
+        return self.value_of(self.problem.loss, mine.module, shard.samples(shard.rows[rows]))
 
-    def _value(self, module: torch.nn.Module, compute: Callable[..., Any], batch: Sequence[Any]) -> Any:
+    def value_of(self, compute: Callable[..., Any], module: torch.nn.Module, batch: Sequence[Any]) -> Any:
         """Return what a loss or a score returns, without its graph, which is only made for one that takes
         derivatives itself: by its input, for example.
         """
@@ -334,7 +360,9 @@ class ModuleObjective(Objective):
 
     def _tested(self, mine: Replica, compute: Callable[..., Any], rows: Indices) -> Any:
         """Return what a loss or a score returns for some test samples."""
-        return self._value(mine.module, compute, moved_to(self._evaluated_on, take(self.problem.test, rows)))
+        return self.value_of(
+            compute, mine.module, moved_to(self._evaluated_on, take(self.problem.test, rows))
+        )
 
     def _at_once(self, mine: Replica) -> int:
         """Return how many test samples are evaluated at once; the module is in eval mode."""
@@ -448,11 +476,11 @@ class ModuleObjective(Objective):
             seed_generators(torch.device(device), 0)  # for a loss that draws random numbers also here
             for rows in np.array_split(np.arange(n), count):
                 batch = moved_to(device, take(problem.test, rows))
-                losses.append((len(rows) / n, self._value(mine.module, problem.loss, batch)))
+                losses.append((len(rows) / n, self.value_of(problem.loss, mine.module, batch)))
                 if problem.routing and (layers := problem.routing.layers(mine.module)):
                     routed.append([of._replace(chosen=_NONE) for of in layers])
                 if problem.score and not problem.score_at_once:
-                    scores.append((len(rows) / n, self._value(mine.module, problem.score, batch)))
+                    scores.append((len(rows) / n, self.value_of(problem.score, mine.module, batch)))
             if problem.score and problem.score_at_once:
                 scores.append((1.0, self._tested(mine, problem.score, np.arange(n))))
         loss = of_all(losses, "loss of test data")
@@ -538,7 +566,7 @@ class ModuleObjective(Objective):
 
         def run(rows: Indices) -> None:
             batch = moved_to(self._evaluated_on, take(self.problem.train, rows))
-            self._value(module, self.problem.loss, batch)
+            self.value_of(self.problem.loss, module, batch)
 
         with in_eval_mode(module):
             run(samples[:_TRIED])  # shows whether it takes derivatives, without a pass that counts twice

@@ -40,6 +40,24 @@ def require_trainable(module: torch.nn.Module) -> None:
             raise ProblemError(f"its {name} is complex; keep its parts as real numbers (torch.view_as_real)")
 
 
+def require_shardable(module: torch.nn.Module) -> None:
+    """Raise ProblemError for a parameter that torch's FSDP2, and so a group of ranks, cannot shard."""
+    for name, parameter in module.named_parameters():
+        why = None
+        if parameter.dim() == 0:
+            why = "has no rows to divide; make it of shape (1,)"
+        elif parameter.numel() == 0:
+            why = "is empty; leave it out"
+        if why:
+            raise ProblemError(f"a group of ranks cannot shard its {name}, which {why}")
+    for name, layer in module.named_modules():
+        if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) and layer.sparse:
+            raise ProblemError(
+                f"a group of ranks cannot shard its {name}.weight, whose gradients are sparse; "
+                "make the embedding with sparse=False"
+            )
+
+
 def make_sendable(module: torch.nn.Module) -> None:
     """Have parts with parametrizations be pickled like others, their class with its code. torch refuses it,
     since a file of theirs would depend on the code.
