@@ -10,13 +10,14 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import partial
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
+from dsgd.process.beside import Beside
 from dsgd.process.outcomes import echoed
 
 # A folder, where files of it went, and their names.
@@ -89,31 +90,39 @@ class UserCodeError(ValueError):
     """A user's file cannot be used; the message is one line and names the line of the file, not its path."""
 
 
+BESIDE: dict[str, Beside] = {}
+"""What each file has imported from its folder, by the name that the file has as a module."""
+
+
 def load_code(path: Path, kind: str) -> ModuleType:
-    """Return a file as a module, named after its kind and path. It is read again when it has changed.
+    """Return a file as a module, named after its kind and path. It is read again when it, or what it imports
+    from its folder, has changed.
 
     Raises UserCodeError for a file that cannot be read or imported.
     """
     try:
         path = path.resolve()
-        return _loaded(path, kind, path.stat().st_mtime_ns)
+        name = f"{kind} file {path}"
+        if name not in BESIDE or BESIDE[name].has_changed():
+            _load(path, name)
     except OSError as error:
         raise UserCodeError(f"cannot be read ({error.strerror})") from None
+    return sys.modules[name]
 
 
-@lru_cache(maxsize=64)
-def _loaded(path: Path, kind: str, changed_ns: int) -> ModuleType:
-    module = ModuleType(f"{kind} file {path}")
+def _load(path: Path, name: str) -> None:
+    found, module = Beside(path), ModuleType(name)
     know_former_names()
     module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # where dataclasses and cloudpickle look it up
     source = path.read_bytes()
+    sys.modules[name] = module  # where dataclasses and cloudpickle look it up
     try:
-        with in_one_line(path, "cannot be imported: ", passed=(SyntaxError,)):
+        with found.importable(), in_one_line(path, "cannot be imported: ", passed=(SyntaxError,)):
             exec(compile(source, str(path), "exec"), module.__dict__)
     except SyntaxError as error:
-        raise UserCodeError(f"line {error.lineno}: syntax error ({error.msg}); correct it") from None
-    return module
+        file = "" if error.filename == str(path) else f"{error.filename}, "
+        raise UserCodeError(f"{file}line {error.lineno}: syntax error ({error.msg}); correct it") from None
+    BESIDE[name] = found
 
 
 @contextmanager
@@ -141,4 +150,6 @@ def located(error: BaseException, path: Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     text = echoed(str(error))
     line = f"line {lines[-1]}: " if lines else ""
+    if isinstance(error, ModuleNotFoundError) and (path.parent / f"{error.name}.py").is_file():
+        text += "; import it at the top of your file, or in make()"
     return f"{line}{type(error).__name__}{': ' if text else ''}{text}"

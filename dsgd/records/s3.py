@@ -22,7 +22,7 @@ from dsgd.records.lease import Lease, TakenError
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.s3_store import S3Store
 from dsgd.records.stores.store import forget_after, keep_newest, newest_whole
-from dsgd.records.workload_copy import COPY
+from dsgd.records.workload_copy import CODE, COPY
 
 _FIRST = "config.yaml"  # claims a record's name
 _LAST = "summary.json"  # completes it
@@ -142,7 +142,7 @@ class Destination:
             # A run that was cut off, and now goes on, has no ending.
             self._client.delete_object(Bucket=self._bucket, Key=self._key(name, _LAST))
         begun = [folder / _FIRST, folder / "meta.json", folder / COPY, *folder.glob("*.jsonl")]
-        begun += folder.glob("logs/*.txt")
+        begun += [*folder.glob("logs/*.txt"), *(folder / CODE).rglob("*.py")]
         self._put(folder, name, begun, self._token, goes_on=True)
         if is_new:
             if last:

@@ -472,6 +472,9 @@ class Meta(Struct, frozen=True, kw_only=True):
         "of the weights that `init_from` gave, as `weights_sha256`; null without")] = None
     workload_sha256: Annotated[str | None, field("",
         "of the file of `workload`, which the record has as `workload.py`; null without")] = None
+    workload_files: Annotated[dict[str, str], field("",
+        "SHA-256 of that file and of those that it imports from its folder, by their paths there; the record "
+        "has them in `code/`. Empty if it imports none", key="FILE")] = msgspec.field(default_factory=dict)
     workload: Annotated[dict[str, Any], field("",
         "the model and data of `workload`: `weights`, `bytes_per_token` (null unless a language model), "
         "`train` and `test` (`samples`, `arrays`, `sha256`, `classes`: dsgd/models/datasets/splits.py), and "

@@ -1,4 +1,6 @@
-"""The file of a run's workload, kept in its record: what is trained is code, and code changes."""
+"""The file of a run's workload, and those that it imports from its folder, kept in the record: what is
+trained is code, and code changes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dsgd.models.workloads import file_of
+from dsgd.models.workloads import code_of, file_of
+from dsgd.process.user_code import BESIDE
 from dsgd.records.reader import read_meta
 from dsgd.records.schema import RecordError
 
@@ -15,6 +18,8 @@ CARRIED = "carried.safetensors"
 """What the first worker's module carries at the end besides its weights, where it carries anything."""
 
 COPY = "workload.py"
+CODE = "code"
+"""The folder with that file, by its name, and those that it imports, if there are any."""
 # Digests of files that ship, from before other modules got new names. They are the same workloads.
 _BEFORE = {
     "5d740985a6febc88f37e1bfc8c04953b6d53297b91ff3ee4b7d53817df692b2b": "digits_cnn",
@@ -28,9 +33,21 @@ _BEFORE = {
 }
 
 
-def content_of(workload: str) -> bytes:
-    """Return the file of a workload."""
-    return file_of(workload).read_bytes()
+def contents_of(workload: str) -> dict[str, bytes]:
+    """Return what a record has of a workload, which has been made: its file, as `COPY`; if it imports others
+    from its folder, those and itself in `CODE`.
+    """
+    file = file_of(workload)
+    found = {COPY: file.read_bytes()}
+    files = BESIDE[code_of(workload).__name__].files
+    for name, path in {file.name: file, **files}.items() if files else ():
+        found[f"{CODE}/{name}"] = path.read_bytes()
+    return found
+
+
+def digests(contents: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the SHA-256 of each file in `CODE`, by its path there."""
+    return {name[len(CODE) + 1 :]: digest(content) for name, content in contents.items() if name != COPY}
 
 
 def digest(content: bytes) -> str:
@@ -46,12 +63,18 @@ def changed_since(path: Path, config: Mapping[str, Any]) -> str | None:
     workload = config.get("workload")
     if workload is None:
         return None
-    recorded = read_meta(path).workload_sha256
-    try:
-        same = recorded == digest(content_of(str(workload))) or (recorded, workload) in _BEFORE.items()
-    except (OSError, ValueError):
-        return f"its workload {workload} is not there any more; put {path / COPY} in its place"
-    return None if same else f"its workload {workload} has changed since; put {path / COPY} in its place"
+    meta = read_meta(path)
+    recorded = meta.workload_sha256
+    for name, was in {"": recorded, **meta.workload_files}.items():
+        kept, said = (path / CODE / name, f"file {name}") if name else (path / COPY, str(workload))
+        try:
+            file = file_of(str(workload))
+            now = digest((file.resolve().parent / name if name else file).read_bytes())
+        except (OSError, ValueError):
+            return f"its workload {said} is not there any more; put {kept} in its place"
+        if now != was and (was, workload) not in _BEFORE.items():
+            return f"its workload {said} has changed since; put {kept} in its place"
+    return None
 
 
 def code_in(path: Path, config: Mapping[str, Any]) -> Path:
@@ -60,11 +83,17 @@ def code_in(path: Path, config: Mapping[str, Any]) -> Path:
 
     config: the record's, which names a workload. Raises RecordError for a copy that is not there or damaged.
     """
-    copy, recorded = path / COPY, read_meta(path).workload_sha256
-    try:
-        content = copy.read_bytes()
-    except OSError as error:
-        raise RecordError(f"{copy}: cannot be read ({error.strerror}); the record is damaged") from None
-    if digest(content) != recorded:
-        raise RecordError(f"{copy}: is not the file that was trained (its digest differs); it was changed")
-    return copy if changed_since(path, config) else file_of(str(config["workload"]))
+    meta, workload = read_meta(path), str(config["workload"])
+    files = {path / CODE / name: recorded for name, recorded in meta.workload_files.items()}
+    for copy, recorded in {path / COPY: meta.workload_sha256, **files}.items():
+        try:
+            content = copy.read_bytes()
+        except OSError as error:
+            raise RecordError(f"{copy}: cannot be read ({error.strerror}); the record is damaged") from None
+        if digest(content) != recorded:
+            raise RecordError(
+                f"{copy}: is not the file that was trained (its digest differs); it was changed"
+            )
+    if not changed_since(path, config):
+        return file_of(workload)
+    return path / CODE / Path(workload).name if files else path / COPY

@@ -110,17 +110,23 @@ class RunRecord:
         if weights is not None:
             meta = replace(meta, init_sha256=hashlib.sha256(weights.tobytes()).hexdigest())
         workload = self._cfg.data.workload
-        code = b"" if workload is None else workload_copy.content_of(workload)
+        code = {} if workload is None else workload_copy.contents_of(workload)
         if code:
-            meta = replace(meta, workload_sha256=workload_copy.digest(code), workload=dict(about or {}))
+            meta = replace(
+                meta,
+                workload_sha256=workload_copy.digest(code[workload_copy.COPY]),
+                workload_files=workload_copy.digests(code),
+                workload=dict(about or {}),
+            )
         self._make_folder()
         self._take_lock()
         try:
             with whole_file(self.path / "config.yaml") as file:
                 file.write(config_text(self.options).encode())
-            if code:
-                with whole_file(self.path / workload_copy.COPY) as file:
-                    file.write(code)
+            for name, content in code.items():
+                (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+                with whole_file(self.path / name) as file:
+                    file.write(content)
             write_file(self.path / "meta.json", meta)
             self._open_streams({})
         except WriteError:

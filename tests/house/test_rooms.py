@@ -30,8 +30,8 @@ LINES = {
     "dsgd/core": 4_700,
     "dsgd/engines": 9_100,
     "dsgd/models": 4_500,
-    "dsgd/process": 700,
-    "dsgd/records": 3_700,
+    "dsgd/process": 800,
+    "dsgd/records": 3_800,
     "dsgd/running": 4_300,
     "dsgd/scenario": 2_500,
     "dsgd/show": 10_300,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_900,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_700,
-    "tests": 38_200,
+    "tests": 38_400,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

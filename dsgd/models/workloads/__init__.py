@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from dsgd.core.rng import Purpose, generator
 from dsgd.models.datasets.user_files import DataError
 from dsgd.process.outcomes import echoed
-from dsgd.process.user_code import UserCodeError, in_one_line, load_code
+from dsgd.process.user_code import BESIDE, UserCodeError, in_one_line, load_code
 
 if TYPE_CHECKING:
     from dsgd.config import DataConfig
@@ -106,7 +106,8 @@ def make_problem(data: DataConfig, seed: int) -> Problem:
     code = code_of(workload)
     first = int(generator(seed, Purpose.INITIAL_WEIGHTS).integers(2**63))
     try:
-        with settings_kept(), seeded(first), in_one_line(file_of(workload), "", passed=(DataError,)):
+        failing = in_one_line(file_of(workload), "", passed=(DataError,))
+        with settings_kept(), seeded(first), BESIDE[code.__name__].importable(), failing:
             own = getattr(code, "Config", None)
             problem = code.make(data) if own is not None and isinstance(data, own) else code.make()
             wrong = _wrong(problem)
