@@ -154,7 +154,7 @@ def _finish(upload: Upload, code: int) -> None:
         report_error(error, code)
         return
     if url and not upload.cfg.output.quiet:
-        with suppress(BrokenPipeError, UnicodeEncodeError):
+        with suppress(BrokenPipeError):
             print(f"upload  {url}", flush=True)
 
 

@@ -241,13 +241,13 @@ def _report(folder: Path, console: Console) -> tuple[Path, bool]:
     from dsgd.show.report.frames import read_folder
 
     frames = read_folder(folder)
-    with suppress(BrokenPipeError, UnicodeEncodeError):  # closed pipe, or no such characters
+    with suppress(BrokenPipeError):
         print_results(frames, console)  # first: a full disk must not cost the answer
     for name, table in (("results", frames.runs), ("curves", frames.curves)):
         with whole_file(folder / f"{name}.parquet") as file:
             table.write_parquet(parquet := io.BytesIO())  # polars does not say that a disk is full
             file.write(parquet.getbuffer())
     report = build_report(folder, frames)
-    with suppress(BrokenPipeError, UnicodeEncodeError):
+    with suppress(BrokenPipeError):
         console.print(f"report  {report}", soft_wrap=True, highlight=False)
     return report, all(premise.held for premise in frames.judged_premises)

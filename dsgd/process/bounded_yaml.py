@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -12,7 +13,10 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 from dsgd.process.outcomes import echoed
 
 _MOST_DEPTH = 64  # deeper, and what walks through the values reaches Python's limit, or crashes in C
-_DATES = "tag:yaml.org,2002:timestamp"
+_DATES, _WHOLE = "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:int"
+_WHOLE_NUMBERS = re.compile("(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$")
+"""Those of YAML 1.2: with the rule of 1.1, which PyYAML has, 010 is 8, and 1:30 is 90."""
+_NO_NAMES = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("bool", "null", "int", "float"))
 
 # libyaml's parser, where it is there, is five times faster; its own composer has no bound on the depth.
 _SafeLoaders: Any = (Composer, yaml.CSafeLoader) if hasattr(yaml, "CSafeLoader") else (yaml.SafeLoader,)
@@ -57,7 +61,9 @@ def load_yaml(text: str, remedy: str = "") -> Any:
 
 class _Loader(*_SafeLoaders):  # type: ignore[misc]  # which bases, depends on the installation
     yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in rules if tag != _DATES]
+        first: [
+            (tag, _WHOLE_NUMBERS if tag == _WHOLE else pattern) for tag, pattern in rules if tag != _DATES
+        ]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -78,7 +84,10 @@ class _Loader(*_SafeLoaders):  # type: ignore[misc]  # which bases, depends on t
     def construct_object(self, node: Node, deep: bool = False) -> Any:
         """Construct it at once: a value that holds itself is an error then."""
         try:
-            value = super().construct_object(node, deep=True)
+            if node.tag == _WHOLE:
+                value = int(node.value, 0 if node.value[1:2] in ("o", "x") else 10)
+            else:
+                value = super().construct_object(node, deep=True)
         except YamlError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
@@ -93,6 +102,10 @@ class _Loader(*_SafeLoaders):  # type: ignore[misc]  # which bases, depends on t
             if isinstance(key, ScalarNode):
                 if key.value in seen:
                     _refuse(key, "appears twice; rename or remove one of them")
+                if key.tag in _NO_NAMES:
+                    value = self.construct_object(key)
+                    if isinstance(value, bool) or str(value) != key.value:
+                        _refuse(key, f"is {value} in YAML, and no name; put it in quotes")
                 seen.add(key.value)
         return dict(super().construct_mapping(node, deep=deep))
 

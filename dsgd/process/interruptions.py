@@ -1,8 +1,9 @@
-"""Ctrl-C and SIGTERM end a run between two updates, never in the middle of recording one."""
+"""Ctrl-C, SIGTERM and SIGHUP end a run between two updates, never in the middle of recording one."""
 
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import signal
 import sys
@@ -17,7 +18,9 @@ from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, one_line, progr
 
 T = TypeVar("T")
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
+if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it, and then a run outlives its terminal
+    _SIGNALS = (*_SIGNALS, signal.SIGHUP)
 NOTHING_WRITTEN = "interrupted before the first update; nothing was written"
 _NOT_BEGUN = "interrupted before it began; nothing was written"
 
@@ -50,6 +53,8 @@ def run_as_program(main: Callable[[Sequence[str]], int]) -> NoReturn:
     After `main` nothing is left to do, so a signal ends the process at once, with that code. Where standard
     output cannot be written to, one line says so; a reader that has left is not an error.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a question mark for what its encoding lacks
     atexit.register(_ignore_signals)  # the first to be registered is the last to be called
     code = main(sys.argv[1:])
     try:

@@ -35,7 +35,7 @@ class AggregateConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = "changes what --aggregate gets, and serves no purpose before a mean; give --aggregate too"
+        rule = "a lie moves a mean as far as it wants, also after mixing; give an --aggregate that limits it"
         require(self.aggregator is not None or self.mixing is None, "mix", self.mix, rule)
         rule = f"weights a mean, and --aggregate {self.aggregate} is none: a liar could claim any number"
         require(self.aggregator is None or self.weights == "equal", "weights", self.weights, rule)

@@ -391,12 +391,21 @@ def test_a_signal_while_ray_starts_leaves_nothing_behind(
     assert not _processes_with(mark)
 
 
-def test_a_ray_address_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("127.0.0.1:1", ("--start-timeout-s 1", "unset")),
+        ("http://127.0.0.1:8265", ("is the dashboard's address", "like HOST:6379")),
+    ],
+)
+def test_a_ray_address_that_does_not_answer_is_an_error(
+    address: str, parts: tuple[str, ...], tmp_path: Path
+) -> None:
     """After a bounded wait, in one line that names the variable; never a hang."""
     done = subprocess.run(
         [sys.executable, *f"main.py --start-timeout-s 1 --out {tmp_path / 'runs'}".split()],
         cwd=ROOT,
-        env=os.environ | {"RAY_ADDRESS": "127.0.0.1:1"},
+        env=os.environ | {"RAY_ADDRESS": address},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -404,7 +413,7 @@ def test_a_ray_address_that_does_not_answer_is_an_error(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
-    for part in ("RAY_ADDRESS=127.0.0.1:1", "--start-timeout-s 1", "unset"):
+    for part in (f"RAY_ADDRESS={address}", *parts):
         assert part in done.stderr
     assert not (tmp_path / "runs").exists()
 

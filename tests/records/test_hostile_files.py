@@ -27,6 +27,11 @@ YAML = {
     "a: !!timestamp today": "'today' cannot be read as a value",
     "a: !!python/name:os.system": "could not determine a constructor",
     "a: {b: 1, b: 2}": "line 1: 'b' appears twice",
+    "a: {8: 1, '8': 2}": "line 1: '8' appears twice",
+    "variants:\n  on: {momentum: 0.9}": "line 2: 'on' is True in YAML, and no name; put it in quotes",
+    "{~: 1}": "line 1: '~' is None in YAML, and no name",
+    "{010: 1}": "line 1: '010' is 10 in YAML, and no name",
+    "{1.50: 1}": "line 1: '1.50' is 1.5 in YAML, and no name",
 }
 
 
@@ -55,6 +60,17 @@ def test_a_file_is_read_up_to_a_size(loader: ModuleType) -> None:
     with pytest.raises(loader.YamlError, match="is larger than 4 MB"):
         loader.read_yaml(Path("/dev/zero"))
     assert loader.load_yaml("a: 2020-13-45\nb: [1.5, .5]") == {"a": "2020-13-45", "b": [1.5, 0.5]}
+
+
+def test_whole_numbers_are_those_of_the_command_line(loader: ModuleType) -> None:
+    """As in YAML 1.2: a zero before it does not make a number octal, nor a colon a time one; names may be
+    numbers that are written as Python does.
+    """
+    text = "{seed: 010, a: -08, b: 0o10, c: 0x1f, d: 1:30, e: '010', 8: x, 0.5: y, 1e-3: z, 'on': w}"
+    assert loader.load_yaml(text) == {
+        "seed": 10, "a": -8, "b": 8, "c": 31, "d": "1:30", "e": "010",
+        8: "x", 0.5: "y", "1e-3": "z", "on": "w",
+    }  # fmt: skip
 
 
 def test_there_is_one_loader() -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 from conftest import HANGS, PATIENCE_S, ROOT, CommandLine, python
 
-SIGNALS = [signal.SIGINT, signal.SIGTERM]
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # by nohup, for these tests and what they start
+    SIGNALS.pop()
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,33 @@ def test_the_exit_code_is_settled_when_the_work_is_done(which: signal.Signals, c
     process.send_signal(which)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (code, "")
+
+
+def test_a_run_outlives_its_terminal_under_nohup() -> None:
+    """A SIGHUP that was ignored when the program began stays ignored."""
+    ignoring = (
+        "import os, signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from dsgd.process.interruptions import Interruptions\n"
+        "with Interruptions() as found:\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    found.wait(0.01)\n"
+        "print('went on')\n"
+    )
+    assert python("-c", ignoring).communicate(timeout=PATIENCE_S) == ("went on\n", "")
+
+
+def test_what_a_terminal_cannot_show_is_a_question_mark() -> None:
+    """And the rest is printed: a page, a table of rich, and an error."""
+    printing = (
+        "from rich.console import Console; from dsgd.process.interruptions import run_as_program\n"
+        "from dsgd.process.outcomes import print_page, report_error\n"
+        "def main(_):\n"
+        "    print_page('0.1 ± 0.2'); Console().print('0.3 ± 0.4'); return report_error('0.5 ± 0.6', 2)\n"
+        "run_as_program(main)\n"
+    )
+    process = python("-c", printing, env=os.environ | {"PYTHONIOENCODING": "ascii"})
+    assert process.communicate(timeout=PATIENCE_S) == ("0.1 ? 0.2\n0.3 ? 0.4\n", "main.py: 0.5 \\xb1 0.6\n")
+    assert process.returncode == 2
 
 
 def test_a_standard_output_that_is_full_is_reported() -> None:

@@ -317,7 +317,7 @@ def test_every_mode_that_averages_can_aggregate(mode: str) -> None:
             {"aggregate": "median", "topology": "allreduce:ring"},
             "adds results; use --aggregate mean",
         ),
-        ({"mix": "nnm:1"}, "--mix nnm:1: changes what --aggregate gets"),
+        ({"mix": "nnm:1"}, "--mix nnm:1: a lie moves a mean as far"),
         ({"aggregate": "median", "weights": "samples"}, "--weights samples: weights a mean"),
         ({"dataset": "quadratic", "weights": "samples"}, "--weights samples: has no effect"),
     ],

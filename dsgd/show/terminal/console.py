@@ -75,7 +75,7 @@ class ProgressLine(Watcher):
     def started(self, running: Running) -> None:
         self._running = running
         if running.about and not running.cfg.output.quiet:
-            with suppress(BrokenPipeError, UnicodeEncodeError):
+            with suppress(BrokenPipeError):
                 line = workload_line(running.cfg.data.name, running.about)
                 self._progress.console.print(f"workload  {line}", soft_wrap=True, highlight=False)
                 for note in running.not_kept:
@@ -131,7 +131,7 @@ def _with_unit(x: float, unit: str) -> str:
 
 def print_ended(ended: Ended, console: Console) -> None:
     """Print a recorded run's result: its summary or, if it is quiet, the path of its record."""
-    with suppress(BrokenPipeError, UnicodeEncodeError):  # closed pipe, or no such characters
+    with suppress(BrokenPipeError):
         if ended.cfg.output.quiet:
             print(ended.path, flush=True)
         else:
@@ -141,7 +141,7 @@ def print_ended(ended: Ended, console: Console) -> None:
 def print_finished(cfg: TrainConfig, ending: str) -> None:
     """Print where the record of a run is that was finished before."""
     path = cfg.output.folder / str(cfg.output.run_name)
-    with suppress(BrokenPipeError, UnicodeEncodeError):
+    with suppress(BrokenPipeError):
         if cfg.output.quiet:
             print(path, flush=True)
             return

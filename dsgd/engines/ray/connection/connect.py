@@ -158,6 +158,11 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 def _knock(address: str, timeout_s: float) -> None:
     """See that something listens at HOST:PORT: ray.init would try for many minutes."""
+    if address.startswith("http"):
+        raise ClusterError(
+            f"RAY_ADDRESS={address}: is the dashboard's address, to which jobs are submitted; give that of "
+            "the cluster, like HOST:6379, or unset it for a private one"
+        )
     host, _, port = address.removeprefix("ray://").rpartition(":")
     until_s = time.monotonic() + timeout_s
     while True:
