@@ -1,9 +1,8 @@
 """What a user's file imports from its own folder, which is first on the path as it is for a script.
 
 Only while the file is read, and while its functions make what is trained: afterwards no import finds these
-modules. So files of one name in two folders stay two modules, a file `data.py` does not take the place of the
-product's, and what is sent to another process takes its code along: cloudpickle sends by name only what can
-be imported.
+modules. So files of one name, in two folders or the product's, stay two modules, and what is sent to another
+process takes its code along: cloudpickle sends by name only what can be imported.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ class Beside:
         try:
             yield
         finally:
-            sys.path.remove(str(self._folder))
+            if str(self._folder) in sys.path:  # the file may have changed it
+                sys.path.remove(str(self._folder))
             sys.dont_write_bytecode = writes
             own = [name for name in sys.modules if _lies_in(self._folder, name)]
             self._modules |= {name: sys.modules.pop(name) for name in own}

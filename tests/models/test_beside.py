@@ -93,6 +93,14 @@ def test_a_file_imports_what_lies_beside_it_and_nothing_else_does(tmp_path: Path
     assert not {"late", "nets", "nets.deep"} & (set(sys.modules) - loaded)
 
 
+def test_a_file_may_change_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also so that the folder is no longer on it."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    workload = write(tmp_path, late="import sys\nsys.path = sys.path[1:]\nWIDTH = 3")
+    assert make_workload(config("ssgd", workload=workload)).objective.num_weights == 31
+    assert str(tmp_path) not in sys.path
+
+
 def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:
     """Whichever is made first, and again after the other."""
     wide = write(tmp_path / "wide", late="WIDTH = 5")
