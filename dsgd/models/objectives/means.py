@@ -187,7 +187,8 @@ def at_once(module: nn.Module, compute: Callable[[], Any], samples: int) -> int:
         sizes = (leaf.numel() for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor))
         largest = max(largest, *sizes, 1)
 
-    hooks = [part.register_forward_hook(seen) for part in module.modules()]
+    parts = (part for part in module.modules() if not isinstance(part, torch.jit.ScriptModule))
+    hooks = [part.register_forward_hook(seen) for part in parts]
     try:
         compute()
     finally:

@@ -49,6 +49,7 @@ from dsgd.models.objectives.means import (
     total_and_count,
 )
 from dsgd.models.objectives.module_blocks import computed_by_block
+from dsgd.models.objectives.module_copy import copied, forget_graphs, has_functions
 from dsgd.models.objectives.module_state import Carried, estimating, in_eval_mode, new_statistics
 from dsgd.models.objectives.module_trial import frozen_in_place, require_unchanged, watched
 from dsgd.models.objectives.process_wide import drawn_from, seed_generators, seeded
@@ -57,6 +58,7 @@ from dsgd.models.objectives.rank_sums import in_order
 from dsgd.models.objectives.replica import (
     Replica,
     make_sendable,
+    require_not_scripted,
     require_shardable,
     require_trainable,
     trained,
@@ -175,9 +177,12 @@ class ModuleObjective(Objective):
         recorded: bool = False,
     ) -> None:
         require_trainable(problem.module)
-        if ranks > 1 and not recorded:
-            require_shardable(problem.module)
+        if not recorded:
+            require_not_scripted(problem.module)
+            if ranks > 1:
+                require_shardable(problem.module)
         make_sendable(problem.module)
+        forget_graphs(problem.module)
         self.problem = problem._replace(module=problem.module.float())
         self.shapes = tuple(tuple(parameter.shape) for parameter in trained(problem.module))
         """Of the trained parameters, in the order of the vector."""
@@ -277,6 +282,12 @@ class ModuleObjective(Objective):
                     break
         # torch.compile may not run in two threads at once, and a GPU computes one task after another anyway.
         self.one_thread = drawn_from() != before or self.compiled or w.is_cuda
+        self.one_thread |= has_functions(mine.module)
+        if not self.recorded and any(made.grad is not None for made in trained(self.problem.module)):
+            raise ProblemError(
+                "its loss computes with the module that make() returned, and not only with the one that it "
+                "gets, which has the weights; use its argument"
+            )
         require_unchanged(mine.module, w[0])
         frozen = [name for name, _ in mine.module.named_parameters() if name in self.trial.carried]
         if frozen and self.ranks > 1:
@@ -541,7 +552,7 @@ class ModuleObjective(Objective):
 
     def module_at(self, w: Vector) -> torch.nn.Module:
         """Return a copy of the module with the weights w (D,), as an evaluation has it."""
-        module = copy.deepcopy(self.problem.module).to(self._evaluated_on)
+        module = copied(self.problem.module).to(self._evaluated_on)
         parameters = trained(module)
         sizes = [parameter.numel() for parameter in parameters]
         parts = torch.split(torch.from_numpy(w[: self._num_weights].copy()), sizes)

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from dsgd.models.objectives.module_copy import copied
 
 
 @contextmanager
@@ -171,15 +172,15 @@ def with_tensors(module: nn.Module, tensors: Mapping[str, Any]) -> nn.Module:
 
     Raises ValueError for one that the module does not have, or of another size.
     """
-    copied = copy.deepcopy(module)
-    places = _tensors(copied)
+    made = copied(module)
+    places = _tensors(made)
     for name, array in tensors.items():
         there: Tensor | None = getattr(*places[name]) if name in places else None
         if there is None or there.nbytes != array.nbytes:
             raise ValueError(f"its module has no {name} of {array.nbytes} bytes; put its file back as it was")
         value = torch.frombuffer(bytearray(array.tobytes()), dtype=there.dtype)
         there.detach().copy_(value.view(there.shape))
-    return copied
+    return made
 
 
 def _tensors(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from dsgd.core.problem import ProblemError
 from dsgd.models.objectives.module_blocks import blocks, recompute_activations
+from dsgd.models.objectives.module_copy import copied
 from dsgd.models.objectives.module_state import Carried
 from dsgd.models.objectives.module_trial import in_place
 from dsgd.process.user_code import in_one_line
@@ -38,6 +38,14 @@ def require_trainable(module: torch.nn.Module) -> None:
             raise ProblemError(f"its {name} is on the meta device and has no values; make it on the CPU")
         if tensor.is_complex() and tensor.requires_grad:
             raise ProblemError(f"its {name} is complex; keep its parts as real numbers (torch.view_as_real)")
+
+
+def require_not_scripted(module: torch.nn.Module) -> None:
+    """Raise ProblemError for a module of TorchScript, which Ray cannot send."""
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        raise ProblemError(
+            "its module is compiled by torch.jit, and cannot be sent to a process; give the module itself"
+        )
 
 
 def require_shardable(module: torch.nn.Module) -> None:
@@ -86,7 +94,7 @@ class Replica:
     ) -> None:
         before = "its module cannot be copied, as each process and thread needs: "
         with in_one_line(Path(), before, ProblemError, (torch.OutOfMemoryError,)):
-            self.module = copy.deepcopy(module).to(device)
+            self.module = copied(module).to(device)
         if recomputed:
             recompute_activations(blocks(self.module))
         self.compiled: Any = None
