@@ -82,6 +82,15 @@ def from_device(values: Tensor) -> NDArray[Any]:
     return values.new_empty(values.shape, device="cpu", pin_memory=True).copy_(values).numpy()
 
 
+def _pool(threads: int) -> ThreadPoolExecutor | None:
+    import torch
+
+    if threads == 1:
+        return None
+    # The setting holds for one thread: in others MKL would divide a Fourier transform, with other last bits.
+    return ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+
+
 class LoneValues:
     """Computes the value of each task alone, when it is asked for, bit for bit as a worker on Ray does."""
 
@@ -142,14 +151,14 @@ class LazyValues:
             # Threads share the work, and few values wait to be taken: each may be as large as memory allows.
             self._chunk = 1
             self._at_once = 1 if self._threads == 1 else 4 * self._threads
-        self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
+        self._pool = _pool(self._threads)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pool": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._pool = ThreadPoolExecutor(self._threads) if self._threads > 1 else None
+        self._pool = _pool(self._threads)
 
     def add(self, worker: int, task: Task, step: int, vector: Vector) -> None:
         self._waiting[worker] = (task, step, vector)
