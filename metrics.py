@@ -317,7 +317,7 @@ class Quantity:
     """What its field in summary.json is."""
     total: Callable[[Tally, Engine], Any] | None = None
     """Takes the field of summary.json."""
-    by_worker: Callable[[Tally, Engine], Sequence[float]] | None = None
+    by_worker: Callable[[Tally, Engine], Sequence[float | None]] | None = None
     """Takes the field of each entry of `workers` in summary.json, worker 0 first."""
     of: Callable[[Update], float | None] | None = None
     """Takes the number that an update has, or None; of rows made by `of_updates`."""
@@ -412,30 +412,22 @@ def _recovery_s(tally: Tally) -> dict[str, float | None]:
     return {"p50": median(found) if found else None, "max": max(found, default=None)}
 
 
-def _over_workers(tally: Tally, by_worker: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
-    """Return mean, quantiles and extremes over workers: of what is known by worker, of seconds of computing
-    per mini-batch, and of mean staleness; of these two over the workers that have them.
+def _over_workers(
+    tally: Tally, by_worker: Mapping[str, Sequence[float | None]]
+) -> dict[str, dict[str, float]]:
+    """Return mean, quantiles and extremes over workers: of what is known by worker, and of mean staleness,
+    each over the workers that have it.
     """
-    values = {
-        **by_worker,
-        "batch_s": [s / n for s, n in zip(by_worker["busy_s"], by_worker["steps"], strict=True) if n],
-        "staleness": [s / n for s, n in zip(tally.staleness_sums, tally.tasks, strict=True) if n],
-    }
-    return {name: _spread(sorted(found)) for name, found in values.items() if found}
+    staleness = [s / n for s, n in zip(tally.staleness_sums, tally.tasks, strict=True) if n]
+    values = {**by_worker, "staleness": staleness}
+    known = {name: sorted(x for x in found if x is not None) for name, found in values.items()}
+    return {name: _spread(found) for name, found in known.items() if found}
 
 
 def _spread(ordered: Sequence[float]) -> dict[str, float]:
-    def quantile(q: float) -> float:
-        return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
-
-    return {
-        "mean": math.fsum(ordered) / len(ordered),
-        "min": ordered[0],
-        "p05": quantile(0.05),
-        "p50": quantile(0.50),
-        "p95": quantile(0.95),
-        "max": ordered[-1],
-    }
+    n = len(ordered)
+    quantiles = {f"p{q:02}": ordered[max(0, math.ceil(q / 100 * n) - 1)] for q in (5, 50, 95)}
+    return {"mean": math.fsum(ordered) / n, "min": ordered[0], **quantiles, "max": ordered[-1]}
 
 
 def _distribution(counts: Mapping[int, int]) -> dict[str, Any]:
@@ -664,6 +656,13 @@ QUANTITIES: list[Quantity] = [
             "Engine seconds that a worker computed, per task that came back, used or ignored. On Ray the "
             "sleep of a straggler counts. A task is one mini-batch, or in local modes a round of them.",
             ("worker",), "engine s")},
+    ),
+    Quantity(
+        name="batch_s", per="worker", unit="engine s",
+        text="of computing, per mini-batch that came back; null before the first",
+        by_worker=lambda tally, _: [
+            busy_s / steps if steps else None for busy_s, steps in zip(tally.busy_s, tally.steps, strict=True)
+        ],
     ),
     Quantity(
         name="idle_s", per="worker", unit="engine s", text="`clock_s` - `busy_s`",

@@ -227,6 +227,8 @@ class WorkerTotals(Struct, frozen=True, kw_only=True):
 
     steps: Annotated[int, of_table("steps")]
     busy_s: Annotated[float, of_table("busy_s")]
+    batch_s: Annotated[float | None, field(quantity("batch_s").unit,
+        f"{quantity('batch_s').text}. Old records lack it")] = None
     idle_s: Annotated[float, of_table("idle_s")]
     restarts: Annotated[int, of_table("restarts")]
     sent_bytes: Annotated[int, of_table("sent_bytes")] = 0
@@ -424,15 +426,20 @@ class Summary(Struct, frozen=True, kw_only=True):
         """The median over workers of the seconds of computing per mini-batch; `clock_s` without any."""
         if spread := self.over_workers.get("batch_s"):
             return spread.p50
-        return median([w.busy_s / w.steps for w in self.workers.values() if w.steps] or [self.clock_s])
+        return median(self._batch_times or [self.clock_s])
 
     @property
     def slowest_ratio(self) -> float:
         """How many times as long as the median worker the slowest one takes for a mini-batch, or 1."""
         if spread := self.over_workers.get("batch_s"):
             return spread.max / spread.p50 if spread.p50 else 1.0
-        times = [w.busy_s / w.steps for w in self.workers.values() if w.steps]
-        return max(times) / self.batch_s if times and self.batch_s else 1.0
+        return max(self._batch_times) / self.batch_s if self._batch_times and self.batch_s else 1.0
+
+    @property
+    def _batch_times(self) -> list[float]:
+        """Of the workers of which any mini-batch came back."""
+        times = ((w.batch_s, w.busy_s, w.steps) for w in self.workers.values() if w.steps)
+        return [busy_s / steps if batch_s is None else batch_s for batch_s, busy_s, steps in times]
 
 
 # --- meta.json

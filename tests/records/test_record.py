@@ -20,6 +20,7 @@ from dsgd.core.model import Workload
 from dsgd.core.time_laws import Trace
 from dsgd.data import make_workload
 from dsgd.engines.open_cluster import open_cluster
+from dsgd.records.reader import read_summary
 from dsgd.records.writer import RunRecord
 from dsgd.running.comparison import measured_timing
 from dsgd.running.quick_run import config
@@ -83,7 +84,9 @@ def test_the_summary_agrees_with_the_updates(cli: CommandLine, mode: str) -> Non
     for worker, entry in summary["workers"].items():
         own = [g for g in gradients if g["worker"] == int(worker)]
         assert entry["steps"] == len(own)
-        assert entry["busy_s"] >= sum(g["compute_s"] for g in own) - 1e-9
+        computed_s = sum(g["compute_s"] for g in own)
+        assert entry["busy_s"] >= computed_s - 1e-9
+        assert entry["batch_s"] == pytest.approx(computed_s / len(own))
         assert entry["busy_s"] + entry["idle_s"] == pytest.approx(summary["clock_s"])
     weights = np.load(ran.record / "weights.npy")
     assert summary["weights_sha256"] == hashlib.sha256(weights.tobytes()).hexdigest()
@@ -98,6 +101,13 @@ def test_the_summary_agrees_with_the_updates(cli: CommandLine, mode: str) -> Non
     assert [e["gradients"] for e in evals] == [0, *due]
 
 
+def test_cancelled_tasks_make_no_worker_slow(cli: CommandLine) -> None:
+    """With equal times all workers are equal, also those whose tasks ksync cancels."""
+    ran = cli(f"{SIM} --mode ksync --k 5 --num-workers 8 --compute-time constant:1 --steps 20")
+    assert ran.summary["wasted"]["cancelled"] > 0
+    assert read_summary(ran.record).slowest_ratio == 1
+
+
 def test_the_contract_of_the_summary(cli: CommandLine) -> None:
     """summary.json has the fields that readers rely on."""
     summary = cli(f"{SIM} --mode localsgd --num-workers 2 --steps 9 --local-steps 4").summary
@@ -110,7 +120,7 @@ def test_the_contract_of_the_summary(cli: CommandLine) -> None:
     assert summary["over_workers"] == {}
     assert set(summary["staleness"]) == {"mean", "p50", "p95", "max", "counts", "by_worker"}
     assert set(summary["workers"]["0"]) == {
-        "steps", "busy_s", "idle_s", "restarts", "sent_bytes", "received_bytes",
+        "steps", "busy_s", "batch_s", "idle_s", "restarts", "sent_bytes", "received_bytes",
     }  # fmt: skip
     assert summary["drift"] > 0
     assert summary["stopped_by"] == "budget"

@@ -132,7 +132,8 @@ class RunMetrics:
                 if updates > self.staleness_max:
                     self.staleness_max = updates
                 compute_s[worker].observe(done.compute_s)
-                exchange_s[worker] += done.finished_s - done.started_s - done.compute_s
+                travelled_s = done.finished_s - done.started_s - done.compute_s
+                exchange_s[worker] += max(0.0, travelled_s)  # a counter never falls
             for done in update.ignored:
                 compute_s[done.worker].observe(done.compute_s)
             # A worker may have several tasks in one update: the wait after them belongs to the last.

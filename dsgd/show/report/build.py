@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -108,8 +109,8 @@ def _facts(frames: Frames) -> str:
     for option, what in (("compute_time", "compute times"), ("slowdown", "slowdown")):
         if option not in frames.varied and config.get(option) not in (None, "", "none"):
             facts.append(f"{what} {config[option]}")
-    slowest = max(r.summary.slowest_ratio for r in records)
-    if slowest > _SLOW:
+    slowest = median(r.summary.slowest_ratio for r in records)
+    if slowest > _SLOW and not any(r.config.get("slowdown") for r in records):
         facts.append(f"the slowest worker takes {number(slowest, 2)} times as long as the median one")
     taken = [x for r in records if (x := r.summary.exchange_batches)]
     if taken:
