@@ -240,12 +240,12 @@ def run(
     ValueError: dsgd.run: lrr: there is no such option in --mode asgd; did you mean lr?
     """
     with _mistakes_as_value_errors():
-        plain = _plain(options)
+        given = _plain(options) if mode is None else {"mode": mode, **_plain(options)}
         if resume is not None and str(resume) != AUTO:
-            asked = going_on(str(resume), given=plain if mode is None else {"mode": mode, **plain})
+            asked = going_on(str(resume), given=given)
         else:
-            asked = RunAsked(configure({"mode": mode or "ssgd", **plain}, "dsgd.run"))
-            asked = going_on_by_name(asked.cfg) if resume else asked
+            asked = RunAsked(configure({"mode": "ssgd", **given}, "dsgd.run"))
+            asked = going_on_by_name(asked.cfg, (), given) if resume else asked
         cfg = asked.cfg
     if cfg.engine == "both":
         raise ValueError('dsgd.run: engine="both" is two runs; call it with engine="ray" and engine="sim"')

@@ -205,6 +205,16 @@ def test_other_options_are_refused(cli: CommandLine, begun: Path, options: str, 
     assert {file: file.read_bytes() for file in begun.iterdir() if file.is_file()} == before
 
 
+def test_auto_takes_what_is_left_out_from_the_record(cli: CommandLine, begun: Path) -> None:
+    """The name is enough; an option that is given must be the run's."""
+    name = f"auto --out {begun.parent} --run-name {begun.name}"
+    code, line = resumed(cli, f"{name} --num-workers 5")
+    assert (code, line.count("\n")) == (2, 1)
+    assert "--num-workers 5: the run has 3; leave it out" in line
+    assert resumed(cli, f"{name} --num-workers 3 --steps 30") == (0, "")
+    assert versions(begun) == list(range(1, 91))
+
+
 def _tree(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 

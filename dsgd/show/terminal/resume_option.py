@@ -45,7 +45,9 @@ def parse_run(arguments: Sequence[str]) -> RunAsked:
         return RunAsked(parse(arguments))
     arguments, run = take_option(arguments, "--resume")
     if run == AUTO:
-        return going_on_by_name(parse(arguments))
+        cfg = parse(arguments)
+        of_file = is_given(arguments, "--config")
+        return going_on_by_name(cfg, () if of_file else arguments, options(cfg) if of_file else {})
     if is_given(arguments, "--config"):
         raise UsageError(f"--resume {run}: the options are those of that run; leave --config out")
     return going_on(str(run), arguments)
@@ -69,15 +71,20 @@ def going_on(run: str, arguments: Sequence[str] = (), given: Mapping[str, Any] |
     return _going_on(path, source, arguments, own)
 
 
-def going_on_by_name(cfg: TrainConfig) -> RunAsked:
-    """Return how the run of cfg's name goes on, or that it begins if there is none. Raises UsageError."""
+def going_on_by_name(
+    cfg: TrainConfig, arguments: Sequence[str], given: Mapping[str, Any] | None = None
+) -> RunAsked:
+    """Return how the run of cfg's name goes on with these options, or that it begins if there is none.
+
+    arguments, given: what of cfg was asked for; for the rest the record's options hold. Raises UsageError.
+    """
     if cfg.output.run_name is None:
         raise UsageError("--resume auto: goes on with the run of --run-name; give that too")
     path = cfg.output.folder / cfg.output.run_name
     restored(cfg)
     if not is_record(path):
         return RunAsked(cfg, None, may_resume=True)
-    return _going_on(path, f"--resume auto ({path})", (), options(cfg), by_name=True)
+    return _going_on(path, f"--resume auto ({path})", arguments, given or {}, by_name=True)
 
 
 def restored(cfg: TrainConfig) -> None:
