@@ -21,7 +21,7 @@ from dsgd.show.report.panels.scaling import series
 from dsgd.show.report.questions import Question, basis, questions
 from dsgd.show.report.statistics import median_interval
 from dsgd.show.report.winners import at_the_edge, by_group, of_each_group, only_group, unresolved
-from dsgd.show.report.written_numbers import Answer, few, number, percent
+from dsgd.show.report.written_numbers import Answer, few, number, percent, with_interval
 
 
 def answer(frames: Frames) -> Answer:
@@ -79,7 +79,7 @@ def _price(frames: Frames) -> str:
 
 
 def print_results(frames: Frames, console: Console) -> None:
-    """Print a line per variant, medians over its runs, and the answer."""
+    """Print a line per variant, medians over its runs (the first with its interval), and the answer."""
     asked = questions(frames) if len(frames.variants) > 1 else []
     measured = [
         question for question in asked if question.measure.name not in ("last-loss", "time", "loss-at-time")
@@ -94,7 +94,7 @@ def print_results(frames: Frames, console: Console) -> None:
         table.add_row(
             escape(variant),
             str(len(summaries)),
-            *(number(found.centre if found else None, 4) for found in medians),
+            *(with_interval(found) if found else "–" for found in medians),
             _median([s.eval.loss for s in summaries if s.eval.loss is not None]),
             _median([summary.clock_s for summary in summaries]),
             f"{diverged} diverged" if diverged else "",

@@ -5,21 +5,24 @@ workers, how throughput grows with them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dsgd.show.report.frames import Frames
 from dsgd.show.report.layout import alone
+from dsgd.show.report.measures import Measure
 from dsgd.show.report.panels.scaling import Series
 from dsgd.show.report.questions import Question, questions
-from dsgd.show.report.statistics import median_interval
+from dsgd.show.report.statistics import Interval, median_interval
 from dsgd.show.report.theory_words import throughput_beside_theory
 from dsgd.show.report.winners import only_group
 from dsgd.show.report.written_numbers import (
     Answer,
+    few,
     listed,
     number,
     plural,
     ratio_text,
+    ratio_with_interval,
     sentence,
     with_interval,
 )
@@ -79,52 +82,60 @@ def against_baseline(question: Question, baseline: str) -> str:
         others.sort(key=lambda level: places.get(level, len(places)))
     alone = len(layout.cells) == 1
     most = _MOST_LEVELS + (len(others) == _MOST_LEVELS + 1)
-    parts = [
-        part
-        for place, level in enumerate(others[:most])
-        if (part := _against(question, level, baseline, brief=alone and place > 0))
-    ]
+    said, unsure = set[str](), list[str]()
+    parts = [part for level in others[:most] if (part := _against(question, level, baseline, said, unsure))]
+    parts = [listed(parts)] if alone and parts else parts
+    if unsure:
+        parts.append(f"{listed(unsure)} {'makes' if len(unsure) == 1 else 'make'} {_none(question)}")
     if not parts:
         return sentence(
             f"Nothing can be compared with {baseline}: no run has a value of {question.measure.noun}"
         )
     more = f"; the other {len(others) - most} are in the table" if len(others) > most else ""
-    return sentence(f"Compared with {baseline}, {listed(parts) if alone else '; '.join(parts)}{more}")
+    return sentence(f"Compared with {baseline}, {'; '.join(parts)}{more}")
 
 
-def _against(question: Question, level: str, baseline: str, *, brief: bool) -> str:
-    """Return what a level does in each group; brief: the sentence has said before what is multiplied."""
-    by = question.measure
-    never, neither, only, values = (list[str]() for _ in range(4))
-    ratios: dict[str, float] = {}  # by group
+def _against(question: Question, level: str, baseline: str, said: set[str], unsure: list[str]) -> str:
+    """Return what a level does in each group.
+
+    said: what is multiplied, as the sentence has said it of the levels before. unsure: gets the level, if
+    there is one group, in which it makes no difference.
+    """
+    by, cases = question.measure, len(question.layout.cells)
+    never, neither, only, values, same, none = (list[str]() for _ in range(6))
+    ratios: dict[str, Interval] = {}  # by group
     for group, cells in question.layout.cells.items():
         if level not in cells or baseline not in cells:
             continue
+        own, other = cells[level], cells[baseline]
         place = f"with {group}" if group else ""
-        ratio = question.ratio(cells[level], cells[baseline])
-        value, base = question.median(cells[level]), question.median(cells[baseline])
+        ratio, pair = question.ratio(own, other), question.against(own).get(other)
+        value, base = question.median(own), question.median(other)
         if value is None or base is None:
             continue
-        if math.isinf(value.centre):
-            (neither if math.isinf(base.centre) else never).append(place)
+        if ratio is not None and not 0 < ratio.centre < math.inf:
+            ratio = None
+        if math.isinf(value.centre) and math.isinf(base.centre):
+            neither.append(place)
+        elif pair and pair.test == "identical":
+            same.append(place)
+        elif not question.shown(own, other) and not _all_or_none(question, own, other):
+            sized = ratio is not None and ratio.level
+            times = f"{ratio_with_interval(ratio)} times" if ratio and sized else _beside(value, base)
+            (unsure if cases == 1 else none).append(f"{place or level} ({times})")
+        elif math.isinf(value.centre):
+            never.append(place)
         elif math.isinf(base.centre):
             only.append(place)
-        elif ratio is None or not 0 < ratio.centre < math.inf:
-            values.append(f"{number(value.centre)} against {number(base.centre)} {place}".rstrip())
+        elif ratio:
+            ratios[group] = ratio
         else:
-            ratios[group] = ratio.centre
-    times = {f"with {group}" if group else "": ratio_text(ratio) for group, ratio in ratios.items()}
-    if len(times) == len(question.layout.cells) > 2 and len(set(times.values())) == 1:
-        times = {f"in all {len(times)} cases": next(iter(times.values()))}
-    elif len(times) > _MOST_GROUPS:
-        least, most = min(ratios, key=lambda g: ratios[g]), max(ratios, key=lambda g: ratios[g])
-        times = {"": f"{ratio_text(ratios[least])} ({least}) to {ratio_text(ratios[most])} ({most})"}
-    said = [
-        (f"{text} times {place}" if brief or n else f"{by.times.format(text)}{by.target} {place}").rstrip()
-        for n, (place, text) in enumerate(times.items())
-    ]
-    parts = [f"{level} {listed(said)}"] if said else []
+            values.append(f"{_beside(value, base)} {place}".rstrip())
+    parts = [_multiplied(by, level, ratios, cases, said)] if ratios else []
     parts += [f"{level} has {by.noun} {listed(values)}"] if values else []
+    parts += [f"{level} has the same {by.noun} with each seed {listed(same)}".rstrip()] if same else []
+    where = f"in any of {cases} cases" if len(none) == cases > _MOST_GROUPS else few(none)
+    parts += [f"{level} makes {_none(question)} {where}"] if none else []
     parts += [f"{level} {by.never} {listed(never)}".rstrip()] if never else []
     parts += (
         [f"{level} {by.never_plural} {listed(only)}".rstrip() + f", where {baseline} does not"]
@@ -134,14 +145,58 @@ def _against(question: Question, level: str, baseline: str, *, brief: bool) -> s
     parts += (
         [f"neither {level} nor {baseline} {by.never_plural} {listed(neither)}".rstrip()] if neither else []
     )
-    return ", and ".join(parts)
+    first, *more = parts or [""]
+    return ", and ".join([first, *(part.removeprefix(f"{level} ") for part in more)])
+
+
+def _none(question: Question) -> str:
+    return f"no difference that {max(pair.seeds for pair in question.pairs)} seeds show"
+
+
+def _all_or_none(question: Question, a: str, b: str) -> bool:
+    """Whether one gets there with every seed, and the other with none: that is said, and not tested."""
+    ends = [{math.isinf(x) for x in question.values[variant].values()} for variant in (a, b)]
+    return all(len(found) == 1 for found in ends) and ends[0] != ends[1]
+
+
+def _multiplied(by: Measure, level: str, ratios: Mapping[str, Interval], cases: int, said: set[str]) -> str:
+    """Return by how much a level is above the baseline, by group; or below it in all, if there are words."""
+    words = by.times + by.target
+    if by.fewer and all(ratio.centre < 1 for ratio in ratios.values()):
+        words = by.fewer
+        ratios = {group: _inverse(ratio) for group, ratio in ratios.items()}
+    times = {f"with {group}" if group else "": ratio_with_interval(ratio) for group, ratio in ratios.items()}
+    if len(ratios) == cases > 2 and len({ratio_text(ratio.centre) for ratio in ratios.values()}) == 1:
+        centre, *_, level_of, n = next(iter(ratios.values()))
+        widest = Interval(
+            centre, min(x.low for x in ratios.values()), max(x.high for x in ratios.values()), level_of, n
+        )
+        times = {f"in all {cases} cases": ratio_with_interval(widest)}
+    elif len(times) > _MOST_GROUPS:
+        ends = (min(ratios, key=lambda g: ratios[g]), max(ratios, key=lambda g: ratios[g]))
+        times = {"": " to ".join(f"{ratio_with_interval(ratios[group])} ({group})" for group in ends)}
+    parts: list[str] = []
+    for place, text in times.items():
+        brief = parts or (cases == 1 and words in said)
+        parts.append(f"{text} times {place}".rstrip() if brief else f"{words.format(text)} {place}".rstrip())
+    said.add(words)
+    return f"{level} {listed(parts)}"
+
+
+def _inverse(ratio: Interval) -> Interval:
+    high = 1 / ratio.low if ratio.low else math.inf
+    return ratio._replace(centre=1 / ratio.centre, low=1 / ratio.high, high=high)
+
+
+def _beside(value: Interval, base: Interval) -> str:
+    return f"{with_interval(value)} against {with_interval(base)}"
 
 
 def value_range(question: Question) -> str:
     """Return the values where neither low nor high is better: each, or between which two they lie."""
     layout = question.layout
     found = [
-        (x.centre, level, group)
+        (x, level, group)
         for group, cells in layout.cells.items()
         for level, variant in cells.items()
         if (x := question.median(variant)) is not None
@@ -150,11 +205,11 @@ def value_range(question: Question) -> str:
         return sentence(f"No run has a value of {question.measure.noun}")
     noun = question.measure.noun[:1].upper() + question.measure.noun[1:]
     if len(layout.cells) == 1 and len(found) <= 2 * _MOST_LEVELS:
-        return sentence(f"{noun} is {listed([f'{number(x)} with {level}' for x, level, _ in found])}")
+        return sentence(f"{noun} is {listed([f'{with_interval(x)} with {level}' for x, level, _ in found])}")
     (low, *at_low), (high, *at_high) = min(found), max(found)
-    if low == high:
-        return sentence(f"{noun} is {number(low)} in all cases")
+    if low.centre == high.centre:
+        return sentence(f"{noun} is {number(low.centre)} in all cases")
     return sentence(
-        f"{noun} goes from {number(low)} ({', '.join(filter(None, at_low))}) to "
-        f"{number(high)} ({', '.join(filter(None, at_high))})"
+        f"{noun} goes from {with_interval(low)} ({', '.join(filter(None, at_low))}) to "
+        f"{with_interval(high)} ({', '.join(filter(None, at_high))})"
     )

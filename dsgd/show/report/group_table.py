@@ -11,8 +11,7 @@ from dsgd.show.report.questions import Question
 from dsgd.show.report.written_numbers import (
     Table,
     number,
-    ratio_bound,
-    ratio_text,
+    ratio_with_interval,
 )
 
 
@@ -39,9 +38,7 @@ def table_of_groups(frames: Frames, question: Question) -> Table | None:
         )
         if ratio is None or not math.isfinite(ratio.centre):
             return number(value.centre)
-        wide = ratio.level and ratio.low < ratio.high
-        interval = f" [{ratio_bound(ratio.low)}, {ratio_bound(ratio.high)}]" if wide else ""
-        return f"{number(value.centre)}\n× {ratio_text(ratio.centre)}{interval}"
+        return f"{number(value.centre)}\n× {ratio_with_interval(ratio)}"
 
     grouped, compared = layout.grouped, layout.compared
     best = {}

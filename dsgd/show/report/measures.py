@@ -89,6 +89,8 @@ class Measure:
     """What a variant does whose value is so many times another's."""
     target: str = ""
     """What `times` leaves out where the sentence has said it before."""
+    fewer: str = ""
+    """What it does whose value is so many times smaller; empty where `times` says that."""
     never: str = "diverges"
     """What a variant does whose median is infinite; `never_plural`: what several do."""
     never_plural: str = "ends"
@@ -139,6 +141,7 @@ def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS)
                 wins=f"reaches {loss} first",
                 value=f"after {{}} {unit}",
                 times="takes {} times as long",
+                fewer=f"is {{}} times faster at reaching {loss}",
             )
         case "gradients-to-loss":
             return replace(
@@ -146,6 +149,7 @@ def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS)
                 wins=f"needs the fewest gradients to reach {loss}",
                 value="{}",
                 times="needs {} times as many gradients",
+                fewer=f"needs {{}} times fewer gradients to reach {loss}",
             )
         case "bytes-to-loss":
             return replace(
@@ -153,6 +157,7 @@ def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS)
                 wins=f"needs the fewest bytes to reach {loss}",
                 value="{} MB",
                 times="needs {} times as many bytes",
+                fewer=f"needs {{}} times fewer bytes to reach {loss}",
             )
         case "last-loss":
             return Measure(
@@ -174,6 +179,7 @@ def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS)
                 wins="is the first to spend the budget",
                 value=f"after {{}} {unit}",
                 times="takes {} times as long",
+                fewer="is {} times faster for the same budget",
                 target=" for the same budget",
                 nobody="every variant diverges in the median of its seeds",
                 low_is_good=True,

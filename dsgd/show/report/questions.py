@@ -28,13 +28,13 @@ def basis(question: Question) -> str:
     n = max(map(len, question.values.values()))
     level = median_interval(list(range(n))).level
     text = f"Medians of {plural(n, 'seed')} with {round(100 * level)}\N{NO-BREAK SPACE}% intervals"
+    holm = f"p < {SIGNIFICANT:g} after Holm's correction for the pairs of {_each(question)}"
     if question.layout.baseline is not None:
-        return f"{text}, ratios on common seeds."
+        return f"{text}, ratios on common seeds; a difference has an interval without 1, and {holm}."
     if question.measure.low_is_good is None:
         return f"{text}."
     if len(question.layout.cells) == 1 and (test := _test_of_the_lead(question)):
         return f"{text}; {test}."
-    holm = f"p < {SIGNIFICANT:g} after Holm's correction for the pairs of {_each(question)}"
     return f"{text}; a lead is significant if {holm}."
 
 
@@ -93,12 +93,12 @@ class Question:
 
     @cached_property
     def pairs(self) -> list[Pair]:
-        """All comparisons within groups, corrected for the number of pairs in each."""
-        families = (
-            {variant: self.values[variant] for variant in variants if variant in self.values}
-            for variants in self.scenarios.values()
-        )
-        return [pair for family in families for pair in compare(family)]
+        """All comparisons within groups, or with the baseline, corrected for the number of pairs in each."""
+        found = []
+        for cells in self.layout.cells.values():
+            family = {variant: self.values[variant] for variant in cells.values() if variant in self.values}
+            found += compare(family, cells.get(self.layout.baseline or ""))
+        return found
 
     @property
     def tested(self) -> int:
@@ -139,6 +139,16 @@ class Question:
         if a is None or b is None or not math.isfinite(a.centre) or a.centre <= 0:
             return None
         return Interval(b.centre / a.centre, b.centre / a.centre, b.centre / a.centre, 0.0, b.n)
+
+    def shown(self, a: str, b: str) -> bool:
+        """Whether the seeds show that two variants differ: by a test, and by the interval of their ratio.
+
+        True where they share fewer than two seeds, so that there is neither.
+        """
+        pair, ratio = self.against(a).get(b), self.ratio(a, b)
+        if pair is None:
+            return True
+        return differs(pair) and (ratio is None or not ratio.low <= 1 <= ratio.high)
 
     def resolved(self, a: str, b: str) -> bool:
         """Whether the medians of two variants differ by more than the distance between two evaluations."""

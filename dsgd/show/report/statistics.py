@@ -102,14 +102,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def compare(values: Mapping[str, Mapping[int, float]]) -> list[Pair]:
-    """Compare each two variants on their common seeds, and correct the p-values for the number of pairs.
+def compare(values: Mapping[str, Mapping[int, float]], baseline: str | None = None) -> list[Pair]:
+    """Compare each two variants on their common seeds, or each with the baseline, and correct the p-values
+    for the number of pairs.
 
     values: by variant and seed; infinite where a run never got there. Pairs with fewer than two common seeds
     are left out: one seed says nothing about chance.
     """
     pairs = []
     for a, b in combinations(values, 2):
+        if baseline is not None and baseline not in (a, b):
+            continue
         seeds = sorted(values[a].keys() & values[b].keys())
         if len(seeds) >= 2:
             pairs.append(_pair(a, b, [values[a][s] for s in seeds], [values[b][s] for s in seeds]))

@@ -6,12 +6,13 @@ import math
 
 from dsgd.show.report.comparable import identical
 from dsgd.show.report.frames import Frames
-from dsgd.show.report.questions import Question, differs
+from dsgd.show.report.questions import Question
 from dsgd.show.report.written_numbers import (
     few,
     listed,
     number,
     ratio_text,
+    ratio_with_interval,
     sentence,
     with_interval,
 )
@@ -132,7 +133,7 @@ def _tied(question: Question, group: str) -> list[str]:
     ranking = question.ranking(group)
     first = next(iter(ranking))
     pairs = question.against(first)
-    return [variant for variant in ranking if variant != first and not differs(pairs.get(variant))]
+    return [v for v in ranking if v != first and (v not in pairs or not question.shown(v, first))]
 
 
 def _next(question: Question, group: str) -> str:
@@ -147,11 +148,11 @@ def _next(question: Question, group: str) -> str:
     name = question.layout.level(group, second)
     if ratio is None:
         return f"; the next is {name}, {question.measure.said(number(ranking[second].centre))}"
-    if (text := ratio_text(ratio.centre)) == "1":
+    if ratio_text(ratio.centre) == "1":
         return f"; {name} is level with it"
     if (ratio.centre > 1) != bool(question.measure.low_is_good):  # the medians and the pairs disagree
         return ""
-    return f"; {name}, the next, {question.measure.times.format(text)}"
+    return f"; {name}, the next, {question.measure.times.format(ratio_with_interval(ratio))}"
 
 
 def at_the_edge(question: Question) -> list[str]:

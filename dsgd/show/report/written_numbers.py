@@ -114,6 +114,18 @@ def ratio_text(ratio: float) -> str:
     return number(ratio, 4) if ratio_bound(ratio) == "1" else ratio_bound(ratio)
 
 
+def ratio_with_interval(ratio: Interval) -> str:
+    """Return a ratio with its interval in brackets, if there is one.
+
+    >>> ratio_with_interval(Interval(2.04, 1.51, 3.0, 0.97, 6))
+    '2 [1.51, 3]'
+    """
+    end = ratio_bound if ratio.low <= 1 <= ratio.high else ratio_text  # no end looks like 1 that is not
+    wide = ratio.level and ratio.low < ratio.high
+    interval = f" [{end(ratio.low)}, {end(ratio.high)}]" if wide else ""
+    return f"{ratio_text(ratio.centre)}{interval}"
+
+
 def ratio_bound(ratio: float) -> str:
     """Return an end of a ratio's interval: as its centre, but no more digits near 1.
 
