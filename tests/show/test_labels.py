@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from dsgd.show.report.panels import labels
+from dsgd.show.report.panels.drawing import readable_ticks
 
 WIDTH, HEIGHT = 3.0, 2.0
 
@@ -73,3 +74,21 @@ def test_wrapped_names_are_whole(name: str) -> None:
 def test_a_short_name_is_one_line() -> None:
     """Names that fit are not broken."""
     assert labels.wrapped("local_steps=64, 2x") == "local_steps=64, 2x"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(-3, 5), st.floats(0.2, 4), st.floats(2.0, 4.5))
+def test_the_ticks_of_a_logarithmic_axis_do_not_touch(low: float, decades: float, width: float) -> None:
+    """Wherever it begins, however far it goes, and however wide it is."""
+    figure = Figure(figsize=(width, 2))
+    axes = figure.add_axes((0.05, 0.2, 0.9, 0.7))
+    axes.set(xscale="log", xlim=(10**low, 10 ** (low + decades)))
+    axes.tick_params(labelsize=9)
+    readable_ticks(axes, "x", log=True)
+    figure.draw_without_rendering()
+    boxes = [
+        text.get_window_extent()
+        for x, text in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+        if axes.get_xlim()[0] <= x <= axes.get_xlim()[1]
+    ]
+    assert all(a.x1 < b.x0 for a, b in pairwise(boxes))

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -265,16 +266,36 @@ def boxes(axes: Axes, rectangles: Sequence[tuple[float, float, float, float]], *
     return patch
 
 
+class _LogTicks(LogLocator):
+    """Ticks of a logarithmic axis: more than the powers of ten where those are few, and labels have room."""
+
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        decades = math.log10(vmax / vmin) if vmin > 0 else 9
+        finest = (decades <= 2.5) + (decades <= 0.8)
+        for subs in ((1, 1.5, 2, 3, 4, 5, 6, 7, 8), (1.0, 2.0, 5.0), (1.0,))[2 - finest :]:
+            self.set_params(subs=subs)
+            found = super().tick_values(vmin, vmax)
+            if self._have_room([x for x in found if vmin <= x <= vmax], decades):
+                break
+        return found
+
+    def _have_room(self, ticks: Sequence[float], decades: float) -> bool:
+        """Whether labels do not touch side by side; the axes have their final width when this is asked."""
+        axis: Any = self.axis
+        if axis.axis_name == "y":
+            return True
+        inches = axis.axes.bbox.width / axis.axes.figure.dpi / decades
+        return all(
+            inches * math.log10(b / a) > sum(labels.extent(_tick(x, 0))[0] for x in (a, b)) / 2 + 0.08
+            for a, b in pairwise(ticks)
+        )
+
+
 def readable_ticks(axes: Axes, which: str, *, log: bool = False, whole: bool = False) -> None:
     """Write the ticks of an axis (x or y) as plain numbers, on a logarithmic axis at 1, 2 and 5 if few."""
     axis = axes.xaxis if which == "x" else axes.yaxis
     if log:
-        low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
-        decades = math.log10(high / low) if low > 0 else 9
-        subs = (
-            (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 0.8 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8)
-        )
-        axis.set_major_locator(LogLocator(subs=subs, numticks=12))
+        axis.set_major_locator(_LogTicks(numticks=12))
         axis.set_minor_formatter(NullFormatter())
     else:
         axis.set_major_locator(MaxNLocator(5 if which == "x" else 6, integer=whole))
