@@ -91,7 +91,7 @@ picture: setup  ## draw the figure of the README
 
 all-strategies: setup  ## compare all strategies under a heavy tail, and draw the figures of docs/all-strategies.md
 	$(PYTHON) main.py --experiment experiments/all-strategies.yaml
-	for figure in loss-time time-to-target; do \
+	for figure in loss-time loss-legend time-to-target; do \
 		cp runs/all-strategies/figures/$$figure.svg docs/images/all-strategies-$$figure.svg; done
 
 fault-timelines: setup  ## draw the figure of docs/faults.md

@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import ROOT, CommandLine
 from test_labs import alike, lines_of
 
 from docs.tools.examples import EXAMPLE
+from dsgd.strategies import modes
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/strategies").glob("*.md"))]
 
@@ -19,6 +21,24 @@ def test_the_front_page_counts_the_closed_forms_of_the_page_about_theory() -> No
     theory = (ROOT / "docs/theory.md").read_text()
     rows = [line for line in theory.splitlines() if line.endswith("| holds |")]
     assert f"tests {len(rows)} closed forms" in (ROOT / "README.md").read_text()
+
+
+def test_what_is_of_all_strategies_has_each() -> None:
+    """Two experiments compare all of them, and the page about replays has a row for each."""
+    for name in ("all-strategies", "fashion-heavy-tail"):
+        variants = yaml.safe_load((ROOT / f"experiments/{name}.yaml").read_text())["variants"]
+        assert tuple(sorted(options["mode"] for options in variants.values())) == modes()
+    rows = re.findall(r"^\| (\w+) \| \d+ \| \d+ \|", (ROOT / "docs/replay.md").read_text(), re.MULTILINE)
+    assert tuple(rows) == modes()
+
+
+def test_the_page_about_clusters_says_how_long_a_test_may_take() -> None:
+    """The deadline of its RayJob is the sum of four limits."""
+    limits = yaml.safe_load((ROOT / "deploy/jobs/thresholds.yaml").read_text())["limits"]
+    all_s = sum(limits[name] for name in ("pods_running_s", "first_update_s", "job_over_s", "gone_s"))
+    assert (
+        f"the sum of its limits, {all_s // 60} minutes as shipped" in (ROOT / "docs/cluster.md").read_text()
+    )
 
 
 def test_the_page_about_the_design_names_files_that_there_are() -> None:
