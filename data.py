@@ -189,6 +189,7 @@ def _of_file(cfg: TrainConfig, file: str, recorded: bool) -> Workload:
         "train": about(problem.train),
         "test": about(problem.test),
         "bytes_per_token": problem.bytes_per_token,
+        "score_name": problem.score_name,
     }
     return Workload(objective, shards, (), cfg.batch_size, kept | dict(problem.about) | kept)
 

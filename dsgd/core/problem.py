@@ -62,6 +62,17 @@ class Problem(NamedTuple):
     routing: Routing | None = None
     """Of a module with mixtures of experts: where to find what they did. A module with those of
     dsgd/models/moe/mixture.py needs none."""
+    score_name: str = "accuracy"
+    """What the score is called, like R². Larger is better."""
+
+
+def score_text(name: str, score: float, digits: int = 1) -> str:
+    """Return a score in words, an accuracy in per cent.
+
+    >>> score_text("accuracy", 0.95617), score_text("R²", 0.87412)
+    ('accuracy 95.6%', 'R² 0.8741')
+    """
+    return f"{name} {score:.{digits}%}" if name == "accuracy" else f"{name} {score:.4g}"
 
 
 def length(data: Any) -> int:

@@ -192,7 +192,9 @@ class LastEvaluation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`eval` of summary.json."""
 
     loss: Annotated[float | None, field("", "of the last evaluation")]
-    accuracy: Annotated[float | None, field("0 to 1", "of the last evaluation")]
+    accuracy: Annotated[float | None, field("0 to 1",
+        "of the last evaluation; the score of a workload that has one")]
+    score_name: Annotated[str, field("", "what that is called; left out if it is the accuracy")] = "accuracy"
     bits_per_byte: Annotated[float | None, field("bits a byte",
         "of the last evaluation; left out of all but language models")] = None
     perplexity: Annotated[float | None, field("tokens",
@@ -484,9 +486,10 @@ class Meta(Struct, frozen=True, kw_only=True):
         "has them in `code/`. Empty if it imports none", key="FILE")] = msgspec.field(default_factory=dict)
     workload: Annotated[dict[str, Any], field("",
         "the model and data of `workload`: `weights`, `bytes_per_token` (null unless a language model), "
-        "`train` and `test` (`samples`, `arrays`, `sha256`, `classes`: dsgd/models/datasets/splits.py), and "
-        "what its file adds, like `flops_per_sample` of a gradient and, of text, `gzip_bits_per_byte` and "
-        "`xz_bits_per_byte`. Empty without", key="NAME")] = msgspec.field(default_factory=dict)
+        "`score_name`, `train` and `test` (`samples`, `arrays`, `sha256`, `classes`: "
+        "dsgd/models/datasets/splits.py), and what its file adds, like `flops_per_sample` of a gradient "
+        "and, of text, `gzip_bits_per_byte` and `xz_bits_per_byte`. Empty without",
+        key="NAME")] = msgspec.field(default_factory=dict)
     attempts: Annotated[tuple[LaterAttempt, ...], field("",
         "the later ones of a resumed run, each with the fields below")] = ()
 

@@ -73,6 +73,8 @@ class Ended:
     """The summary as the record has it."""
     checkpoints_written: int = 0
     """In all places outside this process."""
+    score_name: str = "accuracy"
+    """What the score of a workload is called."""
     not_kept: Sequence[str] = ()
     """What of a workload's module is not kept, in a line each, as the run said at its beginning."""
     notes: Sequence[str] = ()
@@ -107,6 +109,7 @@ def _summary(ended: Ended) -> dict[str, Any]:
         "eval": {
             "loss": finite(found.loss) if found else None,
             "accuracy": found.accuracy if found else None,
+            **({"score_name": ended.score_name} if ended.score_name != "accuracy" else {}),
             "bits_per_byte": finite(found.bits_per_byte) if found else None,
             "perplexity": finite(found.perplexity) if found else None,
             "experts": routing_numbers(found.experts) if found else None,
@@ -336,6 +339,7 @@ class Finishing:
             startup_s=startup_s,
             written=written,
             checkpoints_written=sum(tier.written for tier in keeper.checkpoints.tiers),
+            score_name=run.workload.about.get("score_name", "accuracy"),
             not_kept=run.workload.objective.trial.notes,
             notes=(*keeper.skipped, *keeper.checkpoints.notes(), *keeper.evaluations.notes, *late),
         )

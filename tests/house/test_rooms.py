@@ -29,7 +29,7 @@ LINES = {
     "dsgd/conformance": 4_000,
     "dsgd/core": 4_700,
     "dsgd/engines": 9_100,
-    "dsgd/models": 4_600,
+    "dsgd/models": 4_700,
     "dsgd/process": 800,
     "dsgd/records": 3_800,
     "dsgd/running": 4_300,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_900,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_700,
-    "tests": 38_700,
+    "tests": 38_800,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

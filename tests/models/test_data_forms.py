@@ -39,7 +39,7 @@ def wanted(form: str, module: nn.Module, rows: Any) -> Tensor:
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize(
-    "form", ["swapped", "texts", "dict", "nested", "named", "lone", "unequal", "packed", "slope"]
+    "form", ["swapped", "double", "texts", "dict", "nested", "named", "lone", "unequal", "packed", "slope"]
 )
 def test_samples_of_all_forms_are_trained_and_evaluated(form: str, accumulate: int) -> None:
     """The gradient and the loss of evaluations are those of the same numbers as plain tensors."""

@@ -37,6 +37,12 @@ FILES = {
     ),
     "def make(): return P(f, mean, (x,), (x,), lambda m, x: m(x))": "its score of test data has shape (8, 1)",
     "def make(): return P(f, mean, (x[:6],), (x,))": "--batch-size 8: worker 0's shard has only 3 of the 6",
+    "def make(): return P(f, lambda m, *d: nn.functional.cross_entropy(m(x), x[:, 0]), (x,), (x,))": (
+        "to be Long or Byte, but got Float; class labels are whole numbers: give y.long()"
+    ),
+    "def make(): return P(f, mean, [*x.double()], [*x.double()])": (
+        "but got Double and Float; parameters are float32: give x.float()"
+    ),
     "import json; json.loads('{')": "cannot be imported: line 6: JSONDecodeError: Expecting property name",
     "from torch import not_there": "cannot be imported: line 6: ImportError: cannot import name 'not_there'",
     "import sys; sys.exit(3)": "cannot be imported: line 6: SystemExit: 3",

@@ -227,6 +227,29 @@ def test_an_evaluation_is_printed(
     assert re.search(r"accuracy  \d+\.\d\d%", page)
 
 
+def test_a_score_goes_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """At the end of a run, in lists, evaluations and reports: R² is not called accuracy, and is no share."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\n"
+        "from dsgd import Problem\n"
+        "def r2(m, x, y): return y.square().sum() - (m(x) - y).square().sum(), y.square().sum()\n"
+        "def loss(m, x, y): return (m(x) - y).square().mean()\n"
+        "def make():\n"
+        "    x = torch.randn(200, 3)\n"
+        "    data = (x, x.sum(1, keepdim=True))\n"
+        "    return Problem(torch.nn.Linear(3, 1), loss, data, data, score=r2, score_name='R²')\n"
+    )
+    command = f"--engine sim --workload {file} --num-workers 2 --steps 50 --out {tmp_path} --run-name r"
+    page = said(capsys, *command.split())[1]
+    score = dsgd.load(tmp_path / "r").evaluate().accuracy
+    assert f"R² {score:.4g}" in page
+    assert f"R² {score:.4g}" in said(capsys, "--list", str(tmp_path))[1]
+    assert re.search(rf"^R²\s+{score:.4g}$", said(capsys, "--evaluate", str(tmp_path / "r"))[1], re.MULTILINE)
+    said(capsys, "--report", str(tmp_path / "r"))
+    assert "R²" in (tmp_path / "r/report.md").read_text()
+
+
 def test_a_run_in_s3_is_used_from_there(aws: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Its weights and its workload's file are fetched; no other copy is needed."""
     Path("mine.py").write_text((ROOT / "tests/workloads/tiny.py").read_text())

@@ -21,7 +21,7 @@ NAMES = [f"image-{i}.png" for i in range(96)]
 @dataclass(frozen=True, kw_only=True)
 class Config(DataConfig):
     form: str = "arrays"
-    """arrays, swapped, texts, dict, nested, named, lone, unequal, packed, slope."""
+    """arrays, swapped, double, texts, dict, nested, named, lone, unequal, packed, slope."""
 
 
 class Pair(NamedTuple):
@@ -94,6 +94,8 @@ def make(cfg: Config) -> Problem:
     data: Any = X, y
     if cfg.form == "swapped":
         data = X.numpy().astype(">f4"), y.numpy().astype(">f4")
+    elif cfg.form == "double":
+        data = X.double(), y.double().numpy()
     elif cfg.form == "texts":
         data = X, y, np.array(NAMES)
     elif cfg.form in items:

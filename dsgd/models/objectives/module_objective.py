@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -71,6 +72,12 @@ if TYPE_CHECKING:
     from dsgd.core.shards import Shard
 
 _ESTIMATED_FROM, _ESTIMATED_AT_ONCE = 1024, 256  # samples
+NOT_FLOAT32 = r"(same|mixed|weight) dtype|expected scalar type|type \(double\)"
+"""What torch says of data in another type than parameters."""
+_REMEDIES = {
+    "to be Long or Byte": "; class labels are whole numbers: give y.long()",
+    NOT_FLOAT32: "; parameters are float32: give x.float()",
+}
 _TRIED = 2  # samples: fewer would be too few for batch normalization
 _COMPARED = 8  # test samples, as a whole and in parts
 _NONE = torch.empty(0, 1)
@@ -592,7 +599,12 @@ def failures_of(function: Any, before: str, *passed: type[Exception]) -> Abstrac
     """Raise ProblemError in one line, after `before`, for an error of a user's function, module or data."""
     code = getattr(function, "__code__", None)
     file = Path(code.co_filename) if code else Path()
-    return in_one_line(file, before, ProblemError, (ProblemError, *passed))
+    return in_one_line(file, before, _with_remedy, (ProblemError, *passed))
+
+
+def _with_remedy(text: str) -> ProblemError:
+    remedies = (remedy for words, remedy in _REMEDIES.items() if re.search(words, text))
+    return ProblemError(text + next(remedies, ""))
 
 
 def require_finite(loss: Tensor) -> None:

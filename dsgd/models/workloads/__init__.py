@@ -9,12 +9,15 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from dsgd.core.rng import Purpose, generator
 from dsgd.models.datasets.user_files import DataError
@@ -111,6 +114,7 @@ def make_problem(data: DataConfig, seed: int) -> Problem:
             own = getattr(code, "Config", None)
             problem = code.make(data) if own is not None and isinstance(data, own) else code.make()
             wrong = _wrong(problem)
+            problem = problem if wrong else _in_float32(problem)
     except (DataError, UserCodeError) as error:
         raise ValueError(f"--workload {workload}: {error}") from None
     if wrong:
@@ -121,6 +125,32 @@ def make_problem(data: DataConfig, seed: int) -> Problem:
     if made.routing is None and any(mixtures(made.module)):
         made = made._replace(routing=MixtureRouting())
     return made
+
+
+def _in_float32(problem: Problem) -> Problem:
+    """Return it with arrays of float64 in float32, as its parameters are, unless its loss takes them so."""
+    import torch
+
+    from dsgd.core.problem import take
+    from dsgd.models.objectives.module_copy import copied
+    from dsgd.models.objectives.module_objective import NOT_FLOAT32
+
+    def is_double(array: Any) -> bool:
+        in_memory = isinstance(array, np.ndarray | torch.Tensor) and not isinstance(array, np.memmap)
+        return in_memory and "float64" in str(array.dtype)
+
+    def single(data: Any) -> Any:
+        return tuple(torch.as_tensor(a, dtype=torch.float32) if is_double(a) else a for a in data)
+
+    if not (isinstance(problem.train, tuple) and any(map(is_double, problem.train))):
+        return problem
+    rows = range(min(8, len(problem.train[0])))
+    try:
+        problem.loss(copied(problem.module).float(), *take(problem.train, rows))
+    except Exception as error:  # of the user's code; what else is wrong is said when it is tried
+        if re.search(NOT_FLOAT32, str(error)):
+            return problem._replace(train=single(problem.train), test=single(problem.test))
+    return problem
 
 
 def _wrong(problem: Any) -> str | None:
@@ -148,6 +178,9 @@ def _wrong(problem: Any) -> str | None:
     size = problem.bytes_per_token
     if size is not None and not (isinstance(size, int | float) and 0 < size < math.inf):
         return f"its bytes_per_token is {size!r}; give a number above 0"
+    name = problem.score_name
+    if not (isinstance(name, str) and name.isprintable() and 0 < len(name) <= 40):
+        return f"its score_name is {name!r}; give a name of at most 40 letters"
     if problem.routing is not None and not callable(getattr(problem.routing, "layers", None)):
         return f"its routing is a {type(problem.routing).__name__}; give a dsgd.Routing"
     return _wrong_about(problem.about)

@@ -7,6 +7,7 @@ the last few. How a run ended is read first, so a finished run never looks as if
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -110,7 +111,7 @@ class FollowedRun:
         self._options: dict[str, Any] = {}
         self._outcome: BriefSummary | None = None
         self._given: list[str] = []  # options that differ from their defaults
-        self._note = ""
+        self._note, self._score_name = "", "accuracy"
         self._updates = UpdateLines(path / "updates.jsonl")
         self._evals = Lines(path / "evals.jsonl", RecordedEvaluation)
         self._fault_lines = Lines(path / "faults.jsonl", RecordedFault)
@@ -180,6 +181,8 @@ class FollowedRun:
         if not meta.exists():
             return False
         self._began_s = meta.stat().st_mtime
+        with suppress(ValueError, KeyError):
+            self._score_name = json.loads(meta.read_text())["workload"].get("score_name", "accuracy")
         self._options = read_yaml(self.path / "config.yaml")
         self._num_workers, self._budget, self._limit_s = _limits(self._options)
         self._given = _given(self._options)
@@ -259,6 +262,7 @@ class FollowedRun:
             "train_loss": _rounded(self._last_loss),
             "eval_loss": _rounded(evaluated.loss),
             "accuracy": _rounded(evaluated.accuracy),
+            "score_name": self._score_name,
             "extra": {name: _rounded(value) for name, value in self._extra.items()},
             "staleness": _rounded(self._mean_staleness()),
             "idle": _rounded(self._idle_share()),

@@ -23,7 +23,6 @@ from dsgd.show.report.written_numbers import (
     plural,
     ratio_text,
     ratio_with_interval,
-    sentence,
     with_interval,
 )
 
@@ -88,11 +87,9 @@ def against_baseline(question: Question, baseline: str) -> str:
     if unsure:
         parts.append(f"{listed(unsure)} {'makes' if len(unsure) == 1 else 'make'} {_none(question)}")
     if not parts:
-        return sentence(
-            f"Nothing can be compared with {baseline}: no run has a value of {question.measure.noun}"
-        )
+        return f"Nothing can be compared with {baseline}: no run has a value of {question.measure.noun}."
     more = f"; the other {len(others) - most} are in the table" if len(others) > most else ""
-    return sentence(f"Compared with {baseline}, {'; '.join(parts)}{more}")
+    return f"Compared with {baseline}, {'; '.join(parts)}{more}."
 
 
 def _against(question: Question, level: str, baseline: str, said: set[str], unsure: list[str]) -> str:
@@ -131,26 +128,26 @@ def _against(question: Question, level: str, baseline: str, said: set[str], unsu
             ratios[group] = ratio
         else:
             values.append(f"{_beside(value, base)} {place}".rstrip())
-    parts = [_multiplied(by, level, ratios, cases, said)] if ratios else []
-    parts += [f"{level} has {by.noun} {listed(values)}"] if values else []
-    parts += [f"{level} has the same {by.noun} with each seed {listed(same)}".rstrip()] if same else []
     where = f"in any of {cases} cases" if len(none) == cases > _MOST_GROUPS else few(none)
-    parts += [f"{level} makes {_none(question)} {where}"] if none else []
-    parts += [f"{level} {by.never} {listed(never)}".rstrip()] if never else []
-    parts += (
-        [f"{level} {by.never_plural} {listed(only)}".rstrip() + f", where {baseline} does not"]
-        if only
-        else []
-    )
-    parts += (
-        [f"neither {level} nor {baseline} {by.never_plural} {listed(neither)}".rstrip()] if neither else []
-    )
-    first, *more = parts or [""]
-    return ", and ".join([first, *(part.removeprefix(f"{level} ") for part in more)])
+    neither_of = f"neither {level} nor {baseline} {by.never_plural} {listed(neither)}".rstrip()
+    parts = [
+        text.rstrip()
+        for found, text in (
+            (ratios, _multiplied(by, ratios, cases, said) if ratios else ""),
+            (values, f"has {by.noun} {listed(values)}"),
+            (same, f"has the same {by.noun} with each seed {listed(same)}"),
+            (none, f"makes {_none(question)} {where}"),
+            (never, f"{by.never} {listed(never)}"),
+            (only, f"{by.never_plural} {listed(only)}".rstrip() + f", where {baseline} does not"),
+        )
+        if found
+    ]
+    whole = f"{level} {', and '.join(parts)}" if parts else ""
+    return ", and ".join(filter(None, [whole, neither_of if neither else ""]))
 
 
 def _none(question: Question) -> str:
-    return f"no difference that {max(pair.seeds for pair in question.pairs)} seeds show"
+    return f"no difference that {max((pair.seeds for pair in question.pairs), default=0)} seeds show"
 
 
 def _all_or_none(question: Question, a: str, b: str) -> bool:
@@ -159,7 +156,7 @@ def _all_or_none(question: Question, a: str, b: str) -> bool:
     return all(len(found) == 1 for found in ends) and ends[0] != ends[1]
 
 
-def _multiplied(by: Measure, level: str, ratios: Mapping[str, Interval], cases: int, said: set[str]) -> str:
+def _multiplied(by: Measure, ratios: Mapping[str, Interval], cases: int, said: set[str]) -> str:
     """Return by how much a level is above the baseline, by group; or below it in all, if there are words."""
     words = by.times + by.target
     if by.fewer and all(ratio.centre < 1 for ratio in ratios.values()):
@@ -180,7 +177,7 @@ def _multiplied(by: Measure, level: str, ratios: Mapping[str, Interval], cases: 
         brief = parts or (cases == 1 and words in said)
         parts.append(f"{text} times {place}".rstrip() if brief else f"{words.format(text)} {place}".rstrip())
     said.add(words)
-    return f"{level} {listed(parts)}"
+    return listed(parts)
 
 
 def _inverse(ratio: Interval) -> Interval:
@@ -202,14 +199,14 @@ def value_range(question: Question) -> str:
         if (x := question.median(variant)) is not None
     ]
     if not found:
-        return sentence(f"No run has a value of {question.measure.noun}")
+        return f"No run has a value of {question.measure.noun}."
     noun = question.measure.noun[:1].upper() + question.measure.noun[1:]
     if len(layout.cells) == 1 and len(found) <= 2 * _MOST_LEVELS:
-        return sentence(f"{noun} is {listed([f'{with_interval(x)} with {level}' for x, level, _ in found])}")
+        return f"{noun} is {listed([f'{with_interval(x)} with {level}' for x, level, _ in found])}."
     (low, *at_low), (high, *at_high) = min(found), max(found)
     if low.centre == high.centre:
-        return sentence(f"{noun} is {number(low.centre)} in all cases")
-    return sentence(
+        return f"{noun} is {number(low.centre)} in all cases."
+    return (
         f"{noun} goes from {with_interval(low)} ({', '.join(filter(None, at_low))}) to "
-        f"{with_interval(high)} ({', '.join(filter(None, at_high))})"
+        f"{with_interval(high)} ({', '.join(filter(None, at_high))})."
     )

@@ -28,6 +28,8 @@ class LossScale:
     """What a loss is multiplied by; None where that is not the same in all runs."""
     yardsticks: Mapping[str, float] = field(default_factory=dict)
     """By name, to how many bits a byte a program brings the same text."""
+    score: str = "accuracy"
+    """What is reported beside the loss."""
 
     def of(self, found: RecordedEvaluation | LastEvaluation) -> float | None:
         """Return an evaluation's loss in this unit; None if it is not finite."""
@@ -44,9 +46,11 @@ LOSS = LossScale()
 def scale_of(records: Iterable[Record]) -> LossScale:
     """Return the scale on which these runs are compared: bits a byte if all are of language models."""
     abouts = [record.meta.workload for record in records]
+    scores = {str(about.get("score_name", "accuracy")) for about in abouts}
+    score = scores.pop() if len(scores) == 1 else "score"
     lengths = {float(about.get("bytes_per_token") or 0) for about in abouts}
     if not lengths or 0 in lengths:
-        return LOSS
+        return replace(LOSS, score=score)
     yardsticks = {}
     for name in _YARDSTICKS:
         found = {about.get(f"{name}_bits_per_byte") for about in abouts}
@@ -58,6 +62,7 @@ def scale_of(records: Iterable[Record]) -> LossScale:
         in_bits=True,
         per_nat=1 / (math.log(2) * lengths.pop()) if len(lengths) == 1 else None,
         yardsticks=yardsticks,
+        score=score,
     )
 
 
@@ -210,7 +215,8 @@ def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS)
     if not name.startswith(row.name) or name.endswith("_per_s"):  # a share or a rate of the row's number
         row_unit = ""
     if name in ("eval_accuracy", "eval_loss", "eval_bits_per_byte"):
-        high = name == "eval_accuracy"
+        if high := name == "eval_accuracy":
+            words = scale.score
         return Measure(
             name=name,
             label=words,

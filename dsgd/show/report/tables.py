@@ -16,6 +16,7 @@ from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedFault
 from dsgd.running.predict.verdicts import BOUNDS
 from dsgd.show.report.frames import EXTRA, NOT_COMPARED, Frames, option_text
+from dsgd.show.report.measures import scale_of
 from dsgd.show.report.questions import Question, test_name
 from dsgd.show.report.statistics import Pair, median_interval
 from dsgd.show.report.theory_words import over_seeds
@@ -98,6 +99,7 @@ def _table(title: str, note: str, headings: list[str], rows: list[list[str]]) ->
 def results(frames: Frames) -> Table:
     """Return one row per variant: medians over seeds, with their intervals."""
     unit, target = frames.seconds, frames.target_loss
+    score = scale_of(run.record for run in frames.records).score
     diverged, never = pl.col("stopped_by") == "diverged", pl.lit(math.inf)
     runs = frames.runs.with_columns(
         pl.when(diverged).then(never).otherwise(pl.col("eval_loss")).alias("eval_loss"),
@@ -108,7 +110,7 @@ def results(frames: Frames) -> Table:
         *([(f"{unit} to loss {target:g}", "time_to_target_s", number)] if target is not None else []),
         *([(f"gradients to loss {target:g}", "gradients_to_target", number)] if target is not None else []),
         ("last loss", "eval_loss", lambda x: "diverged" if math.isinf(x) else number(x)),
-        ("accuracy", "eval_accuracy", percent),
+        (score, "eval_accuracy", percent if score == "accuracy" else number),
         ("bits a byte", "eval_bits_per_byte", number),
         ("MaxVio", "max_violation", number),
         ("idle experts", "idle_experts", number),

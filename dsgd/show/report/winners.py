@@ -13,7 +13,6 @@ from dsgd.show.report.written_numbers import (
     number,
     ratio_text,
     ratio_with_interval,
-    sentence,
     with_interval,
 )
 
@@ -30,17 +29,17 @@ def only_group(question: Question) -> str:
         some = [v for v, seeds in question.values.items() if min(seeds.values()) < math.inf]
         named = [question.layout.level(group, v) for v in some]
         nobody = by.nobody[:1].upper() + by.nobody[1:]
-        return sentence(nobody + (f"; with some seeds, {few(named)} did" if some else ""))
+        return nobody + (f"; with some seeds, {few(named)} did." if some else ".")
     name, equal = question.layout.level(group, first), _tied(question, group)
     said = f"{name} {by.wins}, {by.said(number(best.centre))}"
     if not question.against(first) or not equal:
-        return sentence(said + _next(question, group))
+        return f"{said}{_next(question, group)}."
     level_with = [v for v in equal if ranking[v].centre == best.centre]
     if level_with:
         said += f" ({listed([question.layout.level(group, v) for v in level_with])}: the same)"
     rivals = few([question.layout.compared.short(question.layout.level(group, v)) for v in equal])
     others = rivals if len(equal) < len(ranking) - 1 else "any other"
-    return sentence(f"No clear winner: {said}, but its lead over {others} is not significant")
+    return f"No clear winner: {said}, but its lead over {others} is not significant."
 
 
 def by_group(question: Question) -> str:
@@ -75,16 +74,16 @@ def by_group(question: Question) -> str:
         ):
             parts = [f"{layout.compared.short(level)} in all {len(groups)} cases"]
         best = f"By {by.noun}, the best {layout.compared.option} is {listed(parts)}"
-        return sentence("; ".join(filter(None, [best, never])))
+        return "; ".join(filter(None, [best, never])) + "."
     if not clear and not unclear:
-        return sentence(by.nobody[:1].upper() + by.nobody[1:])
+        return f"{by.nobody[:1].upper()}{by.nobody[1:]}."
     if len(unclear) == len(layout.cells):
-        return sentence(f"By {by.noun}, there is no clear winner in any case")
+        return f"By {by.noun}, there is no clear winner in any case."
     parts = [f"{level} {by.wins} {_with(groups, question)}" for level, groups in clear.items()]
     if unclear:
         leads = [f"{group} ({level} leads)" for group, level in unclear.items()]
         parts.append(f"there is no clear winner with {listed(leads)}")
-    return sentence("; ".join(filter(None, [*parts, never])))
+    return "; ".join(filter(None, [*parts, never])) + "."
 
 
 def _with(groups: list[str], question: Question) -> str:

@@ -135,15 +135,6 @@ def ratio_bound(ratio: float) -> str:
     return number(ratio, 3 if ratio >= 100 or 1 <= ratio < 2 else 2)
 
 
-def sentence(text: str) -> str:
-    """Return a sentence. One that begins with a variant's name begins with that, as it is spelled.
-
-    >>> sentence("asgd is first")
-    'asgd is first.'
-    """
-    return f"{text}."
-
-
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A table with title and note; the first column names its rows."""

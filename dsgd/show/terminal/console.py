@@ -13,6 +13,7 @@ from rich.table import Table
 
 from dsgd.config import TrainConfig
 from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.problem import score_text
 from dsgd.core.protocol import Update
 from dsgd.metrics import taken_of_updates
 from dsgd.process.outcomes import echoed
@@ -174,9 +175,9 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     evaluation = summary["eval"]
     if evaluation["loss"] is not None:
-        accuracy = evaluation["accuracy"]
-        percent = "" if accuracy is None else f", accuracy {accuracy:.1%}"
-        rows.append(("evaluation", f"loss {_number(evaluation['loss'])}{percent}"))
+        score, name = evaluation["accuracy"], evaluation.get("score_name", "accuracy")
+        scored = "" if score is None else f", {score_text(name, score)}"
+        rows.append(("evaluation", f"loss {_number(evaluation['loss'])}{scored}"))
         if experts := evaluation.get("experts"):
             of_workers = experts["worker_max_violation"]
             workers = "" if of_workers is None else f" (workers {of_workers:.3g})"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from dsgd.core.problem import score_text
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import print_page
 from dsgd.records.listing import ListedRun, Listing, list_folder
@@ -100,8 +101,8 @@ def _how_good(found: LastEvaluation) -> str:
     """Return the last evaluation in the units in which such runs are compared."""
     if found.bits_per_byte is not None:
         return f"{found.bits_per_byte:.4g} bits a byte"
-    percent = "" if found.accuracy is None else f", accuracy {found.accuracy:.1%}"
-    return f"loss {found.loss:.4g}{percent}"
+    scored = "" if found.accuracy is None else f", {score_text(found.score_name, found.accuracy)}"
+    return f"loss {found.loss:.4g}{scored}"
 
 
 def _said(kind: str, count: int) -> str:

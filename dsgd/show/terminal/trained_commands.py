@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from dsgd.core.problem import score_text
 from dsgd.process.files import whole_file
 from dsgd.process.interruptions import Interruptions, ended_by_signals
 from dsgd.process.outcomes import print_page
@@ -63,7 +64,8 @@ def _page(run: TrainedRun, found: Evaluation, on: str | None) -> Iterator[str]:
     yield f"data      {on or 'the test data of the run'}"
     yield f"loss      {found.loss:.6g}"
     if found.accuracy is not None:
-        yield f"accuracy  {found.accuracy:.2%}"
+        name, value = score_text(run.problem().score_name, found.accuracy, 2).rsplit(" ", 1)
+        yield f"{name:<9} {value}"
     if found.bits_per_byte is not None:
         yield f"text      {found.bits_per_byte:.4g} bits a byte, perplexity {found.perplexity:.4g}"
 
