@@ -28,10 +28,11 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 def has_functions(module: nn.Module) -> bool:
-    """Return whether hooks or attributes of its parts are functions: these may write to what is one for all
-    copies, like a dictionary at the top of a file.
+    """Return whether hooks or attributes of its parts are functions of a user: these may write to what is one
+    for all copies, like a dictionary at the top of a file.
     """
-    return any(isinstance(value, FunctionType) for _, _, value in _attributes(module))
+    functions = (value for *_, value in _attributes(module) if isinstance(value, FunctionType))
+    return any(not str(function.__module__).startswith(("torch.", "dsgd.")) for function in functions)
 
 
 def forget_graphs(module: nn.Module) -> None:
