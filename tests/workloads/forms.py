@@ -100,6 +100,7 @@ def make(cfg: Config) -> Problem:
         data = X, y, np.array(NAMES)
     elif cfg.form in items:
         data = Items(items[cfg.form])
+    test = Items(lambda i: (X[i], y[i])) if cfg.form == "double" else data
     module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     collate = {"unequal": padded, "packed": packed}.get(cfg.form)
-    return Problem(module, losses.get(cfg.form, squared), data, data, collate=collate)
+    return Problem(module, losses.get(cfg.form, squared), data, test, collate=collate)

@@ -140,6 +140,8 @@ def _in_float32(problem: Problem) -> Problem:
         return in_memory and "float64" in str(array.dtype)
 
     def single(data: Any) -> Any:
+        if not isinstance(data, tuple):
+            return data
         return tuple(torch.as_tensor(a, dtype=torch.float32) if is_double(a) else a for a in data)
 
     if not (isinstance(problem.train, tuple) and any(map(is_double, problem.train))):

@@ -7,7 +7,6 @@ the last few. How a run ended is read first, so a finished run never looks as if
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from dsgd.records.fault_words import cost, hit
-from dsgd.records.reader import read_brief_summary, read_note, read_yaml
-from dsgd.records.schema import BriefSummary, RecordedEvaluation, RecordedFault, RecordedTask
+from dsgd.records.reader import read_brief_summary, read_meta, read_note, read_yaml
+from dsgd.records.schema import BriefSummary, RecordedEvaluation, RecordedFault, RecordedTask, RecordError
 from dsgd.show.live.prometheus import STALENESS_BUCKETS
 from dsgd.show.live.record_lines import Lines, TakenBack, UpdateLines
 from dsgd.strategies import defaults
@@ -181,8 +180,8 @@ class FollowedRun:
         if not meta.exists():
             return False
         self._began_s = meta.stat().st_mtime
-        with suppress(ValueError, KeyError):
-            self._score_name = json.loads(meta.read_text())["workload"].get("score_name", "accuracy")
+        with suppress(RecordError):
+            self._score_name = read_meta(self.path).workload.get("score_name", "accuracy")
         self._options = read_yaml(self.path / "config.yaml")
         self._num_workers, self._budget, self._limit_s = _limits(self._options)
         self._given = _given(self._options)
