@@ -32,7 +32,7 @@ from dsgd.show.report.premises import Premise, premises
 from dsgd.show.report.written_numbers import listed, option_text
 from dsgd.show.terminal.cli import UsageError, configure
 from dsgd.strategies import load as load_strategy
-from dsgd.strategies import modes
+from dsgd.strategies import modes, tuned_by
 
 _WITHOUT_WORKLOAD = {
     option
@@ -45,6 +45,10 @@ KEYS = (
     "baseline", "measure", "premise", "show",
 )  # fmt: skip
 
+AUTO = "auto"
+"""In place of the options under tune: those that the file does not set, of each variant's mode."""
+_AUTO_STEPS = (1 / 9, 1 / 3, 1, 3, 9, 27)  # of the step size that a variant has
+_AUTO_SEEDS = (10_000, 10_001)  # no count of seeds reaches them
 _LONGEST_NAME = 80
 _MOST_SEEDS = 10_000  # planned in some 5 s a variant
 _ASKED = {
@@ -106,8 +110,8 @@ class Variant:
 class Tuning:
     """What is tried for each variant before it is compared, on separate seeds."""
 
-    values: Mapping[str, Sequence[Any]]
-    """The values tried, by option; every combination is."""
+    values: Mapping[str, Mapping[str, Sequence[Any]]]
+    """By the variant's name: the values tried, by option; every combination is."""
     tried: Mapping[str, Sequence[Variant]]
     """By the variant's name: what it becomes with each combination."""
     seeds: Sequence[int]
@@ -144,7 +148,7 @@ class Experiment:
 
     def tuned(self, chosen: Mapping[str, Variant]) -> Experiment:
         """Return the experiment with each variant as `chosen` for its name from those tried."""
-        return replace(self, variants=[replace(chosen[v.name], name=v.name) for v in self.variants])
+        return replace(self, variants=[replace(chosen.get(v.name, v), name=v.name) for v in self.variants])
 
 
 def load(path: str | Path, settings: Sequence[str] = (), out: str | Path = "runs") -> Experiment:
@@ -175,7 +179,7 @@ def read(
     if variants is None and points is None:
         raise UsageError(f"{where}: compares nothing; give variants: or grid:")
     tune = content.get("tune")
-    tuned_seeds, tried = _tune(tune, f"{where}: tune:") if tune is not None else ((), {})
+    tuned_seeds, tried = _tune(tune, f"{where}: tune:") if tune not in (None, AUTO) else ((), {})
     _set_in_one_place(variants, points, tried, where)
     for setting in settings:
         key, value = _setting(setting)
@@ -191,6 +195,8 @@ def read(
         if key == "workload" and value is not None:  # it replaces what the file learns
             base = {option: given for option, given in base.items() if option not in _WITHOUT_WORKLOAD}
     seeds = _seeds(content.get("seeds"), f"{where}: seeds:")
+    if tune == AUTO:
+        tuned_seeds = _AUTO_SEEDS
     if common := set(seeds) & set(tuned_seeds):
         raise UsageError(
             f"{where}: tune: seeds: {min(common)} is a seed of the experiment too, which would count the "
@@ -198,6 +204,8 @@ def read(
         )
     expanded = _expand(base, variants, points, where)
     target_loss = _target_loss(content.get("target_loss"), f"{where}: target_loss:")
+    of_grid = set(itertools.chain.from_iterable((points or {}).values()))
+    values = _around(expanded, of_grid) if tune == AUTO else _of_each(tried, expanded)
     return Experiment(
         name=name,
         title=content["title"].strip(),
@@ -206,14 +214,20 @@ def read(
         variants=expanded,
         seeds=seeds,
         tuning=Tuning(
-            values=tried,
-            tried={v.name: [_with(v, point, base, where) for point in _product(tried)] for v in expanded},
+            values=values,
+            tried={
+                v.name: [_with(v, point, base, where) for point in _product(values[v.name])]
+                for v in expanded
+                if v.name in values
+            },
             seeds=tuned_seeds,
         )
-        if tried
+        if values
         else None,
         target_loss=target_loss,
-        asked=_asked(content, expanded, list(tried), target_loss, where),
+        asked=_asked(
+            content, expanded, list(dict.fromkeys(itertools.chain(*values.values()))), target_loss, where
+        ),
         premises=_premises(content.get("premise"), expanded, f"{where}: premise:"),
         show=_show(content.get("show"), f"{where}: show:"),
         folder=Path(out) / name,
@@ -304,6 +318,31 @@ def _tune(value: Any, where: str) -> tuple[tuple[int, ...], dict[str, list[Any]]
         raise UsageError(f"{where} needs its own seeds:, a list, like [100, 101]")
     seeds = _seeds(grid.pop("seeds"), f"{where} seeds:")
     return seeds, _lists(grid, where)
+
+
+def _of_each(tried: Mapping[str, Sequence[Any]], variants: Sequence[Variant]) -> dict[str, Any]:
+    """Return by variant the options to tune that its mode has; all of them where none of the modes does."""
+    known = {v.name: option_fields(type(v.cfg)) for v in variants}
+    of_none = {option for option in tried if not any(option in own for own in known.values())}
+    values = {
+        name: {option: tried[option] for option in tried if option in own or option in of_none}
+        for name, own in known.items()
+    }
+    return {name: own for name, own in values.items() if own}
+
+
+def _around(variants: Sequence[Variant], fixed: Collection[str]) -> dict[str, Any]:
+    """Return by variant what `tune: auto` tries: step sizes around its own, and the values that its strategy
+    has in TUNE for options that the file does not set.
+
+    fixed: options that are not tuned, because their values are compared.
+    """
+    values = {}
+    for v in variants:
+        steps = [float(f"{v.cfg.lr * times:.2g}") for times in _AUTO_STEPS]
+        own = {o: list(tried) for o, tried in tuned_by(v.cfg).items() if o not in v.options}
+        values[v.name] = {o: tried for o, tried in ({"lr": steps} | own).items() if o not in fixed}
+    return {name: own for name, own in values.items() if own}
 
 
 def _set_in_one_place(

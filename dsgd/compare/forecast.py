@@ -21,10 +21,11 @@ from dsgd.compare.finished_runs import is_kept
 from dsgd.compare.pool import Pool, cores
 from dsgd.compare.runner import check_data
 from dsgd.compare.worker import Outcome
-from dsgd.config import ComputeConfig, DataConfig, OutputConfig, TrainConfig
+from dsgd.config import ComputeConfig, DataConfig, OutputConfig, TrainConfig, option_fields, options
 from dsgd.process.outcomes import is_result
 from dsgd.records.reader import read_summary
 from dsgd.show.terminal.cli import UsageError
+from dsgd.strategies import tuned_by
 
 # Measured on a machine with 2 cores (see docs/experiments.md); their errors are small compared with a run.
 _RAY_CONNECT_S = 3.0
@@ -74,12 +75,14 @@ def _one_each(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
 
 
 def _alike(runs: Sequence[PlannedRun]) -> dict[str, PlannedRun]:
-    """Return for each variant a run that takes as long as its own: they differ only in the step size."""
+    """Return for each variant a run that takes as long as its own: step sizes and the like do not matter."""
     first: dict[str, PlannedRun] = {}
-    return {
-        run.variant: first.setdefault(repr(replace(run.cfg, seed=0, lr=1.0, output=OutputConfig())), run)
-        for run in _one_each(runs)
-    }
+    alike = {}
+    for run in _one_each(runs):
+        left_out = {"seed", "lr", *tuned_by(run.cfg), *option_fields(OutputConfig)}
+        timed = {name: value for name, value in options(run.cfg).items() if name not in left_out}
+        alike[run.variant] = first.setdefault(repr(timed), run)
+    return alike
 
 
 def print_forecast(experiment: Experiment, console: Console, processes: int | None) -> None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from dsgd.compare.experiment_file import Experiment, PlannedRun, Tuning, Variant, described
+from dsgd.compare.experiment_file import Experiment, PlannedRun, Variant, described
+from dsgd.core.option_rules import option_fields
 from dsgd.records.reader import read_summary
 from dsgd.show.terminal.cli import UsageError
 
@@ -65,19 +66,22 @@ def choose(experiment: Experiment) -> list[Selection]:
     for run in experiment.tuning_runs():
         losses.setdefault(run.variant, {})[run.cfg.seed] = _loss(run)
     return [
-        _choose(name, tried, [losses[v.name] for v in tried], experiment.tuning)
+        _choose(name, tried, [losses[v.name] for v in tried], experiment.tuning.values[name])
         for name, tried in experiment.tuning.tried.items()
     ]
 
 
 def _choose(
-    name: str, tried: Sequence[Variant], losses: Sequence[Mapping[int, float]], tuning: Tuning
+    name: str,
+    tried: Sequence[Variant],
+    losses: Sequence[Mapping[int, float]],
+    values: Mapping[str, Sequence[Any]],
 ) -> Selection:
     loss, at = min((median(by_seed.values()), at) for at, by_seed in enumerate(losses))
-    points = [{option: variant.own[option] for option in tuning.values} for variant in tried]
+    points = [{option: variant.own[option] for option in values} for variant in tried]
     if not math.isfinite(loss):
         raise UsageError(
-            f"tune: variant {name} diverged with every value tried ({', '.join(tuning.values)}); "
+            f"tune: variant {name} diverged with every value tried ({', '.join(values)}); "
             "try smaller step sizes"
         )
     chosen = points[at]
@@ -86,7 +90,7 @@ def _choose(
         best=tried[at],
         chosen=chosen,
         losses=list(zip(points, losses, strict=True)),
-        edges=[option for option, values in tuning.values.items() if _at_the_edge(chosen[option], values)],
+        edges=[o for o, all_ in values.items() if _at_the_edge(chosen[o], all_) and not _ends(o, tried[at])],
     )
 
 
@@ -96,6 +100,12 @@ def _at_the_edge(value: Any, values: Sequence[Any]) -> bool:
     except (TypeError, ValueError):  # names have no order
         return False
     return len(numbers) > 1 and float(value) in (min(numbers), max(numbers))
+
+
+def _ends(option: str, variant: Variant) -> bool:
+    """Return whether a variant's value is the lowest or highest that the option may have: 0 of a momentum."""
+    bounds = option_fields(type(variant.cfg))[option].rules
+    return variant.own[option] in [getattr(bound, "ge", getattr(bound, "le", None)) for bound in bounds]
 
 
 def _loss(run: PlannedRun) -> float:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, make_dataclass
 from functools import cache
+from inspect import get_annotations
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from dsgd.config import DataConfig, TrainConfig
-from dsgd.core.option_rules import from_options, option_fields
+from dsgd.config import AsynchronousConfig, DataConfig, TrainConfig
+from dsgd.core.option_rules import Option, from_options, members, option_fields
 from dsgd.core.option_rules import options as flat
 from dsgd.models.workloads import names as workloads
 from dsgd.models.workloads import options_of
@@ -31,8 +32,9 @@ class Strategy(Protocol):
     """What a `train_<mode>.py` has.
 
     It may also have `theory(cfg)`, the closed forms that concern a run (dsgd.theory.closed_forms), `LAWS`,
-    its limiting cases and exceptions (dsgd.strategies.conformance), and `EXAMPLE`, options that show what it
-    does, for --help. Without them it runs, is recorded and reported nevertheless.
+    its limiting cases and exceptions (dsgd.strategies.conformance), `EXAMPLE`, options that show what it
+    does, for --help, and `TUNE`, values of its options that `tune: auto` tries. Without them it runs, is
+    recorded and reported nevertheless.
     """
 
     __doc__: str | None
@@ -171,6 +173,33 @@ def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     No code that the record names runs.
     """
     return {name: option.default for name, option in option_fields(_known_type(config)).items()}
+
+
+def own_options(config_type: type[TrainConfig]) -> dict[str, Option]:
+    """Return a strategy's options that not all strategies have, its own first."""
+    special = config_type.__mro__[: config_type.__mro__.index(TrainConfig)]
+    names = [name for kind in special for name in get_annotations(kind) if name != "mode"]
+    return {name: one for name in names if isinstance(one := members(config_type).get(name), Option)}
+
+
+def left_at_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the step size and the numbers that set a recorded run's strategy apart, where each has its
+    default. No code that the record names runs.
+    """
+    of_servers = option_fields(AsynchronousConfig)
+    found = _known_type(config)
+    own = [name for name, o in own_options(found).items() if o.kind in ("int", "float")]
+    named = ["lr", *(name for name in own if name not in of_servers)]
+    return {
+        name: config[name] for name in named if config.get(name, ()) == option_fields(found)[name].default
+    }
+
+
+def tuned_by(cfg: TrainConfig) -> dict[str, Sequence[Any]]:
+    """Return the values of a strategy's own options that `tune: auto` tries; none of them changes the times
+    of a run.
+    """
+    return getattr(strategy_of(cfg), "TUNE", {})
 
 
 def _known_type(config: Mapping[str, Any]) -> type[TrainConfig]:

@@ -36,6 +36,7 @@ from dsgd.strategies.optimizers import server_rule
 from dsgd.theory.closed_forms import ClosedForms, asynchronous
 
 EXAMPLE = "--compensation 0.04 --adaptive --num-workers 8 --compute-time exponential:1"
+TUNE = {"compensation": (0.04, 0.2, 1.0)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,7 @@ from dsgd.strategies.optimizers import inner_steps
 from dsgd.theory.closed_forms import ClosedForms, peers
 
 EXAMPLE = "--local-steps 16 --num-workers 8 --compute-time exponential:1 --dataset digits"
+TUNE = {"outer_lr": (0.3, 0.7, 1.0), "outer_momentum": (0.0, 0.5, 0.9)}
 
 
 @dataclass(frozen=True, kw_only=True)

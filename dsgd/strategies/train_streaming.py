@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from dsgd.core.shards import Shard
 
 EXAMPLE = "--fragments 4 --overlap 1 --local-steps 16 --num-workers 8 --dataset digits"
+TUNE = {"outer_lr": (0.3, 0.7, 1.0), "outer_momentum": (0.0, 0.5, 0.9)}
 
 
 @dataclass(frozen=True)

@@ -496,20 +496,51 @@ def test_tuning_picks_the_best_value_and_compares_on_other_seeds(tmp_path: Path,
     assert (config["lr"], config["seed"]) == (1.0, 1)
 
 
+LOCAL: dict[str, Any] = {"mode": "diloco", "inner": "sgd", "local_steps": 2}
+
+
+def test_auto_tries_what_the_file_leaves_to_each_mode(tmp_path: Path) -> None:
+    """Step sizes around the variant's own, and the values in TUNE of options that the file does not set."""
+    variants = {"a": {"mode": "asgd", "lr": 0.5}, "d": LOCAL, "set": LOCAL | {"outer_lr": 1}}
+    asked = load(write(tmp_path, variants=variants, tune="auto"))
+    assert asked.tuning
+    values = asked.tuning.values
+    assert values["a"] == {"lr": [0.056, 0.17, 0.5, 1.5, 4.5, 14.0]}
+    assert list(values["d"]) == ["lr", "outer_lr", "outer_momentum"]
+    assert list(values["set"]) == ["lr", "outer_momentum"]
+    assert {v.options["outer_lr"] for v in asked.tuning.tried["set"]} == {1}
+    assert len(asked.tuning.tried["d"]) == 6 * 3 * 3
+    grid = load(write(tmp_path, variants={"a": {"mode": "asgd"}}, grid={"lr": [0.1, 0.2]}, tune="auto"))
+    assert grid.tuning is None  # the grid compares what would be chosen
+
+
+def test_what_a_mode_lacks_is_not_tried_for_it(tmp_path: Path) -> None:
+    """Of the options under tune a variant tries those that its mode has, and the others stay as they are."""
+    asked = load(
+        write(
+            tmp_path, variants={"s": {"mode": "ssgd"}, "d": LOCAL}, tune={"outer_lr": [0.7, 1], "seeds": [9]}
+        )
+    )
+    assert asked.tuning
+    assert {name: list(own) for name, own in asked.tuning.values.items()} == {"d": ["outer_lr"]}
+    assert [v.cfg.mode for v in asked.tuned({"d": asked.tuning.tried["d"][1]}).variants] == ["ssgd", "diloco"]
+
+
 def test_the_edge_of_what_was_tried_is_pointed_out(tmp_path: Path, cli: CommandLine) -> None:
     """A best value that is the smallest or largest tried is said to be; names have no order."""
     whole = cli("--engine sim --steps 1 --dataset none").summary
     asked = load(write(tmp_path, tune={"momentum": [0.5, 0, 0.9], "slowdown": ["", "0=2"], "seeds": [7]}))
-    for r in asked.tuning_runs():
-        loss = abs(r.cfg.momentum - 0.9) + (not r.cfg.timing.slowdown)
+    for r in asked.tuning_runs():  # asgd is best without momentum, and nothing lies beyond
+        loss = abs(r.cfg.momentum - (r.cfg.mode == "ssgd") * 0.9) + (not r.cfg.timing.slowdown)
         path = asked.folder / "tuning" / r.name
         where = tmp_path / path
         where.mkdir(parents=True)
         summary = whole | {"eval": {"loss": loss, "accuracy": None}}
         (where / "summary.json").write_text(json.dumps(summary))
     with contextlib.chdir(tmp_path):
-        choice, _ = choose(asked)
+        choice, lowest = choose(asked)
     assert choice.chosen == {"momentum": 0.9, "slowdown": "0=2"}
+    assert (lowest.chosen["momentum"], lowest.edges) == (0, [])
     assert choice.edges == ["momentum"]
     assert "momentum 0.9 is at the edge" in str(choice)
 

@@ -226,6 +226,26 @@ def test_the_best_value_is_what_tuning_chose(tmp_path: Path) -> None:
     assert [s.name for s in draw_sections(read_folder(folder))][:2] == ["sweep", "tuning"]
 
 
+def test_what_nobody_tuned_is_named_where_a_variant_never_arrives() -> None:
+    """Of those that do not reach the target: defaults of the mode, choices at an edge, not what is set."""
+    steps = {"dataset": "quadratic", "dim": 3, "grad_noise": 0.0, "steps": 40, "lr": 0.2, "eval_every": 1}
+    local = {"mode": "diloco", "inner": "sgd", "local_steps": 5}
+    other = local | {"mode": "streaming", "outer_momentum": 0.1}
+    found = dsgd.experiment(
+        asked(
+            base=FAST | steps,
+            variants={"ssgd": {"mode": "ssgd"}, "lost": local, "other": other},
+            tune={"outer_lr": [0.001, 0.002], "seeds": [100]},
+            target_loss=0.001,
+            show=["throughput"],
+        )
+    )
+    edge = "outer_lr 0.002 (edge of what was tried)"
+    lost = f"lost has outer_momentum 0.9 (default) and {edge}"
+    assert f"Other values may get there: {lost}; other has fragments 2 (default)," in found.answer
+    assert found.answer.count("outer_momentum") == 1
+
+
 def dsgd_loss(record: Path) -> float:
     """Return the loss at the end of a record, as its file has it."""
     return float(yaml.safe_load((record / "summary.json").read_text())["eval"]["loss"])

@@ -34,7 +34,7 @@ LINES = {
     "dsgd/records": 3_800,
     "dsgd/running": 4_300,
     "dsgd/scenario": 2_500,
-    "dsgd/show": 10_400,
+    "dsgd/show": 10_500,
     "dsgd/strategies": 2_400,
     "dsgd/teach": 2_900,
     "dsgd/theory": 3_100,

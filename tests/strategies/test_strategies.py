@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsgd.running.quick_run import assert_close, run
+from dsgd.running.quick_run import assert_close, config, run
+from dsgd.strategies import modes, tuned_by
 
 EXPONENTIAL: dict[str, Any] = {"dataset": "none", "num_workers": 8, "compute_time": "exponential:1"}
 
@@ -34,6 +35,17 @@ def test_ssgd_on_p_workers_is_one_worker_on_the_p_fold_batch() -> None:
     many = run("ssgd", num_workers=4, samples=512, batch_size=128, steps=25)
     one = run("ssgd", num_workers=1, samples=512, batch_size=512, steps=25)
     assert_close(many.w, one.w)
+
+
+@pytest.mark.parametrize(
+    ("mode", "option", "value"),
+    [(m, o, x) for m in modes() for o, tried in tuned_by(config(m)).items() for x in tried],
+)
+def test_what_auto_tries_is_valid_and_leaves_the_times_alone(mode: str, option: str, value: float) -> None:
+    """So the loss at the end of a budget can choose it; the default is among the values."""
+    usual = run(mode, **EXPONENTIAL)
+    assert getattr(usual.cfg, option) in tuned_by(usual.cfg)[option]
+    assert run(mode, **(EXPONENTIAL | {option: value})).s_per_update == usual.s_per_update
 
 
 def test_local_sgd_spends_any_number_of_steps() -> None:

@@ -4,6 +4,7 @@ and a short table, with it, for a terminal.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import median
 
@@ -11,17 +12,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dsgd.records.variants import differing
 from dsgd.show.report.baseline_multiples import against_baseline, of_growth, value_range
 from dsgd.show.report.choices import of_tuning
 from dsgd.show.report.comparable import identical
 from dsgd.show.report.frames import Frames
 from dsgd.show.report.group_table import table_of_groups
+from dsgd.show.report.measures import OF_TARGET
 from dsgd.show.report.one_variant import of_one_variant
 from dsgd.show.report.panels.scaling import series
 from dsgd.show.report.questions import Question, basis, questions
 from dsgd.show.report.statistics import median_interval
 from dsgd.show.report.winners import at_the_edge, by_group, of_each_group, only_group, unresolved
-from dsgd.show.report.written_numbers import Answer, few, number, percent, with_interval
+from dsgd.show.report.written_numbers import Answer, few, listed, number, option_text, percent, with_interval
+from dsgd.strategies import left_at_defaults
 
 
 def answer(frames: Frames) -> Answer:
@@ -44,7 +48,13 @@ def answer(frames: Frames) -> Answer:
         points.append(_price(frames))
     return Answer(
         headline=" ".join(filter(None, [first.opening, _headline(first)])),
-        points=[*points, *at_the_edge(first), *_identical_runs(frames), *unresolved(frames, first)],
+        points=[
+            *points,
+            *at_the_edge(first),
+            *_not_tuned(frames, first),
+            *_identical_runs(frames),
+            *unresolved(frames, first),
+        ],
         table=table_of_groups(frames, first),
         basis=basis(first),
     )
@@ -59,6 +69,28 @@ def _headline(question: Question) -> str:
     if len(question.layout.cells) == 1:
         return only_group(question)
     return by_group(question)
+
+
+def _not_tuned(frames: Frames, question: Question) -> list[str]:
+    """Return what nobody chose for the variants that do not reach the target, as others do."""
+    medians = {variant: question.median(variant) for variant in frames.variants}
+    never = [variant for variant, x in medians.items() if x is not None and math.isinf(x.centre)]
+    if question.measure.name not in OF_TARGET or len(never) == len(medians):
+        return []
+    tuned = {one.variant: one for one in frames.tuned}
+    parts = []
+    for variant in never:
+        config, one = frames.of(variant)[0].config, tuned.get(variant)
+        chosen, edges = (one.chosen, one.at_the_edge) if one else ({}, ())
+        compared = differing(
+            r.record.config for r in frames.records if r.record.config["mode"] == config["mode"]
+        )
+        left = left_at_defaults(config)
+        found = [f"{o} {option_text(left[o])} (default)" for o in left if o not in {*chosen, *compared}]
+        found += [f"{o} {option_text(chosen[o])} (edge of what was tried)" for o in edges]
+        if found:
+            parts.append(f"{variant} has {listed(found)}")
+    return [f"Other values may get there: {'; '.join(parts)}."] if parts else []
 
 
 def _identical_runs(frames: Frames) -> list[str]:

@@ -28,13 +28,13 @@ class Chosen(NamedTuple):
 
 
 def choices(frames: Frames, option: str) -> list[Chosen]:
-    """Return what was chosen for each variant that has a run, in the order of the layout."""
+    """Return what was chosen for each variant that has a run and the option, in the order of the layout."""
     by_variant = {tuned.variant: tuned for tuned in frames.tuned}
     return [
         _choice(by_variant[variant], option, group, level, variant)
         for group, cells in frames.layout.cells.items()
         for level, variant in cells.items()
-        if variant in by_variant
+        if variant in by_variant and option in by_variant[variant].chosen
     ]
 
 

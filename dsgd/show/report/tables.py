@@ -20,7 +20,7 @@ from dsgd.show.report.measures import scale_of
 from dsgd.show.report.questions import Question, test_name
 from dsgd.show.report.statistics import Pair, median_interval
 from dsgd.show.report.theory_words import over_seeds
-from dsgd.show.report.written_numbers import Table, number, percent, plural
+from dsgd.show.report.written_numbers import Table, few, number, percent, plural
 
 _THEORY = {
     "s_per_update": "time of an update",
@@ -354,13 +354,13 @@ def tuned(frames: Frames) -> Table | None:
         edge = f" ({edges} at the edge of what was tried: a better value may lie beyond)" if edges else ""
         losses = [
             f"{_options(tried.options)}: {'diverged' if math.isinf(tried.loss) else number(tried.loss)}"
-            for tried in one.tried
+            for tried in sorted(one.tried, key=lambda tried: tried.loss)
         ]
-        rows.append([one.variant, _options(one.chosen) + edge, ", ".join(losses)])
+        rows.append([one.variant, _options(one.chosen) + edge, few(losses, 12)])
     return Table(
         title="Tuned before the comparison",
         note="Chosen for the lowest median loss at the end, on seeds that are not compared.",
-        headings=["variant", "chosen", "loss of all that was tried"],
+        headings=["variant", "chosen", "loss of what was tried, the best first"],
         rows=rows,
     )
 

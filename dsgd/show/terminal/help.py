@@ -6,14 +6,13 @@ import math
 import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from inspect import get_annotations
 from typing import Any
 
 from dsgd.config import DataConfig, TrainConfig
 from dsgd.core.option_rules import Option, members, option_fields
 from dsgd.process.outcomes import program
 from dsgd.show.terminal import examples
-from dsgd.strategies import Strategy, modes
+from dsgd.strategies import Strategy, modes, own_options
 
 NARROWEST, WIDEST = 40, 100
 _NAMES = 24  # columns of the options' names
@@ -87,13 +86,9 @@ def run_help(strategy: Strategy, config_type: type[TrainConfig], mode: str, stra
 
 def _sorted(config_type: type[TrainConfig]) -> tuple[list[Option], list[Option], list[Any]]:
     """Return a strategy's options that not all have, its own first; those of all strategies; the groups."""
-    known = members(config_type)
-    special = config_type.__mro__[: config_type.__mro__.index(TrainConfig)]
-    options = {name: member for name, member in known.items() if isinstance(member, Option)}
-    names = dict.fromkeys(name for kind in special for name in get_annotations(kind) if name != "mode")
-    own = [options[name] for name in names if name in options]
-    of_all = [o for o in options.values() if o not in own]
-    return own, of_all, [member for member in known.values() if not isinstance(member, Option)]
+    known, own = members(config_type).values(), list(own_options(config_type).values())
+    of_all = [member for member in known if isinstance(member, Option) and member not in own]
+    return own, of_all, [member for member in known if not isinstance(member, Option)]
 
 
 def _of_all(group: type) -> list[Option]:

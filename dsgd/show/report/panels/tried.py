@@ -38,7 +38,7 @@ def tried(scene: Scene) -> Section:
 def _options(scene: Scene) -> list[str]:
     """Return the tuned options of which several values, all numbers, were tried."""
     found = []
-    for option in scene.frames.tuned[0].chosen if scene.frames.tuned else ():
+    for option in dict.fromkeys(option for tuned in scene.frames.tuned for option in tuned.chosen):
         texts = {value for c in choices(scene.frames, option) for value in c.losses}
         if len(texts) > 1 and all(_finite(text) for text in texts):
             found.append(option)
