@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 import dsgd
 from dsgd.show.report.answer import answer
@@ -20,6 +22,7 @@ from dsgd.show.report.figures import chosen, draw_sections
 from dsgd.show.report.frames import read_folder
 from dsgd.show.report.layout import Asked, Factor, Layout, Member, arrange, by_name
 from dsgd.show.report.measures import measure
+from dsgd.show.report.panels.labels import extent
 from dsgd.show.report.panels.levels import Levels, values
 from dsgd.show.report.panels.sweep import axis
 from dsgd.show.report.questions import Question
@@ -416,6 +419,20 @@ def test_levels_stand_in_the_order_of_their_numbers(numbers: list[float]) -> Non
         assert len(set(places)) == len(places)
         if 0 in by_level.values() or math.inf in by_level.values():
             assert levels.scale != "log"
+
+
+@given(st.lists(st.floats(1e-4, 1e6), min_size=2, max_size=40, unique_by=lambda x: f"{x:.3g}"))
+def test_names_of_levels_do_not_run_into_each_other(numbers: list[float]) -> None:
+    """Below an axis of many levels, those that have room are named, the first one always."""
+    by_level = {f"x={x:.3g}": float(f"{x:.3g}") for x in sorted(numbers)}
+    axes = Figure(figsize=(3, 2)).add_axes((0, 0, 1, 1))
+    Levels(Factor(option="x", levels=list(by_level), numbers=by_level)).set_up(axes)
+    share = axes.transData - axes.transAxes
+    ticks = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+    named = [(3 * share.transform((x, 0))[0], name) for x, t in ticks if (name := t.get_text())]
+    assert named[0][1] == next(iter(by_level)).removeprefix("x=")
+    for (x, text), (beyond, other) in pairwise(named):
+        assert x + extent(text)[0] / 2 < beyond - extent(other)[0] / 2
 
 
 @given(st.lists(st.one_of(st.floats(1e-6, 1e6), st.just(math.inf)), min_size=1, max_size=8))

@@ -15,23 +15,23 @@ from dsgd.show.report.style import INK
 from dsgd.show.report.written_numbers import NEVER, number
 
 _SPREAD = 4.0  # from this ratio on, an axis is logarithmic
-_WIDEST, _NARROWEST = 12, 6  # letters of a line of a level's name
-_WIDTH = 2.9  # inches of axes that have names at their right
+_WIDTH = 2.6  # inches of axes that have names at their right, from the first tick to the last
+_GAP = 0.08  # inches between two names
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Where the levels of a factor stand on a horizontal axis.
+    """Where the levels of a factor, which are numbers, stand on a horizontal axis.
 
-    Numbers stand in proportion, on a logarithmic axis if they span much; numbers of which one is 0 or
-    infinite while others span much, and names, stand at equal distances.
+    They stand in proportion, on a logarithmic axis if they span much, and at equal distances if one of them
+    is 0 or infinite while others span much.
     """
 
     factor: Factor
 
     @property
     def _values(self) -> list[float]:
-        return [self.factor.numbers[level] for level in self.factor.levels] if self.factor.numbers else []
+        return [self.factor.numbers[level] for level in self.factor.levels]
 
     @property
     def _wide(self) -> bool:
@@ -41,16 +41,11 @@ class Levels:
     @property
     def scale(self) -> str:
         """The axis: log, linear, or equal for levels at equal distances."""
-        if not self._values or not all(map(math.isfinite, self._values)):
+        if not all(map(math.isfinite, self._values)):
             return "equal"
         if self._wide:
             return "log" if min(self._values) > 0 else "equal"
         return "linear"
-
-    @property
-    def ordered(self) -> bool:
-        """Whether a line from one to the next means something."""
-        return bool(self.factor.numbers)
 
     def at(self, level: str) -> float:
         if self.scale == "equal":
@@ -62,7 +57,7 @@ class Levels:
         if self.scale == "log":
             axes.set_xscale("log")
         places = [self.at(level) for level in self.factor.levels]
-        axes.set_xticks(places, self._names())
+        axes.set_xticks(places, self._names(places))
         axes.minorticks_off()
         low, high = min(places), max(places)
         if self.scale == "log":
@@ -73,17 +68,19 @@ class Levels:
             axes.set_xlim(low - margin, high + margin)
         axes.set_xlabel(label or self.factor.option.replace("_", " "))
 
-    def _names(self) -> list[str]:
-        """Return the names below the ticks; where they would overlap, every second one stands lower."""
-        short = [self.factor.short(level) for level in self.factor.levels]
-        names = [labels.wrapped(name, _WIDEST) for name in short]
-        letters = [labels.extent(name)[0] for name in names]
-        if self.scale != "equal" or max(letters) * len(names) <= _WIDTH:
-            return names
-        most = max(_NARROWEST, int(_WIDEST * 2 * _WIDTH / (max(letters) * len(names))))
-        names = [labels.wrapped(name, min(_WIDEST, most)) for name in short]
-        lower = 1 + max(name.count("\n") for name in names[::2])
-        return ["\n" * lower * (place % 2) + name for place, name in enumerate(names)]
+    def _names(self, places: Sequence[float]) -> list[str]:
+        """Return the names below the ticks; where two would overlap, the second is left out."""
+        names = [self.factor.short(level) for level in self.factor.levels]
+        log = self.scale == "log"
+        inches = [_WIDTH * (math.log(x) if log else x) for x in places]
+        span = (max(inches) - min(inches)) / _WIDTH or 1.0
+        end, shown = -math.inf, []
+        for name, x in zip(names, inches, strict=True):
+            half = labels.extent(name)[0] / 2
+            fits = x / span - half > end
+            end = x / span + half + _GAP if fits else end
+            shown.append(name if fits else "")
+        return shown
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from dsgd.running.predict.predictions import predicted_gradients_per_s
 from dsgd.show.report.measures import OF_TARGET, measure
 from dsgd.show.report.panels import labels
-from dsgd.show.report.panels.drawing import Canvas, Panel, Scene, Section, left_margin, readable_ticks
+from dsgd.show.report.panels.drawing import WIDTH, Canvas, Panel, Scene, Section, left_margin, readable_ticks
 from dsgd.show.report.questions import Question
 from dsgd.show.report.statistics import Interval, median_interval
 from dsgd.show.report.style import INK, Style
@@ -197,11 +197,12 @@ def draw(
     axes.grid(visible=True, axis="x")
     axes.set_xscale("log" if span.log else "linear")
     axes.set_xlim(span.low, span.at(1.22) if span.never else span.high)
-    readable_ticks(axes, "x", log=span.log)
-    if span.never:
-        _set_apart(axes, span)
     if asked and len(values) > 1:
         canvas.right = _write_factors(axes, places, asked)
+    readable_ticks(axes, "x", log=span.log)
+    if span.never:
+        axes.set_position((0, 0, 1 - (canvas.left + canvas.right) / WIDTH, 1))  # how much room ticks have
+        _set_apart(axes, span)
     return canvas.done(name)
 
 

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from dsgd.show.report.choices import choices
 from dsgd.show.report.layout import Factor, Layout
-from dsgd.show.report.panels import labels, ratio
+from dsgd.show.report.panels import labels, ratio, rows
 from dsgd.show.report.panels.drawing import Canvas, Panel, Scene, Section
 from dsgd.show.report.panels.levels import Levels, values
 from dsgd.show.report.questions import questions
@@ -50,8 +50,10 @@ def axis(layout: Layout) -> Axis:
 
 
 def applies(scene: Scene) -> bool:
-    """Whether the experiment's file compares an option, or names a baseline."""
+    """Whether the experiment's file compares an option, or names a baseline; of tuning only with numbers."""
     layout = scene.frames.layout
+    if scene.frames.asked.tuned and not axis(layout).across.numbers:
+        return False  # the answer's sentence and the next figure have it
     return bool(scene.frames.asked.compare and len(layout.compared.levels) > 1) or layout.baseline is not None
 
 
@@ -91,11 +93,15 @@ def _of_runs(scene: Scene) -> Section:
         place = axis(layout)
         what = _words(place.across)
         for question in asked:
-            noun = question.measure.noun
-            swept = {variant: _swept(list(seeds.values())) for variant, seeds in question.values.items()}
+            noun, label = question.measure.noun, question.measure.label
+            found = {variant: list(seeds.values()) for variant, seeds in question.values.items()}
             title = f"{noun[0].upper()}{noun[1:]} by {what}"
             name = "sweep" if question is asked[0] else f"sweep-{question.measure.name.replace('_', '-')}"
-            panels.append(_draw(scene, title, question.measure.label, place, swept, name=name))
+            if place.across.numbers:
+                swept = {variant: _swept(seeds) for variant, seeds in found.items()}
+                panels.append(_draw(scene, title, label, place, swept, name=name))
+            else:
+                panels.append(rows.draw(scene, name, title, label, found, asked=question))
         caption = "Small dots are seeds, large marks medians, bars the intervals around them. "
     if layout.baseline is not None:
         panels.append(ratio.ratio(scene, asked[0], layout.baseline))
@@ -136,7 +142,7 @@ def _draw(
     tried: Sequence[float] = (),
     name: str = "sweep",
 ) -> Panel:
-    """Draw values by line and level; lines join levels that are numbers.
+    """Draw values by line and level, which is a number.
 
     tried: the only values that there can be, if any.
     """
@@ -160,8 +166,7 @@ def _draw(
         finite = [
             c if math.isfinite(s.centre) else math.nan for c, s in zip(centres, shown.values(), strict=True)
         ]
-        drawn = look.line | {"linestyle": look.dashes if across.ordered else ""}
-        axes.plot(x, finite, **drawn, zorder=4)
+        axes.plot(x, finite, **look.line, zorder=4)
         marks: list[tuple[float, float]] = []
         for at, y, swept in zip(x, centres, shown.values(), strict=True):
             if math.isinf(swept.centre):
@@ -175,7 +180,7 @@ def _draw(
         if named and line and x:
             canvas.name(axes, line, x, centres, look, marks)
         elif line and x:
-            canvas.legend.append((line, Line2D([], [], **drawn)))
+            canvas.legend.append((line, Line2D([], [], **look.line)))
     return canvas.done(name)
 
 
@@ -189,7 +194,7 @@ def _looks(scene: Scene, place: Axis) -> dict[str, Style]:
 
 
 def _shift(across: Levels, lines: int) -> Callable[[float, int], float]:
-    """Return how the lines' marks are moved so that they do not cover each other, if the axis is of names."""
+    """Return how lines' marks are moved apart on an axis of equal distances."""
 
     def moved(x: float, nth: int) -> float:
         return x + 0.08 * (nth - (lines - 1) / 2) if across.scale == "equal" else x

@@ -9,6 +9,7 @@ from dsgd.show.report.choices import Chosen, choices
 from dsgd.show.report.layout import Factor
 from dsgd.show.report.panels.drawing import Canvas, Panel, Scene, Section
 from dsgd.show.report.panels.levels import Levels, values
+from dsgd.show.report.written_numbers import listed
 
 
 def applies(scene: Scene) -> bool:
@@ -27,7 +28,7 @@ def tried(scene: Scene) -> Section:
             panels.append(_panel(scene, name, option, group, [c for c in found if c.group == group]))
     return Section(
         name="tuning",
-        heading=f"Which {' and '.join(o.replace('_', ' ') for o in _options(scene))} is best for each?",
+        heading=f"Which {listed([o.replace('_', ' ') for o in _options(scene)])} is best for each?",
         caption="Median loss at the end of the same budget, on seeds that the comparison does not use; where "
         "other options were tuned too, with the best of them. Rings are what was chosen. A value at the edge "
         f"of what was tried may have a better one beyond.{others}",
