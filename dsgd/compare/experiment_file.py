@@ -511,7 +511,8 @@ def _with(variant: Variant, point: Mapping[str, Any], base: Mapping[str, Any], w
 def _variant(
     name: str, base: Mapping[str, Any], own: Mapping[str, Any], where: str, parts: Sequence[str]
 ) -> Variant:
-    merged = {**base, **own}
+    left_out = [option for option, value in own.items() if value is None and option in base]
+    merged = {option: value for option, value in {**base, **own}.items() if option not in left_out}
     where = f"{where}: variant {name}"
     if not re.match(r"\w", name) or len(name) > _LONGEST_NAME:
         raise UsageError(
@@ -524,7 +525,11 @@ def _variant(
     try:
         cfg = configure(merged, where)
     except UsageError as error:
-        raise UsageError(f"{where}: {str(error).removeprefix(f'{where}: ')}") from None
+        rule = str(error).removeprefix(f"{where}: ")
+        found = re.search(r"leave out --([\w-]+)", rule) or re.match(r"-*([\w-]+).*leave it out", rule)
+        named = found[1].replace("-", "_") if found else None
+        here = f"; {named}: null leaves it out of this variant" if named in base and named not in own else ""
+        raise UsageError(f"{where}: {rule}{here}") from None
     if cfg.engine == "both":
         raise UsageError(
             f"{where}: --engine both is for a single run; give variants with engine: ray and sim"

@@ -496,6 +496,22 @@ def test_tuning_picks_the_best_value_and_compares_on_other_seeds(tmp_path: Path,
     assert (config["lr"], config["seed"]) == (1.0, 1)
 
 
+def test_null_leaves_out_an_option_of_the_base(tmp_path: Path) -> None:
+    """A variant that cannot have one is refused with that remedy; then it has the mode's default."""
+    base = BASE | {"server_bytes_per_s": 1e9, "local_steps": 4}
+    bare: dict[str, Any] = {"mode": "ssgd", "topology": "allreduce"}
+    for option in ("local_steps", "server_bytes_per_s"):
+        with pytest.raises(UsageError, match=f"leave.*; {option}: null leaves it out of this variant$"):
+            load(write(tmp_path, base=base, variants={"l": {"mode": "localsgd"}, "s": bare}))
+        bare |= {option: None}
+    local, without = load(
+        write(tmp_path, base=base, variants={"l": {"mode": "localsgd"}, "s": bare})
+    ).variants
+    assert (local.cfg.timing.server_bytes_per_s, without.cfg.timing.server_bytes_per_s) == (1e9, math.inf)
+    with pytest.raises(UsageError, match="local_stepz: there is no such option"):
+        load(write(tmp_path, variants={"s": {"mode": "ssgd", "local_stepz": None}}))
+
+
 LOCAL: dict[str, Any] = {"mode": "diloco", "inner": "sgd", "local_steps": 2}
 
 
