@@ -38,11 +38,16 @@ EXAMPLE = "--delay-bound 4 --num-workers 8 --compute-time exponential:1 --slowdo
 class Config(AsynchronousConfig):
     mode: str = "ringmaster"
 
-    delay_bound: Annotated[float, whole_or_inf(1)] = 8.0
-    """R: a gradient counts only if fewer than R updates came since its weights were read; inf is ASGD."""
+    delay_bound: Annotated[float | None, whole_or_inf(1)] = None
+    """R: a gradient counts only if fewer than R updates came since its weights were read; inf is ASGD. None:
+    twice the number of workers."""
 
     rest: Literal["cancel", "ignore"] = "cancel"
     """What happens to a task that is too old. cancel: stopped at once. ignore: discarded when it ends."""
+
+    @property
+    def bound(self) -> float:
+        return 2.0 * self.num_workers if self.delay_bound is None else self.delay_bound
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
@@ -53,12 +58,12 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         done = cluster.next_done()
         if not done:
             continue
-        if w.version - done.read >= cfg.delay_bound:
+        if w.version - done.read >= cfg.bound:
             late.append(done)
             continue
         w = cluster.combine(rule, w, [done])
         if cfg.rest == "cancel":
-            cancel_older(cluster, w.version - cfg.delay_bound)
+            cancel_older(cluster, w.version - cfg.bound)
         start_all(cluster, gradient, w)
         yield Update(w, [done], ignored=late)
         late = []
@@ -73,7 +78,7 @@ def cancel_older(cluster: Cluster, version: float) -> None:
 
 
 def theory(cfg: Config) -> ClosedForms:
-    return ClosedForms(staleness_max=lambda: cfg.delay_bound - 1)
+    return ClosedForms(staleness_max=lambda: cfg.bound - 1)
 
 
 LAWS = Laws(

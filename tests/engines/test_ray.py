@@ -243,7 +243,7 @@ def test_missing_resources_are_an_error_after_a_bounded_wait(cli: CommandLine) -
     """GPUs that a cluster lacks: what was asked and what is there, and no hang."""
     ran = cli("--device cuda --gpus-per-worker 2 --num-workers 3 --steps 2 --start-timeout-s 3")
     assert ran.code == 1
-    for part in ("--start-timeout-s 3", "2 GPU", "CPU 2", "3 workers"):
+    for part in ("--start-timeout-s 3", "2 GPU each", "has 0 in all", "3 workers"):
         assert part in ran.err
     assert len(ran.err.strip().splitlines()) == 1
     assert not ran.record.exists()

@@ -230,7 +230,7 @@ MISTAKES: dict[str, Plant] = {
         "    from dataclasses import replace\n    cfg = replace(cfg, slack=cfg.slack + 1)\n    rule = ",
     ),
     "Ringmaster takes a gradient that is just too old": in_strategy(
-        "ringmaster", "done.read >= cfg.delay_bound", "done.read > cfg.delay_bound"
+        "ringmaster", "done.read >= cfg.bound", "done.read > cfg.bound"
     ),
     "K-sync takes any gradient": in_strategy("ksync", "done.read == w.version", "True"),
     "Rennala's late gradients are in no update": in_strategy(

@@ -376,7 +376,8 @@ def test_in_the_repository_nothing_else_is_touched(tmp_path: Path) -> None:
     assert "test_mine.py ." in out  # the law of the factor
     assert "mine is new: DSGD_REWRITE_GOLDEN=1" in out
     others = ["tests/house/test_house.py", "tests/house/test_documents.py"]
-    assert " passed" in call("pytest", "-q", "-p", "no:cacheprovider", *others, "-k", "house or mine")
+    chosen = "not of_all_strategies"  # what the large comparisons have is written by hand
+    assert " passed" in call("pytest", "-q", "-p", "no:cacheprovider", *others, "-k", chosen)
 
 
 @pytest.mark.parametrize(

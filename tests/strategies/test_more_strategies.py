@@ -311,10 +311,13 @@ def test_ringmaster_never_breaks_its_bound(
 
 @pytest.mark.parametrize("rest", ["cancel", "ignore"])
 def test_ringmaster_that_bounds_nothing_wastes_nothing(rest: str) -> None:
-    """Equal workers that take turns have staleness P - 1: R = P throws nothing away, R = P - 1 does."""
+    """Equal workers that take turns have staleness P - 1: R = P throws nothing away, R = P - 1 does, and what
+    is used unless it is given suits any number of them.
+    """
     options: dict[str, Any] = {"dataset": "none", "num_workers": 6, "steps": 30, "rest": rest}
     assert wasted(run("ringmaster", delay_bound=6.0, **options)) == (0, 0)
     assert sum(wasted(run("ringmaster", delay_bound=5.0, **options))) > 0
+    assert wasted(run("ringmaster", **(options | {"num_workers": 200, "steps": 3}))) == (0, 0)
 
 
 # --- Staleness and the step size ----------------------------------------------------------------------------

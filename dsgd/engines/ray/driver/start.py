@@ -134,15 +134,14 @@ def missing_ranks(cfg: TrainConfig, started: Sequence[HostProcess], hosts: Hosts
 def lacking(cfg: TrainConfig, device: str, who: str) -> str:
     """Return in one line that processes could not be started in time, and the remedy."""
     gpus = cfg.ray.gpus_per_worker if device == "cuda" else 0
-    have = ", ".join(
-        f"{name} {amount:g}" for name, amount in sorted(resources().items()) if name in ("CPU", "GPU")
-    )
     ranks = cfg.group.ranks_per_worker
     each = f"each of {ranks} ranks" if ranks > 1 else "each"
     fewer = " or --ranks-per-worker" if ranks > 1 else " or --gpus-per-worker" if gpus else ""
+    why = "the machines may be busy"  # nothing is asked of Ray: no CPU is set aside for a worker
+    if gpus:
+        why = f"{gpus:g} GPU {each} were asked for, and the cluster has {resources().get('GPU', 0):g} in all"
     return (
-        f"{who} could not be started within --start-timeout-s {cfg.ray.start_timeout_s:g}: asked "
-        f"for {gpus:g} GPU and 0 CPU {each}, the cluster has {have or 'nothing'} in all; free some, "
+        f"{who} could not be started within --start-timeout-s {cfg.ray.start_timeout_s:g}: {why}; "
         f"lower --num-workers{fewer}, or wait longer "
         "(beside programs that compute, RAY_worker_niceness=0 gives the workers an equal share)"
     )
