@@ -753,6 +753,32 @@ def test_runs_are_seen_side_by_side(browser: Any, asgd: Path, cli: CommandLine) 
         assert visit.complaints == []
 
 
+@pytest.mark.thorough
+@in_a_browser
+def test_curves_have_one_clock_and_one_folder(browser: Any, cli: CommandLine) -> None:
+    """Against time those of the newest run's folder and engine; per mini-batch of both engines, and with a
+    filter of all folders. What is left out is counted.
+    """
+    for name in ("real", "late/one", "late/two", "late/real"):
+        cli(f"{SIM} --mode asgd --steps 20 --out {(cli.out / name).parent} --run-name {Path(name).name}")
+    for config in cli.out.rglob("real/config.yaml"):
+        config.write_text(config.read_text().replace("engine: sim", "engine: ray"))
+    with page.serve(cli.out, 0) as url, Visit(browser, url) as visit:
+        visit.until("document.querySelectorAll('#runs tbody tr').length === 4")
+        curves = "document.querySelectorAll('#loss path.curve:not(.faint)').length"
+        visit.until(f"{curves} === 1")
+        left_out = visit.page.locator("#not-drawn")
+        simulated = "2 of the simulator, whose seconds are virtual: choose mini-batches"
+        elsewhere = "1 in other folders: filter, or show their workers"
+        assert left_out.inner_text() == f"Not drawn: {elsewhere}; {simulated}"
+        visit.page.get_by_label("mini-batches", exact=True).check()
+        visit.until(f"{curves} === 3")
+        visit.page.get_by_role("searchbox").fill("asgd")
+        visit.until(f"{curves} === 4")
+        assert left_out.inner_text() == ""
+        assert visit.complaints == []
+
+
 @in_a_browser
 def test_a_run_without_news_is_not_counted_as_running(browser: Any, asgd: Path, tmp_path: Path) -> None:
     """A killed run and a record that cannot be read are counted as such, by a later visitor too."""
