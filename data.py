@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dsgd.core.model import Classifier, Nothing, Quadratic, Workload
+from dsgd.core.model import Classifier, Nothing, Workload
 from dsgd.core.option_texts import Partition
 from dsgd.core.rng import Purpose, at, generator
 from dsgd.core.shards import Indices, Reshuffled
 from dsgd.core.weights import Vector
+from dsgd.models.objectives.quadratic import Quadratic
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +71,8 @@ class DatasetShard(Reshuffled):
 
 @dataclass(frozen=True)
 class QuadraticShard:
-    """One worker's a_i and x_i (D,): row `row` of curvatures (N,) and optima (N, D), shared like samples.
+    """One worker's a_i and x_i, the same in each of `dim` coordinates: row `row` of curvatures (N, 1) and
+    optima (N, 1), shared like samples.
 
     grad_noise: the standard deviation of its gradients' noise in each coordinate.
     """
@@ -79,27 +81,27 @@ class QuadraticShard:
     row: int
     curvatures: Any
     optima: Any
+    dim: int
     grad_noise: float
     seed: int
 
     @staticmethod
-    def batches(shards: Sequence[QuadraticShard], steps: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return curvatures (P,), optima (P, D) and gradient noise, (P, D) or a single 0."""
+    def batches(
+        shards: Sequence[QuadraticShard], steps: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return curvatures (P, 1), optima (P, 1) and gradient noise, (P, D) if there is any."""
         import torch
 
-        first = shards[0]
-        device = first.optima.device
-        rows = torch.tensor([shard.row for shard in shards], device=device)
+        first, noise = shards[0], None
+        rows = [shard.row for shard in shards] if len(shards) > 1 else slice(first.row, first.row + 1)
         if first.grad_noise:
             draws = np.stack([s._noise(step) for s, step in zip(shards, steps, strict=True)])
-            noise = torch.from_numpy(draws).to(device)
-        else:
-            noise = torch.zeros((), dtype=torch.float32, device=device)
-        return first.curvatures.index_select(0, rows), first.optima.index_select(0, rows), noise
+            noise = torch.from_numpy(draws).to(first.optima.device)
+        return first.curvatures[rows], first.optima[rows], noise
 
     def _noise(self, step: int) -> Vector:
         rng = at(self.seed, Purpose.GRAD_NOISE, self.worker, step)
-        noise: Vector = self.grad_noise * rng.standard_normal(self.optima.shape[1], np.float32)
+        noise: Vector = self.grad_noise * rng.standard_normal(self.dim, np.float32)
         return noise
 
     def alone(self) -> QuadraticShard:
@@ -290,15 +292,13 @@ def _with_label_noise(y: Vector, classes: int, cfg: TrainConfig) -> Vector:
 
 
 def _quadratic(cfg: TrainConfig) -> Workload:
-    def by_worker(values: tuple[float, ...]) -> tuple[float, ...]:
-        return values if len(values) > 1 else values * cfg.num_workers
+    def by_worker(values: tuple[float, ...]) -> Vector:
+        each = values if len(values) > 1 else values * cfg.num_workers
+        return np.array(each, np.float32)[:, None]
 
-    curvatures = np.array(by_worker(cfg.data.curvature_values), np.float32)
-    optima = np.repeat(
-        np.array(by_worker(cfg.data.optimum_values), np.float32)[:, None], cfg.data.num_dims, axis=1
-    )
+    curvatures, optima = by_worker(cfg.data.curvature_values), by_worker(cfg.data.optimum_values)
     shards = [
-        QuadraticShard(i, i, curvatures, optima, cfg.data.grad_noise, cfg.seed)
+        QuadraticShard(i, i, curvatures, optima, cfg.data.num_dims, cfg.data.grad_noise, cfg.seed)
         for i in range(cfg.num_workers)
     ]
     return Workload(Quadratic(cfg.data.num_dims), shards, (curvatures, optima), 1)

@@ -4,10 +4,11 @@
 
 Workers hold a ready gradient, so the first table is the whole path of an update without computing: strategy,
 messages, sums, the step, the count for the summary; nothing is recorded. `made`: the gradient is made in the
-memory that is shared, as the classifiers here make theirs; without it, it is copied there. `gloo` is an
-all-reduce of such a vector and a step in each of as many plain processes, without Ray. The second table
-trains a perceptron of 1,409 weights on mini-batches of 32, against torch in plain processes. All take turns
-in one run on one cluster; the medians of the turns are compared.
+memory that is shared, as the classifiers here make theirs; without it, it is copied there. `quadratic`: it is
+computed, with its loss, as in a run of `--dataset quadratic`. `gloo` is an all-reduce of such a vector and a
+step in each of as many plain processes, without Ray, which compute the same gradient but no loss. The second
+table trains a perceptron of 1,409 weights on mini-batches of 32, against torch in plain processes. All take
+turns in one run on one cluster; the medians of the turns are compared.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import ray
 from dsgd.core.model import Evaluation, Objective, Workload
 from dsgd.core.protocol import Update
 from dsgd.core.weights import Vector
-from dsgd.data import EmptyShard
+from dsgd.data import EmptyShard, make_workload
 from dsgd.engines.ray.connection.connect import connect
 from dsgd.running import execute as execution
 from dsgd.running.execute import execute
@@ -45,14 +46,16 @@ if TYPE_CHECKING:
     from dsgd.core.shards import Shard
 
 TURNS = 5
-# Mode, weights, first updates that do not count, updates, whether the gradient is made in shared memory.
+# Mode, weights, first updates that do not count, updates, where the gradient comes from.
 ROWS = [
-    ("asgd", 1_000, 500, 10_000, False),
-    ("ssgd", 1_000, 300, 3_000, False),
-    ("asgd", 1_000_000, 50, 500, False),
-    ("ssgd", 1_000_000, 20, 200, False),
-    ("ssgd", 10_000_000, 6, 20, False),
-    ("ssgd", 10_000_000, 6, 20, True),
+    ("asgd", 1_000, 500, 10_000, "ready"),
+    ("asgd", 1_000, 500, 10_000, "quadratic"),
+    ("ssgd", 1_000, 300, 3_000, "ready"),
+    ("asgd", 1_000_000, 50, 500, "ready"),
+    ("ssgd", 1_000_000, 20, 200, "ready"),
+    ("ssgd", 10_000_000, 6, 20, "ready"),
+    ("ssgd", 10_000_000, 6, 20, "made"),
+    ("ssgd", 10_000_000, 6, 20, "quadratic"),
 ]
 MLP: dict[str, Any] = {"dataset": "xor", "dim": 20, "hidden": "64", "batch_size": 32}  # 1,409 weights
 STEPS = 4_000  # mini-batches of each worker
@@ -104,16 +107,16 @@ class Timer(Watcher):
             self.update_s = (time.perf_counter() - self._began_s) / (self._last - self._first)
 
 
-def update_s(mode: str, dim: int, first: int, count: int, made: bool, workers: int, transport: str) -> float:
+def update_s(mode: str, dim: int, first: int, count: int, how: str, workers: int, transport: str) -> float:
     """Return the seconds of an update."""
     timer = Timer(first, count)
     each = 1 if mode == "asgd" else workers
     steps = math.ceil((first + count) * each / workers) + 1
     options: dict[str, Any] = {"dataset": "quadratic", "dim": dim, "num_workers": workers, "steps": steps}
     cfg = config(mode, engine="ray", transport=transport, momentum=0.0, **options)
-    shards = [EmptyShard(worker) for worker in range(workers)]
-    workload = Workload(Ready(dim, made=made), shards, (), 0)
-    with patch.object(execution, "make_workload", lambda cfg: workload):
+    workload = Workload(Ready(dim, made=how == "made"), [EmptyShard(i) for i in range(workers)], (), 0)
+    make = make_workload if how == "quadratic" else lambda cfg, **_: workload
+    with patch.object(execution, "make_workload", make):
         ended = execute(cfg, [timer], evaluate=False)
     assert not ended.error, ended.error
     return timer.update_s
@@ -156,16 +159,17 @@ def _member(rank: int, workers: int, folder: str, measured: Callable[..., float]
     dist.destroy_process_group()
 
 
-def gloo_s(dim: int, first: int, count: int) -> float:
+def gloo_s(dim: int, first: int, count: int, how: str) -> float:
     """Return the seconds of an all-reduce of `dim` numbers and a step."""
     import torch
     import torch.distributed as dist
 
-    ready, g, w = torch.full((dim,), 1e-3), torch.empty(dim), torch.zeros(dim)
+    ready, g, w = torch.full((dim,), 1e-3), torch.empty(dim), torch.ones(dim)
+    optimum, curvature = torch.zeros(1), torch.ones(1)
     for n in range(first + count):
         if n == first:
             began_s = time.perf_counter()
-        g.copy_(ready)
+        torch.sub(w, optimum, out=g).mul_(curvature) if how == "quadratic" else g.copy_(ready)
         dist.all_reduce(g)
         w.add_(g, alpha=-0.1 / dist.get_world_size())
     return (time.perf_counter() - began_s) / count
@@ -210,19 +214,19 @@ def main(turns: int) -> None:
     machine = f"{os.cpu_count()} cores, {platform.machine()}, load {load}"
     print(f"{time.strftime('%Y-%m-%d')}, {machine}; medians of {turns} turns\n")
     print("| update | weights | workers | local | through Ray | gloo |\n|---|---|---|---|---|---|")
-    for mode, dim, first, count, made in ROWS:
+    for mode, dim, first, count, how in ROWS:
         fewer = max(1, first // 10), max(2, count // 10)  # Ray alone is slow
         for workers in (2, 4):
             measured = [
-                partial(update_s, mode, dim, first, count, made, workers, "local"),
-                partial(update_s, mode, dim, *fewer, made, workers, "ray"),
+                partial(update_s, mode, dim, first, count, how, workers, "local"),
+                partial(update_s, mode, dim, *fewer, how, workers, "ray"),
             ]
             if mode == "ssgd":
-                measured.append(partial(in_processes, workers, gloo_s, dim, fewer[0], count))
+                measured.append(partial(in_processes, workers, gloo_s, dim, fewer[0], count, how))
             found = medians(turns, measured)
             shown = [f"{s * 1e3:.3g} ms" if mode == "ssgd" else f"{1 / s:,.0f}/s" for s in found]
             shown += [""] * (3 - len(shown))
-            print(f"| {mode}{', made' * made} | {dim:,} | {workers} | {' | '.join(shown)} |", flush=True)
+            print(f"| {mode}, {how} | {dim:,} | {workers} | {' | '.join(shown)} |", flush=True)
     print("\n| 1,409 weights, batch 32 | workers | samples/s | torch | ratio |\n|---|---|---|---|---|")
     for name, mode, local_steps in (
         ("SSGD, DistributedDataParallel", "ssgd", 1),

@@ -252,42 +252,6 @@ class Classifier(Objective):
 
 
 @dataclass(frozen=True)
-class Quadratic(Objective):
-    """Worker i minimises a_i/2 |w - x_i|^2; the objective is the mean over workers.
-
-    A gradient is a_i (w - x_i) plus noise; the losses reported are exact.
-    """
-
-    num_dims: int
-
-    @property
-    def num_weights(self) -> int:
-        return self.num_dims
-
-    def initial_weights(self, seed: int) -> Vector:
-        """Ones, whatever the seed."""
-        return np.ones(self.num_weights, np.float32)
-
-    def loss(self, w: Any, *batch: Any) -> Any:
-        curvature, optimum = batch
-        distance = w - optimum
-        return curvature * (distance * distance).sum(-1) / 2
-
-    def loss_and_gradient(
-        self, w: Tensor, shards: Sequence[Shard], steps: Sequence[int], out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        import torch
-
-        curvature, optimum, noise = shards[0].batches(shards, steps)
-        gradient = torch.sub(w, optimum, out=out).mul_(curvature.unsqueeze(1)).add_(noise)
-        return self.loss(w, curvature, optimum), gradient
-
-    def evaluate(self, w: Vector, *test: Vector) -> Evaluation | None:
-        """Evaluate the exact objective, from all curvatures (P,) and optima (P, D)."""
-        return Evaluation(float(self.loss(w, *test).mean()), None)
-
-
-@dataclass(frozen=True)
 class Nothing(Objective):
     """No weights and nothing to compute: the run only schedules."""
 
@@ -303,9 +267,6 @@ class Nothing(Objective):
 
     def evaluate(self, w: Vector, *test: Vector) -> Evaluation | None:
         return None
-
-
-# The few operations that numpy and torch do not share by name, or where torch's own is much faster.
 
 
 class Workload(NamedTuple):

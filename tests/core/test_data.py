@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsgd.core.model import Classifier, Quadratic
+from dsgd.core.model import Classifier
 from dsgd.core.option_texts import Partition
 from dsgd.data import DatasetShard, make_workload, partition
+from dsgd.models.objectives.quadratic import Quadratic
 from dsgd.running.quick_run import config
 
 

@@ -11,7 +11,7 @@ import torch
 from dsgd.core.model import Objective
 from dsgd.core.rules import Arrived, Descend, Momentum, chain
 from dsgd.core.tasks import Elastic, LocalAdamW, LocalSGD, Task, gradient
-from dsgd.core.weights import Weights, mean
+from dsgd.core.weights import CHUNK, Weights, mean
 from dsgd.data import make_workload
 from dsgd.running.quick_run import config
 
@@ -22,6 +22,7 @@ OBJECTIVES: list[dict[str, Any]] = [
     {"dataset": "digits"},
     {"dataset": "digits", "model": "logistic"},
     {"dataset": "quadratic", "curvatures": "1,2,3", "optima": "0,1,-1", "dim": 4},
+    {"dataset": "quadratic", "curvatures": "1,2,3", "optima": "0,1,-1", "dim": 2 * CHUNK + 1000},
 ]
 each_objective = pytest.mark.parametrize("options", OBJECTIVES, ids=str)
 

@@ -21,11 +21,11 @@ import psutil
 import pytest
 from conftest import PATIENCE_S, ROOT, CommandLine, python
 
-from dsgd.core.model import Quadratic
 from dsgd.core.protocol import ClusterError, Engine, Update
 from dsgd.core.time_laws import parse_law
 from dsgd.core.timing import ComputeTimes
 from dsgd.data import make_workload
+from dsgd.models.objectives.quadratic import Quadratic
 from dsgd.records.writer import RunRecord
 from dsgd.running import execute as execution
 from dsgd.running.execute import execute
