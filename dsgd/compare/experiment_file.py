@@ -313,6 +313,8 @@ def _product(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def _tune(value: Any, where: str) -> tuple[tuple[int, ...], dict[str, list[Any]]]:
+    if not isinstance(value, dict):
+        raise UsageError(f"{where} must be auto, or options with lists of values, like lr: [0.1, 0.2]")
     grid = _options(value, where)
     if not isinstance(grid.get("seeds"), list):
         raise UsageError(f"{where} needs its own seeds:, a list, like [100, 101]")

@@ -219,6 +219,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"tune": {"momentum": [0, 2], "seeds": [9]}}, ["momentum=2", "[0, 1)"]),
     ({"tune": {"lr": [0.1, 1], "seeds": [9]}}, ["lr is set under variants: and tune:"]),
     ({"tune": {"seeds": [9]}}, ["tune:", "empty"]),
+    ({"tune": "Auto"}, ["tune: must be auto, or options with lists"]),
 ]
 
 
