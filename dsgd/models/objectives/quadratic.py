@@ -57,7 +57,7 @@ class Quadratic(Objective):
 
         if self.num_dims <= CHUNK or w.is_cuda:
             compute(w, gradient, squares := torch.empty_like(w))
-        else:  # each number is fetched from memory once
+        else:  # in parts that stay in the cache; the sum is that of the whole, for its bits
             squares = getattr(_kept, "squares", w[:0])
             if squares.shape != w.shape:
                 squares = _kept.squares = torch.empty_like(w)
