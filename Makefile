@@ -200,7 +200,7 @@ manifests: setup  ## render ray-job-*.yaml: IMAGE= BUCKET= DEVICE= WORKLOAD= WOR
 API_SERVER ?= $(HOME)/.cache/dsgd-lab/api-server
 
 api-server:  ## build kube-apiserver from Debian's sources, once: 5 minutes of CPU
-	deploy/api/build.sh $(API_SERVER)
+	tests/cluster/api_server/build.sh $(API_SERVER)
 
 test-api: setup  ## manifests and cluster tools against a real API server; KUBERAY_CRD=FILE names KubeRay's CRD
 	API_SERVER=$(API_SERVER) $(PYTEST) -m api tests/cluster/test_api_server.py

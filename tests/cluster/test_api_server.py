@@ -1,19 +1,15 @@
 """Manifests and cluster tools against a real API server: `make test-api`, after `make api-server`.
 
-API server, etcd, kubectl, the driver and the store of its records are real; operator, scheduler, kubelets and
-garbage collector are played (deploy/api).
+API server, etcd and kubectl are real; what operator, scheduler and kubelets would write is recorded.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,27 +20,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import psutil
 import pytest
-from conftest import KUBERAY_CRD, ROOT, wait_for
-
-from deploy.api.api_client import ApiRefused
-from deploy.api.install_cluster import (
+from api_server.api_client import ApiRefused
+from api_server.install_cluster import (
     CRDS as CRD_PATH,
 )
-from deploy.api.install_cluster import (
+from api_server.install_cluster import (
     apply_overlay,
+    install,
     install_crd,
     overlay_objects,
     read_crds,
     without_field,
 )
-from deploy.api.local_api import LocalApi, missing_binaries
-from deploy.api.played_objects import PODS, RAY_JOBS
-from deploy.api.played_ray import here
-from deploy.api.player import Player, played_cluster
-from deploy.api.scenarios import SCENARIOS
-from deploy.api.situations import TABLE, TESTS
+from api_server.local_api import LocalApi, local_api, missing_binaries
+from api_server.recorded_kubelet import RecordedKubelet
+from api_server.situations import TABLE, TESTS
+from api_server.time_lines import PODS, RAY_JOBS, TimeLines, writing
+from conftest import KUBERAY_CRD, ROOT, wait_for
+
 from deploy.jobs.__main__ import main
 from deploy.jobs.kubectl import Kubectl
 from deploy.manifests.job_table import JOBS
@@ -73,11 +67,11 @@ pytestmark = [
 DESCRIBED = "preRunningDeadlineSeconds"
 
 
-class PlayedCluster(NamedTuple):
-    """An API server, and the player of the rest of the cluster."""
+class Cluster(NamedTuple):
+    """An API server, and what is written into it."""
 
     api: LocalApi
-    player: Player
+    lines: TimeLines
     restarts: ThreadPoolExecutor
     """Starts API servers: they end with the thread that started them."""
 
@@ -89,8 +83,8 @@ class PlayedCluster(NamedTuple):
 
     def clear(self) -> None:
         """Delete all jobs, and wait until nothing is left."""
-        assert self.player.failure is None
-        self.player.scenario = SCENARIOS["success"]
+        assert self.lines.failure is None
+        self.lines.play("success")
         for job in self.api.client.items(RAY_JOBS):
             self.api.client.delete(f"{RAY_JOBS}/{job['metadata']['name']}", propagationPolicy="Foreground")
         wait_for(lambda: not self.left, "an empty namespace")
@@ -109,21 +103,27 @@ class PlayedCluster(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayedCluster]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Start one for this file."""
-    folder = tmp_path_factory.mktemp("api")
     with (
         ThreadPoolExecutor(1) as restarts,
-        played_cluster(BUILT, folder, read_crds(CRDS), "eks-gpu") as (api, player),
+        local_api(BUILT, tmp_path_factory.mktemp("api")) as api,
     ):
-        played = PlayedCluster(api, player, restarts)
-        wait_for(lambda: DESCRIBED in played.kubectl("get", "--raw", "/openapi/v2"), "the first description")
-        yield played
+        lines = TimeLines(api.client)
+        with RecordedKubelet(lines, api.certificate, api.key) as kubelet:
+            install(api, kubelet.server_port, read_crds(CRDS), "eks-gpu")
+            with writing(lines):
+                cluster = Cluster(api, lines, restarts)
+                wait_for(
+                    lambda: DESCRIBED in cluster.kubectl("get", "--raw", "/openapi/v2"), "its description"
+                )
+                yield cluster
+            kubelet.shutdown()
 
 
-def test_the_promised_commands_work_as_they_are_written(cluster: PlayedCluster) -> None:
+def test_the_promised_commands_work_as_they_are_written(cluster: Cluster) -> None:
     """Apply, get, logs and delete of docs/deploy.md, with plain kubectl."""
-    cluster.player.scenario = SCENARIOS["endless"]
+    cluster.lines.play("endless")
     assert cluster.kubectl("apply", "-f", "ray-job-compare-localsgd.yaml") == (
         "rayjob.ray.io/compare-localsgd created\n"
     )
@@ -135,7 +135,7 @@ def test_the_promised_commands_work_as_they_are_written(cluster: PlayedCluster) 
 
     submitter = ("-n", "ray-jobs", "-l", "job-name=compare-localsgd")
     wait_for(lambda: "Running" in cluster.kubectl("get", "pods", *submitter), "a running submitter")
-    wait_for(lambda: cluster.kubectl("logs", *submitter) == "Job submitted\n", "the driver's first line")
+    assert "Job submission server" in cluster.kubectl("logs", *submitter)
     deleted = cluster.kubectl("delete", "rayjob", "compare-localsgd", "-n", "ray-jobs")
     assert deleted.splitlines()[0].startswith('rayjob.ray.io "compare-localsgd" deleted')
     wait_for(lambda: not cluster.kubectl("get", "pods", "-n", "ray-jobs").strip(), "an empty namespace")
@@ -157,21 +157,21 @@ LIMITS = {
 
 
 class Tools:
-    """The cluster tools in this process, with the user's access to the played cluster."""
+    """The cluster tools in this process, with the user's access to the cluster."""
 
     def __init__(
-        self, cluster: PlayedCluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        self, cluster: Cluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self._capfd = capfd
         for name, value in cluster.api.environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("XDG_STATE_HOME", str(cluster.api.folder))
-        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
         self.options = ["--context", "lab"]
         self.limits = dict(LIMITS)
 
     def __call__(self, command: str, *more: str, ctrl_c_at: str = "") -> ToolRan:
-        """Run a command to its end, or until it has printed something at which ctrl-C is pressed."""
+        """Run a command to its end, or until it has printed something: then ctrl-C is pressed."""
         options = ["--job", "ssp", "--bucket", "lab", "--poll-s", "0.2", *self.options, *more]
         for name, seconds in self.limits.items():
             options += [f"--{name.replace('_', '-')}-s", str(seconds)]
@@ -180,7 +180,8 @@ class Tools:
         said = ["", ""]
 
         def listen() -> None:
-            while ctrl_c_at not in " ".join("".join(said).split()):
+            until_s = time.monotonic() + 20
+            while ctrl_c_at not in " ".join("".join(said).split()) and time.monotonic() < until_s:
                 if over.wait(0.2):
                     return
                 said[:] = [old + new for old, new in zip(said, self._capfd.readouterr(), strict=True)]
@@ -202,61 +203,53 @@ class Tools:
 
 @pytest.fixture
 def tools(
-    cluster: PlayedCluster,
-    aws: Any,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Tools]:
-    """Return the tools, with a store for the records that head and driver find in the secret `storage`."""
+    """Return the tools, in the project's folder."""
     monkeypatch.chdir(ROOT)
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
-    secrets = "/api/v1/namespaces/ray-jobs/secrets"
-    content = {"metadata": {"name": "storage"}, "stringData": {name: os.environ[name] for name in names}}
-    cluster.api.client.delete(f"{secrets}/storage")
-    cluster.api.client.create(secrets, content)
     yield Tools(cluster, capfd, monkeypatch)
     cluster.clear()
 
 
-def job_state(cluster: PlayedCluster) -> str:
+def job_state(cluster: Cluster) -> str:
     job = cluster.api.client.find(f"{RAY_JOBS}/ssp") or {}
     return str((job.get("status") or {}).get("jobDeploymentStatus", ""))
 
 
 @contextmanager
-def playing(cluster: PlayedCluster, tools: Tools, scenario: str) -> Iterator[None]:
-    cluster.player.scenario = SCENARIOS[scenario]
+def playing(cluster: Cluster, tools: Tools, scenario: str) -> Iterator[None]:
+    cluster.lines.play(scenario)
     yield
 
 
 @contextmanager
-def stuck(cluster: PlayedCluster, tools: Tools) -> Iterator[None]:
+def stuck(cluster: Cluster, tools: Tools) -> Iterator[None]:
     """Have an operator that never takes its finalizer away."""
-    cluster.player.scenario = SCENARIOS["stuck"]
+    cluster.lines.play("endless", frees=False)
     tools.limits |= {"gone": 3, "first_update": 3}
     yield
 
 
 @contextmanager
-def no_operator(cluster: PlayedCluster, tools: Tools) -> Iterator[None]:
+def no_operator(cluster: Cluster, tools: Tools) -> Iterator[None]:
     """Have no operator: no replica of its Deployment is available, and nobody takes jobs up."""
     path = "/apis/apps/v1/namespaces/kuberay-system/deployments/kuberay-operator"
-    cluster.player.scenario = SCENARIOS["no-operator"]
+    cluster.lines.play("no-operator")
     cluster.api.client.set_status(path, {"availableReplicas": 0})
     yield
     cluster.api.client.set_status(path, {"availableReplicas": 1})
 
 
-def gpus_allowed(cluster: PlayedCluster) -> str:
+def gpus_allowed(cluster: Cluster) -> str:
     """Return what the quota of GPUs enforces."""
     quota = cluster.api.client.find("/api/v1/namespaces/ray-jobs/resourcequotas/gpus") or {}
     return str(quota.get("status", {}).get("hard", {}).get("requests.nvidia.com/gpu", ""))
 
 
 @contextmanager
-def no_quota(cluster: PlayedCluster, tools: Tools) -> Iterator[None]:
+def no_quota(cluster: Cluster, tools: Tools) -> Iterator[None]:
     """Have the overlay of a cluster without GPUs."""
-    cluster.player.scenario = SCENARIOS["endless"]
+    cluster.lines.play("no-gpu")
     tools.limits["pods_running"] = 8
     apply_overlay(cluster.api, "cpu")
     wait_for(lambda: gpus_allowed(cluster) == "0", "the quota")
@@ -266,9 +259,9 @@ def no_quota(cluster: PlayedCluster, tools: Tools) -> Iterator[None]:
 
 
 @contextmanager
-def as_user(cluster: PlayedCluster, tools: Tools, context: str, scenario: str = "endless") -> Iterator[None]:
+def as_user(cluster: Cluster, tools: Tools, context: str, scenario: str = "endless") -> Iterator[None]:
     """Have a user who may do less: who has the shipped role run-jobs, or sees what another has applied."""
-    cluster.player.scenario = SCENARIOS[scenario]
+    cluster.lines.play(scenario)
     if context != "student":
         ran = tools("run")
         assert ran.code == 0, ran
@@ -279,7 +272,7 @@ def as_user(cluster: PlayedCluster, tools: Tools, context: str, scenario: str = 
 
 
 @contextmanager
-def no_namespace(cluster: PlayedCluster, tools: Tools) -> Iterator[None]:
+def no_namespace(cluster: Cluster, tools: Tools) -> Iterator[None]:
     tools.options += ["--namespace", "nowhere", "--yes"]
     yield
 
@@ -289,7 +282,7 @@ def of_rayjobs() -> dict[str, Any]:
 
 
 @contextmanager
-def no_crd(cluster: PlayedCluster, tools: Tools) -> Iterator[None]:
+def no_crd(cluster: Cluster, tools: Tools) -> Iterator[None]:
     cluster.api.client.delete(f"{CRD_PATH}/rayjobs.ray.io")
     wait_for(lambda: not cluster.api.client.answers(RAY_JOBS), "the end of the CRD")
     yield
@@ -297,7 +290,7 @@ def no_crd(cluster: PlayedCluster, tools: Tools) -> Iterator[None]:
 
 
 @contextmanager
-def older_crd(cluster: PlayedCluster, tools: Tools) -> Iterator[None]:
+def older_crd(cluster: Cluster, tools: Tools) -> Iterator[None]:
     """Have a CRD without a field, also in the API's description, from which kubectl takes what it knows."""
 
     def described() -> bool:
@@ -312,13 +305,13 @@ def older_crd(cluster: PlayedCluster, tools: Tools) -> Iterator[None]:
 
 
 @contextmanager
-def no_api(cluster: PlayedCluster, tools: Tools) -> Iterator[None]:
+def no_api(cluster: Cluster, tools: Tools) -> Iterator[None]:
     cluster.restarts.submit(cluster.api.stop).result()
     yield
     cluster.restarts.submit(cluster.api.start).result()
 
 
-SETUPS: dict[str, Callable[[PlayedCluster, Tools], AbstractContextManager[None]]] = {
+SETUPS: dict[str, Callable[[Cluster, Tools], AbstractContextManager[None]]] = {
     "all is well": partial(as_user, context="student", scenario="success"),
     "a job that runs on": partial(as_user, context="student"),
     "may only look": partial(as_user, context="viewer"),
@@ -329,7 +322,7 @@ SETUPS: dict[str, Callable[[PlayedCluster, Tools], AbstractContextManager[None]]
     "older CRD": older_crd,
     "quota 0": no_quota,
     "image pull": partial(playing, scenario="image-pull"),
-    "out of memory": partial(playing, scenario="out-of-memory"),
+    "out of memory": partial(playing, scenario="worker-restart"),
     "driver crash": partial(playing, scenario="driver-crash"),
     "validation failed": partial(playing, scenario="invalid"),
     "no operator": no_operator,
@@ -337,34 +330,15 @@ SETUPS: dict[str, Callable[[PlayedCluster, Tools], AbstractContextManager[None]]
 }
 
 
-STATES = {  # what a job comes to, before it is looked at
-    "all is well": "Complete",
-    "driver crash": "Failed",
-    "validation failed": "ValidationFailed",
-}
-
-
-def has_come_to(cluster: PlayedCluster, situation: str) -> bool:
-    """Whether the job, and its pods where it is about them, are as they will be looked at."""
-    statuses = [pod["status"] for pod in cluster.api.client.items(PODS)]
-    containers = [one for status in statuses for one in status.get("containerStatuses", ())]
-    match situation:
-        case "image pull":
-            return sum("initContainerStatuses" in status for status in statuses) == 4
-        case "out of memory":
-            return any(one["restartCount"] for one in containers)
-        case "quota 0":
-            return any(one["ready"] for one in containers)
-        case "no operator":
-            return True
-    runs = sum(one["ready"] for one in containers) == 6  # with the submitter
-    state = STATES.get(situation, "Running")
-    return job_state(cluster) == state and (runs or state != "Running")
+def has_come_to_its_end(cluster: Cluster) -> bool:
+    """Whether all frames of the job are written."""
+    job = cluster.api.client.find(f"{RAY_JOBS}/ssp")
+    return job is not None and cluster.lines.is_over(job)
 
 
 @pytest.mark.parametrize("situation", TABLE)
-def test_each_command_does_what_the_table_says(situation: str, cluster: PlayedCluster, tools: Tools) -> None:
-    """Exit code and words are those of deploy/api/situations.py, and no test leaves anything behind."""
+def test_each_command_does_what_the_table_says(situation: str, cluster: Cluster, tools: Tools) -> None:
+    """Exit code and words are those of situations.py, and no test leaves anything behind."""
     wrong = []
     with SETUPS[situation](cluster, tools):
         for command, (code, says) in TABLE[situation].items():
@@ -373,7 +347,7 @@ def test_each_command_does_what_the_table_says(situation: str, cluster: PlayedCl
             if (ran.code, says in said) != (code, True):
                 wrong.append(f"{command}: {ran.code}, not {code} with {says!r}: {said}")
             if command == "run" and code == 0:
-                wait_for(lambda: has_come_to(cluster, situation), "what the job comes to")
+                wait_for(lambda: has_come_to_its_end(cluster), "the last frame")
             if command in TESTS and situation not in LEAVES:
                 wrong += [f"{command} left {name}" for name in cluster.left if "-test-" in name]
     assert not wrong, "\n".join(wrong)
@@ -386,7 +360,7 @@ LEAVES = ("no API server", "no CRD", "stuck finalizer")  # where nobody can look
 
 
 @pytest.fixture
-def restarted(cluster: PlayedCluster) -> Callable[..., Future[None]]:
+def restarted(cluster: Cluster) -> Callable[..., Future[None]]:
     """Return what has the API server go away, for a while, once a job runs."""
 
     def restart(away_s: float, *, ctrl_c: bool = False) -> None:
@@ -411,10 +385,10 @@ def restarted(cluster: PlayedCluster) -> Callable[..., Future[None]]:
 
 @pytest.mark.parametrize("away_s", [2, 11])
 def test_a_test_goes_on_when_the_api_server_does(
-    cluster: PlayedCluster, tools: Tools, restarted: Callable[..., Future[None]], away_s: float
+    cluster: Cluster, tools: Tools, restarted: Callable[..., Future[None]], away_s: float
 ) -> None:
     """The API server is away, and then does not serve RayJobs yet: the test passes, and nothing is left."""
-    cluster.player.scenario = SCENARIOS["success"]
+    cluster.lines.play("success")
     restart = restarted(away_s)
     ran = tools("test-cluster", "--no-validate")
     restart.result()
@@ -422,116 +396,11 @@ def test_a_test_goes_on_when_the_api_server_does(
     assert not cluster.left
 
 
-# --- a job that is tried again
-
-
-WAITS = """
-import time
-from pathlib import Path
-from dsgd.strategies.train_ssgd import Config, train as ssgd
-
-def train(cluster, w, cfg):
-    for update in ssgd(cluster, w, cfg):
-        while update.weights.version in (30, 45) and not Path(f"GATE{update.weights.version}").exists():
-            time.sleep(.05)
-        yield update
-"""
-
-
-def test_a_job_whose_driver_is_killed_goes_on_in_new_pods(
-    cluster: PlayedCluster, tools: Tools, aws: Any, tmp_path: Path
-) -> None:
-    """The driver is killed, and KubeRay makes a new RayCluster; then the head is lost, and made again. Each
-    time the same command finds the checkpoint under the RayJob's name; weights are those of a job left alone.
-    """
-    cluster.player.scenario = SCENARIOS["success"]
-    gate = f"{tmp_path}/gate"  # two of them: 30 and 45
-    (tmp_path / "train_waits.py").write_text(WAITS.replace("GATE", gate))
-    ssp = next(job for job in JOBS if job.name == "ssp")
-    made = manifest(ssp, Settings(image="registry.test/dsgd:1", bucket="lab", device="cpu"))
-    entrypoint, changes = made["spec"]["entrypoint"], {
-        "--mode ssp --slack 4 --lr-scaling workers": f"--strategy-file {tmp_path}/train_waits.py",
-        "--steps 2000": "--steps 60",
-        "--checkpoint-every s3=60": "--checkpoint-every s3=.2 --upload-every .1",
-    }  # fmt: skip
-    for old, new in changes.items():
-        assert old in entrypoint
-        entrypoint = entrypoint.replace(old, new)
-    made["spec"]["entrypoint"] = entrypoint
-    cluster.api.client.create(RAY_JOBS, made)
-
-    def status() -> dict[str, Any]:
-        job = cluster.api.client.find(f"{RAY_JOBS}/ssp") or {}
-        return dict(job.get("status") or {})
-
-    def checkpoints() -> set[str]:
-        found = aws.list_objects_v2(Bucket="lab", Prefix="runs/ssp-1/checkpoints/").get("Contents", [])
-        return {one["Key"] for one in found}
-
-    def drivers() -> list[psutil.Process]:
-        work = str(cluster.player.nodes.workplaces[status()["rayClusterName"]].folder)
-        found = psutil.process_iter(["cwd", "cmdline"])
-        return [p for p in found if p.info["cwd"] == work and "main.py" in (p.info["cmdline"] or ())]
-
-    wait_for(lambda: bool(checkpoints()), "a checkpoint")
-    first = status()["rayClusterName"]
-    (driver,) = drivers()
-    driver.kill()
-    before = checkpoints()
-    Path(f"{gate}30").touch()
-    wait_for(lambda: status().get("failed") == 1, "the end of the first try")
-    wait_for(lambda: status().get("jobDeploymentStatus") == "Running", "the second try")
-    second = status()["rayClusterName"]
-    assert second != first
-    wait_for(lambda: bool(checkpoints() - before), "a checkpoint of the second try")
-    ran = tools("check-job")
-    assert (ran.code, "tried again 1 times" in ran.out) == (1, True), ran
-    cluster.kubectl("delete", "pod", f"{second}-head", "-n", "ray-jobs", "--force", "--grace-period=0")
-    wait_for(lambda: not drivers(), "the end of the second driver")
-    wait_for(lambda: bool(drivers()), "the third driver")
-    Path(f"{gate}45").touch()
-    assert tools("logs-follow").code == 0
-    wait_for(lambda: status().get("jobDeploymentStatus") == "Complete", "the end of the job")
-    assert (status()["failed"], status()["succeeded"], status()["rayClusterName"]) == (1, 1, second)
-
-    def stored(name: str) -> bytes:
-        return bytes(aws.get_object(Bucket="lab", Key=f"runs/ssp-1/{name}")["Body"].read())
-
-    attempts = json.loads(stored("meta.json"))["attempts"]
-    first_from, second_from = (one["from_version"] for one in attempts)
-    assert 0 < first_from <= 30
-    assert first_from < second_from <= 45
-    alone = shlex.split(entrypoint.partition(" --out ")[0].replace("s3=.2 --upload-every .1", "1e9"))
-    options = [*here(alone, "0")[2:], "--out", "runs", "--run-name", "alone", "--quiet"]
-    # A process like the driver: in pytest's own, the last digit of a loss was another, with equal weights.
-    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, ROOT / "main.py", *options], cwd=tmp_path, env=env, check=True)
-    for name in ("weights.npy", "updates.jsonl", "evals.jsonl"):
-        assert stored(name) == (tmp_path / "runs/alone" / name).read_bytes()
-
-
-def test_a_job_that_fails_each_time_is_tried_three_times(cluster: PlayedCluster, tools: Tools) -> None:
-    """`backoffLimit: 2`: three RayClusters, of which nothing is left when the next one is made."""
-    cluster.player.scenario = SCENARIOS["driver-crash"]
-    assert tools("run").code == 0
-    followed = tools("logs-follow")
-    assert (followed.code, followed.out.count("main.py: worker 1 died")) == (0, 3), followed
-    job = cluster.api.client.find(f"{RAY_JOBS}/ssp")
-    assert job
-    assert (job["status"]["jobDeploymentStatus"], job["status"]["failed"]) == ("Failed", 3)
-    events = tools("debug-events").out
-    made = re.findall(r"CreatedRayCluster: Created RayCluster ray-jobs/(\S+)", events)
-    gone = re.findall(r"DeletedRayCluster: Deleted cluster ray-jobs/(\S+)", events)
-    assert len(set(made)) == 3
-    assert gone == made[:2]
-    assert "the job failed, and was tried again 2 times" in tools("check-job").out
-
-
 def test_ctrl_c_while_the_api_server_is_away_still_cleans_up(
-    cluster: PlayedCluster, tools: Tools, restarted: Callable[..., Future[None]]
+    cluster: Cluster, tools: Tools, restarted: Callable[..., Future[None]]
 ) -> None:
     """Deleting is tried again until it is confirmed; then the exit code is that of ctrl-C."""
-    cluster.player.scenario = SCENARIOS["endless"]
+    cluster.lines.play("endless")
     tools.limits["gone"] = 120
     restart = restarted(4, ctrl_c=True)
     ran = tools("test-quick")
@@ -544,9 +413,7 @@ def test_ctrl_c_while_the_api_server_is_away_still_cleans_up(
 
 
 @pytest.mark.parametrize("overlay", ["cpu", "eks-gpu"])
-def test_an_overlay_applied_again_changes_nothing(
-    cluster: PlayedCluster, overlay: str, tmp_path: Path
-) -> None:
+def test_an_overlay_applied_again_changes_nothing(cluster: Cluster, overlay: str, tmp_path: Path) -> None:
     """Server-side apply takes all objects of both overlays, and `kubectl diff` finds nothing afterwards."""
     said = apply_overlay(cluster.api, overlay)
     assert said.count("serverside-applied") == said.count("\n") > 8
@@ -556,7 +423,7 @@ def test_an_overlay_applied_again_changes_nothing(
 
 @pytest.mark.parametrize("capacity", ["any", "spot"])
 def test_core_validation_takes_every_pod_of_every_job(
-    cluster: PlayedCluster, capacity: Literal["any", "spot"]
+    cluster: Cluster, capacity: Literal["any", "spot"]
 ) -> None:
     """RayJobs and the pods of their templates are accepted, also with node affinity to spot nodes."""
     settings = Settings(image="registry.test/dsgd:1", bucket="lab", device="cuda", capacity=capacity)
@@ -577,7 +444,7 @@ def test_core_validation_takes_every_pod_of_every_job(
         assert ("nodeAffinity" in str(templates[-1])) == (capacity == "spot")
 
 
-def test_pods_of_a_priority_class_need_the_component(cluster: PlayedCluster) -> None:
+def test_pods_of_a_priority_class_need_the_component(cluster: Cluster) -> None:
     """Without it they are refused by its name; with it they get its priority, and end nobody's pods."""
     settings = Settings(image="registry.test/dsgd:1", bucket="lab", priority_class="ray-jobs")
     head = manifest(JOBS[0], settings)["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
@@ -593,7 +460,7 @@ def test_pods_of_a_priority_class_need_the_component(cluster: PlayedCluster) -> 
     assert (taken["spec"]["priority"], taken["spec"]["preemptionPolicy"]) == (1000, "Never")
 
 
-def known(cluster: PlayedCluster, pod: dict[str, Any]) -> bool:
+def known(cluster: Cluster, pod: dict[str, Any]) -> bool:
     try:
         return bool(cluster.api.client.create(f"{PODS}?dryRun=All", pod))
     except ApiRefused:
@@ -601,10 +468,10 @@ def known(cluster: PlayedCluster, pod: dict[str, Any]) -> bool:
 
 
 def test_only_the_rayjob_with_the_uid_is_deleted(
-    cluster: PlayedCluster, tools: Tools, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, tools: Tools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The API server holds a deletion to its precondition: a later job of the same name stays."""
-    cluster.player.scenario = SCENARIOS["endless"]
+    cluster.lines.play("endless")
     assert tools("run").code == 0
     kubectl = Kubectl("ray-jobs", "student")
     seen = kubectl.job("ssp")
@@ -617,22 +484,20 @@ def test_only_the_rayjob_with_the_uid_is_deleted(
     wait_for(lambda: kubectl.job("ssp") is None, "the end of the job")
 
 
-def test_a_probe_uses_the_bucket_from_a_pod(cluster: PlayedCluster, tools: Tools) -> None:
+def test_a_probe_uses_the_bucket_from_a_pod(cluster: Cluster, tools: Tools) -> None:
     """`validate-setup --probe` runs a pod with the head's variables, reads what it printed, deletes it."""
     ran = tools("validate-setup", "--probe")
     assert ran.code == 0, ran
-    assert "service account ray-jobs: written, read and deleted: s3://lab/validate-setup/" in ran.out
+    assert "service account ray-jobs: written, read and deleted: s3://results/validate-setup/" in ran.out
     wait_for(lambda: not cluster.left, "the end of the probe's pod")
 
 
-def test_kustomize_replaces_image_and_bucket_as_the_document_says(
-    cluster: PlayedCluster, tmp_path: Path
-) -> None:
+def test_kustomize_replaces_image_and_bucket_as_the_document_says(cluster: Cluster, tmp_path: Path) -> None:
     text = (ROOT / "docs/deploy.md").read_text()
     example = text[text.index("# kustomization.yaml") :].partition("```")[0]
     (tmp_path / "kustomization.yaml").write_text(example)
     shutil.copy(ROOT / "ray-job-compare-localsgd.yaml", tmp_path)
-    cluster.player.scenario = SCENARIOS["endless"]
+    cluster.lines.play("endless")
     cluster.kubectl("apply", "-n", "ray-jobs", "-k", str(tmp_path))
     job = cluster.api.client.find(f"{RAY_JOBS}/compare-localsgd")
     assert job

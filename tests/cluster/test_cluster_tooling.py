@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -23,9 +22,6 @@ import yaml
 from conftest import KUBERAY_CRD, PATIENCE_S, ROOT, CommandLine, needs, needs_crd, wait_for
 from kubectl_standin.play import based, objects, prepare, scenario
 
-from deploy.api.cluster_page import PAGE, put
-from deploy.api.played_ray import here
-from deploy.api.situations import TABLE, as_markdown
 from deploy.jobs.__main__ import COMMANDS, main
 from deploy.jobs.cluster_room import gpus, quotas, room
 from deploy.jobs.driver_logs import READ_EVALUATIONS, losses_in_records, nccl_errors, uploads_in_log
@@ -42,7 +38,7 @@ from deploy.project import GPU
 from dsgd.config import LiveConfig, LogConfig, OutputConfig, RayConfig, option_fields, options
 from dsgd.running.quick_run import config
 
-STANDIN = ROOT / "tests/kubectl_standin"
+STANDIN = ROOT / "tests/cluster/kubectl_standin"
 FOLDERS = ("deploy", "dsgd", "experiments")
 CHECKS = ["pods", "updates", "restarts", "job", "loss", "staleness", "nccl", "record"]
 PATIENT = {
@@ -1623,23 +1619,3 @@ def test_the_document_names_every_command_check_limit_and_verdict() -> None:
     named = [*COMMANDS, *CHECKS, "premise", "performance", *PATIENT, *schema["verdict"]["enum"], *schema]
     assert [name for name in named if f"`{name}`" not in text] == []
     assert {*CHECKS, "premise"} == set(schema["checks"]["items"]["properties"]["name"]["enum"])
-
-
-def test_the_document_has_the_table_that_the_api_server_is_held_to() -> None:
-    """`python -m deploy.api.cluster_page` would change nothing in it, and each command has a row."""
-    text = PAGE.read_text()
-    assert put(text, "table of situations", as_markdown()) == text
-    named = {command for answers in TABLE.values() for command in answers}
-    assert named == set(COMMANDS) - {"validate-framework"}  # which needs no cluster
-
-
-def test_a_played_entrypoint_keeps_what_this_machine_can_do() -> None:
-    """Engine, device, ports and data are replaced, what needs Ray is left out, the rest stays as it is."""
-    words = shlex.split(
-        "python main.py --engine ray --lr 1 --metrics-port 9090 --set start_timeout_s=9 --set seeds=1 "
-        "--workload fashion --set workload=fashion --device cuda"
-    )
-    assert here(words, "5") == shlex.split(
-        "python main.py --engine sim --lr 1 --metrics-port 5 --set seeds=1 "
-        "--dataset digits --set dataset=digits --device cpu"
-    )

@@ -22,7 +22,7 @@ SOURCE = sorted(
 LINES = {
     ".": 2_500,
     "benchmarks": 4_100,
-    "deploy": 7_900,
+    "deploy": 5_800,
     "docs": 800,
     "dsgd": 600,
     "dsgd/compare": 1_900,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_900,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_700,
-    "tests": 38_900,
+    "tests": 39_900,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 
@@ -88,7 +88,7 @@ WORDS = {
     "expert": (("dsgd/models", "dsgd/theory"), 180),
     "rank": (("dsgd/engines", "dsgd/models"), 250),
     "codec": (("dsgd/transforms",), 50),
-    "s3": (("dsgd/process", "dsgd/records"), 110),
+    "s3": (("dsgd/process", "dsgd/records"), 100),
     "prometheus": (("deploy", "dsgd/show"), 20),
 }
 """Words of a capability: the rooms where they belong, and on how many lines elsewhere they stand, to tens."""

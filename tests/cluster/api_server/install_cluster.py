@@ -12,12 +12,13 @@ from typing import Any
 
 import yaml
 
-from deploy.api.api_client import ApiClient
-from deploy.api.local_api import LocalApi
+from api_server.api_client import ApiClient, Body
+from api_server.local_api import LocalApi
 from deploy.project import GPU, NAMESPACE, ROOT
 
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-NODES = {"cpu-1": 0, "gpu-1": 8}  # name -> GPUs
+NODES = {"node-cpu-0": 0, "node-gpu-0": 8}  # name -> GPUs; the names are those of recorded pods
+_QUOTAS = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
 _SERVED_TIMEOUT_S = 30.0
 _VIEWER = [
     {"apiGroups": ["ray.io"], "resources": ["rayjobs", "rayclusters"], "verbs": ["get", "list", "watch"]},
@@ -89,7 +90,7 @@ def wait_until_served(client: ApiClient, path: str) -> None:
 
 
 def install(api: LocalApi, kubelet_port: int, crds: Sequence[dict[str, Any]], overlay: str) -> None:
-    """Install all of it. kubelet_port: of 127.0.0.1, where the nodes' kubelet answers."""
+    """Install all of it. kubelet_port: of 127.0.0.1, where a kubelet answers for all nodes."""
     for crd in crds:
         install_crd(api.client, crd)
     for name, gpus in NODES.items():
@@ -105,7 +106,18 @@ def apply_overlay(api: LocalApi, overlay: str) -> str:
     said = _kubectl(api, "apply", "--server-side", "--filename", "-", given=objects)
     accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
     api.client.create(accounts, {"metadata": {"name": "default"}})  # the controller manager's work
+    count_quotas(api.client, ())
     return said
+
+
+def count_quotas(client: ApiClient, pods: Sequence[Body]) -> None:
+    """Have quotas of GPUs enforced, and count what the pods use: an API server alone only raises that."""
+    limits = [one["resources"].get("limits", {}) for pod in pods for one in pod["spec"]["containers"]]
+    used = {f"requests.{GPU}": str(sum(int(limit.get(GPU, 0)) for limit in limits))}
+    for quota in client.items(_QUOTAS):
+        status = {"hard": quota["spec"]["hard"], "used": used}
+        if quota.get("status") != status:
+            client.set_status(f"{_QUOTAS}/{quota['metadata']['name']}", status)
 
 
 def overlay_objects(api: LocalApi, overlay: str) -> str:

@@ -1,7 +1,7 @@
-"""Prepares the stand-in for kubectl to play a scenario: `python tests/kubectl_standin/play.py NAME FOLDER`.
+"""Prepares the stand-in for kubectl to play a scenario: `python play.py NAME FOLDER`.
 
-Then put tests/kubectl_standin before anything else on the PATH, set KUBECTL_STANDIN=FOLDER, and call the
-tools: `make test-cluster`. docs/cluster.md has an example.
+Then put this folder before anything else on the PATH, set KUBECTL_STANDIN=FOLDER, and call the tools: `make
+test-cluster`. docs/cluster.md has an example.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 
 
 @cache

