@@ -102,11 +102,11 @@ theory: setup  ## print theory against measurement, and draw up docs/theory.md
 	@cat docs/theory.md
 
 dst: setup  ## hold 10,000 schedules of random faults to the invariants of all modes, and 1,100 on Ray's engine
-	$(PYTHON) -m dsgd.conformance.dst --schedules 10000
+	PYTHONPATH=tests $(PYTHON) -m dst --schedules 10000
 	$(PYTEST) $(PARALLEL) tests/engines/test_virtual_ray.py
 
 kills: setup  ## 1,000 SIGKILLs of real workers' processes: the same weights, and how soon tasks are sent again
-	$(PYTHON) -m dsgd.conformance.kills --kills 1000
+	PYTHONPATH=tests $(PYTHON) -m dst.kills --kills 1000
 
 docs: setup  ## rerun the examples in the documents and insert their output
 	$(PYTHON) -m dsgd.records.documents

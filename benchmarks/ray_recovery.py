@@ -12,9 +12,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from dsgd.conformance.kills import killed, options, spread
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from dst.kills import killed, options, spread
+
 from dsgd.engines.ray.connection.connect import connect
 from dsgd.running.quick_run import run
 

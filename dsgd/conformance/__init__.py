@@ -1,4 +1,4 @@
-"""Laws that every strategy must keep (--conformance), random faults, kills, theory against runs.
+"""Laws that every strategy must keep (--conformance), and theory against runs.
 
 from dsgd.conformance import checks_of                # in a test file, as the scaffold writes it
 

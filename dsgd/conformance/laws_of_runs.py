@@ -1,6 +1,4 @@
-"""The laws of all strategies that are seen in runs: what is spent, who takes part, what the weights are, and
-that random faults change none of it.
-"""
+"""The laws of all strategies that are seen in runs: what is spent, who takes part, what the weights are."""
 
 from __future__ import annotations
 
@@ -11,9 +9,6 @@ from typing import Any
 import numpy as np
 
 from dsgd.conformance import differences
-from dsgd.conformance.fault_schedule import drawn
-from dsgd.conformance.invariants import survives
-from dsgd.conformance.shrinking import smallest
 from dsgd.conformance.strategy_on_trial import Broken, Subject
 from dsgd.data import make_workload
 from dsgd.running.predict.predictions import predict
@@ -282,22 +277,3 @@ def runs_on_real_workers(subject: Subject, workers: Workers | None = None) -> No
         needed = [update.weights.vector for update in sim.updates]
         if found := differences.of_vectors(real.updates, needed, exactly=True):
             raise Broken(f"{found} in the simulator", options)
-
-
-SCHEDULES = 80  # of each of 18 modes: more than 1,400 in all
-
-
-def survives_random_faults(subject: Subject, schedules: int = SCHEDULES) -> None:
-    """Whatever faults hit it and whoever leaves or joins, the budget is spent, each mini-batch is taken once,
-    and it goes on the same from any update.
-
-    Ask the cluster for its `workers` and `idle` now: next_done() returns None when they have changed, a table
-    by worker may lack one, and a worker that has just finished may be about to leave.
-    """
-    for seed in range(schedules):
-        schedule = drawn(seed, [subject])
-        try:
-            survives(schedule)
-        except Broken:
-            small, seen = smallest(schedule)
-            raise Broken(seen, small.options) from None

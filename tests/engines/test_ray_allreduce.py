@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from conftest import wait_for
+from dst.kills import Killer
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # untyped
 
-from dsgd.conformance.kills import Killer
 from dsgd.core.protocol import ClusterError, Done, Engine, Update
 from dsgd.engines.ray.driver.sent_tasks import SentTasks
 from dsgd.engines.ray.exchange.allreduce import RayAllReduce

@@ -7,11 +7,11 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from dst.fault_schedule import FaultSchedule, drawn
+from dst.invariants import survives
 from virtual_ray import virtual_ray
 
 from dsgd.config import TrainConfig
-from dsgd.conformance.fault_schedule import FaultSchedule, drawn
-from dsgd.conformance.invariants import survives
 from dsgd.conformance.strategy_on_trial import Broken, Subject
 from dsgd.engines.open_cluster import wrapped_as_asked
 from dsgd.engines.ray.driver.cluster import RayCluster

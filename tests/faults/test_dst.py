@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from dst.__main__ import main, reproducer
+from dst.fault_schedule import FaultSchedule, drawn, keeps_weights
+from dst.invariants import survives
+from dst.many_schedules import many
+from dst.shrinking import shrunk, smallest
 
-from dsgd.conformance.dst import main, reproducer
-from dsgd.conformance.fault_schedule import FaultSchedule, drawn, keeps_weights
-from dsgd.conformance.invariants import survives
-from dsgd.conformance.many_schedules import many
-from dsgd.conformance.shrinking import shrunk, smallest
 from dsgd.conformance.strategy_on_trial import Broken, Subject
 from dsgd.core.ledger import Ledger
 from dsgd.core.option_rules import option_fields
@@ -112,7 +112,7 @@ def test_a_failure_is_one_short_command(
     printed = capsys.readouterr().out
     (command, *_) = (line.partition("run:")[2].strip() for line in printed.splitlines() if "run:" in line)
     program, arguments = command.split(" --", 1)
-    assert program == "python -m dsgd.conformance.dst"
+    assert program == "PYTHONPATH=tests python -m dst"
     assert len(shlex.split(arguments)) <= 16
     assert main(shlex.split(f"--{arguments}")) == 1
     assert "asgd breaks an invariant: " in capsys.readouterr().err
@@ -178,7 +178,7 @@ def test_a_users_strategy_is_tested_too(tmp_path: Path) -> None:
 
 def test_the_options_that_are_drawn_exist() -> None:
     """Each option of a strategy for which values are listed is one of some mode."""
-    from dsgd.conformance.fault_schedule import VALUES
+    from dst.fault_schedule import VALUES
 
     known = {name for subject in ALL for name in option_fields(subject.strategy.Config)}
     assert set(VALUES) <= known

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from dst.many_schedules import many
 from test_gate_catches import Plant, in_place, in_strategy
 
-from dsgd.conformance.many_schedules import many
 from dsgd.conformance.strategy_on_trial import Subject
 from dsgd.core.clocks import Clocks
 from dsgd.core.ledger import Idle, Ledger

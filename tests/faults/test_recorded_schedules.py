@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 
 import pytest
+from dst.__main__ import schedule_of
+from dst.recorded_schedules import drawn_for_a_record, is_kept
 
-from dsgd.conformance.dst import schedule_of
-from dsgd.conformance.recorded_schedules import drawn_for_a_record, is_kept
 from dsgd.conformance.strategy_on_trial import Broken, Subject
 from dsgd.engines.replay import ReplayCluster
 from dsgd.scenario.fault import STORE

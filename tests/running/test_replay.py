@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from conftest import ROOT, CommandLine, Ran
+from dst.fault_schedule import drawn
 
 import dsgd
 from dsgd.config import TrainConfig
-from dsgd.conformance.fault_schedule import drawn
 from dsgd.conformance.restart import SCENARIOS
 from dsgd.conformance.strategy_on_trial import Subject
 from dsgd.core.cluster_state import ClusterState

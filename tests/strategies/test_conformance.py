@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from dst.law import SCHEDULES, survives_random_faults
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsgd.config import options
 from dsgd.conformance import LawCheck, checks_of
-from dsgd.conformance.laws_of_runs import ON_REAL_WORKERS, SCHEDULES, holds_in, survives_random_faults
+from dsgd.conformance.laws_of_runs import ON_REAL_WORKERS, holds_in
 from dsgd.conformance.strategy_on_trial import Subject
 from dsgd.running.quick_run import Workers
 from dsgd.strategies import configured, modes

@@ -1,7 +1,7 @@
 """SIGKILLs of workers' and servers' processes while a run goes on, and what they cost: `make kills`.
 
-    python -m dsgd.conformance.kills --kills 1000 [--topology sharded:2] [--when any,forming] [--every 3]
-    python -m dsgd.conformance.kills --kills 100 --ranks-per-worker 2
+    PYTHONPATH=tests python -m dst.kills --kills 1000 [--topology sharded:2] [--when any,forming] [--every 3]
+    PYTHONPATH=tests python -m dst.kills --kills 100 --ranks-per-worker 2
 
 A synchronous run has, bit for bit, the weights of the run to which nothing happened, whoever is killed when:
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from dsgd.conformance.fault_schedule import FaultSchedule, drawn
-from dsgd.conformance.invariants import some_of
 from dsgd.conformance.strategy_on_trial import Broken, Subject
 from dsgd.core.protocol import Update
 from dsgd.records.schema import RecordError
@@ -23,6 +21,8 @@ from dsgd.running.execute import Ended, execute
 from dsgd.running.keeper import Watcher
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.scenario.fault import STORE
+from dst.fault_schedule import FaultSchedule, drawn
+from dst.invariants import some_of
 
 _TOPOLOGIES = ("sharded:2", "allreduce", "allreduce:ring", "allreduce:halving")
 _FILES = ("updates.jsonl", "evals.jsonl", "faults.jsonl", "weights.npy")

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dsgd.conformance.fault_schedule import FaultSchedule
-from dsgd.conformance.invariants import survives
-from dsgd.conformance.recorded_schedules import is_kept
 from dsgd.conformance.strategy_on_trial import Broken
+from dst.fault_schedule import FaultSchedule
+from dst.invariants import survives
+from dst.recorded_schedules import is_kept
 
 ALL_CUTS = 24
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dsgd.conformance.fault_schedule import drawn
-from dsgd.conformance.invariants import survives
-from dsgd.conformance.recorded_schedules import drawn_for_a_record, is_kept
 from dsgd.conformance.strategy_on_trial import Broken, Subject
+from dst.fault_schedule import drawn
+from dst.invariants import survives
+from dst.recorded_schedules import drawn_for_a_record, is_kept
 
 
 @dataclass

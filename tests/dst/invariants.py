@@ -16,8 +16,6 @@ import numpy as np
 
 from dsgd.config import FaultConfig, TrainConfig
 from dsgd.conformance import differences
-from dsgd.conformance.audited_cluster import Audit
-from dsgd.conformance.fault_schedule import FaultSchedule, keeps_members, keeps_weights
 from dsgd.conformance.strategy_on_trial import Broken
 from dsgd.core.cluster_state import ClusterState
 from dsgd.core.fault_seen import FaultSeen
@@ -32,6 +30,8 @@ from dsgd.running.checkpoints.run_state import RunState, from_bytes, to_parts
 from dsgd.running.predict.predictions import closed_forms
 from dsgd.scenario.fault import MEMBERSHIP, Fault, named
 from dsgd.theory.assumptions import known
+from dst.audited_cluster import Audit
+from dst.fault_schedule import FaultSchedule, keeps_members, keeps_weights
 
 Opened: TypeAlias = Callable[[TrainConfig, Workload], AbstractContextManager[Engine]]
 """Starts the engine of a run."""

@@ -1,8 +1,8 @@
-"""Deterministic simulation testing: `python -m dsgd.conformance.dst` runs seeded schedules of random faults.
+"""Deterministic simulation testing: `PYTHONPATH=tests python -m dst` runs seeded schedules of random faults.
 
-    python -m dsgd.conformance.dst --schedules 10000
-    python -m dsgd.conformance.dst --strategy-file my/train_mine.py --schedules 1000
-    python -m dsgd.conformance.dst --mode ssp --num-workers 2 --faults "leave:1@t=3; join:1@t=5"
+    PYTHONPATH=tests python -m dst --schedules 10000
+    PYTHONPATH=tests python -m dst --strategy-file my/train_mine.py --schedules 1000
+    PYTHONPATH=tests python -m dst --mode ssp --num-workers 2 --faults "leave:1@t=3; join:1@t=5"
 
 With options of a run, that run alone is held to the invariants. A schedule that breaks one is shrunk and
 printed as one command line. Source of the method: FoundationDB's simulation (Zhou et al. 2021, SIGMOD).
@@ -18,15 +18,15 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 from dsgd.config import options
-from dsgd.conformance.fault_schedule import FaultSchedule, drawn
-from dsgd.conformance.many_schedules import Counted, many
-from dsgd.conformance.recorded_schedules import drawn_for_a_record
-from dsgd.conformance.shrinking import broken_invariant, smallest
 from dsgd.conformance.strategy_on_trial import Subject
 from dsgd.process.outcomes import EXIT_FAILED, EXIT_USAGE, report_error
 from dsgd.show.terminal.cli import UsageError, parse
 from dsgd.show.terminal.usage import Parser
 from dsgd.strategies import modes
+from dst.fault_schedule import FaultSchedule, drawn
+from dst.many_schedules import Counted, many
+from dst.recorded_schedules import drawn_for_a_record
+from dst.shrinking import broken_invariant, smallest
 
 _AT_ONCE = 50
 _MOST_SHOWN = 3
@@ -35,7 +35,7 @@ _MOST_SHOWN = 3
 def reproducer(schedule: FaultSchedule, seen: str) -> str:
     """Return the command line that shows it: a run's, if the run fails by itself."""
     command = schedule.subject.command(schedule.options)
-    program = "python" if seen.startswith("the run failed") else "python -m dsgd.conformance.dst"
+    program = "python" if seen.startswith("the run failed") else "PYTHONPATH=tests python -m dst"
     return f"{program} {command if program == 'python' else command.removeprefix('main.py ')}"
 
 
@@ -72,11 +72,11 @@ def _run_one(arguments: Sequence[str]) -> int:
 
 def _run_many(arguments: Sequence[str]) -> int:
     parser = Parser(
-        "python -m dsgd.conformance.dst",
+        "PYTHONPATH=tests python -m dst",
         "Run schedules of random faults, or with options of a run that run alone, and hold them to the "
         "invariants of all strategies and engines. Exit codes: 0 all hold, 1 one is broken.",
     )
-    parser.prog = "python -m dsgd.conformance.dst"
+    parser.prog = "PYTHONPATH=tests python -m dst"
     parser.add_argument("--schedules", type=int, default=10_000, metavar="N", help="how many; default 10000")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="number of the first; default 0")
     parser.add_argument("--mode", action="append", choices=modes(), metavar="MODE", help="of this mode alone")

@@ -1,0 +1,1 @@
+"""Deterministic simulation testing: random faults in seeded schedules, and kills of real processes."""
