@@ -98,7 +98,7 @@ fault-timelines: setup  ## draw the figure of docs/faults.md
 	$(PYTHON) docs/tools/fault_timelines.py docs/images/fault-timelines.svg
 
 theory: setup  ## print theory against measurement, and draw up docs/theory.md
-	$(PYTHON) -m dsgd.conformance.gate --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md
+	PYTHONPATH=tests/theory $(PYTHON) -m gate --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md
 	@cat docs/theory.md
 
 dst: setup  ## hold 10,000 schedules of random faults to the invariants of all modes, and 1,100 on Ray's engine

@@ -1,4 +1,4 @@
-"""Laws that every strategy must keep (--conformance), and theory against runs.
+"""Laws that every strategy must keep (--conformance).
 
 from dsgd.conformance import checks_of                # in a test file, as the scaffold writes it
 

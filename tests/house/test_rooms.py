@@ -26,7 +26,7 @@ LINES = {
     "docs": 800,
     "dsgd": 600,
     "dsgd/compare": 1_900,
-    "dsgd/conformance": 2_300,
+    "dsgd/conformance": 1_000,
     "dsgd/core": 4_700,
     "dsgd/engines": 9_100,
     "dsgd/models": 4_700,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_900,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_700,
-    "tests": 41_600,
+    "tests": 42_900,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 
@@ -48,7 +48,6 @@ LONG_FILES = {
     "deploy/observability/one_run.py",
     "dsgd/api.py",
     "dsgd/compare/experiment_file.py",
-    "dsgd/conformance/gate.py",
     "dsgd/core/aggregators.py",
     "dsgd/core/rules.py",
     "dsgd/engines/ray/driver/cluster.py",
@@ -84,7 +83,7 @@ LONG_CLASSES = {
 """Classes of more than 250 lines."""
 
 WORDS = {
-    "expert": (("dsgd/models", "dsgd/theory"), 180),
+    "expert": (("dsgd/models", "dsgd/theory"), 170),
     "rank": (("dsgd/engines", "dsgd/models"), 230),
     "codec": (("dsgd/transforms",), 50),
     "s3": (("dsgd/process", "dsgd/records"), 100),

@@ -1,7 +1,7 @@
 """A gate that cannot fail is worth nothing: each classic mistake, when planted, makes it fail.
 
 The mistakes are those that public suites of this kind have shipped. Each is planted into a copy of a
-strategy's source, or into the count that it concerns; the rows (of dsgd/conformance/gate.py) or the laws
+strategy's source, or into the count that it concerns; the rows (of tests/theory/gate) or the laws
 named given with it must then fail. Without the mistake they hold: tests/theory/test_theory.py.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import test_record
 from conftest import CommandLine
+from gate.__main__ import rows
 
 from dsgd import metrics, strategies
-from dsgd.conformance.gate import rows
 from dsgd.conformance.laws_of_runs import spends_the_budget
 from dsgd.conformance.strategy_on_trial import Broken, Subject
 from dsgd.core.protocol import Update

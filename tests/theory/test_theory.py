@@ -1,10 +1,10 @@
-"""The theory gate: every closed form of dsgd/conformance/gate.py, measured by the simulator."""
+"""The theory gate: every closed form of tests/theory/gate, measured by the simulator."""
 
 from __future__ import annotations
 
 import pytest
-
-from dsgd.conformance.gate import Row, main, rows
+from gate.__main__ import main, rows
+from gate.row import Row
 
 FLEETS = " hosts lost every "  # twenty runs of many losses each: 19 s
 
@@ -27,9 +27,9 @@ def test_the_table_says_what_fails(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A failing row is marked as failed, and the command's exit code says it too."""
-    wrong = Row(group="Time", what="two and two", formula="4", value=5, measure=lambda seed: 4.0, seeds=1)
-    right = Row(group="Time", what="two and one", formula="3", value=3, measure=lambda seed: 3.0, seeds=1)
-    monkeypatch.setattr("dsgd.conformance.gate.rows", lambda: [right, wrong])
+    wrong = Row("two and two", "4", 5, lambda seed: 4.0, seeds=1)
+    right = Row("two and one", "3", 3, lambda seed: 3.0, seeds=1)
+    monkeypatch.setattr("gate.__main__.GROUPS", {"Time": lambda: [right, wrong]})
     assert main(markdown=False) == 1
     lines = capsys.readouterr().out.splitlines()
     assert ["holds" in lines[1], "FAILS" in lines[2]] == [True, True]
