@@ -19,6 +19,7 @@ from dsgd.conformance.strategy_on_trial import Broken, LawBroken, Subject
 from dsgd.strategies.conformance import as_text
 
 Law = Callable[..., None]
+TESTS = Path(__file__).parents[2] / "tests"
 
 ALWAYS: tuple[Law, ...] = (
     laws_of_source.is_only_its_algorithm,
@@ -98,18 +99,18 @@ def checks_of(strategy: str | Subject) -> list[LawCheck]:
         LawCheck(laws_of_runs.is_another, subject, {"limit": limit}, str(limit)) for limit in laws.limits
     ]
     checks += list(_restarts(subject))
-    checks += [LawCheck(law, subject) for law in _of_a_checkout()]
+    checks += [LawCheck(law, subject) for law in laws_of_a_checkout()]
     checks.append(LawCheck(laws_of_runs.runs_on_real_workers, subject))
     return checks
 
 
-def _of_a_checkout() -> Iterator[Law]:
-    """Yield the law of random faults, if tests/dst, which draws them, is beside the package."""
-    tests = Path(__file__).parents[2] / "tests"
-    if (tests / "dst/law.py").is_file():
-        if str(tests) not in sys.path:
-            sys.path.append(str(tests))
-        yield import_module("dst.law").survives_random_faults
+def laws_of_a_checkout() -> list[Law]:
+    """Return the law of random faults, if tests/dst, which draws them, is beside the package."""
+    if not (TESTS / "dst/law.py").is_file():
+        return []
+    if str(TESTS) not in sys.path:
+        sys.path.append(str(TESTS))
+    return [import_module("dst.law").survives_random_faults]
 
 
 def unclaimed(subject: Subject) -> list[str]:

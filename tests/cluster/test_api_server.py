@@ -211,11 +211,6 @@ def tools(
     cluster.clear()
 
 
-def job_state(cluster: Cluster) -> str:
-    job = cluster.api.client.find(f"{RAY_JOBS}/ssp") or {}
-    return str((job.get("status") or {}).get("jobDeploymentStatus", ""))
-
-
 @contextmanager
 def playing(cluster: Cluster, tools: Tools, scenario: str) -> Iterator[None]:
     cluster.lines.play(scenario)
@@ -240,22 +235,14 @@ def no_operator(cluster: Cluster, tools: Tools) -> Iterator[None]:
     cluster.api.client.set_status(path, {"availableReplicas": 1})
 
 
-def gpus_allowed(cluster: Cluster) -> str:
-    """Return what the quota of GPUs enforces."""
-    quota = cluster.api.client.find("/api/v1/namespaces/ray-jobs/resourcequotas/gpus") or {}
-    return str(quota.get("status", {}).get("hard", {}).get("requests.nvidia.com/gpu", ""))
-
-
 @contextmanager
 def no_quota(cluster: Cluster, tools: Tools) -> Iterator[None]:
     """Have the overlay of a cluster without GPUs."""
     cluster.lines.play("no-gpu")
     tools.limits["pods_running"] = 8
     apply_overlay(cluster.api, "cpu")
-    wait_for(lambda: gpus_allowed(cluster) == "0", "the quota")
     yield
     apply_overlay(cluster.api, "eks-gpu")
-    wait_for(lambda: gpus_allowed(cluster) == "8", "the quota")
 
 
 @contextmanager
@@ -265,7 +252,7 @@ def as_user(cluster: Cluster, tools: Tools, context: str, scenario: str = "endle
     if context != "student":
         ran = tools("run")
         assert ran.code == 0, ran
-        wait_for(lambda: job_state(cluster) == "Running", "a running job")
+        wait_for(lambda: has_come_to_its_end(cluster), "a running job")
     tools.options = ["--context", context]
     yield
     tools.options = ["--context", "lab"]

@@ -86,6 +86,8 @@ def _run_many(arguments: Sequence[str]) -> int:
         "--processes", type=int, default=processes, metavar="N", help=f"at once; default {processes}"
     )
     given = parser.parse(arguments)
+    if given.schedules < 1:
+        raise UsageError(f"--schedules {given.schedules}: must be 1 or more")
     try:
         own = [Subject.of(given.strategy_file)] if given.strategy_file else []
     except ValueError as error:

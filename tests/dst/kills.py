@@ -366,6 +366,8 @@ def main() -> int:
     parser.add_argument("--spares", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
+    if asked.kills < 1:
+        parser.error(f"--kills {asked.kills}: must be 1 or more")
     modes, workers, ranks = asked.modes.split(","), asked.num_workers, asked.ranks_per_worker
     when: list[Moment] = [moment for moment in get_args(Moment) if moment in asked.when or not asked.when]
     if not asked.topology.startswith("allreduce") and "forming" in when:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from dst.law import SCHEDULES, survives_random_faults
@@ -18,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsgd.config import options
-from dsgd.conformance import LawCheck, checks_of
+from dsgd.conformance import LawCheck, checks_of, law_checks
 from dsgd.conformance.laws_of_runs import ON_REAL_WORKERS, holds_in
 from dsgd.conformance.strategy_on_trial import Subject
 from dsgd.running.quick_run import Workers
@@ -50,6 +51,14 @@ def test_a_strategy_keeps(check: LawCheck) -> None:
 def test_a_strategy_survives_all_schedules(subject: Subject) -> None:
     """As many random faults as a user's own strategy is held to."""
     survives_random_faults(subject)
+
+
+def test_the_package_alone_has_all_other_laws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Only the law of random faults needs a checkout, and does not come from a folder without it."""
+    here = checks_of("asgd")
+    monkeypatch.setattr(law_checks, "TESTS", tmp_path)
+    assert checks_of("asgd") == [check for check in here if check.law is not survives_random_faults]
+    assert len(checks_of("asgd")) == len(here) - 1
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from deploy.local_processes import end
 from deploy.observability.local_servers import NotStarted, free_port
 
 BINARIES = ("kube-apiserver", "etcd", "kubectl")
-DEFAULT_FOLDER = Path.home() / ".cache/dsgd-lab/api-server"
 
 # Context -> the user's group. Who is in system:masters may do anything; what the others may do, roles say.
 GROUPS = {"lab": "system:masters", "student": "students", "viewer": "viewers"}

@@ -26,8 +26,7 @@ class TimeLines:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._numbers: dict[str, int] = {}  # by the job's uid
-        self._written: dict[str, int] = {}  # by the job's uid: the frames that are written
+        self._written: dict[str, int] = {}  # by the job's uid: how many of its frames
         self.pods: dict[str, tuple[Frame, Body]] = {}
         """By their names: what a kubelet answers for them."""
         self.failure: BaseException | None = None
@@ -47,11 +46,11 @@ class TimeLines:
         """Write the next frame of each job."""
         for job in self._client.items(RAY_JOBS):
             uid = job["metadata"]["uid"]
-            written = self._written.get(uid, 0)
+            written = self._written.setdefault(uid, 0)
             if "deletionTimestamp" in job["metadata"]:
                 self._clear(job)
             elif written < len(self._frames):
-                number = self._numbers.setdefault(uid, len(self._numbers) + 1)
+                number = list(self._written).index(uid) + 1
                 self._write(job, Frame(objects(), self._frames[written], job, number))
                 self._written[uid] = written + 1
         pods = self._client.items(PODS)

@@ -60,4 +60,7 @@ def prepare(content: Mapping[str, Any], folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    names = sorted(path.stem for path in (HERE / "scenarios").iterdir())
+    if len(sys.argv) != 3 or sys.argv[1] not in names:
+        sys.exit(f"play.py: give a scenario and a folder; the scenarios are {', '.join(names)}")
     prepare(scenario(sys.argv[1]), Path(sys.argv[2]))

@@ -10,6 +10,7 @@ two must agree to rounding. Values that the literature has only as simulations c
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Iterable
 
@@ -96,4 +97,6 @@ def main(markdown: bool) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(markdown="--markdown" in sys.argv[1:]))
+    parser = argparse.ArgumentParser(prog="python -m gate", allow_abbrev=False)
+    parser.add_argument("--markdown", action="store_true", help="print docs/theory.md")
+    sys.exit(main(parser.parse_args().markdown))

@@ -65,14 +65,13 @@ def rows() -> Iterator[Row]:
         k_batch_async_mean_staleness(8, 4),
         stale("kasync", 8, 300, **_BY_GRADIENTS, skip=100),
     )
-    synchronous: dict[str, dict[str, Any]] = {
-        "SSGD": {"mode": "ssgd"},
-        "K-sync, K=4, rest cancelled": {"mode": "ksync", "k": 4},
-        "K-sync, K=4, rest ignored": {"mode": "ksync", "k": 4, "rest": "ignore"},
-        "Rennala": {"mode": "rennala"},
-    }
-    for name, options in synchronous.items():
-        mode = options.pop("mode")
+    synchronous: list[tuple[str, str, dict[str, Any]]] = [
+        ("SSGD", "ssgd", {}),
+        ("K-sync, K=4, rest cancelled", "ksync", {"k": 4}),
+        ("K-sync, K=4, rest ignored", "ksync", {"k": 4, "rest": "ignore"}),
+        ("Rennala", "rennala", {}),
+    ]
+    for name, mode, options in synchronous:
         yield exactly(
             f"{name}, exponential, P=8: greatest", "0", 0.0, stale(mode, 8, 50, over=max, **options)
         )
