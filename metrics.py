@@ -20,7 +20,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -47,7 +47,7 @@ class Extra(NamedTuple):
 
     total: float
     updates: int
-    """That had it."""
+    """How many reported it."""
     last: float
 
     @property
@@ -287,14 +287,13 @@ class Family(NamedTuple):
     """Which attribute of RunMetrics (dsgd/show/live/prometheus.py) is its value; `tally.NAME` and
     `means.NAME` are an attribute of Tally, and one of its means, after the last update, `traffic.NAME` is one
     of Traffic. Where it has a label, a sequence by worker or a mapping by direction."""
-    text: str
-    """Its meaning, and how to read it; the first sentence is its help."""
+    text: str = ""
+    """Its meaning, which is its help; its row's unless given."""
+    note: str = ""
+    """How to read it, for docs/observing.md."""
     labels: tuple[str, ...] = ()
-    unit: str = ""
-
-    @property
-    def help(self) -> str:
-        return self.text.partition(". ")[0].removesuffix(".") + "."
+    unit: str | None = None
+    """Its row's unless given."""
 
 
 class Column(NamedTuple):
@@ -305,16 +304,17 @@ class Column(NamedTuple):
     """Takes it from a Summary (dsgd/records/schema.py)."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Quantity:
     """A row of the table: what is measured, and where it is shown."""
 
     name: str
     """Its field in summary.json; of a number that updates have, in the lines of updates.jsonl too."""
     per: Literal["run", "worker", "update", "task", "evaluation"]
-    unit: str = ""
+    unit: str
     text: str
-    """What its field in summary.json is."""
+    """Its meaning, as the documents and the help of its metrics say it."""
+    _: KW_ONLY
     total: Callable[[Tally, Engine], Any] | None = None
     """Takes the field of summary.json."""
     by_worker: Callable[[Tally, Engine], Sequence[float | None]] | None = None
@@ -353,24 +353,24 @@ def of_updates(
         value = take(update)
         return () if value is None else (value,)
 
-    whole = f"{text[0].upper()}{text[1:]}, the mean over the updates so far. {note}".rstrip()
+    whole = Family("gauge", f"means.{name}", f"{text}, the mean over the updates so far", note)
     return Quantity(
-        name=name,
-        per="update",
-        unit=unit,
-        text=text,
+        name,
+        "update",
+        unit,
+        text,
         total=lambda tally, _: finite(tally.means[name]),
         of=take,
         handed_over=of is None,
         points=points,
-        families={family or f"dsgd_{name}": Family("gauge", f"means.{name}", whole, (), unit)},
-        columns=_columns(float, **{name: name}),
+        families={family or f"dsgd_{name}": whole},
+        columns=_columns(float, name),
     )
 
 
-def _columns(kind: type[int] | type[float], **fields: str) -> dict[str, Column]:
-    """Return columns by name; fields: of a Summary, like `eval.loss`."""
-    return {name: Column(kind, attrgetter(field)) for name, field in fields.items()}
+def _columns(kind: type[int] | type[float], *fields: str) -> dict[str, Column]:
+    """Return a column for each of these fields of a Summary: that of `eval.loss` is eval_loss."""
+    return {field.replace(".", "_"): Column(kind, attrgetter(field)) for field in fields}
 
 
 def taken_of_updates() -> dict[str, Callable[[Update], float | None]]:
@@ -384,8 +384,18 @@ def quantity(name: str) -> Quantity:
 
 
 def families() -> dict[str, Family]:
-    """Return what Prometheus gets of each run, by name."""
-    return {name: family for row in QUANTITIES for name, family in row.families.items()}
+    """Return what Prometheus gets of each run, by name, with text and unit."""
+    return {
+        name: family._replace(
+            text=_sentence(family.text or row.text), unit=row.unit if family.unit is None else family.unit
+        )
+        for row in QUANTITIES
+        for name, family in row.families.items()
+    }
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _busy_s(tally: Tally, cluster: Engine) -> list[float]:
@@ -501,307 +511,215 @@ def _of_last_evaluation(name: str) -> Callable[[Any], float | None]:
 
 
 QUANTITIES: list[Quantity] = [
-    Quantity(
-        name="run", per="run", text="the run's options, and whether it is active",
-        families={
-            "dsgd_run_info": Family("info", "info",
-                "Always 1; the labels describe the run. `experiment` is the folder of its record. Join it "
-                "to other metrics to split them by engine or data.",
-                ("engine", "num_workers", "dataset", "experiment", "git_commit", "version")),
-            "dsgd_run_active": Family("gauge", "active",
-                "1 while the run takes updates, 0 once it has ended. Alerts on stalled runs require 1, as "
-                "the series of an ended run stay while the process lives."),
-            "dsgd_last_update_timestamp_seconds": Family("gauge", "last_update_epoch_s",
-                "Wall time of the last update, since 1970, on both engines. Absent before the first.",
-                (), "wall s"),
-            "dsgd_tasks_in_flight": Family("gauge", "tasks_in_flight",
-                "Tasks that were handed out and whose results were not taken: queued, computing or on their "
-                "way. Near the number of workers nobody waits for work."),
-            "dsgd_memory_bytes": Family("gauge", "memory_bytes",
-                "What a process of the run has in memory, shared pages included. `process` is `driver`, or "
-                "`host 0` and so on, with the workers. At most ten seconds old. Ray's own metrics have the "
-                "object store.",
-                ("process",), "bytes"),
-        },
-    ),
-    Quantity(
-        name="eval", per="evaluation",
-        text="loss, and share of samples classified correctly, on held-out data",
+    Quantity("run", "run", "", "the run's options, and whether it is active", families={
+        "dsgd_run_info": Family("info", "info", "always 1; the labels describe the run",
+            "`experiment` is the folder of its record. Join it to other metrics to split them by engine or "
+            "data.", ("engine", "num_workers", "dataset", "experiment", "git_commit", "version")),
+        "dsgd_run_active": Family("gauge", "active", "1 while the run takes updates, 0 once it has ended",
+            "Alerts on stalled runs require 1, as the series of an ended run stay while the process lives."),
+        "dsgd_last_update_timestamp_seconds": Family("gauge", "last_update_epoch_s",
+            "wall time of the last update, since 1970, on both engines", "Absent before the first.",
+            unit="wall s"),
+        "dsgd_tasks_in_flight": Family("gauge", "tasks_in_flight",
+            "tasks that were handed out and whose results were not taken: queued, computing or on their way",
+            "Near the number of workers nobody waits for work."),
+        "dsgd_memory_bytes": Family("gauge", "memory_bytes",
+            "what a process of the run has in memory, shared pages included",
+            "`process` is `driver`, or `host 0` and so on, with the workers. At most ten seconds old. Ray's "
+            "own metrics have the object store.", ("process",), "bytes")}),
+    Quantity("eval", "evaluation", "", "loss, and share of samples classified correctly, on held-out data",
         of_evaluation={name: attrgetter(name) for name in ("loss", "accuracy", "bits_per_byte")},
         families={
-            "dsgd_eval_loss": Family("gauge", "eval_loss",
-                "Loss on held-out samples at the last evaluation."),
+            "dsgd_eval_loss": Family("gauge", "eval_loss", "loss on held-out samples at the last evaluation"),
             "dsgd_experiment_loss": Family("gauge", "loss_of_experiment",
-                "Loss on held-out samples at the last evaluation, with the folder of the run's record as "
-                "`experiment`.",
-                ("experiment",)),
+                "loss on held-out samples at the last evaluation, with the folder of the run's record as "
+                "`experiment`", labels=("experiment",)),
             "dsgd_eval_accuracy": Family("gauge", "eval_accuracy",
-                "Share of held-out samples classified correctly. Absent for the quadratic.",
-                (), "0 to 1"),
-        },
-        columns=_columns(float, eval_loss="eval.loss", eval_accuracy="eval.accuracy",
-            eval_bits_per_byte="eval.bits_per_byte"),
-    ),
-    Quantity(
-        name="updates", per="run", unit="updates", text="applied: the last version",
+                "share of held-out samples classified correctly", "Absent for the quadratic.",
+                unit="0 to 1")},
+        columns=_columns(float, "eval.loss", "eval.accuracy", "eval.bits_per_byte")),
+    Quantity("updates", "run", "updates", "updates applied to the weights: their versions",
         total=lambda tally, _: tally.updates,
         families={"dsgd_updates_total": Family("counter", "tally.updates",
-            "Updates applied to the weights: their versions. Its rate, times gradients per update, is the "
-            "throughput.",
-            (), "updates")},
-        columns=_columns(int, updates="updates") | _columns(float, updates_per_s="updates_per_s"),
-    ),
-    Quantity(
-        name="gradients", per="worker", unit="mini-batches", text="applied; P·steps if the budget was spent",
+            note="Its rate, times gradients per update, is the throughput.")},
+        columns=_columns(int, "updates") | _columns(float, "updates_per_s")),
+    Quantity("gradients", "worker", "mini-batches", "applied; P·steps if the budget was spent",
         total=lambda tally, _: tally.gradients,
         families={"dsgd_gradients_total": Family("counter", "gradients",
-            "Mini-batches of a worker that were applied. Rates that differ between workers show stragglers, "
-            "or a mode that ignores slow workers.",
-            ("worker",), "mini-batches")},
-        columns=_columns(int, gradients="gradients") | _columns(float, gradients_per_s="gradients_per_s"),
-    ),
-    Quantity(
-        name="samples", per="run", unit="samples",
-        text="gradients · batch size; the quadratic counts 1 a mini-batch, `none` 0",
+            "mini-batches of a worker that were applied",
+            "Rates that differ between workers show stragglers, or a mode that ignores slow workers.",
+            ("worker",))},
+        columns=_columns(int, "gradients") | _columns(float, "gradients_per_s")),
+    Quantity("samples", "run", "samples",
+        "gradients · batch size; the quadratic counts 1 a mini-batch, `none` 0",
         total=lambda tally, _: tally.samples,
         families={
             "dsgd_samples_total": Family("counter", "tally.samples",
-                "Training samples in the applied mini-batches. Modes are compared fairly at equal samples.",
-                (), "samples"),
+                "training samples in the applied "
+                "mini-batches", "Modes are compared fairly at equal samples."),
             "dsgd_samples_per_second": Family("gauge", "samples_per_s",
-                "Samples applied per engine second, whole run so far. `experiment` is the folder of its "
-                "record: runs of one experiment are compared over weeks by it.",
-                ("experiment",), "per engine s"),
-        },
-    ),
-    Quantity(
-        name="clock_s", per="update", unit="engine s", text="`t_s` of the last update; 0 without one",
+                "samples applied per engine second, whole run so far",
+                "`experiment` is the folder of its record: runs of one experiment are compared over weeks by "
+                "it.", ("experiment",), "per engine s")}),
+    Quantity("clock_s", "update", "engine s", "`t_s` of the last update; 0 without one",
         total=lambda tally, _: tally.last_update_s,
         families={"dsgd_update_seconds": Family("histogram", "update_s",
-            "Engine seconds from one update to the next. Its sum is the engine's clock at the last update.",
-            (), "engine s")},
-        columns=_columns(float, clock_s="clock_s"),
-    ),
-    Quantity(
-        name="loss", per="update",
-        text="mean of the losses of the update's tasks, of the first update and of the last",
+            "engine seconds from one update to the next",
+            "Its sum is the engine's clock at the last update.")},
+        columns=_columns(float, "clock_s")),
+    Quantity("loss", "update", "",
+        "mean of the losses of the update's tasks, of the first update and of the last",
         total=lambda tally, _: {"first": finite(tally.first_loss), "last": finite(tally.last_loss)},
         points=lambda update: () if update.loss is None else (update.loss,),
         families={
             "dsgd_train_loss": Family("gauge", "tally.last_loss",
-                "Mean mini-batch loss of the last update's tasks. It is noisy. NaN and +Inf are exported as "
-                "they are. Absent for `--dataset none`."),
+                "mean mini-batch loss of the last update's tasks",
+                "It is noisy. NaN and +Inf are exported as they are. Absent for `--dataset none`."),
             "dsgd_learning_rate": Family("gauge", "learning_rate",
-                "Step size at this point of the run: `--lr` times the schedule's factor."),
+                "step size at this point of the run: `--lr` times the schedule's factor"),
             "dsgd_gradient_norm": Family("gauge", "gradient_norm",
-                "Euclidean norm of the mean gradient of an update. It is looked at once a second, or less "
-                "often if it takes long. In local SGD and AdaComm: see [the log](#the-log). Absent in other "
-                "modes."),
-        },
-    ),
-    Quantity(
-        name="staleness", per="task", unit="updates",
-        text="updates between reading and applying, its own not counted",
+                "Euclidean norm of the mean gradient of an update",
+                "It is looked at once a second, or less often if it takes long. In local SGD and AdaComm: "
+                "see [the log](#the-log). Absent in other modes.")}),
+    Quantity("staleness", "task", "updates",
+        "updates between reading weights and applying the result, its own not counted",
         total=lambda tally, _: _staleness(tally),
         points=lambda update: map(update.staleness, update.dones),
         families={
             "dsgd_staleness_updates": Family("histogram", "staleness",
-                "Updates between reading weights and applying the result, its own not counted. 0 is fresh; "
-                "equal asynchronous workers average `num_workers - 1`. Sum over count is the exact mean; "
-                "quantiles are interpolated between 0, 1, 2, 4, 8, …, 4096.",
-                ("worker",), "updates"),
-            "dsgd_staleness_max_updates": Family("gauge", "staleness_max",
-                "The largest staleness so far.",
-                (), "updates"),
+                note="0 is fresh; equal asynchronous workers average `num_workers - 1`. Sum over count is "
+                "the exact mean; quantiles are interpolated between 0, 1, 2, 4, 8, …, "
+                "4096.", labels=("worker",)),
+            "dsgd_staleness_max_updates": Family("gauge", "staleness_max", "the largest staleness so far"),
             "dsgd_staleness_bound_updates": Family("gauge", "staleness_bound",
-                "Upper bound of the staleness in this mode with these options. Absent where "
-                "[theory](theory.md) has none.",
-                (), "updates"),
-        },
-        columns=_columns(float, staleness_mean="staleness.mean")
-        | _columns(int, staleness_p95="staleness.p95", staleness_max="staleness.max"),
-    ),
-    Quantity(
-        name="clock_gap_max", per="run", unit="mini-batches",
-        text="largest difference between fastest and slowest worker after an update",
+                "upper bound of the staleness in this mode with these options",
+                "Absent where [theory](theory.md) has none.")},
+        columns=_columns(float, "staleness.mean") | _columns(int, "staleness.p95", "staleness.max")),
+    Quantity("clock_gap_max", "run", "mini-batches",
+        "largest difference between fastest and slowest worker after an update",
         total=lambda tally, _: tally.clock_gap_max,
         families={"dsgd_clock_gap_steps": Family("gauge", "tally.clock_gap",
-            "Fastest minus slowest worker's clock after the last update. SSP keeps it at `slack + 1` or "
-            "less.",
-            (), "mini-batches")},
-        columns=_columns(int, clock_gap_max="clock_gap_max"),
-    ),
+            "fastest minus slowest worker's clock after the last update",
+            "SSP keeps it at `slack + 1` or less.")},
+        columns=_columns(int, "clock_gap_max")),
     of_updates("drift", "", "distance of the workers' weights to their average", "dsgd_localsgd_drift",
         "Local modes have it."),
     of_updates("consensus", "",
         "consensus distance: mean squared distance of the workers' weights to their mean",
         note="Modes without a server have it."),
-    Quantity(
-        name="extra", per="update",
-        text="what a strategy hands over in `Update.extra`, by its own names, like AdaComm's `tau`",
+    Quantity("extra", "update", "",
+        "what the strategy has handed over in `Update.extra` by this name, at the last update that had it",
         families={"dsgd_extra": Family("gauge", "extra",
-            "What the strategy has handed over in `Update.extra` by this name, at the last update that had "
-            "it. Like `tau` of AdaComm, the local steps of a round. At most 16 names a run.",
-            ("name",))},
-    ),
-    Quantity(
-        name="steps", per="worker", unit="mini-batches",
-        text="of worker I that came back, applied or ignored",
-        by_worker=lambda tally, _: tally.steps,
-    ),
-    Quantity(
-        name="busy_s", per="worker", unit="engine s",
-        text="of computing; a task in flight at the end counts since it was given out", by_worker=_busy_s,
+            note="Like `tau` of AdaComm, the local steps of a round. At most 16 names a run.",
+            labels=("name",))}),
+    Quantity("steps", "worker", "mini-batches", "of worker I that came back, applied or ignored",
+        by_worker=lambda tally, _: tally.steps),
+    Quantity("busy_s", "worker", "engine s",
+        "of computing; a task in flight at the end counts since it was given out", by_worker=_busy_s,
         families={"dsgd_compute_seconds": Family("histogram", "compute_s",
-            "Engine seconds that a worker computed, per task that came back, used or ignored. On Ray the "
-            "sleep of a straggler counts. A task is one mini-batch, or in local modes a round of them.",
-            ("worker",), "engine s")},
-    ),
-    Quantity(
-        name="batch_s", per="worker", unit="engine s",
-        text="of computing, per mini-batch that came back; null before the first",
+            "engine seconds that a worker computed, per task that came back, used or ignored",
+            "On Ray the sleep of a straggler counts. A task is one mini-batch, or in local modes a round of "
+            "them.", ("worker",))}),
+    Quantity("batch_s", "worker", "engine s",
+        "of computing, per mini-batch that came back; null before the first",
         by_worker=lambda tally, _: [
-            busy_s / steps if steps else None for busy_s, steps in zip(tally.busy_s, tally.steps, strict=True)
-        ],
-    ),
-    Quantity(
-        name="idle_s", per="worker", unit="engine s", text="`clock_s` - `busy_s`",
+            busy_s / steps if steps else None
+            for busy_s, steps in zip(tally.busy_s, tally.steps, strict=True)]),
+    Quantity("idle_s", "worker", "engine s", "`clock_s` - `busy_s`",
         by_worker=lambda tally, cluster: [tally.last_update_s - busy for busy in _busy_s(tally, cluster)],
         families={"dsgd_wait_seconds": Family("histogram", "wait_s",
-            "Engine seconds that a worker did not compute, per task: transfer, and idle after it. See below.",
-            ("worker",), "engine s")},
+            "engine seconds that a worker did not compute, per task: transfer, and idle after it",
+            "See below.", ("worker",))},
         # Rounded, so that a mere rounding error becomes 0.
-        columns={"idle_share": Column(float, lambda s: round(s.idle_share, 9) if s.clock_s else None)},
-    ),
-    Quantity(
-        name="exchange_s", per="run", unit="engine s",
-        text="of a task, on average: what its messages took, there and back, with all waiting for links and "
+        columns={"idle_share": Column(float, lambda s: round(s.idle_share, 9) if s.clock_s else None)}),
+    Quantity("exchange_s", "run", "engine s",
+        "of a task, on average: what its messages took, there and back, with all waiting for links and "
         "servers; where workers combine results among themselves, what that took",
         total=lambda tally, _: tally.exchange_mean_s,
         families={"dsgd_exchange_seconds_total": Family("counter", "exchange_s",
-            "Engine seconds of the messages of a worker's applied tasks, there and back, with all waiting "
-            "for links and servers. Over `dsgd_staleness_updates_count` it is the latency of a worker's "
-            "link; the worker's bytes over it are its bandwidth.",
-            ("worker",), "engine s")},
-        columns=_columns(float, exchange_s="exchange_s", exchange_batches="exchange_batches"),
-    ),
-    Quantity(
-        name="restarts", per="worker", text="how often it was lost and restarted",
+            "engine seconds of the messages of a worker's applied tasks, there and back, with all waiting "
+            "for links and servers",
+            "Over `dsgd_staleness_updates_count` it is the latency of a worker's link; the worker's bytes "
+            "over it are its bandwidth.", ("worker",))},
+        columns=_columns(float, "exchange_s", "exchange_batches")),
+    Quantity("restarts", "worker", "", "how many times a worker was lost and restarted",
         by_worker=lambda _, cluster: cluster.restarts,
         families={"dsgd_worker_restarts_total": Family("counter", "restarts",
-            "How many times a worker was lost and restarted. Read at the scrape, so it rises while the run "
-            "waits for the worker.",
-            ("worker",))},
-        columns=_columns(int, restarts="restarts"),
-    ),
-    Quantity(
-        name="wasted", per="run", unit="mini-batches",
-        text="that came back and were not used, whose tasks were cancelled, or that faults made useless",
+            note="Read at the scrape, so it rises while the run waits for the worker.", labels=("worker",))},
+        columns=_columns(int, "restarts")),
+    Quantity("wasted", "run", "mini-batches",
+        "that came back and were not used, whose tasks were cancelled, or that faults made useless",
         total=lambda tally, cluster: {"ignored": tally.ignored, "cancelled": sum(cluster.cancelled),
             "faults": tally.wasted_by_faults},
-        columns=_columns(int, wasted="wasted.total"),
-    ),
-    Quantity(
-        name="faults", per="run",
-        text="how many, by kind; asked for with `--faults`, or a process that died by itself",
+        columns={"wasted": Column(int, attrgetter("wasted.total"))}),
+    Quantity("faults", "run", "",
+        "how many, by kind; asked for with `--faults`, or a process that died by itself",
         total=lambda tally, _: dict(sorted(tally.faults.items())),
         families={"dsgd_faults_total": Family("counter", "faults",
-            "Faults that are over, and at the end those that the run ended in. `kind` is `kill`, `pause`, "
-            "`slow`, `cut`, `node`, `leave`, `join`, `driver`, `lie`, or one of the checkpoint store; all "
-            "are there from the start, at 0. After kills that nobody asked for, look at the machine's "
-            "memory.",
-            ("kind",))},
-        columns={
-            "faults": Column(int, lambda s: sum(n for kind, n in s.faults.items() if kind not in FOLLOWING))
-        },
-    ),
-    Quantity(
-        name="repeated", per="run", unit="mini-batches", text="that faults had computed again, or partly",
+            "faults that are over, and at the end those that the run ended in",
+            "`kind` is `kill`, `pause`, `slow`, `cut`, `node`, `leave`, `join`, `driver`, `lie`, or one of "
+            "the checkpoint store; all are there from the start, at 0. After kills that nobody asked for, "
+            "look at the machine's memory.", ("kind",))},
+        columns={"faults": Column(int,
+            lambda s: sum(n for kind, n in s.faults.items() if kind not in FOLLOWING))}),
+    Quantity("repeated", "run", "mini-batches", "mini-batches that faults had computed again, or partly",
         total=lambda tally, _: tally.repeated, of_fault=lambda fault: fault.repeated,
         families={"dsgd_repeated_gradients_total": Family("counter", "repeated",
-            "Mini-batches that faults had computed again, or partly. Its rate over that of "
-            "`dsgd_gradients_total` is the share of work that faults cost.",
-            (), "mini-batches")},
-        columns=_columns(int, repeated="repeated"),
-    ),
-    Quantity(
-        name="recovery_s", per="run", unit="engine s",
-        text="from a fault until all workers concerned computed again or had left",
+            note="Its rate over that of `dsgd_gradients_total` is the share of work that faults cost.")},
+        columns=_columns(int, "repeated")),
+    Quantity("recovery_s", "run", "engine s",
+        "engine seconds from a fault until all workers concerned computed again or had left",
         total=lambda tally, _: _recovery_s(tally), of_fault=lambda fault: fault.to_recover_s,
         families={"dsgd_fault_recovery_seconds": Family("histogram", "recovery_s",
-            "Engine seconds from a fault until all workers concerned computed again or had left. Those that "
-            "the run ended in are not among them.",
-            (), "engine s")},
-        columns=_columns(float, recovery_p50_s="recovery_s.p50"),
-    ),
-    Quantity(
-        name="bytes", per="run", unit="bytes",
-        text="that were sent, all messages counted once, by direction",
+            note="Those that the run ended in are not among them.")},
+        columns={"recovery_p50_s": Column(float, attrgetter("recovery_s.p50"))}),
+    Quantity("bytes", "run", "bytes", "bytes that were sent, those of cancelled and lost tasks too",
         total=lambda _, cluster: cluster.traffic.by_direction,
         families={"dsgd_bytes_total": Family("counter", "traffic.by_direction",
-            "Bytes that were sent, those of cancelled and lost tasks too. `direction` is `to_workers`, "
-            "`to_server`, `between_workers`, `between_servers`, or what the driver `fetched` to evaluate or "
-            "keep it.",
-            ("direction",), "bytes")},
-        columns=_columns(int, bytes="bytes.total"),
-    ),
-    Quantity(
-        name="wasted_bytes", per="run", unit="bytes",
-        text="sent for tasks whose results no update used: cancelled, lost, sent twice, discarded, or in "
-        "flight at the end",
+            note="`direction` is `to_workers`, `to_server`, `between_workers`, `between_servers`, or what "
+            "the driver `fetched` to evaluate or keep it.", labels=("direction",))},
+        columns={"bytes": Column(int, attrgetter("bytes.total"))}),
+    Quantity("wasted_bytes", "run", "bytes",
+        "sent for tasks whose results no update used: cancelled, lost, sent twice, discarded, or in flight "
+        "at the end",
         total=lambda tally, cluster: cluster.traffic.of_tasks - tally.useful_bytes,
         families={"dsgd_useful_bytes_total": Family("counter", "tally.useful_bytes",
-            "Bytes sent for tasks whose results were applied. The rest of `dsgd_bytes_total` was for tasks "
-            "that are in flight, or was wasted.",
-            (), "bytes")},
-        columns=_columns(int, wasted_bytes="wasted_bytes"),
-    ),
-    Quantity(
-        name="sent_bytes", per="worker", unit="bytes", text="over its link, from it",
+            "bytes sent for tasks whose results were applied",
+            "The rest of `dsgd_bytes_total` was for tasks that are in flight, or was wasted.")},
+        columns=_columns(int, "wasted_bytes")),
+    Quantity("sent_bytes", "worker", "bytes", "bytes sent over a worker's link, from it",
         by_worker=lambda _, cluster: cluster.traffic.sent,
-        families={"dsgd_worker_sent_bytes_total": Family("counter", "traffic.sent",
-            "Bytes sent over a worker's link, from it.",
-            ("worker",), "bytes")},
-    ),
-    Quantity(
-        name="received_bytes", per="worker", unit="bytes", text="over its link, to it",
+        families={"dsgd_worker_sent_bytes_total": Family("counter", "traffic.sent", labels=("worker",))}),
+    Quantity("received_bytes", "worker", "bytes", "bytes sent over a worker's link, to it",
         by_worker=lambda _, cluster: cluster.traffic.received,
         families={"dsgd_worker_received_bytes_total": Family("counter", "traffic.received",
-            "Bytes sent over a worker's link, to it.",
-            ("worker",), "bytes")},
-    ),
-    Quantity(
-        name="experts", per="evaluation",
-        text="of a mixture of experts: how it is used by the weights that are evaluated, and by workers",
+            labels=("worker",))}),
+    Quantity("experts", "evaluation", "",
+        "of a mixture of experts: how it is used by the weights that are evaluated, and by workers",
         of_evaluation={name: _routing(name) for name in ROUTING},
         families={
             "dsgd_expert_load_share": Family("gauge", "experts.load_by_expert",
-                "Share of a layer's choices that are this expert, on held-out data at the last evaluation. "
+                "share of a layer's choices that are this expert, on held-out data at the last evaluation",
                 "1/E where all is even. Absent where layers and experts are more than 1,024.",
                 ("layer", "expert"), "0 to 1"),
             "dsgd_expert_max_violation": Family("gauge", "experts.max_violation",
                 "MaxVio: by how many mean loads the most loaded expert is above the mean, at the last "
-                "evaluation. 0 is even; E/K - 1, all tokens to the same experts, is the worst.",
-                (), "means"),
+                "evaluation", "0 is even; E/K - 1, all tokens to the same experts, is the worst.",
+                unit="means"),
             "dsgd_worker_expert_max_violation": Family("gauge", "experts.worker_violations",
                 "MaxVio of a worker's loads: of its mini-batch where it returns a gradient, else of the "
-                "weights that it returns. At most 8 workers, those of the last update.",
+                "weights that it returns", "At most 8 workers, those of the last update.",
                 ("worker",), "means"),
             "dsgd_router_entropy_ratio": Family("gauge", "experts.router_entropy",
-                "Mean entropy of the routers' scores of a token, as a share of log E.",
-                (), "0 to 1"),
+                "mean entropy of the routers' scores of a token, as a share of log E", unit="0 to 1"),
             "dsgd_experts_idle": Family("gauge", "experts.idle_experts",
-                "Experts, in all layers, that no held-out token chooses."),
+                "experts, in all layers, that no held-out token chooses"),
             "dsgd_choices_dropped_ratio": Family("gauge", "experts.dropped",
-                "Share of the choices on held-out data that are beyond `--capacity`, as a training pass "
-                "with these loads would drop them. Absent without a capacity.",
-                (), "0 to 1"),
+                "share of the choices on held-out data that are beyond `--capacity`, as a training pass with "
+                "these loads would drop them", "Absent without a capacity.", unit="0 to 1"),
             "dsgd_router_agreement_ratio": Family("gauge", "experts.agreement",
-                "Share of a token's experts that two workers' own weights both choose, the mean over pairs "
-                "of workers. K/E by chance. Absent where workers return gradients.",
-                (), "0 to 1"),
-        },
-        columns={name: Column(float, _of_last_evaluation(name)) for name in ROUTING},
-    ),
+                "share of a token's experts that two workers' own weights both choose, the mean over pairs "
+                "of workers", "K/E by chance. Absent where workers return gradients.", unit="0 to 1")},
+        columns={name: Column(float, _of_last_evaluation(name)) for name in ROUTING}),
 ]  # fmt: skip
 """All that is measured, a row each."""

@@ -17,7 +17,7 @@ from dsgd.compare.experiment_file import NOT_HERE, PlannedRun
 from dsgd.config import option_fields, options
 from dsgd.process.bounded_yaml import load_yaml
 from dsgd.process.outcomes import is_result
-from dsgd.records.reader import read_ending, read_yaml
+from dsgd.records.reader import read_brief_summary, read_yaml
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.stores.disk_store import DiskStore
@@ -94,7 +94,7 @@ def is_kept(run: PlannedRun) -> bool:
     if "summary.json" not in files:
         return False
     try:
-        return is_result(read_ending(path).stopped_by)
+        return is_result(read_brief_summary(path).stopped_by)
     except RecordError as error:
         raise UsageError(f"{error}; {remedy}") from None
 

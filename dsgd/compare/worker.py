@@ -21,7 +21,7 @@ from dsgd.config import TrainConfig
 from dsgd.core.protocol import ClusterError
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import StoppedBy, one_line
-from dsgd.records.reader import read_ending
+from dsgd.records.reader import read_brief_summary
 from dsgd.strategies import configured
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def execute_recorded(
     try:
         path = cfg.output.folder / str(cfg.output.run_name)
         was_ended = (path / "summary.json").exists()
-        resume = (read_ending(path).stopped_by if was_ended else "killed") if path.exists() else None
+        resume = (read_brief_summary(path).stopped_by if was_ended else "killed") if path.exists() else None
         record = RunRecord(cfg, resume=resume is not None)
         ended = execute(
             cfg, watchers, record=record, interruptions=interruptions, started=began_s, resume=resume

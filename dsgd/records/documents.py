@@ -69,7 +69,9 @@ def quantities_table(_: str) -> str:
 def metrics_table(_: str) -> str:
     """Return the table of Prometheus metrics."""
     rows = "".join(
-        f"| `{name}` | {one.kind} | {_listed(one.labels)} | {one.unit} | {one.text} |\n"
+        f"| `{name}` | {one.kind} | {_listed(one.labels)} | {one.unit} | "
+        + f"{one.text} {one.note}".rstrip()
+        + " |\n"
         for name, one in families().items()
     )
     heading = "| name | type | more labels | unit | meaning, and how to read it |\n|---|---|---|---|---|\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,9 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from dsgd.process.outcomes import is_result
-from dsgd.records.reader import is_record, read_yaml
+from dsgd.records.reader import is_record, read_brief_summary, read_yaml
 from dsgd.records.schema import (
-    Damaged,
-    FirstAndLast,
-    LastEvaluation,
-    MeanStaleness,
+    BriefSummary,
     RecordError,
     decode,
 )
@@ -29,23 +25,6 @@ T = TypeVar("T")
 
 _HEAD_BYTES = 1 << 16  # of summary.json: what comes before the numbers of each worker
 _LARGEST = 1 << 22  # bytes of a config.yaml or meta.json that is read
-_BY_WORKER = re.compile(rb",\s*\"(counts|workers)\": ")
-"""Where, in a summary, parts begin that grow with the workers."""
-_BY_WORKER_ENDS = {b"counts": b"}}", b"workers": b"}"}
-"""What then closes the objects around: `counts` is in `staleness`."""
-
-
-class ShortSummary(Struct, frozen=True, kw_only=True):
-    """The beginning of summary.json."""
-
-    stopped_by: str
-    error: str | None = None
-    eval: LastEvaluation
-    loss: FirstAndLast
-    updates: int
-    gradients: int
-    clock_s: float
-    staleness: MeanStaleness = MeanStaleness()
 
 
 class _Begun(Struct, frozen=True, kw_only=True):
@@ -64,7 +43,7 @@ class ListedRun:
     """From option to value, as config.yaml has it."""
     started_epoch_s: float
     device: str
-    result: ShortSummary | None
+    result: BriefSummary | None
     """None while the run goes on, and if it was killed."""
 
     @property
@@ -156,14 +135,14 @@ def _listed(path: Path) -> ListedRun:
     for option in ("mode", "engine", "num_workers", "steps", "seed"):
         if option not in config:
             raise RecordError(f"config.yaml: has no {option}; the record is from an older version")
-    begun = _decoded(_require_small(path / "meta.json").read_bytes(), _Begun, path / "meta.json")
+    begun = decode(_require_small(path / "meta.json").read_bytes(), _Begun, path / "meta.json")
     has_ended = (path / "summary.json").is_file()
     return ListedRun(
         path=path,
         config=config,
         started_epoch_s=begun.started_epoch_s,
         device=begun.device,
-        result=_result(path / "summary.json") if has_ended else None,
+        result=read_brief_summary(path, _HEAD_BYTES) if has_ended else None,
     )
 
 
@@ -178,31 +157,3 @@ def _require_small(file: Path) -> Path:
     if found.st_size > _LARGEST:
         raise RecordError(f"{file}: is larger than {_LARGEST >> 20} MB, so not read")
     return file
-
-
-def _result(file: Path) -> ShortSummary:
-    """Read a summary or, of a long one, what comes before the parts that grow with the workers."""
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(_HEAD_BYTES)
-            is_whole = not opened.read(1)
-    except OSError as error:
-        raise RecordError(f"{file}: cannot be read ({error.strerror})") from None
-    return _decoded(content if is_whole else _closed(content), ShortSummary, file)
-
-
-def _closed(head: bytes) -> bytes:
-    """Return the beginning of a summary, cut before the first part that grows with the workers.
-
-    >>> _closed(b'{"a": 1, "staleness": {"mean": 2.5, "counts": {"0": 1, "1')
-    b'{"a": 1, "staleness": {"mean": 2.5}}'
-    """
-    found = _BY_WORKER.search(head)
-    return head[: found.start()] + _BY_WORKER_ENDS[found[1]] if found else head
-
-
-def _decoded(content: bytes, kind: type[T], file: Path) -> T:
-    try:
-        return decode(content, kind, file)
-    except Damaged as error:
-        raise RecordError(str(error)) from None

@@ -22,7 +22,6 @@ from dsgd.process.outcomes import is_result
 from dsgd.records.schema import (
     BriefSummary,
     Damaged,
-    Ending,
     Meta,
     RecordedEvaluation,
     RecordedFault,
@@ -41,6 +40,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MOST_SUMMARY_BYTES = 4_000_000  # some 1,024 workers and as many values of staleness take 0.3 MB
+_BY_WORKER = re.compile(rb",\s*\"(counts|workers)\": ")
+"""Where, in a summary, parts begin that grow with the workers."""
+_BY_WORKER_ENDS = {b"counts": b"}}", b"workers": b"}"}
+"""What then closes the objects around: `counts` is in `staleness`."""
 _MOST_NOTE_CHARACTERS = 2000
 _MOST_TAIL_BYTES = 1 << 20
 _VERSION = re.compile(rb'\{"version":(\d+),')  # the beginning of a line of updates.jsonl
@@ -159,28 +162,30 @@ def read_summary(path: Path) -> Summary:
     return _read_json(path / "summary.json", summary_type())
 
 
-def read_ending(path: Path) -> Ending:
-    """Read from summary.json how the run ended, which records of all versions have; raises RecordError."""
-    return _read_json(path / "summary.json", Ending)
+def read_brief_summary(path: Path, most_bytes: int = _MOST_SUMMARY_BYTES) -> BriefSummary:
+    """Read the parts of summary.json that all versions have; raises RecordError.
 
-
-def read_brief_summary(path: Path) -> BriefSummary:
-    """Read from summary.json what the live page shows, in bounded memory; raises RecordError.
-
-    Older versions listed every worker of a run, however many: of such a file only the beginning is read.
+    Of a longer file only the beginning is read, without the parts that grow with the workers: older versions
+    listed every worker of a run.
     """
     file = path / "summary.json"
     try:
         with file.open("rb") as content:
-            beginning = content.read(_MOST_SUMMARY_BYTES + 1)
+            beginning = content.read(most_bytes)
+            is_whole = not content.read(1)
     except OSError as error:
         raise RecordError(f"{file}: cannot be read ({_one_line(error)})") from None
-    if len(beginning) > _MOST_SUMMARY_BYTES:
-        beginning = beginning.partition(b',\n  "staleness":')[0] + b"}"
-    try:
-        return decode(beginning, BriefSummary, file)
-    except Damaged as error:
-        raise RecordError(str(error)) from None
+    return decode(beginning if is_whole else _closed(beginning), BriefSummary, file)
+
+
+def _closed(head: bytes) -> bytes:
+    """Return the beginning of a summary, cut before the first part that grows with the workers.
+
+    >>> _closed(b'{"a": 1, "staleness": {"mean": 2.5, "counts": {"0": 1, "1')
+    b'{"a": 1, "staleness": {"mean": 2.5}}'
+    """
+    found = _BY_WORKER.search(head)
+    return head[: found.start()] + _BY_WORKER_ENDS[found[1]] if found else head
 
 
 def read_note(path: Path, config: Mapping[str, Any]) -> str:
@@ -305,21 +310,20 @@ def _lines(file: Path, kind: type[T]) -> Iterator[T]:
             for number, line in enumerate(lines, 1):
                 try:
                     yield decode(line, kind, f"{file}, line {number}")
-                except Damaged as error:
+                except Damaged:
                     if next(lines, None) is None:
                         return
-                    raise RecordError(str(error)) from None
+                    raise
     except OSError as error:
         raise RecordError(f"{file}: cannot be read ({_one_line(error)})") from None
 
 
 def _read_json(file: Path, kind: type[T]) -> T:
     try:
-        return decode(file.read_bytes(), kind, file)
-    except Damaged as error:
-        raise RecordError(str(error)) from None
+        content = file.read_bytes()
     except OSError as error:
         raise RecordError(f"{file}: cannot be read ({_one_line(error)})") from None
+    return decode(content, kind, file)
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

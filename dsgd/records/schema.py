@@ -312,28 +312,23 @@ class Compared(Struct, frozen=True, kw_only=True):
         "as long a run is needed to compare; null where none is, or no length is")] = None
 
 
-class Ending(Struct, frozen=True, kw_only=True):
-    """How a run ended, and nothing else of its summary.json."""
+class BriefSummary(Struct, frozen=True, kw_only=True):
+    """What a list of runs and the live page show of a summary.json, of whichever version."""
 
     stopped_by: str
-
-
-class MeanStaleness(Struct, frozen=True, kw_only=True):
-    """The mean alone of `staleness` in summary.json."""
-
-    mean: float | None = None
-
-
-class BriefSummary(Ending, frozen=True, kw_only=True):
-    """What the live page shows of a summary.json; of one that lists too many workers, none of them."""
-
-    error: str | None
+    error: str | None = None
+    eval: LastEvaluation
     updates: int
     gradients: int
     clock_s: float
-    staleness: MeanStaleness | None = None
-    workers: dict[int, WorkerTotals] = msgspec.field(default_factory=dict)
-    over_workers: dict[str, Spread] = msgspec.field(default_factory=dict)
+    loss: FirstAndLast
+    staleness: dict[str, Any] = {}
+    workers: dict[int, WorkerTotals] = {}
+    over_workers: dict[str, Spread] = {}
+
+    @property
+    def staleness_mean(self) -> float | None:
+        return self.staleness.get("mean")
 
 
 class MeanAndLast(Struct, frozen=True, kw_only=True):
@@ -602,7 +597,7 @@ def built(values: Mapping[str, Any], kind: type[T]) -> T:
     return value
 
 
-class Damaged(ValueError):
+class Damaged(RecordError):
     """Bytes that are not JSON: a line that was cut off, or rubbish."""
 
 

@@ -29,7 +29,7 @@ from typing import NamedTuple
 from dsgd.config import TrainConfig, options
 from dsgd.process.outcomes import echoed, is_result
 from dsgd.records.lease import TakenError
-from dsgd.records.reader import read_ending
+from dsgd.records.reader import read_brief_summary
 from dsgd.records.s3 import CHECKPOINTS, Destination
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import Part, Store, newest_whole, version_of
@@ -201,7 +201,7 @@ def restore_record(url: str, into: Path) -> Restored | None:
 
 
 def _is_over(record: Path) -> bool:
-    return (record / "summary.json").exists() and is_result(read_ending(record).stopped_by)
+    return (record / "summary.json").exists() and is_result(read_brief_summary(record).stopped_by)
 
 
 def _version(name: str | None) -> int:

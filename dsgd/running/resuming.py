@@ -23,7 +23,7 @@ from dsgd.core.weights import Vector
 from dsgd.process.outcomes import is_result
 from dsgd.records.reader import (
     length_to,
-    read_ending,
+    read_brief_summary,
     read_evaluations,
     read_faults,
     read_meta,
@@ -108,7 +108,7 @@ def unfinished(path: Path, was: Mapping[str, Any], cfg: TrainConfig) -> str:
     if not (path / "summary.json").exists():
         return "killed"
     try:
-        ending = read_ending(path).stopped_by
+        ending = read_brief_summary(path).stopped_by
     except RecordError as error:
         raise ValueError(f"{error}; remove that file, and the run goes on from its checkpoint") from None
     more = {

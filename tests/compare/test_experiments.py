@@ -607,7 +607,9 @@ def test_a_record_without_an_option_had_its_default(option: str, value: float, t
     del config["momentum"]
     (r.path / "config.yaml").write_text(yaml.safe_dump(config))
     (r.path / "meta.json").write_text("{}")
-    (r.path / "summary.json").write_text('{"stopped_by": "budget"}')
+    ended = {"stopped_by": "budget", "updates": 0, "gradients": 0, "clock_s": 0.0}
+    empty = {"eval": {"loss": None, "accuracy": None}, "loss": {"first": None, "last": None}}
+    (r.path / "summary.json").write_text(json.dumps(ended | empty))
     assert kept.is_kept(r)
     (other,) = load(write(tmp_path, variants={"ssgd": {"mode": "ssgd", option: value}}, seeds=1)).runs()
     (other,) = [replace(other, cfg=replace(other.cfg, output=r.cfg.output))]

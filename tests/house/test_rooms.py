@@ -31,7 +31,7 @@ LINES = {
     "dsgd/engines": 9_100,
     "dsgd/models": 4_700,
     "dsgd/process": 800,
-    "dsgd/records": 3_800,
+    "dsgd/records": 3_700,
     "dsgd/running": 4_300,
     "dsgd/scenario": 2_500,
     "dsgd/show": 10_500,

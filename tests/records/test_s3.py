@@ -561,7 +561,7 @@ def test_the_same_command_in_another_pod_goes_on(
     for name in ("weights.npy", "updates.jsonl", "evals.jsonl"):
         assert ended[f"runs/may/a/{name}"] == Path("alone/a", name).read_bytes()
     os.rename("runs", "lost")
-    assert main([*command, "50", *to_s3[:-1]]) == 0
+    assert main([*command, "50", *to_s3[:-1], "--no-quiet"]) == 0
     assert "finished before: budget; nothing is left to do" in capsys.readouterr().out
     assert stored(aws) == ended
 

@@ -304,7 +304,7 @@ class FollowedRun:
 
     def _mean_staleness(self) -> float | None:
         if self._outcome and self._outcome.staleness:
-            return self._outcome.staleness.mean
+            return self._outcome.staleness_mean
         if not self._tasks or self._is_partial:
             return None
         return self._staleness_sum / self._tasks

@@ -274,7 +274,7 @@ class RunsCollector:
         found = {}
         for name, family in families().items():
             labels = ("mode", "run_id", *(family.labels if family.kind != "info" else ()))
-            found[name] = kinds[family.kind](name.removesuffix("_info"), family.help, labels=labels)
+            found[name] = kinds[family.kind](name.removesuffix("_info"), family.text, labels=labels)
         for run in self._runs.values():
             for name, labels, value in run.samples():
                 values = value if isinstance(value, tuple) else (value,)

@@ -149,7 +149,7 @@ def _row(run: ListedRun, group: Group, filtered: Sequence[str]) -> IndexRow:
         loss=_ending(run) or number(loss, 4),
         seconds=number(seconds, 4),
         per_s=number(ended.gradients / ended.clock_s if ended and ended.clock_s else None),
-        staleness=number(ended.staleness.mean if ended else None),
+        staleness=number(ended.staleness_mean if ended else None),
         began=f"{datetime.fromtimestamp(run.started_epoch_s, UTC):%Y-%m-%d %H:%M}",
         best=[column for column, value in marks.items() if column in best and value == best[column]],
         tokens=f" {' '.join(_tokens(run, filtered))} ",
