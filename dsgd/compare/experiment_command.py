@@ -80,7 +80,7 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
         "--log-format", metavar="FORMAT", default="auto", help="text or json (default: json on a cluster)"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="list the runs and how long they would take; write nothing"
+        "--dry-run", action="store_true", help="list the runs and what differs; run and write nothing"
     )
     parser.add_argument(
         "--check-premise",
@@ -116,12 +116,11 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
                     "experiments on Ray (--set engine=ray), others are seen with --dashboard"
                 )
     console = Terminal(highlight=False)
-    if given.dry_run:
-        from dsgd.compare.forecast import print_forecast
+    from dsgd.compare.runner import print_plan, run_experiment
 
-        print_forecast(asked, console, given.processes)
+    if given.dry_run:
+        print_plan(asked, console)
         return 0
-    from dsgd.compare.runner import run_experiment
     from dsgd.compare.uploads import Uploads
     from dsgd.show.live.observers import Observers
 

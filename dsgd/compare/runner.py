@@ -13,7 +13,7 @@ import yaml
 from rich.console import Console
 
 from dsgd.compare.display import Display
-from dsgd.compare.experiment_file import Experiment, PlannedRun
+from dsgd.compare.experiment_file import Experiment, PlannedRun, described
 from dsgd.compare.finished_runs import clear, goes_on, is_kept, locked
 from dsgd.compare.pool import Pool, cores
 from dsgd.compare.tuning import Selection, choose
@@ -100,6 +100,29 @@ def _run_locked(
         with Interruptions():  # a second one: the caller's holds signals once the last run has ended
             report, held = _report(experiment.folder, console)
     return Finished(experiment, failed, {choice.variant: choice.chosen for choice in choices}, report, held)
+
+
+def print_plan(experiment: Experiment, console: Console) -> None:
+    """List the experiment's runs and what differs; nothing is run or written.
+
+    Raises UsageError as `run_experiment` does, before the first run.
+    """
+    tuning_runs = experiment.tuning_runs()
+    runs = [*tuning_runs, *experiment.runs()]
+    # Which options the variants of a tuned experiment will have is not known before its tuning.
+    kept = {run.path for run in (tuning_runs or runs) if is_kept(run)}
+    check_data([run for run in runs if run.path not in kept])
+    own = {variant.name: variant.own for variant in experiment.variants}
+    if experiment.tuning:
+        own |= {v.name: v.own for tried in experiment.tuning.tried.values() for v in tried}
+    names = {run: f"{'tuning/' if run in tuning_runs else ''}{run.name}" for run in runs}
+    width = max(map(len, names.values()))
+    for run, name in names.items():
+        state = "kept" if run.path in kept else ""
+        differs = " ".join(described(*item) for item in own[run.variant].items())
+        console.print(f"{name:{width}}  {state:4}  {differs}", soft_wrap=True, markup=False)
+    count = f"{len(runs)} runs, {len(kept)} of them kept; into {experiment.folder}"
+    console.print(count, soft_wrap=True, markup=False)
 
 
 def check_data(runs: Sequence[PlannedRun]) -> None:

@@ -43,7 +43,7 @@ OF_COMMANDS = {
             "longer runs, one seed",
             f"--experiment {_FILE} --set steps=1000 --set seeds=1",
         ),
-        Example("how long it would take", f"--experiment {_FILE} --dry-run"),
+        Example("which runs it has", f"--experiment {_FILE} --dry-run"),
         Example("and open the report when it is there", f"--experiment {_FILE} --open"),
     ),
     "--report": (
