@@ -478,12 +478,6 @@ class LiveConfig(Checked):
     metrics_linger_s: Annotated[float, FINITE, Ge(0)] = 0.0
     """Wall seconds to keep serving the metrics and the live page after the run; ctrl-C ends it."""
 
-    pushgateway: Annotated[
-        str | None,
-        matches(r"https?://[^/@?#\s]+(/[^@?#\s]*)?", "must be like http://HOST:9091, no password or query"),
-    ] = None
-    """URL of a Prometheus Pushgateway to push the metrics to, every ten seconds and at the end."""
-
     dashboard: Annotated[int | None, PORT] = None
     """Port of the live page in a browser on this machine (127.0.0.1); 0 takes any that is free."""
 
@@ -502,8 +496,8 @@ class LiveConfig(Checked):
         rule = (
             f"supports at most {MOST_EXPORTED} workers (about 60 series each); use the record or --dashboard"
         )
-        for option, value in (("metrics-port", self.metrics_port), ("pushgateway", self.pushgateway)):
-            require(value is None or num_workers <= MOST_EXPORTED, option, value, rule)
+        port = self.metrics_port
+        require(port is None or num_workers <= MOST_EXPORTED, "metrics-port", port, rule)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,6 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
         default=0.0,
         help="seconds to keep serving metrics and live page after the last run; ctrl-C ends it",
     )
-    parser.add_argument("--pushgateway", metavar="URL", help="URL of a Pushgateway to push the metrics to")
     parser.add_argument(
         "--log-level",
         metavar="LEVEL",
@@ -105,15 +104,13 @@ def experiment(arguments: Sequence[str], interruptions: Interruptions) -> int:
             metrics_port=given.metrics_port,
             metrics_host=given.metrics_host,
             metrics_linger_s=given.metrics_linger_s,
-            pushgateway=given.pushgateway,
         )
         for run in (*asked.tuning_runs(), *asked.runs()):
             live.require_few(run.cfg.num_workers)
-            if run.cfg.engine == "sim" and (live.metrics_port is not None or live.pushgateway):
-                option = "--pushgateway" if live.metrics_port is None else "--metrics-port"
+            if run.cfg.engine == "sim" and live.metrics_port is not None:
                 raise ValueError(
-                    f"{option}: variant {run.variant} is simulated, in a separate process; metrics are for "
-                    "experiments on Ray (--set engine=ray), others are seen with --dashboard"
+                    f"--metrics-port: variant {run.variant} is simulated, in a separate process; metrics are "
+                    "for experiments on Ray (--set engine=ray), others are seen with --dashboard"
                 )
     console = Terminal(highlight=False)
     from dsgd.compare.runner import print_plan, run_experiment

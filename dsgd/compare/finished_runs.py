@@ -17,7 +17,7 @@ from dsgd.compare.experiment_file import NOT_HERE, PlannedRun
 from dsgd.config import option_fields, options
 from dsgd.process.bounded_yaml import load_yaml
 from dsgd.process.outcomes import is_result
-from dsgd.records.reader import read_brief_summary, read_yaml
+from dsgd.records.reader import read_brief_summary, read_options
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.stores.disk_store import DiskStore
@@ -82,7 +82,7 @@ def is_kept(run: PlannedRun) -> bool:
     if "meta.json" not in files:  # killed before it began
         return False
     try:
-        was = read_yaml(path / "config.yaml")
+        was = read_options(path)
     except RecordError as error:
         raise UsageError(f"{error}; {remedy}") from None
     for option, (wanted, default) in _wanted(run).items():

@@ -60,10 +60,8 @@ def quantities_table(_: str) -> str:
         shown = [f"`workers.I.{row.name}`" if row.by_worker else field, _listed(row.families)]
         shown += [", ".join(points), _listed(row.columns)]
         rows.append(f"| {row.name} | {row.unit} | {row.per} | {row.text} | {' | '.join(shown)} |\n")
-    heading = (
-        "| quantity | unit | of each | what it is | summary.json | Prometheus | TensorBoard | reports |\n"
-    )
-    return f"{heading}|---|---|---|---|---|---|---|---|\n{''.join(rows)}"
+    heading = "| quantity | unit | of each | what it is | summary.json | Prometheus | TensorBoard | reports |"
+    return f"{heading}\n|---|---|---|---|---|---|---|---|\n{''.join(rows)}"
 
 
 def metrics_table(_: str) -> str:

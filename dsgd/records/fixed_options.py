@@ -14,10 +14,13 @@ MAY_CHANGE = (
     "checkpoint_every", "keep", "mtbf",
     "max_restarts", "restart_window_s", "start_timeout_s",
     "ranks_per_worker", "parallel", "expert_parallel", "checkpoint_activations",
-    "metrics_port", "metrics_host", "metrics_linger_s", "pushgateway", "dashboard",
+    "metrics_port", "metrics_host", "metrics_linger_s", "dashboard",
     "note", "trace_last", "quiet", "log_level", "log_format", "upload_every",
 )  # fmt: skip
 """The options that may change when a run goes on."""
+
+GONE = frozenset({"pushgateway"})
+"""Options that older versions had, and that changed nothing in a run: they are left out of what is read."""
 
 _WHERE = ("out", "run_name")
 

@@ -7,21 +7,15 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import Struct
 
 from dsgd.process.outcomes import is_result
-from dsgd.records.reader import is_record, read_brief_summary, read_yaml
-from dsgd.records.schema import (
-    BriefSummary,
-    RecordError,
-    decode,
-)
+from dsgd.records.reader import is_record, read_brief_summary, read_options, read_yaml
+from dsgd.records.schema import BriefSummary, RecordError, decode
 from dsgd.records.variants import NOT_COMPARED, printable
 from dsgd.strategies import defaults
-
-T = TypeVar("T")
 
 _HEAD_BYTES = 1 << 16  # of summary.json: what comes before the numbers of each worker
 _LARGEST = 1 << 22  # bytes of a config.yaml or meta.json that is read
@@ -131,7 +125,8 @@ def _number_of_runs(folder: Path) -> int:
 
 
 def _listed(path: Path) -> ListedRun:
-    config = read_yaml(_require_small(path / "config.yaml"))
+    _require_small(path / "config.yaml")
+    config = read_options(path)
     for option in ("mode", "engine", "num_workers", "steps", "seed"):
         if option not in config:
             raise RecordError(f"config.yaml: has no {option}; the record is from an older version")

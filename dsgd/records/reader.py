@@ -19,6 +19,7 @@ from msgspec.structs import astuple
 from dsgd.metrics import ROUTING
 from dsgd.process import bounded_yaml
 from dsgd.process.outcomes import is_result
+from dsgd.records.fixed_options import GONE
 from dsgd.records.schema import (
     BriefSummary,
     Damaged,
@@ -215,7 +216,7 @@ def read_record(path: Path) -> Record:
         raise RecordError(f"{path}: is not a run record (it has no config.yaml); give the folder of a run")
     if not (path / "summary.json").is_file():
         raise RecordError(f"{path}: is partial (no summary.json): its run is under way or was killed")
-    config = read_yaml(path / "config.yaml")
+    config = read_options(path)
     for option in ("mode", "engine", "num_workers", "steps", "seed"):
         if option not in config:
             raise RecordError(
@@ -324,6 +325,12 @@ def _read_json(file: Path, kind: type[T]) -> T:
     except OSError as error:
         raise RecordError(f"{file}: cannot be read ({_one_line(error)})") from None
     return decode(content, kind, file)
+
+
+def read_options(record: Path) -> dict[str, Any]:
+    """Return a run's options from its config.yaml, without those that are gone; raises RecordError."""
+    found = read_yaml(record / "config.yaml")
+    return {name: value for name, value in found.items() if name not in GONE}
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

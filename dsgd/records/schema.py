@@ -19,7 +19,6 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
-from msgspec import Meta as About
 
 from dsgd.metrics import QUANTITIES, ROUTING, Quantity, quantity
 from dsgd.scenario.fault import LASTING
@@ -31,22 +30,22 @@ class RecordError(ValueError):
     """A folder cannot be read as a run record; the message is one line."""
 
 
-def field(unit: str, text: str, key: str = "") -> About:
+def field(unit: str, text: str, key: str = "") -> msgspec.Meta:
     """Describe a field: its unit (empty without one) and what it means.
 
     key: what stands for the names in a mapping, like I for a worker's number.
     """
     extra = {name: value for name, value in (("unit", unit), ("key", key)) if value}
-    return About(description=text, extra=extra, extra_json_schema={"unit": unit} if unit else None)
+    return msgspec.Meta(description=text, extra=extra, extra_json_schema={"unit": unit} if unit else None)
 
 
-def of_table(name: str) -> About:
+def of_table(name: str) -> msgspec.Meta:
     """Describe a field by its row in the table of quantities."""
     row = quantity(name)
     return field(row.unit, row.text)
 
 
-def of_routing(name: str) -> About:
+def of_routing(name: str) -> msgspec.Meta:
     """Describe a field by its entry in `ROUTING`."""
     return field(*ROUTING[name])
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from dsgd.metrics import MOST_LISTED
 from dsgd.process.files import whole_file
-from dsgd.records.reader import read_evaluations, read_faults, read_yaml
+from dsgd.records.reader import read_evaluations, read_faults, read_options
 from dsgd.records.schema import (
     RecordedEvaluation,
     RecordedFault,
@@ -41,7 +41,7 @@ def write_trace(record: Path, last: int | None = None) -> None:
     updates = _last_updates(record / "updates.jsonl", last)
     if not updates:
         return
-    config = read_yaml(record / "config.yaml")
+    config = read_options(record)
     at_us = _at_us(updates)
     free_tid = _FIRST_WORKER + config["num_workers"]
     faults = _placed(_in_window(read_faults(record), updates), at_us[updates[-1].version], free_tid)

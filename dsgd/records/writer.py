@@ -35,7 +35,7 @@ from dsgd.process.files import GrowingFile, WriteError, Writing, whole_file
 from dsgd.records import workload_copy
 from dsgd.records.fixed_options import options_digest, options_written
 from dsgd.records.lease import FolderLock
-from dsgd.records.reader import length_to, read_meta, read_yaml
+from dsgd.records.reader import length_to, read_meta, read_options
 from dsgd.records.schema import (
     LaterAttempt,
     Meta,
@@ -75,7 +75,7 @@ class RunRecord:
         if resume:
             self.path = cfg.output.folder / str(cfg.output.run_name)
             self._take_lock()
-            self.options = options_written(cfg, read_yaml(self.path / "config.yaml"))
+            self.options = options_written(cfg, read_options(self.path))
         else:
             self.path = free_path(cfg.output, default_name(cfg))
         self._every = cfg.output.record_every

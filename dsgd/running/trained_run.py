@@ -20,7 +20,7 @@ from dsgd.data import DatasetShard, make_workload, module_objective
 from dsgd.models.networks.sampling import Sampler
 from dsgd.models.workloads import make_problem, name_of
 from dsgd.process.user_code import in_one_line
-from dsgd.records.reader import is_record, read_summary, read_yaml
+from dsgd.records.reader import is_record, read_options, read_summary
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.stores.disk_store import DiskStore
@@ -43,7 +43,7 @@ def recorded_options(path: Path) -> dict[str, Any]:
         raise RecordError(f"{path}: there is no such folder; give the folder of a run")
     if not is_record(path):
         raise RecordError(f"{path}: is not a run record (it has no config.yaml); give the folder of a run")
-    return read_yaml(path / "config.yaml")
+    return read_options(path)
 
 
 def recorded_config(path: Path, options: Mapping[str, Any]) -> TrainConfig:

@@ -34,12 +34,12 @@ LINES = {
     "dsgd/records": 3_700,
     "dsgd/running": 4_300,
     "dsgd/scenario": 2_500,
-    "dsgd/show": 10_500,
+    "dsgd/show": 10_400,
     "dsgd/strategies": 2_400,
     "dsgd/teach": 2_900,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_700,
-    "tests": 42_900,
+    "tests": 42_800,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import math
 import os
@@ -15,8 +14,8 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,6 @@ from dsgd.process.interruptions import Interruptions
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
 from dsgd.running.quick_run import config, run
-from dsgd.show.live import exporter
 from dsgd.show.live.observers import Observers
 from dsgd.show.live.prometheus import STALENESS_BUCKETS, RunMetrics, RunsCollector
 from main import main
@@ -288,7 +286,6 @@ def test_runs_of_one_process_differ_by_their_labels(tmp_path: Path) -> None:
             ended = execute(cfg, observers.watchers(), record=RunRecord(cfg), interruptions=interruptions)
             assert ended.stopped_by == "budget"
         assert observers.exporter
-        assert observers.exporter.url
         got = scrape(observers.exporter.url)
     assert got("dsgd_gradients_total", mode="ssgd", run_id="my-ssgd") == 4 * 5
     assert got("dsgd_gradients_total", mode="asgd", run_id="my-asgd") == 4 * 7
@@ -363,12 +360,11 @@ def test_simulations_of_an_experiment_have_no_metrics(
 ) -> None:
     """They run in other processes: one line says so and names what to use, and nothing is run."""
     (tmp_path / "two.yaml").write_text(EXPERIMENT.format(engine="sim"))
-    for option in ("--metrics-port 0", "--pushgateway http://localhost:9091"):
-        arguments = ["--experiment", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "out")]
-        assert main([*arguments, *option.split()]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert option.split()[0] in line
-        assert "--dashboard" in line
+    arguments = ["--experiment", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "out")]
+    assert main([*arguments, "--metrics-port", "0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--metrics-port" in line
+    assert "--dashboard" in line
     assert not (tmp_path / "out").exists()
 
 
@@ -397,98 +393,6 @@ def test_an_experiment_on_ray_is_scraped_at_one_port(tmp_path: Path) -> None:
         record = tmp_path / "out" / "two" / f"{mode}-s0"
         summary = json.loads((record / "summary.json").read_text())
         assert found[0]("dsgd_updates_total", mode=mode, run_id=record.name) == summary["updates"]
-
-
-# ---- a Pushgateway
-
-
-class Gateway(http.server.BaseHTTPRequestHandler):
-    """Takes what is pushed, as a Pushgateway would."""
-
-    pushed: list[tuple[str, str]]
-    status = 200
-
-    def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-        self.pushed.append((self.path, body))
-        self.send_response(self.status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@contextmanager
-def gateway(status: int = 200) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    pushed: list[tuple[str, str]] = []
-    handler = type("Handler", (Gateway,), {"pushed": pushed, "status": status})
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}", pushed
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def test_a_pushgateway_ends_with_the_summary(cli: CommandLine) -> None:
-    """What is pushed last equals summary.json, under a job and an instance of this process."""
-    with gateway() as (url, pushed):
-        ran = cli(f"{SIM} --mode asgd --steps 40 --pushgateway {url}")
-    assert (ran.code, ran.err) == (0, "")
-    path, body = pushed[-1]
-    assert path == f"/metrics/job/dsgd/instance/{socket.gethostname()}%3A{os.getpid()}"
-    assert_same(Scrape(body), ran.summary)
-
-
-@pytest.mark.thorough
-def test_it_is_pushed_during_the_run(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Pushgateway gets values at intervals, not only the last."""
-    monkeypatch.setattr(exporter, "_PUSH_EVERY_S", 0.02)
-    with gateway() as (url, pushed):
-        cli(f"{SIM} --mode asgd --steps 50000 --dataset none --record none --pushgateway {url}")
-    updates = [Scrape(body)("dsgd_updates_total") for _, body in pushed]
-    assert any(0 < n < 200_000 for n in updates)  # the run lasts a hundred intervals
-    assert updates[-1] == 200_000
-
-
-@contextmanager
-def nobody() -> Iterator[str]:
-    yield f"http://127.0.0.1:{free_port()}"
-
-
-@contextmanager
-def silence() -> Iterator[str]:
-    """Yield the address of a server that takes connections and says nothing."""
-    with closing(socket.socket()) as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(50)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-
-@contextmanager
-def refusal() -> Iterator[str]:
-    with gateway(status=503) as (url, _):
-        yield url
-
-
-@pytest.mark.parametrize("gone", [nobody, silence, refusal])
-def test_a_pushgateway_that_is_gone_costs_one_warning(
-    gone: Any, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the gateway is absent, silent or refuses, training goes on, and one line says so."""
-    monkeypatch.setattr(exporter, "_PUSH_EVERY_S", 0.01)
-    monkeypatch.setattr(exporter, "_PUSH_TIMEOUT_S", 0.5)
-    with gone() as url:
-        ran = cli(f"{SIM} --mode asgd --steps 2000 --dataset none --record none --pushgateway {url}")
-    assert ran.code == 0
-    assert ran.summary["stopped_by"] == "budget"
-    (line,) = ran.err.splitlines()
-    assert "warning" in line
-    assert url in line
-    assert "training goes on" in line
 
 
 # ---- lingering

@@ -104,7 +104,6 @@ WRONG = [
     ("--metrics-linger-s 5", ["--metrics-linger-s 5", "--dashboard"]),
     ("--metrics-linger-s -1 --dashboard 0", ["--metrics-linger-s -1", "at least 0"]),
     ("--metrics-linger-s inf --dashboard 0", ["--metrics-linger-s inf", "finite"]),
-    ("--pushgateway somewhere:9091", ["--pushgateway somewhere:9091", "http://HOST:9091"]),
     ("--num-workers 257 --metrics-port 0", ["--metrics-port 0", "256", "--dashboard"]),
     ("--dataset digits --dim 3", ["--dim 3", "no effect", "--dataset digits", "leave it out"]),
     ("--dataset quadratic --batch-size 8", ["--batch-size 8", "no effect", "--dataset quadratic"]),

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dsgd.records.fault_words import cost, hit
-from dsgd.records.reader import read_brief_summary, read_meta, read_note, read_yaml
+from dsgd.records.reader import read_brief_summary, read_meta, read_note, read_options, read_yaml
 from dsgd.records.schema import BriefSummary, RecordedEvaluation, RecordedFault, RecordedTask, RecordError
 from dsgd.show.live.prometheus import STALENESS_BUCKETS
 from dsgd.show.live.record_lines import Lines, TakenBack, UpdateLines
@@ -39,7 +39,7 @@ _MOST_IN_WORDS = 8  # of them, in words
 _OWN_FOLDERS = ("figures", "tuning")  # of an experiment: not its runs
 _NOT_SHOWN = (
     "out", "run_name", "note", "quiet", "tensorboard", "trace_last", "metrics_port", "metrics_host",
-    "metrics_linger_s", "pushgateway", "dashboard", "log_level", "log_format", "strategy_file",
+    "metrics_linger_s", "dashboard", "log_level", "log_format", "strategy_file",
 )  # fmt: skip
 # What reading another version's files, or damaged ones, raises.
 _NOT_A_RECORD = (AttributeError, LookupError, TypeError, ValueError)
@@ -182,7 +182,7 @@ class FollowedRun:
         self._began_s = meta.stat().st_mtime
         with suppress(RecordError):
             self._score_name = read_meta(self.path).workload.get("score_name", "accuracy")
-        self._options = read_yaml(self.path / "config.yaml")
+        self._options = read_options(self.path)
         self._num_workers, self._budget, self._limit_s = _limits(self._options)
         self._given = _given(self._options)
         self._workers = [_Worker() for _ in range(min(MOST_WORKERS, self._num_workers))]

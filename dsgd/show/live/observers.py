@@ -1,4 +1,4 @@
-"""Everything that observes this process while it trains: log, metrics, Pushgateway, live page."""
+"""Everything that observes this process while it trains: log, metrics, live page."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ class Observers:
         with ExitStack() as stack:  # if the second port is not available, the first is released
             if log:
                 self._log = stack.enter_context(logged(log, quiet=quiet))
-            if live.metrics_port is not None or live.pushgateway:
+            if live.metrics_port is not None:
                 from dsgd.show.live.exporter import Exporter
 
-                self.exporter = stack.enter_context(Exporter(live))
+                self.exporter = stack.enter_context(Exporter(live.metrics_host, live.metrics_port))
                 self._say("metrics", self.exporter.url)
             if live.dashboard is not None:
                 from dsgd.show.live.page import LivePage
@@ -111,6 +111,6 @@ class Observers:
                 print(f"served for {self._live.metrics_linger_s:g} s more; ctrl-C ends it", flush=True)
             interruptions.wait(self._live.metrics_linger_s)
 
-    def _say(self, what: str, url: str | None) -> None:
-        if url and not self._quiet:
+    def _say(self, what: str, url: str) -> None:
+        if not self._quiet:
             print(f"{what:7} {url}", flush=True)

@@ -20,6 +20,7 @@ from dsgd.models.workloads import options_of
 from dsgd.process.bounded_yaml import YamlError, read_yaml
 from dsgd.process.outcomes import print_page
 from dsgd.process.user_code import located
+from dsgd.records.fixed_options import GONE
 from dsgd.scenario.faults_text import FILE_ENDINGS
 from dsgd.show.terminal.help import run_help
 from dsgd.strategies import config_of, load, mode_of, modes
@@ -213,7 +214,8 @@ def _read_config(path: str) -> dict[str, Any]:
         raise UsageError(f"--config {path}: is empty; give a run's config.yaml")
     if not isinstance(content, dict):
         raise UsageError(f"--config {path}: must be a mapping of options to values, like a run's config.yaml")
-    return {str(key).replace("-", "_"): value for key, value in content.items()}
+    given = {str(key).replace("-", "_"): value for key, value in content.items()}
+    return {name: value for name, value in given.items() if name not in GONE}
 
 
 def _value_in_file(option: Option, value: Any, source: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dsgd.config import OutputConfig, TrainConfig, options
 from dsgd.process.s3_access import is_s3
 from dsgd.records.fixed_options import MAY_CHANGE, changed, options_digest
-from dsgd.records.reader import is_record, read_meta, read_yaml
+from dsgd.records.reader import is_record, read_meta, read_options
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.upload import restore_record
@@ -102,7 +102,7 @@ def _going_on(
     path: Path, source: str, arguments: Sequence[str], given: Mapping[str, Any], *, by_name: bool = False
 ) -> RunAsked:
     try:
-        was = read_yaml(path / "config.yaml")
+        was = read_options(path)
         begun = read_meta(path).options_sha256
         other_code = changed_since(path, was)
     except RecordError as error:
