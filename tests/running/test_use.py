@@ -247,7 +247,7 @@ def test_a_score_goes_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"R² {score:.4g}" in said(capsys, "--list", str(tmp_path))[1]
     assert re.search(rf"^R²\s+{score:.4g}$", said(capsys, "--evaluate", str(tmp_path / "r"))[1], re.MULTILINE)
     said(capsys, "--report", str(tmp_path / "r"))
-    assert "R²" in (tmp_path / "r/report.md").read_text()
+    assert "R²" in (tmp_path / "r/report.html").read_text()
 
 
 def test_a_run_in_s3_is_used_from_there(aws: Any, capsys: pytest.CaptureFixture[str]) -> None:

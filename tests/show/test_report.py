@@ -7,7 +7,6 @@ import math
 import re
 import shutil
 import xml.etree.ElementTree as ElementTree
-from html import unescape
 from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,6 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from markdown_it import MarkdownIt
 from msgspec.structs import astuple
 from scipy import stats
 
@@ -32,7 +30,7 @@ from dsgd.records.schema import RecordError
 from dsgd.running.predict.predictions import staleness_by_worker, staleness_pmf
 from dsgd.show.report import tables
 from dsgd.show.report.answer import answer
-from dsgd.show.report.build import _markdown, build_report
+from dsgd.show.report.build import build_report
 from dsgd.show.report.colours import DARK, LIGHT, contrast, distance, on_dark, ramp
 from dsgd.show.report.figures import chosen, draw_sections, scene_of
 from dsgd.show.report.frames import FIGURES, read_folder
@@ -803,7 +801,7 @@ def test_the_same_records_give_the_same_bytes(race: Path, built: Path, tmp_path:
     """A report drawn twice is the same, byte by byte: no date, path or hash seed is in it."""
     again = shutil.copytree(race, tmp_path / "elsewhere" / "experiment")
     build_report(again)
-    for name in ("report.html", "report.md", "results.csv"):
+    for name in ("report.html", "results.csv"):
         assert (again / name).read_bytes() == (built / name).read_bytes()
     figures = sorted(file.name for file in (again / "figures").iterdir())
     assert figures == sorted(file.name for file in (built / "figures").iterdir())
@@ -821,12 +819,10 @@ def test_a_report_is_whole(built: Path) -> None:
     assert text.replace("http://www.w3.org/", "").count("http") == text.count("http-equiv")
     svgs = sorted(file.stem for file in (built / "figures").glob("*.svg"))
     assert svgs == sorted(file.stem for file in (built / "figures").glob("*.png"))
-    markdown = (built / "report.md").read_text()
     for name in svgs:
         assert ElementTree.parse(built / "figures" / f"{name}.svg").getroot().tag.endswith("svg")
         assert (built / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         assert f'<figure id="{name}">' in text
-        assert f"(figures/{name}.svg)" in markdown
     assert {"loss-time", "loss-gradients", "loss-bytes", "time-to-target", "throughput", "idle"} <= set(svgs)
     assert {"staleness-1", "timeline-1", "timeline-3", "drift"} <= set(svgs)
     assert pl.read_csv(built / "results.csv").height == 15
@@ -858,7 +854,7 @@ def test_lines_that_are_one_to_the_eye_share_a_name(tmp_path: Path) -> None:
 
 
 def test_words_from_records_are_only_words(copy: Path) -> None:
-    """Names, titles and errors that look like HTML, SVG, Markdown or mathematics are shown as they are."""
+    """Names, titles and errors that look like HTML, SVG or mathematics are shown as they are."""
     evil = '<img src=x onerror="alert(1)"> | $x^2$ 0.123456 *b*'
     spec = yaml.safe_load((copy / "experiment.yaml").read_text())
     spec["variants"][0]["name"] = evil
@@ -868,30 +864,12 @@ def test_words_from_records_are_only_words(copy: Path) -> None:
         json.dumps(summary | {"stopped_by": "failed", "error": evil})
     )
     text = build_report(copy).read_text()
-    markdown = (copy / "report.md").read_text()
     assert "<img" not in text
-    assert "<img" not in markdown
     shown = "&lt;img src=x onerror=&#34;alert(1)&#34;&gt; | $x^2$ 0.123456 *b*"
     assert text.count(shown) >= 5
-    assert "\\| \\$x^2\\$ 0.123456 \\*b\\*" in markdown
     root = ElementTree.parse(copy / "figures" / "loss-time.svg").getroot()
     words = "".join(root.itertext()).split()  # a long name has several lines
     assert "".join(evil.split()) in "".join(words)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "local_steps=64, p < 0.001 [265, 388]", "__init__ and _x_", "a*b*c **d**", "[a](http://b) [^1]",
-        "`code`", "$x$ and $y$", "~~gone~~", "1. first", "- item", "# heading", "> quotation", "a \\* b",
-        "&lt; &amp; &#60;", "<b>bold</b>", "a | b", "x_1 < y_2 <z>",
-    ],
-)  # fmt: skip
-def test_markdown_shows_what_was_written(text: str) -> None:
-    """A name of any look is shown by a Markdown reader as it was written, as plain text."""
-    html = MarkdownIt("gfm-like", {"linkify": False}).render(f"{_markdown(text)}\n")
-    assert re.fullmatch(r"<p>[^<]*</p>\n", html)
-    assert unescape(html[3:-5]).replace("\\$", "$") == text
 
 
 def test_show_selects_and_orders(copy: Path) -> None:

@@ -1,4 +1,4 @@
-"""Writes a report: report.html, report.md, results.csv and each figure as a file, from records alone."""
+"""Writes a report: report.html, results.csv and each figure as a file, from records alone."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def write_report(frames: Frames, folder: Path) -> Path:
     report = _report(frames)
     _write_figures(folder / "figures", report.sections)
     _write(folder / "results.csv", frames.runs.write_csv())
-    _write(folder / "report.md", _render("template.md.j2", report))
+    (folder / "report.md").unlink(missing_ok=True)  # older versions wrote one
     path = folder / "report.html"
-    _write(path, _render("template.html.j2", report))
+    _write(path, _render(report))
     return path
 
 
@@ -138,40 +138,15 @@ def _write(path: Path, content: str | bytes) -> None:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
-def _render(template: str, report: Report) -> str:
+def _render(report: Report) -> str:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=template.endswith(".html.j2"),
+        autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=StrictUndefined,
     )
-    environment.filters |= {"markdown": _markdown, "svg": Markup}
+    environment.filters["svg"] = Markup
     values: Mapping[str, Any] = {"report": report, "frames": report.frames, "light": LIGHT, "dark": DARK}
-    return environment.get_template(template).render(values)
-
-
-def _markdown(text: object) -> str:
-    r"""Return text that Markdown shows as it is, and that is readable before it is shown.
-
-    Escaped is what would otherwise mean something: an underscore within a word does not, nor a `<` before a
-    space, a bracket that no link follows, or one dollar.
-
-    >>> _markdown("local_steps: p < 0.001 [1, 2] $5 & more"), _markdown("a|b <i> *c* _d_")
-    ('local_steps: p < 0.001 [1, 2] $5 & more', 'a\\|b &lt;i> \\*c\\* \\_d\\_')
-    >>> _markdown("[a](b) $x$ &amp; 1. # >")
-    '\\[a\\](b) \\$x\\$ &amp;amp; 1. # >'
-    """
-    plain = " ".join(str(text).split())
-    plain = re.sub(r"&(?=#?\w+;)", "&amp;", plain)
-    plain = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", plain)
-    plain = re.sub(r"\\(?=[^\w\s])|[`*|]|(?<![^\W_])_|_(?![^\W_])", r"\\\g<0>", plain)
-    if re.search(r"\][(\[:]|\[\^", plain):
-        plain = re.sub(r"[\[\]]", r"\\\g<0>", plain)
-    for pair in "$~":
-        if plain.count(pair) > 1:
-            plain = plain.replace(pair, f"\\{pair}")
-    # At the beginning of a line: a quotation, a heading, a list.
-    plain = re.sub(r"^(>|#{1,6}(?=\s|$)|[+-](?=[\s-]|$))", r"\\\g<0>", plain)
-    return re.sub(r"^(\d+)([.)])(?=\s|$)", r"\1\\\2", plain)
+    return environment.get_template("template.html.j2").render(values)
