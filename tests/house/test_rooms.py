@@ -23,7 +23,7 @@ LINES = {
     ".": 2_500,
     "benchmarks": 4_100,
     "deploy": 5_800,
-    "docs": 800,
+    "docs": 700,
     "dsgd": 600,
     "dsgd/compare": 1_800,
     "dsgd/conformance": 1_000,
