@@ -4,6 +4,7 @@ than --start-timeout-s.
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -62,6 +63,26 @@ def test_the_memory_of_servers_counts() -> None:
     message = shortage(few, 1.4e9, "this machine has")
     assert message is not None
     assert "lower --num-workers (3 fit)" in message
+
+
+def test_the_limit_of_a_container_counts(tmp_path: Path) -> None:
+    """Its limit less what it uses, page cache not counted, in either version of control groups."""
+    import dsgd.engines.ray.connection.connect  # noqa: F401 - sets what Ray reads at its import
+    from dsgd.engines.ray.connection.capacity import left_in_container
+
+    assert left_in_container(tmp_path) == math.inf
+    old = tmp_path / "memory"
+    old.mkdir()
+    (old / "memory.limit_in_bytes").write_text("500\n")
+    (old / "memory.usage_in_bytes").write_text("400\n")
+    (old / "memory.stat").write_text("cache 60\ntotal_inactive_file 50\n")
+    assert left_in_container(tmp_path) == 150
+    (tmp_path / "memory.max").write_text("2000\n")
+    (tmp_path / "memory.current").write_text("1200\n")
+    (tmp_path / "memory.stat").write_text("anon 700\ninactive_file 300\n")
+    assert left_in_container(tmp_path) == 1100
+    (tmp_path / "memory.max").write_text("max\n")
+    assert left_in_container(tmp_path) == 150
 
 
 def test_the_processes_of_ray_import_torch_only_for_weights() -> None:

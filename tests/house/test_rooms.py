@@ -28,7 +28,7 @@ LINES = {
     "dsgd/compare": 1_800,
     "dsgd/conformance": 1_000,
     "dsgd/core": 4_700,
-    "dsgd/engines": 9_100,
+    "dsgd/engines": 9_000,
     "dsgd/models": 4_700,
     "dsgd/process": 800,
     "dsgd/records": 3_700,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_900,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_700,
-    "tests": 42_800,
+    "tests": 42_700,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -8,10 +8,10 @@ imported.
 
 from __future__ import annotations
 
-from ray._common.utils import get_system_memory
-from ray._private.utils import get_used_memory
+import math
+from contextlib import suppress
+from pathlib import Path
 
-# isort: split
 import psutil  # Ray brings it, and makes it importable
 
 from dsgd.config import TrainConfig
@@ -82,9 +82,25 @@ def shortage(cfg: TrainConfig, free_bytes: float, where: str, num_weights: int =
 
 def free_here() -> float:
     """Return the bytes of memory, swap space included, that new processes on this machine can have."""
-    # A container may have a lower limit, which Ray reads and psutil does not.
-    in_limit = get_system_memory() - get_used_memory()  # type: ignore[no-untyped-call]
-    return float(min(psutil.virtual_memory().available, in_limit) + psutil.swap_memory().free)
+    left = min(psutil.virtual_memory().available, left_in_container())  # psutil knows of the machine alone
+    return float(left + psutil.swap_memory().free)
+
+
+def left_in_container(groups: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return the bytes that this container's limit leaves, with what the kernel gives back of its page cache.
+
+    groups: the folder of control groups, of either version. Infinite without a limit.
+    """
+    for limit, used, stat, cache in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat",
+            "total_inactive_file"),
+    ):  # fmt: skip
+        with suppress(OSError, ValueError):  # no such file, or "max"
+            most, now = int((groups / limit).read_text()), int((groups / used).read_text())
+            of_kind = dict(line.split() for line in (groups / stat).read_text().splitlines())
+            return most - now + int(of_kind.get(cache, 0))
+    return math.inf
 
 
 def _gb(size: float) -> str:

@@ -26,11 +26,10 @@ os.environ.setdefault("RAY_ROTATION_MAX_BYTES", "100000000")
 os.environ.setdefault("RAY_ROTATION_BACKUP_COUNT", "1")
 
 import ray
-from ray._private import utils as ray_utils
 from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError
 
 from dsgd.core.protocol import ClusterError
-from dsgd.engines.ray.connection.credentials import guard_token, session_folder, show_credentials
+from dsgd.engines.ray.connection.credentials import guard_token, session_folder
 from dsgd.engines.ray.connection.processes import Calls, awaited, begun, kill, own_processes
 
 
@@ -81,13 +80,14 @@ def connect(timeout_s: float = 60.0, nodes: int = 1) -> Connection:
     if _is_named():
         if address and address not in ("auto", "local"):
             _knock(address, timeout_s)
-        show_credentials(address)
         try:
             _init(timeout_s)
         except TimeoutError:
             raise ClusterError(
                 f"RAY_ADDRESS={address}: what listens there does not answer as a Ray cluster within "
-                f"--start-timeout-s {timeout_s:g}; correct it, or unset it for a private cluster"
+                f"--start-timeout-s {timeout_s:g}; correct the address, the token (RAY_AUTH_MODE, "
+                "RAY_AUTH_TOKEN) or the certificates (RAY_USE_TLS, RAY_TLS_…), or unset it for a private "
+                "cluster"
             ) from None
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ClusterError(f"RAY_ADDRESS={address}: {last_line(error)}; correct or unset it") from error
@@ -129,19 +129,15 @@ def _is_named() -> bool:
 
 
 def _init(timeout_s: float, **options: Any) -> None:
-    """Call ray.init without its noise and its SIGTERM handler, which would leave processes behind.
+    """Call ray.init without its noise. In another thread than the main one it sets no handler of SIGTERM,
+    which would leave processes behind.
 
     Raises TimeoutError if it takes longer; then, as after an interruption, what it has started is killed.
     """
-    set_handler = ray_utils.set_sigterm_handler
-    ray_utils.set_sigterm_handler = lambda handler: None
-    try:
-        with begun(os.path.dirname(ray.__file__)):
-            _CALLS.within(
-                timeout_s, lambda: ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-            )
-    finally:
-        ray_utils.set_sigterm_handler = set_handler
+    with begun():
+        _CALLS.within(
+            timeout_s, lambda: ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+        )
 
 
 @contextmanager

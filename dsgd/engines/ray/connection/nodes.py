@@ -6,19 +6,30 @@ Node a is the driver's own. The others are started here, may be ended by a fault
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from string import ascii_lowercase
 from typing import Any
 
-from dsgd.engines.ray.connection.processes import awaited, processes_of
+from dsgd.engines.ray.connection.processes import awaited
 
 # isort: split
+import psutil  # Ray brings it, and makes it importable
 import ray
-from ray._private.node import Node
-from ray._private.parameter import RayParams
-from ray._private.services import wait_for_node
+from ray.cluster_utils import Cluster
 
-_STORE_BYTES = 150 * 2**20  # of shared memory for the objects of a node, as in Ray's own tests
 _START_S = 30
+
+
+class _Joined(Cluster):
+    """A cluster whose head is there: else `add_node` would start another one."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(shutdown_at_exit=False)
+        vars(self).update(redis_address=address, head_node=self)
+
+    @property
+    def gcs_address(self) -> str:
+        return str(self.redis_address)
 
 
 class Nodes:
@@ -32,6 +43,7 @@ class Nodes:
 
     def start(self) -> None:
         """Start all nodes but the driver's."""
+        self._cluster = _Joined(ray.get_runtime_context().gcs_address)
         for number in range(1, self._count):
             self._start(number)
 
@@ -73,31 +85,23 @@ class Nodes:
         """End all nodes but the driver's."""
         wait(self._starting.values(), _START_S)  # one that is being started must not outlive this
         for node in self._nodes.values():
-            _end(node)
+            self._end(node)
         self._nodes.clear()
 
     def _start(self, number: int) -> None:
         if number in self._nodes:
-            _end(self._nodes[number])
-        address = ray.get_runtime_context().gcs_address
-        # What ray.cluster_utils.Cluster, which would start another head, gives a further node.
-        wanted = RayParams(
-            gcs_address=address,
-            redis_address=address,
-            num_cpus=1,
-            num_gpus=0,
-            object_store_memory=_STORE_BYTES,
-            min_worker_port=0,
-            max_worker_port=0,
-            node_manager_port=0,
-            dashboard_agent_listen_port=None,
-        )
-        wanted.update(include_log_monitor=False)  # type: ignore[no-untyped-call]
-        node = Node(wanted, head=False, shutdown_at_exit=False, spawn_reaper=False)
-        self._nodes[number] = node
-        wait_for_node(node.gcs_address, node.plasma_store_socket_name, _START_S)
+            self._end(self._nodes[number])
+        self._nodes[number] = self._cluster.add_node()
+
+    def _end(self, node: Any) -> None:
+        with awaited(_processes_of(node)):
+            self._cluster.remove_node(node, allow_graceful=False)
 
 
-def _end(node: Any) -> None:
-    with awaited(processes_of(node)):
-        node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+def _processes_of(node: Any) -> list[psutil.Process]:
+    found: list[psutil.Process] = []
+    for _, started in node.live_processes():
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(started.pid)
+            found += [process, *process.children(recursive=True)]
+    return found

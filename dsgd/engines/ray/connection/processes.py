@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-import ray._private.worker
+import ray
 
 # isort: split
 import psutil  # Ray brings it, and makes it importable
@@ -22,6 +23,7 @@ import psutil  # Ray brings it, and makes it importable
 T = TypeVar("T")
 
 _END_S = 10.0
+_RAY = os.path.dirname(ray.__file__)
 
 
 class Calls:
@@ -56,16 +58,13 @@ class Calls:
 
 
 @contextmanager
-def begun(program: str) -> Iterator[None]:
+def begun(program: str = _RAY) -> Iterator[None]:
     """If the block raises, kill the processes of a program's folder that this process started during it."""
-    before = {child.pid for child in psutil.Process().children()}
+    before = set(own_processes(program))
     try:
         yield
     except BaseException:
-        for child in psutil.Process().children():
-            with suppress(psutil.NoSuchProcess):
-                if child.pid not in before and any(program in part for part in child.cmdline()):
-                    kill([*child.children(recursive=True), child])
+        kill([process for process in own_processes(program) if process not in before])
         raise
 
 
@@ -76,19 +75,13 @@ def kill(processes: Sequence[psutil.Process]) -> None:
             process.kill()
 
 
-def own_processes() -> list[psutil.Process]:
-    """Return the processes of the Ray node that this process has started, its workers among them."""
-    node = ray._private.worker.global_worker.node
-    return processes_of(node) if node else []
-
-
-def processes_of(node: Any) -> list[psutil.Process]:
-    """Return the processes of a Ray node that this process has started, its workers among them."""
+def own_processes(program: str = _RAY) -> list[psutil.Process]:
+    """Return the processes of a program's folder, like Ray's, that this process has started, and theirs."""
     found: list[psutil.Process] = []
-    for _, started in node.live_processes():
+    for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
-            process = psutil.Process(started.pid)
-            found += [process, *process.children(recursive=True)]
+            if any(program in part for part in child.cmdline()):
+                found += [child, *child.children(recursive=True)]
     return found
 
 
