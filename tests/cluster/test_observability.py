@@ -26,7 +26,7 @@ import pytest
 import yaml
 from conftest import PATIENCE_S, ROOT, needs, python, wait_for
 
-from deploy.observability.dashboards import render
+from deploy.observability.dashboards import panel_of, render
 from deploy.observability.local_servers import (
     ALERTMANAGER_PORT,
     FOLDER,
@@ -172,6 +172,13 @@ def test_the_committed_dashboards_are_current() -> None:
     """dashboards/*.json are what `make dashboards` writes."""
     files = {path.name: path.read_text() for path in (FOLDER / "dashboards").glob("*.json")}
     assert files == render(), "run `make dashboards` and commit"
+
+
+def test_what_a_row_of_a_panel_cannot_have_is_refused() -> None:
+    """A misspelled option of a row is an error that names the panel, not a panel without it."""
+    row = {"lines": ["Loss", "none", 8], "query": "up", "text": "Of the run.", "logarithmic": True}
+    with pytest.raises(ValueError, match="panel 'Loss': logarithmic"):
+        panel_of(row)
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

@@ -22,7 +22,7 @@ SOURCE = sorted(
 LINES = {
     ".": 2_500,
     "benchmarks": 4_100,
-    "deploy": 5_800,
+    "deploy": 4_700,
     "docs": 700,
     "dsgd": 600,
     "dsgd/compare": 1_800,
@@ -45,7 +45,6 @@ LINES = {
 
 LONG_FILES = {
     "config.py",
-    "deploy/observability/one_run.py",
     "dsgd/api.py",
     "dsgd/compare/experiment_file.py",
     "dsgd/core/aggregators.py",
@@ -83,7 +82,7 @@ LONG_CLASSES = {
 """Classes of more than 250 lines."""
 
 WORDS = {
-    "expert": (("dsgd/models", "dsgd/theory"), 170),
+    "expert": (("dsgd/models", "dsgd/theory"), 150),
     "rank": (("dsgd/engines", "dsgd/models"), 230),
     "codec": (("dsgd/transforms",), 50),
     "s3": (("dsgd/process", "dsgd/records"), 100),
