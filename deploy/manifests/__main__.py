@@ -4,7 +4,7 @@
     python -m deploy.manifests --check
 
 The first writes ray-job-*.yaml, and two files with which kustomize finds what deploy/observability/ holds.
-An option that is not given keeps the value that the files have: their first line, image and bucket say which.
+An option that is not given keeps the value that deploy/settings.yaml has, which is written too.
 The second prints what was edited by hand or is out of date, and exits with 1 if anything is. docs/deploy.md
 describes the use.
 """
@@ -15,8 +15,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from deploy.manifests.rendered_files import files, problems, read_settings
-from deploy.manifests.settings import add_options, with_given
+from deploy.manifests.rendered_files import files, problems
+from deploy.manifests.settings import add_options, checked, read_settings
 from deploy.project import ROOT
 
 
@@ -28,10 +28,10 @@ def main(arguments: Sequence[str]) -> int:
     given = vars(parser.parse_args(arguments))
     if given.pop("check"):
         found = problems()
-        print("\n".join(found) or f"{len(files(read_settings()))} files are as rendered")
+        print("\n".join(found) or f"{len(files(read_settings(ROOT)))} files are as rendered")
         return 1 if found else 0
     try:
-        written = files(with_given(read_settings(), given))
+        written = files(checked(read_settings(ROOT), given))
     except ValueError as error:
         print(f"deploy.manifests: {error}", file=sys.stderr)
         return 2

@@ -250,9 +250,10 @@ def _worker(settings: Settings, job: JobDefinition) -> Json:
     }
     more: Json = {"serviceAccountName": OF_WORKERS, **_of_both(settings)}
     more["affinity"] = _near_each_other(must=settings.efa > 0)
-    tolerations = [_toleration(taint) for taint in settings.tolerations]
+    tolerations = [_toleration(taint) for taint in settings.toleration]
     if settings.node_selector:
-        more["nodeSelector"] = {**_ARCHITECTURE, **dict(settings.node_selector)}
+        labels = (label.partition("=") for label in settings.node_selector)
+        more["nodeSelector"] = _ARCHITECTURE | {name: value for name, _, value in labels}
     if settings.capacity != "any":
         more["affinity"] |= _on(settings.capacity)
     if settings.device == "cuda":

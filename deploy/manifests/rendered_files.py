@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 
 from deploy.manifests.job_table import JOBS, JobDefinition
 from deploy.manifests.monitoring import render_monitoring
 from deploy.manifests.rayjob import manifest
-from deploy.manifests.settings import BUCKET_LINE, Settings, settings_of
+from deploy.manifests.settings import FILE, Settings, checked, read_settings, settings_text
 from deploy.manifests.yaml_text import yaml_text
-from deploy.project import ROOT
+from deploy.project import BUCKET_VARIABLE, ROOT
 
+# The two lines of a file that its reader may edit; the rest is rendered.
+_IMAGE_LINE = re.compile(r"^( +image: &image )(\S+)( +#.*)?$", re.MULTILINE)
+_BUCKET_LINE = re.compile(rf"^( +- name: {BUCKET_VARIABLE}\n +value: )(\S+)( +#.*)?$", re.MULTILINE)
 _MARK = re.compile(r" +# yours: .*$", re.MULTILINE)
 
 
 def render(job: JobDefinition, settings: Settings) -> str:
     """Return the text of a RayJob's file."""
     head = [
-        settings.line,
+        f"# Rendered by `make manifests` with {FILE}.",
         f"# {job.shows}",
         "# For your cluster edit two lines, marked `yours` below: the image, and the bucket for the results;",
         "# or run `make manifests IMAGE=REGISTRY/NAME:TAG BUCKET=NAME`. The rest is rendered: docs/deploy.md",
@@ -35,17 +37,13 @@ def _with_marks(text: str, settings: Settings) -> str:
     text = f" image: &image {settings.image} # yours: an image that the cluster can pull\n".join(
         [first, " image: *image\n".join(others)]
     )
-    return BUCKET_LINE.sub(r"\1\2 # yours: a bucket of S3, its name alone", text)
+    return _BUCKET_LINE.sub(r"\1\2 # yours: a bucket of S3, its name alone", text)
 
 
 def files(settings: Settings, root: Path = ROOT) -> dict[str, str]:
     """Return all rendered files, by path below the project's folder."""
-    return {job.file: render(job, settings) for job in JOBS} | render_monitoring(root)
-
-
-def read_settings(root: Path = ROOT) -> Settings:
-    """Return the settings that the files were rendered with, as the first of them says."""
-    return settings_of(root / JOBS[0].file)
+    kept = {FILE: settings_text(settings)}
+    return {job.file: render(job, settings) for job in JOBS} | render_monitoring(root) | kept
 
 
 def problems(root: Path = ROOT) -> list[str]:
@@ -71,10 +69,13 @@ def problem_of(file: str, root: Path = ROOT, settings: Settings | None = None) -
     try:
         settings = settings or read_settings(root)
         if (root / file).exists():
-            own = settings_of(root / file)
-            settings = replace(settings, image=own.image, bucket=own.bucket)
+            text = (root / file).read_text()
+            image, bucket = _IMAGE_LINE.search(text), _BUCKET_LINE.search(text)
+            if not image or not bucket:
+                return f"{file}: lacks the line of its image or bucket; run `make manifests`"
+            settings = checked(settings, {"image": image[2], "bucket": bucket[2]})
     except ValueError as error:
-        return str(error)
+        return f"{file}: {error}"
     return _problem(root / file, file, render(job, settings))
 
 

@@ -7,7 +7,6 @@ import ipaddress
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import jsonschema
 import pytest
 import yaml
 from conftest import KUBERAY_CRD, ROOT, needs, needs_crd
+from msgspec.structs import replace
 from test_manifests import KUBERNETES, MINE, command_line, committed, each_job, kustomize, strict, templates
 
 from deploy.jobs import bucket_check
