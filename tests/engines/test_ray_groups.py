@@ -163,8 +163,8 @@ class TestOnRay:
         with pytest.raises(ClusterError, match="worker 1 failed in its task: ZeroDivisionError"):
             run("ssgd", **fails, **ON_RAY, hosts=1)
         said = [(record.message, vars(record)["rank"]) for record in caplog.records]
-        assert ("the loss for the 2. time", "worker 0 rank 1") in said
-        assert ("the loss for the 3. time", "worker 1 rank 1") in said
+        assert ("the loss for the 11. time", "worker 0 rank 1") in said
+        assert ("the loss for the 12. time", "worker 1 rank 1") in said
 
     @pytest.mark.thorough
     @pytest.mark.parametrize("options", [{"overlap": 1}, {"pattern": "sequential", "compress": "topk:.5"}])
