@@ -13,6 +13,7 @@ import yaml
 from msgspec import Meta, Struct
 
 from deploy.project import UNNAMED_BUCKET, version
+from dsgd.process.bounded_yaml import read_yaml
 
 Capacity = Literal["any", "spot", "on-demand"]
 Device = Literal["cuda", "cpu"]
@@ -126,12 +127,16 @@ def _option(name: str) -> str:
 
 def read_settings(root: Path) -> Settings:
     """Return what the project's file has; without it, the project's own. Raises ValueError in one line."""
-    try:
-        return checked(None, yaml.safe_load((root / FILE).read_text()))
-    except FileNotFoundError:
+    file = root / FILE
+    if not file.exists():
         return Settings(image=f"dsgd-lab:{version()}", bucket=UNNAMED_BUCKET)
-    except (ValueError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise ValueError(f"{FILE}: {' '.join(str(error).split())}") from None
+    try:
+        content = read_yaml(file)
+        if not isinstance(content, dict):
+            raise ValueError("must have settings by name, like `image: dsgd-lab:0.1.0`")
+        return checked(None, content)
+    except ValueError as error:
+        raise ValueError(f"{FILE}: {error}") from None
 
 
 def settings_text(settings: Settings) -> str:
