@@ -101,10 +101,13 @@ def _placed(rows: Mapping[str, list[Json]]) -> Iterator[Json]:
 
 def panel_of(row: Mapping[str, Any]) -> Json:
     """Return a row's panel, not yet placed; raises ValueError for what a row cannot have."""
-    spec = dict(row)
+    spec, kinds = dict(row), _BASE["kinds"]
     name_of_kind = next(iter(spec))
+    if name_of_kind not in kinds or not {"query", "text"} <= spec.keys():
+        rule = f"a row begins with its kind ({', '.join(kinds)}), and has a query and a text"
+        raise ValueError(f"panel {spec[name_of_kind]}: {rule}")
     title, unit, width = spec.pop(name_of_kind)
-    kind = deepcopy(_BASE["kinds"][name_of_kind])
+    kind = deepcopy(kinds[name_of_kind])
     queries = _queries(spec.pop("query"), kind)
     form = {"format": kind["format"]} if "format" in kind else {}
     defaults = kind["defaults"] | {"unit": unit, "color": {"mode": "palette-classic"}}

@@ -175,10 +175,13 @@ def test_the_committed_dashboards_are_current() -> None:
 
 
 def test_what_a_row_of_a_panel_cannot_have_is_refused() -> None:
-    """A misspelled option of a row is an error that names the panel, not a panel without it."""
-    row = {"lines": ["Loss", "none", 8], "query": "up", "text": "Of the run.", "logarithmic": True}
+    """A misspelled kind or option of a row is an error that names the panel, not a panel without it."""
+    rest = {"query": "up", "text": "Of the run."}
     with pytest.raises(ValueError, match="panel 'Loss': logarithmic"):
-        panel_of(row)
+        panel_of({"lines": ["Loss", "none", 8], **rest, "logarithmic": True})
+    for row in ({"line": ["Loss", "none", 8], **rest}, {"lines": ["Loss", "none", 8], "query": "up"}):
+        with pytest.raises(ValueError, match=r"Loss.*: a row begins with its kind \(lines, bars"):
+            panel_of(row)
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)

@@ -385,6 +385,23 @@ def test_a_private_cluster_of_two_nodes_ends_with_the_run(tmp_path: Path) -> Non
     assert not [p for p in Path("/proc").glob("[0-9]*") if _has(p, mark)]
 
 
+@pytest.mark.thorough
+def test_a_node_that_does_not_start_leaves_no_process(tmp_path: Path) -> None:
+    """One that never shows up among the living ends the run in one line, and is ended with it."""
+    mark = f"dsgd-test-{uuid.uuid4().hex}"
+    code = (
+        "import sys, dsgd.engines.ray.connection.connect; from dsgd.engines.ray.connection import nodes; "
+        "nodes._living, nodes._START_S = list, 0; from main import main; sys.exit(main(sys.argv[1:]))"
+    )
+    arguments = ["-c", code, *_PRIVATE.split(), "--out", str(tmp_path), "--quiet"]
+    process = python(*arguments, env=os.environ | {"DSGD_TEST_MARK": mark})
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    (line,) = err.splitlines()
+    assert "node b did not start within 0 s" in line
+    assert not [p for p in Path("/proc").glob("[0-9]*") if _has(p, mark)]
+
+
 _PRIVATE = "--mode ssgd --num-workers 2 --nodes 2 --steps 6 --dataset none --start-timeout-s 120"
 
 

@@ -5,6 +5,7 @@ Node a is the driver's own. The others are started here, may be ended by a fault
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from string import ascii_lowercase
@@ -59,11 +60,9 @@ class Nodes:
         if self._count > 1:
             ids = [str(self.of(number)) for number in range(self._count)]
         else:
-            nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
             head = "node:__internal_head__"
-            ids = [
-                n["NodeID"] for n in sorted(nodes, key=lambda n: (head not in n["Resources"], n["NodeID"]))
-            ]
+            nodes = sorted(_living(), key=lambda node: (head not in node["Resources"], node["NodeID"]))
+            ids = [node["NodeID"] for node in nodes]
         return dict(zip(ascii_lowercase, ids, strict=False))
 
     def lives(self, host: int) -> bool:
@@ -85,17 +84,28 @@ class Nodes:
         """End all nodes but the driver's."""
         wait(self._starting.values(), _START_S)  # one that is being started must not outlive this
         for node in self._nodes.values():
-            self._end(node)
+            _end(node)
         self._nodes.clear()
 
     def _start(self, number: int) -> None:
         if number in self._nodes:
-            self._end(self._nodes[number])
-        self._nodes[number] = self._cluster.add_node()
+            _end(self._nodes[number])
+        # Kept before it is waited for, so that one that does not start is ended, too.
+        node = self._nodes[number] = self._cluster.add_node(wait=False)
+        until_s = time.monotonic() + _START_S
+        while node.node_id not in {one["NodeID"] for one in _living()}:
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"node {ascii_lowercase[number]} did not start within {_START_S} s")
+            time.sleep(0.05)
 
-    def _end(self, node: Any) -> None:
-        with awaited(_processes_of(node)):
-            self._cluster.remove_node(node, allow_graceful=False)
+
+def _living() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def _end(node: Any) -> None:
+    with awaited(_processes_of(node)):
+        node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
 
 
 def _processes_of(node: Any) -> list[psutil.Process]:
