@@ -14,24 +14,19 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from deploy.jobs import show_cluster, show_verdict
-from deploy.jobs.checks import ALL, STARTS, Question, performance
-from deploy.jobs.collect_evidence import look
+from deploy.jobs.checks import ALL, STARTS, performance
+from deploy.jobs.evidence import look
 from deploy.jobs.job_manifest import JobManifest, read_job
 from deploy.jobs.kubectl import Kubectl
 from deploy.jobs.kubectl_errors import KubectlError, SetupError
-from deploy.jobs.last_context import last_context, remember_context
 from deploy.jobs.probe_pod import probe
 from deploy.jobs.run_job import apply, delete, make_room, may_act, may_share, ready_to_apply, test
-from deploy.jobs.thresholds import DEFAULT, Thresholds, TimeLimits, read_thresholds
-from deploy.jobs.validate_framework import check_framework
-from deploy.jobs.validate_setup import check_setup
-from deploy.jobs.validation import ask
+from deploy.jobs.thresholds import DEFAULT, TimeLimits, read_thresholds
+from deploy.jobs.validate import ask, check_framework, check_setup
 from deploy.project import NAMESPACE
 from dsgd.process.interruptions import Interruptions
 
@@ -57,7 +52,6 @@ WITH_JSON = (
     *("validate-framework", "validate-setup", "check-job", "test-status"),
     *("test-quick", "test-cluster", "perf-test"),
 )
-_LIMIT = "a limit instead of the one of --thresholds"
 CHANGING = ("run", "stop", "test-quick", "test-cluster", "perf-test")
 
 
@@ -84,13 +78,9 @@ def act(options: argparse.Namespace, interruptions: Interruptions) -> int:
     command, as_json = options.command, options.json
     if command == "validate-framework":
         return show_verdict.checks(command, "", check_framework(), as_json=as_json)
-    job = read_job(options.job).in_namespace(options.namespace)
-    if options.image:
-        job = job.with_image(options.image)
-    if options.bucket:
-        job = job.with_bucket(options.bucket)
+    job = read_job(options.job, namespace=options.namespace, image=options.image, bucket=options.bucket)
     thresholds = read_thresholds(options.thresholds)
-    limits = _limits(options, thresholds)
+    limits = thresholds.limits
     if command == "perf-test" and job.name not in thresholds.performance:
         known = ", ".join(thresholds.performance)
         raise SetupError(f"--job {job.name}: {options.thresholds} has no thresholds for it, only for {known}")
@@ -98,22 +88,18 @@ def act(options: argparse.Namespace, interruptions: Interruptions) -> int:
     said = sys.stderr if as_json else sys.stdout  # what people read; JSON is alone on stdout
     print(f"context {kubectl.context}, namespace {kubectl.namespace}", file=said, flush=True)
     if command in CHANGING or options.probe:
-        last = "" if options.context else last_context()
-        may_act(command, kubectl, yes=options.yes, last_context=last)
-        remember_context(kubectl.context)
+        may_act(command, kubectl, yes=options.yes)
     match command:
         case "validate-setup":
             found = check_setup(kubectl, job)
             if options.probe:
-                limit_s = limits.pods_running_s
-                found.append(ask("probe", lambda: probe(kubectl, job, limit_s, options.poll_s)))
+                found += [ask("probe", lambda: probe(kubectl, job, limits.pods_running_s, options.poll_s))]
             return show_verdict.checks(command, job.name if as_json else "", found, as_json=as_json)
         case "run" | "stop":
             with redirect_stdout(said):
                 return (_run if command == "run" else _stop)(kubectl, job, limits, options)
         case "check-job" | "test-status":
-            seen = look(kubectl, job)
-            return show_verdict.status_json(seen, kubectl) if as_json else show_verdict.status(seen)
+            return show_verdict.status(look(kubectl, job), kubectl, as_json=as_json)
         case "monitor-pods":
             return show_cluster.monitor(kubectl, job, options.poll_s, options.duration or math.inf)
         case "logs-follow":
@@ -124,16 +110,14 @@ def act(options: argparse.Namespace, interruptions: Interruptions) -> int:
             return show_cluster.describe(kubectl, job)
         case "debug-events":
             return show_cluster.events(kubectl, job)
-    asked: tuple[Question, ...] = STARTS if command == "test-quick" else ALL
-    if command == "perf-test":
-        asked = (*ALL, partial(performance, thresholds=thresholds.performance[job.name]))
+    asked = {"test-quick": STARTS, "test-cluster": ALL, "perf-test": (*ALL, performance)}[command]
     with redirect_stdout(said):
         ready_to_apply(job)
         if command != "test-quick" and not options.no_validate:
             _ready(kubectl, job)
         may_share(kubectl, job, yes=options.yes)
         tested = job.for_a_test(limits, command)
-        found, tail = test(kubectl, tested, asked, limits, options.poll_s, interruptions)
+        found, tail = test(kubectl, tested, asked, thresholds, options.poll_s, interruptions)
     return show_verdict.checks(command, job.name, show_verdict.strictly(found), tail, as_json=as_json)
 
 
@@ -162,17 +146,6 @@ def _ready(kubectl: Kubectl, job: JobManifest) -> None:
             raise SetupError(f"the cluster is not ready: {check.name}: {check.detail} (make validate-setup)")
 
 
-def _limits(options: argparse.Namespace, thresholds: Thresholds) -> TimeLimits:
-    given = {field.name: getattr(options, field.name) for field in fields(TimeLimits)}
-    given = {name: value for name, value in given.items() if value is not None}
-    try:
-        return replace(thresholds.limits, **given)
-    except ValueError as error:
-        raise SetupError(
-            f"--{str(error).replace('_', '-', str(error).partition(':')[0].count('_'))}"
-        ) from None
-
-
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _SetupErrorParser(
         prog="python -m deploy.jobs",
@@ -181,31 +154,22 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         epilog="commands:\n" + "\n".join(f"  {name:20}{text}" for name, text in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
-    parser.add_argument("--job", default="compare-modes", help="NAME of ray-job-NAME.yaml (compare-modes)")
-    parser.add_argument("--namespace", default=NAMESPACE, help=f"where it runs ({NAMESPACE})")
-    parser.add_argument("--context", default="", help="kubectl's context (the current one)")
-    parser.add_argument("--yes", action="store_true", help="answer yes to every question")
-    parser.add_argument(
-        "--json", action="store_true", help="the result as JSON on stdout, the rest on stderr"
-    )
-    parser.add_argument("--image", help="run this image instead of the manifest's")
-    parser.add_argument("--bucket", help="keep the records in this bucket instead of the manifest's")
-    parser.add_argument(
-        "--no-validate", action="store_true", help="test without the checks of validate-setup before"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
+    add("--job", default="compare-modes", help="NAME of ray-job-NAME.yaml (compare-modes)")
+    add("--namespace", default=NAMESPACE, help=f"where it runs ({NAMESPACE})")
+    add("--context", default="", help="kubectl's context (the current one)")
+    add("--yes", action="store_true", help="answer yes to every question")
+    add("--json", action="store_true", help="the result as JSON on stdout, the rest on stderr")
+    add("--image", default="", help="run this image instead of the manifest's")
+    add("--bucket", default="", help="keep the records in this bucket instead of the manifest's")
+    add("--no-validate", action="store_true", help="test without the checks of validate-setup before")
+    add(
         "--probe", action="store_true", help="validate-setup: also pull the image and use the bucket in a pod"
     )
-    parser.add_argument("--duration", type=float, metavar="S", help="monitor-pods: end after S seconds")
-    parser.add_argument(
-        "--poll-s", type=float, default=3.0, metavar="S", help="seconds between two looks (3)"
-    )
-    parser.add_argument(
-        "--thresholds", type=Path, default=DEFAULT, metavar="FILE", help="limits for the tests"
-    )
-    for field in fields(TimeLimits):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=float, metavar="S", help=_LIMIT)
+    add("--duration", type=float, metavar="S", help="monitor-pods: end after S seconds")
+    add("--poll-s", type=float, default=3.0, metavar="S", help="seconds between two looks (3)")
+    add("--thresholds", type=Path, default=DEFAULT, metavar="FILE", help="limits for the tests")
     options = parser.parse_args(arguments)
     if options.command == "test-status":
         options.json = True

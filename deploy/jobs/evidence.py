@@ -1,17 +1,32 @@
-"""Everything observed of a job so far, for the checks to judge."""
+"""Everything observed of a job: it is looked at again and again while it runs, and its logs at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
-from deploy.jobs.driver_metrics import ScrapedRun
+from deploy.jobs.driver_reports import (
+    READ_EVALUATIONS,
+    NodeUsage,
+    ScrapedRun,
+    losses_in_records,
+    runs_in_metrics,
+    usage_in_metrics,
+)
 from deploy.jobs.job_manifest import JobManifest
+from deploy.jobs.kubectl import Kubectl
+from deploy.jobs.kubectl_errors import KindMissing, KubectlError, Unreachable
 from deploy.jobs.kubernetes_objects import Pod, Snapshot
-from deploy.jobs.node_usage import NodeUsage
-from deploy.jobs.thresholds import TimeLimits
+from deploy.jobs.thresholds import Thresholds, TimeLimits
+from deploy.manifests.rayjob import RAY_METRICS_PORT
 
+_RAY_LOGS = "/tmp/ray/session_latest/logs/"
 _LOG_TAIL_LINES = 12
+_AT_ONCE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +52,15 @@ class Logs:
 
 
 class Evidence:
-    """Everything observed of one job so far; `limits` is None where nothing waits for it."""
+    """Everything observed of one job so far; without `thresholds`, nothing waits for it."""
 
-    def __init__(self, job: JobManifest, limits: TimeLimits | None = None) -> None:
-        self.job, self.limits = job, limits
+    def __init__(self, job: JobManifest, thresholds: Thresholds | None = None) -> None:
+        self.job = job
+        self.limits: TimeLimits | None = thresholds.limits if thresholds else None
+        self.performance = thresholds.performance.get(job.name, {}) if thresholds else {}
         self.now = Snapshot(job=None)
         self.elapsed_s = 0.0
+        """Since the job was applied."""
         self.pods_running_s: float | None = None
         self.first_update_s: float | None = None
         self.runs: dict[str, ScrapedRun] = {}
@@ -55,12 +73,17 @@ class Evidence:
         """Of head and workers, by the pod's name; empty where nothing asks for it."""
         self.logs: Logs | None = None
 
-    def add(self, seen: Snapshot, runs: Mapping[str, ScrapedRun], no_metrics: str, elapsed_s: float) -> None:
-        """Take what was seen `elapsed_s` seconds after the job was applied."""
-        self.now, self.elapsed_s, self.no_metrics = seen, elapsed_s, no_metrics
+    def take(self, kubectl: Kubectl, elapsed_s: float = 0.0) -> None:
+        """Look at the job, its pods and its metrics, `elapsed_s` seconds after it was applied."""
+        now = kubectl.snapshot(self.job.ray_job)
+        all_run = sum(pod.running for pod in now.of("head", "worker")) >= self.expected
+        if now.job and now.job.job_status != "SUCCEEDED" and not all_run:
+            now = kubectl.with_events(now)  # they say why; nothing else is read from them
+        runs, self.no_metrics = _scraped(kubectl, self.job, now)
+        self.now, self.elapsed_s = now, elapsed_s
         self.runs |= runs
         if not self.over:
-            self.nodes |= {pod.uid: pod for pod in seen.of("head", "worker") if not pod.leaving}
+            self.nodes |= {pod.uid: pod for pod in now.of("head", "worker") if not pod.leaving}
         if self.pods_running_s is None and self.running == self.expected:
             self.pods_running_s = elapsed_s
         if self.first_update_s is None and self.updates:
@@ -80,8 +103,17 @@ class Evidence:
         return sum(run.updates for run in self.runs.values())
 
     @property
+    def with_pods_s(self) -> float:
+        """Seconds since head and workers ran for the first time; 0 before."""
+        return 0.0 if self.pods_running_s is None else self.elapsed_s - self.pods_running_s
+
+    @property
     def over(self) -> bool:
         return self.now.job is not None and self.now.job.over
+
+    @property
+    def succeeded(self) -> bool:
+        return self.over and self.now.job is not None and self.now.job.job_status == "SUCCEEDED"
 
     @property
     def ignored_s(self) -> float:
@@ -91,7 +123,117 @@ class Evidence:
             return 0.0
         return self.elapsed_s if self.limits else job.age_s
 
-    @property
-    def succeeded(self) -> bool:
-        job = self.now.job
-        return job is not None and job.over and job.job_status == "SUCCEEDED"
+
+def look(kubectl: Kubectl, job: JobManifest) -> Evidence:
+    """Look once, logs included. Raises KubectlError."""
+    seen = Evidence(job)
+    seen.take(kubectl)
+    if seen.now.job is None:
+        kubectl.require_namespace()
+        return seen
+    seen.logs = read_logs(kubectl, seen.now)
+    running = [pod for pod in seen.now.of("head", "worker") if pod.running]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = pool.map(partial(_usage, kubectl), running)
+    seen.usage = {pod.name: usage for pod, usage in zip(running, found, strict=True) if usage}
+    return seen
+
+
+def watch(kubectl: Kubectl, job: JobManifest, thresholds: Thresholds, poll_s: float) -> Iterator[Evidence]:
+    """Look every `poll_s` seconds, for ever, from the moment that the job is applied.
+
+    Raises KubectlError; Unreachable only after the cluster has been silent for too long.
+    """
+    seen = Evidence(job, thresholds)
+    began_s = answered_s = time.monotonic()
+    while True:
+        try:
+            seen.take(kubectl, time.monotonic() - began_s)
+            answered_s = time.monotonic()
+        except (Unreachable, KindMissing):  # an API server that starts again serves RayJobs a moment later
+            if time.monotonic() - answered_s > thresholds.limits.silence_s:
+                raise
+        else:
+            yield seen
+        time.sleep(poll_s)
+
+
+def _scraped(kubectl: Kubectl, job: JobManifest, now: Snapshot) -> tuple[dict[str, ScrapedRun], str]:
+    """Return the runs by run_id that the driver exports on the head, or none and the reason."""
+    head, port = now.head, job.metrics_port
+    if port is None:
+        return {}, "the entrypoint has no --metrics-port"
+    if head is None:
+        return {}, "no head runs"
+    try:
+        return runs_in_metrics(_metrics(kubectl, head, port)), ""
+    except KubectlError as error:  # before the driver has started and after it has ended, nothing answers
+        return {}, f"no metrics at port {port} of {head.name}: {error}"
+    except ValueError as error:
+        return {}, f"port {port} of {head.name} serves something else: {error}"
+
+
+def _metrics(kubectl: Kubectl, pod: Pod, port: int) -> str:
+    url = f"http://127.0.0.1:{port}/metrics"
+    return kubectl.read_in(pod, "wget", "-q", "-O", "-", "--timeout=5", "--tries=1", url)
+
+
+def _usage(kubectl: Kubectl, pod: Pod) -> NodeUsage | None:
+    """Return what Ray exports of a node, or None where it exports nothing or exec is not allowed."""
+    with suppress(KubectlError, ValueError):
+        return usage_in_metrics(_metrics(kubectl, pod, RAY_METRICS_PORT))
+    return None
+
+
+def read_logs(kubectl: Kubectl, now: Snapshot) -> Logs:
+    """Read the logs of all pods that have started, and the evaluations in the records on the head.
+
+    `missing` says what could not be read.
+    """
+    started = [pod for pod in now.pods if pod.phase != "Pending"]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # each call takes about a second of waiting
+        evaluations = pool.submit(_evaluations, kubectl, now.head)
+        read = list(zip(started, pool.map(partial(_read, kubectl), started), strict=True))
+    drivers = [text for pod, (texts, _) in read if pod.role == "submitter" for text in texts.values()]
+    nodes = [found for pod, found in read if pod.role != "submitter"]
+    others = {name: text for texts, _ in nodes for name, text in texts.items()}
+    missing = [line for _, (_, why) in read for line in why]
+    if now.job and now.job.over and not others:
+        missing.append("no head or worker is there: their logs cannot be read")
+    return Logs(
+        driver="\n".join(drivers) if drivers else None,
+        others=others,
+        nodes=sum(not why for _, why in nodes),
+        losses=evaluations.result(),
+        missing=missing,
+    )
+
+
+def _read(kubectl: Kubectl, pod: Pod) -> tuple[dict[str, str], list[str]]:
+    """Return a pod's texts, by a name for people, and a line for each that could not be read."""
+    sources: dict[str, Callable[[], str]] = {pod.name: lambda: kubectl.logs(pod)}
+    if pod.running and pod.role != "submitter":
+        sources[f"Ray's workers in {pod.name}"] = lambda: _nccl_lines(kubectl, pod)
+    texts, missing = {}, []
+    for name, read in sources.items():
+        try:
+            texts[name] = read()
+        except KubectlError as error:
+            missing.append(f"the log of {name} cannot be read: {error}")
+    return texts, missing
+
+
+def _evaluations(kubectl: Kubectl, head: Pod | None) -> dict[str, tuple[float | None, float | None]] | None:
+    """Return the first and the last loss of each run; None if they cannot be read."""
+    # Before the first run there is no folder for records, and find says so.
+    with suppress(KubectlError, ValueError):
+        if head:
+            return losses_in_records(kubectl.read_in(head, *READ_EVALUATIONS))
+    return None
+
+
+def _nccl_lines(kubectl: Kubectl, pod: Pod) -> str:
+    """Return what Ray's worker processes wrote of NCCL: it goes into files, not into the pod's log."""
+    # grep's exit code 1, nothing found, would be an error of kubectl exec; find does not pass it on.
+    files = ("find", _RAY_LOGS, "-name", "worker-*", "-type", "f")
+    return kubectl.read_in(pod, *files, "-exec", "grep", "-hi", "nccl", "{}", ";")

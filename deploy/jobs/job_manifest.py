@@ -10,7 +10,7 @@ import re
 import secrets
 import shlex
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -20,7 +20,7 @@ from typing import Any
 import yaml
 
 from deploy.jobs.kubectl_errors import SetupError
-from deploy.jobs.kubernetes_objects import OWNER, TEST_OF
+from deploy.jobs.kubernetes_objects import OWNER, TEST_OF, Role, requested
 from deploy.jobs.thresholds import TimeLimits
 from deploy.project import BUCKET_VARIABLE, GPU, ROOT, UNNAMED_BUCKET
 from dsgd.config import TrainConfig
@@ -33,8 +33,13 @@ def job_names(root: Path = ROOT) -> list[str]:
     return sorted(path.stem.removeprefix("ray-job-") for path in root.glob("ray-job-*.yaml"))
 
 
-def read_job(name: str, root: Path = ROOT) -> JobManifest:
-    """Read ray-job-NAME.yaml. Raises SetupError in one line if it is missing or holds no RayJob."""
+def read_job(
+    name: str, root: Path = ROOT, *, namespace: str = "", image: str = "", bucket: str = ""
+) -> JobManifest:
+    """Read ray-job-NAME.yaml, as it is applied with another namespace, image or bucket.
+
+    Raises SetupError in one line if it is missing or holds no RayJob.
+    """
     path = root / f"ray-job-{name}.yaml"
     try:
         documents = [document for document in yaml.safe_load_all(path.read_text()) if document]
@@ -43,9 +48,16 @@ def read_job(name: str, root: Path = ROOT) -> JobManifest:
         raise SetupError(f"--job {name}: there is no {path.name}; the jobs are {known}") from None
     except yaml.YAMLError as error:
         raise SetupError(f"{path.name}: is not YAML ({' '.join(str(error).split())})") from None
-    if len(documents) != 1 or documents[0].get("kind") != "RayJob":
-        raise SetupError(f"{path.name}: must hold one RayJob and nothing else; run `make manifests`")
-    return JobManifest(name=name, file=path.name, manifest=documents[0])
+    try:
+        (manifest,) = documents
+        job = JobManifest(name=name, file=path.name, manifest=manifest)
+        manifest["metadata"]["namespace"] = namespace or manifest["metadata"]["namespace"]
+        for container in (one for pod in job.pods for one in pod["spec"]["containers"]):
+            container["image"] = image or container["image"]
+        job.bucket_variable["value"] = bucket or job.bucket
+    except (LookupError, TypeError, ValueError):
+        raise SetupError(f"{path.name}: must hold one RayJob, as `make manifests` renders it") from None
+    return job
 
 
 @dataclass(frozen=True)
@@ -67,70 +79,54 @@ class JobManifest:
         return str(self.manifest["spec"]["entrypoint"])
 
     @property
-    def _groups(self) -> Sequence[Any]:
-        groups: Sequence[Any] = self.manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"]
-        return groups
-
-    @property
-    def _submitter(self) -> Any:
-        return self.manifest["spec"]["submitterPodTemplate"]["spec"]["containers"][0]
-
-    @property
-    def templates(self) -> dict[str, Any]:
-        """Of its pods, by role."""
-        spec = self.manifest["spec"]
-        return {
-            "submitter": spec["submitterPodTemplate"],
-            "head": spec["rayClusterSpec"]["headGroupSpec"]["template"],
-            "worker": self._groups[0]["template"],
-        }
-
-    @property
     def pods(self) -> list[Any]:
-        """The template of each pod that it makes."""
-        return [
-            self.templates["submitter"],
-            self.templates["head"],
-            *[self.templates["worker"]] * self.workers,
-        ]
-
-    @property
-    def bucket(self) -> str:
-        """The bucket's name, which the submitter's shell puts into the entrypoint."""
-        found = (one["value"] for one in self._submitter.get("env", ()) if one["name"] == BUCKET_VARIABLE)
-        return next(found, UNNAMED_BUCKET)
+        """The template of each pod that it makes: submitter, head, workers."""
+        spec = self.manifest["spec"]
+        cluster = spec["rayClusterSpec"]
+        pods = [spec["submitterPodTemplate"], cluster["headGroupSpec"]["template"]]
+        for group in cluster["workerGroupSpecs"]:
+            pods += [group["template"]] * (group["replicas"] * group.get("numOfHosts", 1))
+        return pods
 
     @property
     def workers(self) -> int:
         """Worker pods it asks for."""
-        return sum(group["replicas"] * group.get("numOfHosts", 1) for group in self._groups)
+        return len(self.pods) - 2
+
+    @property
+    def templates(self) -> dict[Role, Any]:
+        """Of its pods, by role."""
+        return dict(zip(("submitter", "head", "worker"), self.pods, strict=False))
 
     @property
     def gpus(self) -> int:
         """GPUs of all its worker pods."""
-        return sum(
-            group["replicas"] * group.get("numOfHosts", 1) * int(limits.get(GPU, 0))
-            for group in self._groups
-            for container in group["template"]["spec"]["containers"]
-            for limits in [(container.get("resources") or {}).get("limits") or {}]
-        )
+        return int(requested(self.pods).get(GPU, 0))
 
     @property
     def images(self) -> list[str]:
         """Of head and workers, each once."""
-        cluster = self.manifest["spec"]["rayClusterSpec"]
-        templates = [cluster["headGroupSpec"]["template"], *(group["template"] for group in self._groups)]
-        return list(dict.fromkeys(one["image"] for t in templates for one in t["spec"]["containers"]))
+        _, *nodes = self.pods
+        return list(dict.fromkeys(one["image"] for pod in nodes for one in pod["spec"]["containers"]))
+
+    def account(self, role: Role) -> str:
+        """Return the service account of head or workers; the head's uploads the records."""
+        return str(self.templates[role]["spec"].get("serviceAccountName", "default"))
 
     @property
-    def service_account(self) -> str:
-        """Of the head, which uploads the records."""
-        return str(self.templates["head"]["spec"].get("serviceAccountName", "default"))
+    def bucket_variable(self) -> dict[str, str]:
+        """The variable of the submitter, whose shell puts the bucket's name into the entrypoint."""
+        variables = self.pods[0]["spec"]["containers"][0].get("env", ())
+        return next((one for one in variables if one["name"] == BUCKET_VARIABLE), {"value": UNNAMED_BUCKET})
 
     @property
-    def workers_account(self) -> str:
-        """Of the workers."""
-        return str(self.templates["worker"]["spec"].get("serviceAccountName", "default"))
+    def has_bucket(self) -> bool:
+        """Whether the files were rendered for a real bucket."""
+        return self.bucket != UNNAMED_BUCKET
+
+    @property
+    def bucket(self) -> str:
+        return self.bucket_variable["value"]
 
     @property
     def metrics_port(self) -> int | None:
@@ -148,11 +144,6 @@ class JobManifest:
     def out(self) -> str:
         """Where the records go, as far as it is known before the job has an id."""
         return self._out.replace(f"${BUCKET_VARIABLE}", self.bucket)
-
-    @property
-    def has_bucket(self) -> bool:
-        """Whether the files were rendered for a real bucket."""
-        return self.bucket != UNNAMED_BUCKET
 
     @cached_property
     def configs(self) -> list[TrainConfig]:
@@ -180,67 +171,30 @@ class JobManifest:
         except UsageError as error:
             raise SetupError(f"{self.file}: main.py would refuse the entrypoint: {error}") from None
 
-    def in_namespace(self, namespace: str) -> JobManifest:
-        """Return the job as it is applied to another namespace."""
-        changed = copy.deepcopy(dict(self.manifest))
-        changed["metadata"]["namespace"] = namespace
-        return replace(self, manifest=changed)
-
-    def with_image(self, image: str) -> JobManifest:
-        """Return the job with another image for submitter, head and workers."""
-        changed = copy.deepcopy(dict(self.manifest))
-        cluster = changed["spec"]["rayClusterSpec"]
-        groups = (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
-        for template in (changed["spec"]["submitterPodTemplate"], *(group["template"] for group in groups)):
-            for container in template["spec"]["containers"]:
-                container["image"] = image
-        return replace(self, manifest=changed)
-
-    def with_bucket(self, bucket: str) -> JobManifest:
-        """Return the job with another bucket for its records."""
-        changed = replace(self, manifest=copy.deepcopy(dict(self.manifest)))
-        for one in changed._submitter["env"]:
-            if one["name"] == BUCKET_VARIABLE:
-                one["value"] = bucket
-        return changed
-
     def for_a_test(self, limits: TimeLimits, command: str = "test") -> JobManifest:
         """Return the job as it is tested: a name that no other has, one seed, short runs, records apart.
 
         The tests' records go into a new folder, because an existing one is never overwritten. Its deadlines
         are the test's, so that it ends soon also where nobody is left to delete it.
         """
-        out = f"{self._out}/cluster-tests/{datetime.now(UTC):%Y%m%d-%H%M%S}"
-        entrypoint = re.sub(r" --out[ =]\S+", "", self.entrypoint)
-        if "--experiment" not in entrypoint:
-            return self._renamed(command, limits)._with(
-                f"{entrypoint} --max-seconds {limits.runs_s:g} --out {out}"
-            )
-        one_seed = self._renamed(command, limits)._with(f"{entrypoint} --set seeds=1 --out {out}")
-        run_s = limits.runs_s / len(one_seed.configs)
-        return one_seed._with(f"{one_seed.entrypoint} --set max_seconds={run_s:.0f}")
-
-    def _renamed(self, command: str, limits: TimeLimits) -> JobManifest:
-        changed = copy.deepcopy(dict(self.manifest))
+        changed = replace(self, manifest=copy.deepcopy(dict(self.manifest)))
+        metadata, spec = changed.manifest["metadata"], changed.manifest["spec"]
         letters = "".join(secrets.choice(_LETTERS) for _ in range(5))
-        metadata, spec = changed["metadata"], changed["spec"]
         metadata["name"] = f"{self.name[:35]}-test-{letters}"  # KubeRay allows 47
-        owner = re.sub(r"[^A-Za-z0-9._-]", "-", f"{getpass.getuser()}.{socket.gethostname()}")[:63].strip(
-            "._-"
-        )
-        metadata["labels"] = metadata["labels"] | {
-            TEST_OF: self.name,
-            OWNER: owner,
-            "dsgd-lab/command": command,
-        }
+        owner = re.sub(r"[^A-Za-z0-9._-]", "-", f"{getpass.getuser()}.{socket.gethostname()}")[:63]
+        labels = {TEST_OF: self.name, OWNER: owner.strip("._-"), "dsgd-lab/command": command}
+        metadata["labels"] = metadata["labels"] | labels
         pods_s = math.ceil(limits.pods_running_s)
         all_s = limits.pods_running_s + limits.first_update_s + limits.job_over_s + limits.gone_s
         spec["preRunningDeadlineSeconds"] = min(spec["preRunningDeadlineSeconds"], pods_s)
         spec["activeDeadlineSeconds"] = min(spec["activeDeadlineSeconds"], math.ceil(all_s))
         spec["backoffLimit"] = 0  # what fails is to be seen
-        return replace(self, manifest=changed)
 
-    def _with(self, entrypoint: str) -> JobManifest:
-        changed = copy.deepcopy(dict(self.manifest))
-        changed["spec"]["entrypoint"] = entrypoint
-        return replace(self, manifest=changed)
+        is_experiment = "--experiment" in self.entrypoint
+        out = f"{self._out}/cluster-tests/{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        spec["entrypoint"] = re.sub(r" --out[ =]\S+", "", self.entrypoint)
+        spec["entrypoint"] += f"{' --set seeds=1' if is_experiment else ''} --out {out}"
+        runs = len(changed.configs) if is_experiment else 1
+        option = "--set max_seconds=" if is_experiment else "--max-seconds "
+        spec["entrypoint"] += f" {option}{limits.runs_s / runs:.0f}"
+        return replace(changed)  # `configs` is kept with the entrypoint that it was read from

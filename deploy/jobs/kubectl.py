@@ -7,10 +7,11 @@ cannot send the second half of a test, or its clean-up, to another cluster.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from deploy.jobs.kubectl_errors import (
@@ -22,28 +23,49 @@ from deploy.jobs.kubectl_errors import (
     Unreachable,
     explain,
 )
-from deploy.jobs.kubernetes_objects import RayJobStatus, Snapshot, ray_jobs, snapshot
+from deploy.jobs.kubernetes_objects import Pod, RayJob, Snapshot, snapshot
 
 CALL_TIMEOUT_S = 20.0
 _RAY_JOBS = "rayjobs.ray.io"
 
 
-class Kubectl:
-    """Calls kubectl in one context, by default the current one, and namespace.
+def call(
+    *arguments: str, stdin: str | None = None, timeout_s: float = CALL_TIMEOUT_S, context: str = ""
+) -> str:
+    """Run `kubectl ARGUMENTS` and return what it prints; raises KubectlError, of the kind that fits."""
+    if shutil.which("kubectl") is None:
+        raise SetupError("no kubectl on the PATH: install it, then give it your cluster's context")
+    try:
+        done = subprocess.run(
+            ["kubectl", *arguments],
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            start_new_session=True,  # ctrl-C is for this process: it must not interrupt a delete
+        )
+    except subprocess.TimeoutExpired:
+        raise Unreachable(
+            f"the cluster of context {context} did not answer kubectl {arguments[0]} within {timeout_s:g} s"
+        ) from None
+    if done.returncode:
+        raise explain(done.stderr or done.stdout, context)
+    return done.stdout
 
-    Raises SetupError if there is no kubectl or no context, see `explain` for the calls.
-    """
+
+class Kubectl:
+    """Calls kubectl in one context, by default the current one, and namespace; raises as `call` does."""
 
     def __init__(self, namespace: str, context: str = "") -> None:
         self.namespace = namespace
         self.context = context
         self._may_list_events = True
-        if shutil.which("kubectl") is None:
-            raise SetupError("no kubectl on the PATH: install it, then give it your cluster's context")
-        if context:
-            return
         try:
-            self.context = self._call(["config", "current-context"]).strip()
+            self.context = context or call("config", "current-context").strip()
+        except SetupError:
+            raise
         except KubectlError:
             raise SetupError(
                 "kubectl has no current context: choose a cluster with kubectl config use-context NAME"
@@ -51,7 +73,8 @@ class Kubectl:
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout_s: float = CALL_TIMEOUT_S) -> str:
         """Run `kubectl ARGUMENTS` in this context and namespace, and return what it prints."""
-        return self._call(self.command(*arguments)[1:], stdin, timeout_s)
+        _, *words = self.command(*arguments)
+        return call(*words, stdin=stdin, timeout_s=timeout_s, context=self.context)
 
     def command(self, *arguments: str) -> list[str]:
         """Return the whole command line, for the user to run."""
@@ -73,18 +96,18 @@ class Kubectl:
             answer = self("auth", "can-i", verb, kind, *([f"--subresource={part}"] if part else []))
             return answer.strip() == "yes"
         except KubectlError as error:  # `no` comes with exit code 1
-            if not str(error).startswith("kubectl: no"):
+            if not re.search(r": no( - |$)", str(error)):
                 raise
             return False
 
-    def jobs(self) -> list[RayJobStatus]:
+    def jobs(self) -> list[RayJob]:
         """Return all RayJobs of the namespace."""
-        return ray_jobs(self.get(_RAY_JOBS)["items"])
+        return [RayJob(item) for item in self.get(_RAY_JOBS)["items"]]
 
-    def job(self, name: str) -> RayJobStatus | None:
+    def job(self, name: str) -> RayJob | None:
         """Return one RayJob, if it is there."""
         found = self("get", _RAY_JOBS, name, "--ignore-not-found", "--output", "json")
-        return ray_jobs([json.loads(found)])[0] if found.strip() else None
+        return RayJob(json.loads(found)) if found.strip() else None
 
     def snapshot(self, job: str) -> Snapshot:
         """Return the state of the RayJob `job` and its pods, without events."""
@@ -97,9 +120,8 @@ class Kubectl:
                 return now.with_events(self.get("events")["items"])
             except Forbidden as error:
                 self._may_list_events = False
-                print(
-                    f"note: without events the reason of a trouble may be missing: {error}", file=sys.stderr
-                )
+                note = "note: without events the reason of a trouble may be missing"
+                print(f"{note}: {error}", file=sys.stderr)
         return now
 
     def require_namespace(self) -> None:
@@ -114,7 +136,7 @@ class Kubectl:
         applied = self("apply", "--filename", "-", "--output", "json", stdin=json.dumps(manifest))
         return str(json.loads(applied)["metadata"].get("uid", ""))
 
-    def ask_to_delete(self, job: RayJobStatus) -> bool:
+    def ask_to_delete(self, job: RayJob) -> bool:
         """Have exactly this RayJob deleted, not a later one of its name; return whether it was still there.
 
         Its submitter, head and workers go first: in the foreground, or a new job would meet the old one's
@@ -133,33 +155,10 @@ class Kubectl:
             return False
         return True
 
-    def logs(self, pod: str, container: str) -> str:
-        """Return all that a container has printed."""
-        return self("logs", pod, "--container", container)
+    def logs(self, pod: Pod) -> str:
+        """Return all that a pod's container has printed."""
+        return self("logs", pod.name, "--container", pod.container)
 
-    def read_in(self, pod: str, container: str, *program: str) -> str:
-        """Return what a program prints that is run in a container."""
-        return self("exec", pod, "--container", container, "--", *program)
-
-    def _call(
-        self, arguments: Sequence[str], stdin: str | None = None, timeout_s: float = CALL_TIMEOUT_S
-    ) -> str:
-        try:
-            done = subprocess.run(
-                ["kubectl", *arguments],
-                input=stdin,
-                stdin=subprocess.DEVNULL if stdin is None else None,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                start_new_session=True,  # ctrl-C is for this process: it must not interrupt a delete
-            )
-        except subprocess.TimeoutExpired:
-            raise Unreachable(
-                f"the cluster of context {self.context!r} did not answer kubectl {arguments[0]} "
-                f"within {timeout_s:g} s"
-            ) from None
-        if done.returncode:
-            raise explain(done.stderr or done.stdout, context=self.context, namespace=self.namespace)
-        return done.stdout
+    def read_in(self, pod: Pod, *program: str) -> str:
+        """Return what a program prints that is run in a pod's container."""
+        return self("exec", pod.name, "--container", pod.container, "--", *program)

@@ -1,100 +1,199 @@
-"""Pods, events and a RayJob's status, as typed values made from the JSON of Kubernetes and KubeRay."""
+"""What is read of Kubernetes and KubeRay: a line a field, with its place in the JSON, and what follows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 Role = Literal["head", "worker", "submitter"]
-
 JSON = Mapping[str, Any]
+T = TypeVar("T")
 
 TEST_OF, OWNER = "dsgd-lab/test-of", "dsgd-lab/owner"  # labels of a test's RayJob
 
 # From which KubeRay does not go on by itself. Retrying, Suspended and Waiting are not among them.
 _TERMINAL = ("Complete", "Failed", "ValidationFailed")
-_STARTING = ("ContainerCreating", "PodInitializing", None)  # the reasons of a pod that starts as it should
+_STARTING = ("ContainerCreating", "PodInitializing", "")  # the reasons of a pod that starts as it should
+_UNITS = {
+    **{"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12},
+    **{"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40},
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pod:
-    """A pod of a RayJob; `container` is the one that runs Ray, or the submitter's only one."""
+def at(item: JSON, places: str, default: T) -> T:
+    """Return what an object has at a place like spec.containers.0.name, text on one line.
 
-    name: str
-    uid: str
-    role: Role
-    phase: str
-    ready: bool
-    restarts: int
-    node: str
-    container: str
-    image: str
-    leaving: bool
-    """It is being deleted."""
-    unschedulable: str
-    """The scheduler's reason for placing it nowhere, or nothing."""
-    waiting: str
-    """Why a container cannot start, as ImagePullBackOff, or nothing."""
-    waiting_message: str
-    ended: str
-    """How a container ended that should run, as `OOMKilled, exit code 137`, or nothing."""
-    ended_before: str
-    """The same of the container that its restart has replaced."""
+    Null is as good as absent. Of several places, with | between them, it is the first that has something.
+    """
+    for place in places.split("|"):
+        found: Any = item
+        for name in place.split("."):
+            found = (found[int(name)] if isinstance(found, list) else found.get(name)) or {}
+        if isinstance(found, str):
+            found = " ".join(found.split())
+        if found:
+            value: T = found
+            return value
+    return default
+
+
+def part(item: JSON, path: str) -> JSON:
+    """Return the part of an object at a place; empty where there is none."""
+    return at(item, path, {})
+
+
+class Field(Generic[T]):
+    """A field of an object, by its place in the JSON."""
+
+    def __init__(self, path: str, default: T) -> None:
+        self._path, self._default = path, default
+
+    def __get__(self, owner: KubernetesObject, _: type) -> T:
+        return at(owner.json, self._path, self._default)
+
+
+@dataclass(frozen=True)
+class KubernetesObject:
+    """An object of any kind; its times are ISO 8601, and empty where there is none."""
+
+    json: JSON
+
+    name = Field("metadata.name", "")
+    uid = Field("metadata.uid", "")
+    labels = Field[JSON]("metadata.labels", {})
+    created = Field("metadata.creationTimestamp", "")
+    leaving = Field("metadata.deletionTimestamp", "")
+    """Since when it is being deleted."""
+
+
+class Pod(KubernetesObject):
+    """A pod; its first container runs Ray, or is the submitter's only one."""
+
+    node = Field("spec.nodeName", "")
+    phase = Field("status.phase", "Unknown")
+    container = Field("spec.containers.0.name", "")
+    image = Field("spec.containers.0.image", "")
+    _reason = Field("status.reason", "Failed")
+    _message = Field("status.message", "")
+    _conditions = Field[Sequence[JSON]]("status.conditions", ())
+    _statuses = Field[Sequence[JSON]]("status.containerStatuses", ())
+    _init_statuses = Field[Sequence[JSON]]("status.initContainerStatuses", ())
+
+    @property
+    def role(self) -> Role:
+        """What a pod of a RayJob is for."""
+        if "ray.io/cluster" not in self.labels:
+            return "submitter"
+        return "head" if self.labels.get("ray.io/node-type") == "head" else "worker"
+
+    def belongs_to(self, job: str, cluster: str) -> bool:
+        """Whether it is one of the RayJob `job`, whose RayCluster is `cluster`."""
+        if self.role == "submitter":
+            return job in (self.labels.get("batch.kubernetes.io/job-name"), self.labels.get("job-name"))
+        return bool(cluster) and self.labels["ray.io/cluster"] == cluster
+
+    @property
+    def ready(self) -> bool:
+        return self._condition("Ready").get("status") == "True"
 
     @property
     def running(self) -> bool:
         return self.phase == "Running" and self.ready and not self.leaving
 
+    @property
+    def restarts(self) -> int:
+        return sum(at(one, "restartCount", 0) for one in self._statuses)
 
-@dataclass(frozen=True, kw_only=True)
-class KubernetesEvent:
-    """An event about one object."""
+    @property
+    def unschedulable(self) -> str:
+        """The scheduler's reason for placing it nowhere, or nothing."""
+        placed = self._condition("PodScheduled")
+        return at(placed, "message", "") if placed.get("reason") == "Unschedulable" else ""
 
-    about: str
-    """Name of the object."""
-    uid: str
-    """Of the object: a later one of the same name has another."""
-    kind: str
-    type: str
-    reason: str
-    message: str
-    count: int
-    time: str
-    """When it was last seen, ISO 8601."""
+    @property
+    def waiting(self) -> tuple[str, str]:
+        """Why a container cannot start, as ImagePullBackOff, and the message; or nothing."""
+        # A worker's init container has the same image: a failed pull shows there first.
+        states = (part(one, "state.waiting") for one in (*self._init_statuses, *self._statuses))
+        found = next((one for one in states if at(one, "reason", "") not in _STARTING), {})
+        return at(found, "reason", ""), at(found, "message", "")
+
+    @property
+    def ended(self) -> str:
+        """How a container ended that should run, as `OOMKilled, exit code 137`, or nothing."""
+        if self.phase == "Failed" and not self._ended("state"):  # evicted, or its node is gone
+            return f"{self._reason}: {self._message}"
+        return self._ended("state")
+
+    @property
+    def ended_before(self) -> str:
+        """The same of the container that its restart has replaced."""
+        return self._ended("lastState")
+
+    def _ended(self, which: str) -> str:
+        for end in (part(one, f"{which}.terminated") for one in self._statuses):
+            if end and (self.role != "submitter" or end.get("exitCode")):
+                return f"{at(end, 'reason', 'ended')}, exit code {end.get('exitCode')}"
+        return ""
+
+    def _condition(self, kind: str) -> JSON:
+        return next((one for one in self._conditions if one["type"] == kind), {})
 
 
-@dataclass(frozen=True, kw_only=True)
-class RayJobStatus:
-    """A RayJob's status."""
+class Event(KubernetesObject):
+    """An event about one object; a later object of the same name has another uid."""
 
-    name: str
-    uid: str
-    cluster: str
-    """Name of its RayCluster; empty before there is one."""
-    deployment_status: str
-    job_status: str
-    reason: str
-    message: str
-    failed: int
+    about = Field("involvedObject.name", "")
+    about_uid = Field("involvedObject.uid", "")
+    kind = Field("involvedObject.kind", "")
+    type = Field("type", "")
+    reason = Field("reason", "")
+    message = Field("message", "")
+    count = Field("count|series.count", 1)
+    time = Field("series.lastObservedTime|lastTimestamp|eventTime|metadata.creationTimestamp", "")
+    """When it was last seen."""
+
+    @property
+    def order(self) -> tuple[str, str]:
+        """What sorts events: most have whole seconds, and their name ends with the nanosecond, as hex."""
+        return self.time[:19], self.name.rpartition(".")[2].rjust(32, "0")
+
+
+class RayJob(KubernetesObject):
+    """A RayJob in the cluster."""
+
+    cluster = Field("status.rayClusterName", "")
+    """Its RayCluster; empty before there is one."""
+    deployment_status = Field("status.jobDeploymentStatus", "")
+    job_status = Field("status.jobStatus", "")
+    reason = Field("status.reason", "")
+    message = Field("status.message", "")
+    failed = Field("status.failed", 0)
     """How often it has failed; after each but the last it is tried again, in a new RayCluster."""
-    created: str
-    """When it was applied, ISO 8601, as all times here; empty where there is none."""
-    started: str
-    ended: str
-    leaving: str
-    """Since when it is being deleted."""
-    finalizers: tuple[str, ...]
+    started = Field("status.startTime", "")
+    ended = Field("status.endTime", "")
+    head_address = Field("status.dashboardURL", "")
+    """Inside the cluster."""
+    _conditions = Field[Sequence[JSON]]("status.rayClusterStatus.conditions", ())
+    finalizers = Field[Sequence[str]]("metadata.finalizers", ())
     """What must be done before it is gone, by those that put them there."""
-    test_of: str
+    test_of = Field(f"metadata.labels.{TEST_OF}", "")
     """The job that it tests, if it is a test."""
-    owner: str
+    owner = Field(f"metadata.labels.{OWNER}", "")
     """Who applied it, if it says."""
-    head_address: str
-    """Of the dashboard, inside the cluster, with its port."""
-    conditions: tuple[str, ...]
-    """Of its RayCluster, a line each."""
+
+    @property
+    def conditions(self) -> list[str]:
+        """Of its RayCluster, a line each."""
+        lines = []
+        for one in self._conditions:
+            why = ": ".join(filter(None, (one.get("reason"), one.get("message"))))
+            since = f"{one['type']} {one['status']} since {one.get('lastTransitionTime', '?')}"
+            lines.append(f"{since} ({why})" if why else since)
+        return lines
 
     @property
     def over(self) -> bool:
@@ -134,13 +233,37 @@ class RayJobStatus:
         return (datetime.now(UTC) - datetime.fromisoformat(self.created)).total_seconds()
 
 
+class Node(KubernetesObject):
+    """A node of the cluster."""
+
+    allocatable = Field[JSON]("status.allocatable", {})
+    images = Field[Sequence[JSON]]("status.images", ())
+    _taints = Field[Sequence[JSON]]("spec.taints", ())
+    _conditions = Field[Sequence[JSON]]("status.conditions", ())
+    _closed = Field("spec.unschedulable", False)
+
+    @property
+    def takes_pods(self) -> bool:
+        return not self._closed and any(
+            one["type"] == "Ready" and one["status"] == "True" for one in self._conditions
+        )
+
+    def taints(self, *effects: str) -> set[str]:
+        """Return the keys of its taints with these effects; without one, of all."""
+        return {one["key"] for one in self._taints if not effects or one["effect"] in effects}
+
+    def amount(self, resource: str) -> float:
+        """Return how much of a resource its pods may have."""
+        return quantity(self.allocatable.get(resource, 0))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
     """A job and its pods, read in one call, and the events about them, read in another."""
 
-    job: RayJobStatus | None
+    job: RayJob | None
     pods: tuple[Pod, ...] = ()
-    events: tuple[KubernetesEvent, ...] = ()
+    events: tuple[Event, ...] = ()
 
     def of(self, *roles: Role) -> list[Pod]:
         """Return the pods of these roles."""
@@ -153,143 +276,45 @@ class Snapshot:
 
     def with_events(self, items: Iterable[JSON]) -> Snapshot:
         """Return the same with what is about it of a list of events, oldest first."""
-        about = [item for item in items if self._concerned(item)]
-        return replace(self, events=tuple(_event(item) for item in sorted(about, key=_order)))
+        about = sorted(filter(self._concerned, map(Event, items)), key=lambda event: event.order)
+        return replace(self, events=tuple(about))
 
-    def _concerned(self, item: JSON) -> bool:
+    def _concerned(self, event: Event) -> bool:
         """Whether an event is about this job: by uid, because an earlier one had the same name."""
-        about, job = item["involvedObject"], self.job
-        if about.get("uid") in {pod.uid for pod in self.pods} | ({job.uid} if job else set()):
+        job = self.job
+        if event.about_uid in {pod.uid for pod in self.pods} | ({job.uid} if job else set()):
             return True
         if job is None:
             return False
-        if about.get("kind") == "RayCluster":  # whose name ends with letters drawn for this job
-            return bool(job.cluster) and about.get("name") == job.cluster
+        if event.kind == "RayCluster":  # whose name ends with letters drawn for this job
+            return bool(job.cluster) and event.about == job.cluster
         # The submitter's Job, whose uid no pod names before there is one.
-        return about.get("kind") == "Job" and about.get("name") == job.name and _when(item) >= job.created
+        return event.kind == "Job" and event.about == job.name and event.time >= job.created
 
 
 def snapshot(items: Iterable[JSON], name: str) -> Snapshot:
     """Sort out what belongs to the RayJob `name` in a list of RayJobs and pods of its namespace."""
     items = list(items)
-    job = next((job for job in ray_jobs(items) if job.name == name), None)
+    jobs = (RayJob(item) for item in items if item["kind"] == "RayJob")
+    pods = (Pod(item) for item in items if item["kind"] == "Pod")
+    job = next((job for job in jobs if job.name == name), None)
     cluster = job.cluster if job else ""
-    pods = tuple(
-        _pod(item, role)
-        for item in items
-        if item["kind"] == "Pod" and (role := _role(item["metadata"].get("labels") or {}, name, cluster))
-    )
-    return Snapshot(job=job, pods=pods)
+    return Snapshot(job=job, pods=tuple(pod for pod in pods if pod.belongs_to(name, cluster)))
 
 
-def ray_jobs(items: Iterable[JSON]) -> list[RayJobStatus]:
-    """Return the RayJobs in a list of objects."""
-    return [_ray_job(item) for item in items if item["kind"] == "RayJob"]
+def requested(pods: Iterable[JSON]) -> dict[str, float]:
+    """Return what pods, or templates of pods, request, by resource; a limit without a request is one."""
+    total: dict[str, float] = {}
+    for container in (one for pod in pods for one in pod["spec"]["containers"]):
+        asked = {**part(container, "resources.limits"), **part(container, "resources.requests")}
+        for name, amount in asked.items():
+            total[name] = total.get(name, 0.0) + quantity(amount)
+    return total
 
 
-def _role(labels: JSON, job: str, cluster: str) -> Role | None:
-    if cluster and labels.get("ray.io/cluster") == cluster:
-        return "head" if labels.get("ray.io/node-type") == "head" else "worker"
-    if job in (labels.get("batch.kubernetes.io/job-name"), labels.get("job-name")):
-        return "submitter"
-    return None
-
-
-def _ray_job(item: JSON) -> RayJobStatus:
-    metadata, status = item["metadata"], item.get("status") or {}
-    labels = metadata.get("labels") or {}
-    cluster = status.get("rayClusterStatus") or {}
-    return RayJobStatus(
-        name=metadata["name"],
-        uid=metadata.get("uid", ""),
-        cluster=status.get("rayClusterName", ""),
-        deployment_status=status.get("jobDeploymentStatus", ""),
-        job_status=status.get("jobStatus", ""),
-        reason=status.get("reason", ""),
-        message=" ".join(status.get("message", "").split()),
-        failed=status.get("failed") or 0,
-        created=metadata.get("creationTimestamp") or "",
-        started=status.get("startTime") or "",
-        ended=status.get("endTime") or "",
-        leaving=metadata.get("deletionTimestamp") or "",
-        finalizers=tuple(metadata.get("finalizers") or ()),
-        test_of=labels.get(TEST_OF, ""),
-        owner=labels.get(OWNER, ""),
-        head_address=status.get("dashboardURL", ""),
-        conditions=tuple(_condition(one) for one in cluster.get("conditions") or ()),
-    )
-
-
-def _condition(one: JSON) -> str:
-    why = ": ".join(filter(None, (one.get("reason", ""), one.get("message", ""))))
-    return f"{one['type']} {one['status']} since {one.get('lastTransitionTime', '?')}" + (
-        f" ({why})" if why else ""
-    )
-
-
-def _pod(item: JSON, role: Role) -> Pod:
-    metadata, spec, status = item["metadata"], item["spec"], item.get("status") or {}
-    conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
-    containers = status.get("containerStatuses") or []
-    # A worker's init container has the same image: a failed pull shows there first.
-    states = [one.get("state") or {} for one in [*(status.get("initContainerStatuses") or ()), *containers]]
-    stuck = (state["waiting"] for state in states if "waiting" in state)
-    waiting: JSON = next((wait for wait in stuck if wait.get("reason") not in _STARTING), {})
-    ended = _ended(containers, "state", role)
-    if not ended and status.get("phase") == "Failed":  # evicted, or its node is gone
-        ended = " ".join(f"{status.get('reason', 'Failed')}: {status.get('message', '')}".split())
-    placed = conditions.get("PodScheduled", {})
-    return Pod(
-        name=metadata["name"],
-        uid=metadata["uid"],
-        role=role,
-        phase=status.get("phase", "Unknown"),
-        ready=conditions.get("Ready", {}).get("status") == "True",
-        restarts=sum(one.get("restartCount", 0) for one in containers),
-        node=spec.get("nodeName", ""),
-        container=spec["containers"][0]["name"],
-        image=spec["containers"][0]["image"],
-        leaving="deletionTimestamp" in metadata,
-        unschedulable=placed.get("message", "") if placed.get("reason") == "Unschedulable" else "",
-        waiting=waiting.get("reason", ""),
-        waiting_message=" ".join(waiting.get("message", "").split()),
-        ended=ended,
-        ended_before=_ended(containers, "lastState", role),
-    )
-
-
-def _ended(containers: Iterable[JSON], which: str, role: Role) -> str:
-    for one in containers:
-        end = (one.get(which) or {}).get("terminated")
-        if end and (role != "submitter" or end.get("exitCode")):
-            return f"{end.get('reason', 'ended')}, exit code {end.get('exitCode')}"
-    return ""
-
-
-def _event(item: JSON) -> KubernetesEvent:
-    about = item["involvedObject"]
-    return KubernetesEvent(
-        about=about.get("name", ""),
-        uid=about.get("uid", ""),
-        kind=about.get("kind", ""),
-        type=item.get("type", ""),
-        reason=item.get("reason", ""),
-        message=" ".join(item.get("message", "").split()),
-        count=item.get("count") or (item.get("series") or {}).get("count") or 1,
-        time=_when(item),
-    )
-
-
-def _when(item: JSON) -> str:
-    return (
-        (item.get("series") or {}).get("lastObservedTime")
-        or item.get("lastTimestamp")
-        or item.get("eventTime")
-        or item["metadata"].get("creationTimestamp")
-        or ""
-    )
-
-
-def _order(item: JSON) -> tuple[str, str]:
-    """Return what sorts events: most have whole seconds, and their name ends with the nanosecond, as hex."""
-    return _when(item)[:19], item["metadata"].get("name", "").rpartition(".")[2].rjust(32, "0")
+def quantity(text: str | int | float) -> float:
+    """Return an amount of Kubernetes, like 500m or 12Gi, as a number. Raises ValueError for anything else."""
+    found = re.fullmatch(r"([0-9.]+)([A-Za-z]{0,2})", str(text))
+    if not found or found[2] not in _UNITS:
+        raise ValueError(f"{text!r} is not an amount")
+    return float(found[1]) * _UNITS[found[2]]

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from deploy.jobs import bucket_check
-from deploy.jobs.checks import HOPELESS
+from deploy.jobs.checks import Answer, hopeless
 from deploy.jobs.job_manifest import JobManifest
 from deploy.jobs.kubectl import Kubectl
-from deploy.jobs.validation import Finding
+from deploy.jobs.kubernetes_objects import Pod
 
 _SMALL = {"cpu": "100m", "memory": "256Mi"}
 
 
 def probe_manifest(job: JobManifest) -> Mapping[str, Any]:
     """Return a pod with the head's image, service account and environment; it tries the bucket, and ends."""
-    template = copy.deepcopy(job.manifest["spec"]["rayClusterSpec"]["headGroupSpec"]["template"])
-    spec = template["spec"]
+    spec = copy.deepcopy(job.templates["head"]["spec"])
     (container,) = spec["containers"]
     for unused in ("ports", "lifecycle"):
         container.pop(unused, None)
@@ -37,28 +36,24 @@ def probe_manifest(job: JobManifest) -> Mapping[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
 
 
-def probe(kubectl: Kubectl, job: JobManifest, limit_s: float, poll_s: float) -> Finding:
+def probe(kubectl: Kubectl, job: JobManifest, limit_s: float, poll_s: float) -> Answer:
     """Run the pod to its end, delete it, and return whether image and bucket serve the job's account."""
-    pod = probe_manifest(job)
-    name = pod["metadata"]["name"]
+    manifest = probe_manifest(job)
+    name = manifest["metadata"]["name"]
     until_s = time.monotonic() + limit_s
-    kubectl.apply(pod)
+    kubectl.apply(manifest)
     try:
         while True:
-            status = kubectl.get("pods", name).get("status") or {}
-            states = [one.get("state") or {} for one in status.get("containerStatuses") or ()]
-            waiting: dict[str, str] = next((state["waiting"] for state in states if "waiting" in state), {})
-            if waiting.get("reason") in HOPELESS:
-                what = HOPELESS[waiting["reason"]].format(image=job.images[0])
-                return False, f"{what} ({waiting['reason']}): {' '.join(waiting.get('message', '').split())}"
-            if status.get("phase") in ("Succeeded", "Failed"):
-                said = kubectl.logs(name, "probe").strip().splitlines() or ["it printed nothing"]
-                return status["phase"] == "Succeeded", f"service account {job.service_account}: {said[-1]}"
+            pod = Pod(kubectl.get("pods", name))
+            reason, message = pod.waiting
+            if what := hopeless(reason, pod.image):
+                return "fail", f"{what}: {message}"
+            if pod.phase in ("Succeeded", "Failed"):
+                said = kubectl.logs(pod).strip().splitlines() or ["it printed nothing"]
+                used = f"service account {job.account('head')}: {said[-1]}"
+                return "pass" if pod.phase == "Succeeded" else "fail", used
             if time.monotonic() > until_s:
-                return (
-                    False,
-                    f"pod {name}: after {limit_s:g} s still {waiting.get('reason') or status.get('phase')}",
-                )
+                return "fail", f"pod {name}: after {limit_s:g} s still {reason or pod.phase}"
             time.sleep(poll_s)
     finally:
         kubectl("delete", "pods", name, "--ignore-not-found", "--wait=false")

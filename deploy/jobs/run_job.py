@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from deploy.jobs.checks import Check, Question, judge, settled
-from deploy.jobs.collect_evidence import read_logs, watch
+from deploy.jobs.evidence import read_logs, watch
 from deploy.jobs.job_manifest import JobManifest
 from deploy.jobs.kubectl import Kubectl
 from deploy.jobs.kubectl_errors import Forbidden, KubectlError, SetupError, Unreachable
-from deploy.jobs.kubernetes_objects import RayJobStatus
+from deploy.jobs.kubernetes_objects import RayJob
 from deploy.jobs.show_verdict import progress
-from deploy.jobs.thresholds import TimeLimits
+from deploy.jobs.thresholds import Thresholds, TimeLimits
 from deploy.manifests.rendered_files import problem_of
 from deploy.project import NAMESPACE
 from dsgd.process.interruptions import Interruptions
@@ -24,7 +24,7 @@ def test(
     kubectl: Kubectl,
     job: JobManifest,
     asked: Sequence[Question],
-    limits: TimeLimits,
+    thresholds: Thresholds,
     poll_s: float,
     interruptions: Interruptions,
 ) -> tuple[list[Check], list[str]]:
@@ -32,9 +32,9 @@ def test(
 
     Returns the answers and the driver's last lines.
     """
-    with applied(kubectl, job, limits, poll_s, interruptions):
-        line = ""
-        for seen in watch(kubectl, job, limits, poll_s):
+    line = ""
+    with applied(kubectl, job, thresholds.limits, poll_s, interruptions):
+        for seen in watch(kubectl, job, thresholds, poll_s):
             if (now := progress(seen)) != line:
                 line = now
                 print(f"{seen.elapsed_s:4.0f} s  {line}", flush=True)
@@ -105,9 +105,7 @@ def delete(kubectl: Kubectl, name: str, *, limit_s: float, poll_s: float, uid: s
         time.sleep(min(poll_s, 1.0))
 
 
-def _what_is_left(
-    kubectl: Kubectl, name: str, left: RayJobStatus | None, trouble: str, limit_s: float
-) -> str:
+def _what_is_left(kubectl: Kubectl, name: str, left: RayJob | None, trouble: str, limit_s: float) -> str:
     """Return why a deletion has not come to its end, and what may still be there."""
     if trouble:
         return (
@@ -172,18 +170,12 @@ def ready_to_apply(job: JobManifest) -> None:
     _ = job.configs  # which main.py would refuse only on the cluster
 
 
-def may_act(command: str, kubectl: Kubectl, *, yes: bool, last_context: str) -> None:
-    """Ask before anything is changed outside our own namespace, or in another context than the last time.
-
-    Raises SetupError unless the answer is yes.
-    """
+def may_act(command: str, kubectl: Kubectl, *, yes: bool) -> None:
+    """Ask before anything is changed outside our own namespace; raise SetupError unless the answer is yes."""
     if kubectl.namespace != NAMESPACE:
-        what = f"{command} would change namespace {kubectl.namespace} of context {kubectl.context}"
-        what += f", not {NAMESPACE}"
-        confirm(what, yes=yes, otherwise=f"nothing was changed in namespace {kubectl.namespace}")
-    elif last_context not in ("", kubectl.context):
-        what = f"{command} would change context {kubectl.context}; the last one changed was {last_context}"
-        confirm(what, yes=yes, otherwise=f"nothing was changed in context {kubectl.context}")
+        where = f"namespace {kubectl.namespace} of context {kubectl.context}, not {NAMESPACE}"
+        otherwise = f"nothing was changed in namespace {kubectl.namespace}"
+        confirm(f"{command} would change {where}", yes=yes, otherwise=otherwise)
 
 
 def confirm(what: str, *, yes: bool, otherwise: str) -> None:

@@ -7,8 +7,7 @@ import subprocess
 import time
 
 from deploy.jobs.checks import trouble
-from deploy.jobs.collect_evidence import read_logs
-from deploy.jobs.evidence import Evidence
+from deploy.jobs.evidence import Evidence, read_logs
 from deploy.jobs.job_manifest import JobManifest
 from deploy.jobs.kubectl import Kubectl
 from deploy.jobs.kubectl_errors import KubectlError
@@ -77,7 +76,7 @@ def follow_logs(kubectl: Kubectl, job: JobManifest, poll_s: float) -> int:
             raise KubectlError(f"RayJob {job.ray_job} is over and has no log of its driver: {outcome}")
         else:
             seen = Evidence(job)
-            seen.add(kubectl.with_events(now), {}, "", 0.0)
+            seen.now = kubectl.with_events(now)
             if shown != (shown := progress(seen)) and not (followed and now.of("submitter")):
                 print(f"no driver yet: {shown}", flush=True)
             time.sleep(poll_s)

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
+import yaml
 from api_server.api_client import ApiRefused
 from api_server.install_cluster import (
     CRDS as CRD_PATH,
@@ -41,6 +41,8 @@ from conftest import KUBERAY_CRD, ROOT, wait_for
 
 from deploy.jobs.__main__ import main
 from deploy.jobs.kubectl import Kubectl
+from deploy.jobs.kubernetes_objects import RayJob
+from deploy.jobs.thresholds import DEFAULT
 from deploy.manifests.job_table import JOBS
 from deploy.manifests.rayjob import manifest
 from deploy.manifests.settings import Settings
@@ -165,16 +167,17 @@ class Tools:
         self._capfd = capfd
         for name, value in cluster.api.environment.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setenv("XDG_STATE_HOME", str(cluster.api.folder))
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        self.thresholds = cluster.api.folder / "thresholds.yaml"
         self.options = ["--context", "lab"]
         self.limits = dict(LIMITS)
 
     def __call__(self, command: str, *more: str, ctrl_c_at: str = "") -> ToolRan:
         """Run a command to its end, or until it has printed something: then ctrl-C is pressed."""
         options = ["--job", "ssp", "--bucket", "lab", "--poll-s", "0.2", *self.options, *more]
-        for name, seconds in self.limits.items():
-            options += [f"--{name.replace('_', '-')}-s", str(seconds)]
+        limits = {f"{name}_s": seconds for name, seconds in self.limits.items()}
+        self.thresholds.write_text(json.dumps(yaml.safe_load(DEFAULT.read_text()) | {"limits": limits}))
+        options += ["--thresholds", str(self.thresholds)]
         self._capfd.readouterr()
         over = threading.Event()
         said = ["", ""]
@@ -463,7 +466,8 @@ def test_only_the_rayjob_with_the_uid_is_deleted(
     kubectl = Kubectl("ray-jobs", "student")
     seen = kubectl.job("ssp")
     assert seen
-    assert not kubectl.ask_to_delete(replace(seen, uid="00000000-0000-4000-8000-000000000000"))
+    uid = "00000000-0000-4000-8000-000000000000"
+    assert not kubectl.ask_to_delete(RayJob({**seen.json, "metadata": {**seen.json["metadata"], "uid": uid}}))
     again = kubectl.job("ssp")
     assert again
     assert (again.uid, again.leaving) == (seen.uid, "")

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from deploy.image_tag import image_files, image_tag
 from deploy.jobs.job_manifest import JobManifest
-from deploy.jobs.validate_setup import RIGHTS
+from deploy.jobs.validate import RIGHTS
 from deploy.manifests.__main__ import main as render_all
 from deploy.manifests.job_table import JOBS, JobDefinition
 from deploy.manifests.monitoring import CONFIG_MAP_LIMIT

@@ -22,7 +22,7 @@ SOURCE = sorted(
 LINES = {
     ".": 2_500,
     "benchmarks": 4_100,
-    "deploy": 4_700,
+    "deploy": 4_300,
     "docs": 700,
     "dsgd": 600,
     "dsgd/compare": 1_800,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_900,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_700,
-    "tests": 42_800,
+    "tests": 42_400,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -37,25 +37,25 @@ _REFUSED = "ValidationFailed (ValidationFailed: The RayJob spec is invalid: a wo
 _QUOTA = "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1"
 _NOT_PULLED = "cannot be pulled (ImagePullBackOff): Failed to pull image"
 _KILLED = "its container was restarted 1 times (OOMKilled, exit code 137)"
-_NO_CREDENTIALS = "does not accept your credentials"
-_UNREACHABLE = "is unreachable"
-_NO_KIND = "the cluster has no RayJob of version ray.io/v1"
-_NO_NAMESPACE = "there is no namespace nowhere in context lab"
-_OLDER = "does not know preRunningDeadlineSeconds: it is older than KubeRay 1.7"
+_NO_CREDENTIALS = "log in to the cluster again"
+_UNREACHABLE = "check its address, the network and the VPN"
+_NO_KIND = "install KubeRay 1.7 or newer, with its CRDs"
+_NO_NAMESPACE = 'namespaces "nowhere" not found; kubectl apply --server-side -k'
+_OLDER = "the CRDs are older than KubeRay 1.7: upgrade them with the operator"
 
 TABLE: Mapping[str, Mapping[str, CommandAnswer]] = {
     "token expired": _same(COMMANDS, 2, _NO_CREDENTIALS),
     "no API server": _same(COMMANDS, 2, _UNREACHABLE),
     "no namespace": {
-        "validate-setup": CommandAnswer(1, "there is no namespace nowhere"),
+        "validate-setup": CommandAnswer(1, _NO_NAMESPACE),
         **_same(("run",), 2, _NO_NAMESPACE),
         **_same((*LOOKS, "stop", "test-quick"), 2, _NO_NAMESPACE),
-        **_same(TESTS[1:], 2, "the cluster is not ready: namespace: there is no namespace nowhere"),
+        **_same(TESTS[1:], 2, "the cluster is not ready: namespace: kubectl, context lab: namespaces"),
     },
     "no CRD": {
         "validate-setup": CommandAnswer(1, _NO_KIND),
         **_same(COMMANDS[1:11], 2, _NO_KIND),
-        **_same(TESTS[1:], 2, f"the cluster is not ready: crd: {_NO_KIND}"),
+        **_same(TESTS[1:], 2, "the cluster is not ready: crd: kubectl, context lab: "),
     },
     "older CRD": {
         "validate-setup": CommandAnswer(1, "rayjobs.ray.io v1 has no preRunningDeadlineSeconds"),
@@ -176,11 +176,11 @@ TABLE: Mapping[str, Mapping[str, CommandAnswer]] = {
             check_job=(0, "is running, and nothing has failed so far"),
             monitor_pods=(130, "RayJob ssp: Running, RUNNING"),
             logs_follow=(130, "Job submission server address"),
-            logs_all=(1, "cannot be read: you may not create pods/exec"),
+            logs_all=(1, "cannot be read: kubectl, context viewer: pods"),
             debug_describe=(0, "=== rayjobs.ray.io/ssp"),
-            debug_events=(2, "you may not list events in namespace ray-jobs"),
+            debug_events=(2, 'cannot list resource "events"'),
             test_status=(0, '"verdict": "running"'),
-            stop=(2, "you may not delete rayjobs in namespace ray-jobs"),
+            stop=(2, 'cannot delete resource "rayjobs"'),
             test_quick=(2, "active: ssp (Running, RUNNING)"),
         ),
         **_same(TESTS[1:], 2, "the cluster is not ready: rights: you may not create rayjobs.ray.io"),
