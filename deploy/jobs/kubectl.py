@@ -60,16 +60,8 @@ class Kubectl:
 
     def __init__(self, namespace: str, context: str = "") -> None:
         self.namespace = namespace
-        self.context = context
+        self.context = context or call("config", "current-context").strip()
         self._may_list_events = True
-        try:
-            self.context = context or call("config", "current-context").strip()
-        except SetupError:
-            raise
-        except KubectlError:
-            raise SetupError(
-                "kubectl has no current context: choose a cluster with kubectl config use-context NAME"
-            ) from None
 
     def __call__(self, *arguments: str, stdin: str | None = None, timeout_s: float = CALL_TIMEOUT_S) -> str:
         """Run `kubectl ARGUMENTS` in this context and namespace, and return what it prints."""

@@ -41,7 +41,12 @@ _KINDS: list[tuple[str, type[KubectlError], str]] = [
         SetupError,
         "log in to the cluster again, with the program that the kubeconfig names",
     ),
-    (r"context .*(was not found|does not exist)", SetupError, "see kubectl config get-contexts"),
+    (r"current-context is not set", SetupError, "choose a cluster with kubectl config use-context NAME"),
+    (
+        r"context .*(was not found|does not exist)|loading config",
+        SetupError,
+        "see kubectl config get-contexts",
+    ),
     (
         r"Unable to connect|was refused|no route to host|network is unreachable|connection lost"
         r"|\((ServiceUnavailable|TooManyRequests|Timeout|ServerTimeout)\)|unable to handle the request"
@@ -79,5 +84,6 @@ def explain(said: str, context: str) -> KubectlError:
     who = f"kubectl, context {context}" if context else "kubectl"
     for pattern, kind, remedy in _KINDS:
         if re.search(pattern, text, re.IGNORECASE):
-            return kind(f"{who}: {line.rstrip('.?')}; {remedy}" if remedy else f"{who}: {line}")
+            line = line.partition(" - did you specify")[0].rstrip(".")
+            return kind(f"{who}: {line}; {remedy}" if remedy else f"{who}: {line}")
     return KubectlError(f"{who}: {line}")

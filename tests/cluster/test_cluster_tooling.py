@@ -535,7 +535,8 @@ SITUATIONS = [
       for command in ("run", "stop", "test-quick", "test-cluster")),
     Case("another namespace is changed by --yes", setup(namespaces=["mine"]),
          "run --namespace mine --yes; check-job --namespace mine", 0, says=["namespace mine\n"]),
-    Case("no context", {"context": None}, "test-cluster", 2, says=["no current context"]),
+    Case("no context", {"context": None}, "test-cluster", 2,
+         says=["current-context is not set; choose a cluster"]),
     # --- the cluster's set-up
     Case("a cluster that is not there", {"errors": [{"call": "--context", "stderr": REFUSED}]}, VALIDATE, 2,
          says=["10.0.0.1:443 was refused"]),
