@@ -14,10 +14,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
+from scipy import stats
 
 import dsgd
 from dsgd.show.report.answer import answer
-from dsgd.show.report.baseline_multiples import against_baseline
 from dsgd.show.report.figures import chosen, draw_sections
 from dsgd.show.report.frames import read_folder
 from dsgd.show.report.layout import Asked, Factor, Layout, Member, arrange, by_name
@@ -26,7 +26,8 @@ from dsgd.show.report.panels.labels import extent
 from dsgd.show.report.panels.levels import Levels, values
 from dsgd.show.report.panels.sweep import axis
 from dsgd.show.report.questions import Question
-from dsgd.show.report.winners import only_group
+from dsgd.show.report.sentences import against_baseline, only_group
+from dsgd.show.report.written_numbers import number
 
 FAST: dict[str, Any] = {"engine": "sim", "mode": "ssgd", "num_workers": 2, "steps": 8, "dataset": "none"}
 
@@ -197,6 +198,13 @@ def test_the_best_level_is_named_for_each_group(tmp_path: Path) -> None:
         found.answer
     )  # their updates differ
     assert "near (no significant lead over 2 and 8)" in found.answer
+    table = answer(read_folder(tmp_path / "experiment")).table
+    assert table is not None
+    assert [[cell.endswith(" ≈") for cell in row[1:]] for row in table.rows] == [
+        [False, True, True],
+        3 * [False],
+    ]
+    assert table.best == {(0, 1), (1, 3)}
 
 
 @pytest.mark.thorough
@@ -254,27 +262,19 @@ def dsgd_loss(record: Path) -> float:
     return float(yaml.safe_load((record / "summary.json").read_text())["eval"]["loss"])
 
 
-@pytest.mark.crossing
-@pytest.mark.parametrize(
-    ("lrs", "says"),
-    [
-        ([0.05, 1.6], "At the edge of what was tried, so a better value may lie beyond: P="),
-        ([0.05, 0.4, 1.6], "It "),
-    ],
-)
-def test_an_edge_or_a_trend_is_pointed_out(lrs: list[float], says: str, tmp_path: Path) -> None:
-    """Of three levels with a chosen number each, the answer says how it changes; an edge is always named."""
+def test_a_choice_at_an_edge_is_pointed_out() -> None:
+    """Of two values that were tried, both are edges."""
     grid = {f"P={p}": {"num_workers": p, "steps": 80 // p} for p in (2, 4, 8)}
     found = dsgd.experiment(
         asked(
             base=FAST | {"mode": "asgd", "dataset": "xor", "compute_time": "exponential:1"},
             grid=grid,
-            tune={"lr": lrs, "seeds": [100]},
+            tune={"lr": [0.05, 1.6], "seeds": [100]},
             compare="num_workers",
             measure="best lr",
         )
     )
-    assert says in found.answer
+    assert "At the edge of what was tried, so a better value may lie beyond: P=" in found.answer
 
 
 def test_the_largest_level_compared_is_pointed_out() -> None:
@@ -352,6 +352,18 @@ def test_equal_variants_are_seldom_said_to_differ(baseline: str | None, seeds: i
         said = only_group(asked_of) if baseline is None else against_baseline(asked_of, baseline)
         claims += re.search(CLAIM[baseline], said) is not None
     assert claims <= 18
+
+
+def test_a_lead_has_its_intervals_and_its_p() -> None:
+    """Of five seeds intervals are the whole range; p is that of Student's test of the logarithms."""
+    x, noise = np.random.default_rng(1).lognormal(size=5), np.random.default_rng(2).lognormal(1, 0.2, 5)
+    p = stats.ttest_rel(np.log(x * noise), np.log(x)).pvalue
+    found = {"a": dict(enumerate(map(float, x))), "b": dict(enumerate(map(float, x * noise)))}
+    said = only_group(question(found, by_name({"": {"a": "a", "b": "b"}})))
+    value = f"{number(float(np.median(x)))} [{number(min(x))}, {number(max(x))}]"
+    times = f"{np.median(noise):.2g} [{min(noise):.3g}, {max(noise):.2g}]"  # hundredths below 2
+    first = f"a is the first to spend the budget, after {value} virtual s"
+    assert said == f"{first}; b, the next, takes {times} times as long (p = {p:.2g})."
 
 
 def test_what_the_seeds_do_not_show_is_said_of_all_levels_together() -> None:

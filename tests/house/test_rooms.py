@@ -34,7 +34,7 @@ LINES = {
     "dsgd/records": 3_700,
     "dsgd/running": 4_300,
     "dsgd/scenario": 2_500,
-    "dsgd/show": 10_400,
+    "dsgd/show": 10_200,
     "dsgd/strategies": 2_400,
     "dsgd/teach": 2_900,
     "dsgd/theory": 3_100,
@@ -83,7 +83,7 @@ LONG_CLASSES = {
 
 WORDS = {
     "expert": (("dsgd/models", "dsgd/theory"), 150),
-    "rank": (("dsgd/engines", "dsgd/models"), 230),
+    "rank": (("dsgd/engines", "dsgd/models"), 220),
     "codec": (("dsgd/transforms",), 50),
     "s3": (("dsgd/process", "dsgd/records"), 100),
     "prometheus": (("deploy", "dsgd/show"), 20),

@@ -474,7 +474,7 @@ def test_deterministic_runs_are_said_to_be(tmp_path: Path) -> None:
     folder = experiment(tmp_path / "x", variants, 5, show=["throughput"])
     found = answer(read_folder(folder))
     assert found.headline.startswith("asgd has the highest throughput, ")
-    assert "has one value, whatever the seed, so there is nothing to test" in found.basis
+    assert "a variant has the same value with each seed, so there is nothing to test" in found.basis
     page = build_report(folder).read_text()
     assert "<td>deterministic</td>" in page
     assert "0.0079" not in page
@@ -533,10 +533,12 @@ def test_a_clear_winner_is_named_with_its_numbers(race: Path) -> None:
     frames = read_folder(race)
     times = frames.runs.filter(pl.col("variant") == "asgd")["time_to_target_s"].to_list()
     found = answer(frames)
-    assert found.headline.startswith(
-        f"asgd reaches loss {0.69:g} first, after {number(median(times))} virtual s; "
+    interval = rf"\[{number(min(times))}, {number(max(times))}\]"  # of five seeds, their range
+    assert re.fullmatch(
+        rf"asgd reaches loss 0.69 first, after {number(median(times))} {interval} virtual s; \w+, the next, "
+        r"takes \S+ \[\S+, \S+\] times as long \(p [=<] 0.\d+\)\.",
+        found.headline,
     )
-    assert found.headline.endswith(" times as long.")
     assert "Medians of 5 seeds with 94\N{NO-BREAK SPACE}% intervals" in found.basis
     assert "paired t-test, after Holm's correction for 3 pairs" in found.basis
     assert "the fewest gradients to reach loss" in found.points[0]
@@ -556,7 +558,7 @@ def test_one_seed_gives_no_interval(race: Path, tmp_path: Path) -> None:
     for name in ("v0-s0", "v1-s0"):
         shutil.copytree(race / name, tmp_path / name)
     found = answer(read_folder(tmp_path))
-    assert "There is one seed per variant, so no interval can be given and it may be chance" in found.basis
+    assert "There is one seed per variant, so no interval can be given; it may be chance" in found.basis
     assert "p =" not in found.text
     assert "one seed, so no interval can be given" in answer(read_folder(tmp_path / "v0-s0")).headline
 
@@ -568,7 +570,7 @@ def test_a_lack_of_common_seeds_is_not_called_one_seed(copy: Path) -> None:
             shutil.rmtree(copy / f"v{variant}-s{seed}")
     found = answer(read_folder(copy))
     assert "one seed per variant" not in found.text
-    assert "No two variants share two seeds, so nothing can be tested and it may be chance" in found.basis
+    assert "No two variants share two seeds, so nothing can be tested; it may be chance" in found.basis
 
 
 @pytest.mark.parametrize(
@@ -640,8 +642,8 @@ def test_never_loses(tmp_path: Path) -> None:
     assert (pair.test, pair.ratio) == ("rank", None)
     assert pair.p == pytest.approx(2 / math.comb(8, 4))
     found = answer(frames)
-    assert found.headline.endswith("; no other gets there in the median of its seeds.")
-    assert "p = 0.029 (rank test" in found.basis
+    assert found.headline.endswith("; no other gets there in the median of its seeds (p = 0.029).")
+    assert "(rank test, after Holm's correction for 1 pair)" in found.basis
 
 
 def test_scenarios_are_answered_one_by_one(tmp_path: Path) -> None:
@@ -658,8 +660,11 @@ def test_scenarios_are_answered_one_by_one(tmp_path: Path) -> None:
     assert [(p.a, p.b) for p in question.pairs] == [("ssgd even", "asgd even"), ("ssgd slow", "asgd slow")]
     assert all(pair.p == pair.corrected_p for pair in question.pairs)
     found = answer(frames)
-    assert any(point.startswith("slow: asgd reaches loss 0.69 first, after ") for point in found.points)
+    assert found.headline == "By time to loss 0.69, the best is asgd with even and slow."
     assert found.table is not None
+    best = next(x.centre for x in question.ranking("slow").values())
+    assert found.table.rows[1][2].startswith(f"{number(best)} [")
+    assert (1, 2) in found.table.best
     assert found.table.headings[1:] == ["ssgd", "asgd"]
     assert [row[0] for row in found.table.rows] == ["even", "slow"]
     edit(tmp_path / "x", show=["loss"])
@@ -678,8 +683,8 @@ def test_growth_with_workers_is_told(tmp_path: Path) -> None:
     frames = read_folder(experiment(tmp_path / "x", variants, 2))
     found = answer(frames)
     assert found.headline.startswith("Throughput grows ")
-    assert found.headline.endswith(" times for asgd from 2 to 8 workers.")
-    assert "the runs are too short, or their times too irregular, to compare with theory" in found.points[0]
+    assert found.headline.endswith(" times for asgd (2 to 8 workers).")
+    assert "The runs are too short, or their times too irregular, to compare with theory." in found.points
     assert chosen(frames) == ["scaling", "throughput", "staleness", "timeline"]
     edit(tmp_path / "x", show=["scaling"])
     (section,) = draw_sections(read_folder(tmp_path / "x"))

@@ -13,17 +13,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from dsgd.records.variants import differing
-from dsgd.show.report.baseline_multiples import against_baseline, of_growth, value_range
 from dsgd.show.report.choices import of_tuning
 from dsgd.show.report.comparable import identical
 from dsgd.show.report.frames import Frames
 from dsgd.show.report.group_table import table_of_groups
+from dsgd.show.report.layout import alone
 from dsgd.show.report.measures import OF_TARGET
 from dsgd.show.report.one_variant import of_one_variant
-from dsgd.show.report.panels.scaling import series
+from dsgd.show.report.panels.scaling import Series, series
 from dsgd.show.report.questions import Question, basis, questions
+from dsgd.show.report.sentences import sentence
 from dsgd.show.report.statistics import median_interval
-from dsgd.show.report.winners import at_the_edge, by_group, of_each_group, only_group, unresolved
+from dsgd.show.report.theory_words import throughput_beside_theory
 from dsgd.show.report.written_numbers import Answer, few, listed, number, option_text, percent, with_interval
 from dsgd.strategies import left_at_defaults
 
@@ -37,38 +38,89 @@ def answer(frames: Frames) -> Answer:
     found = series(frames)
     grown = sum(len(one.variants) for one in found) == len(frames.variants)
     if not frames.asked and grown and any(len(one.variants) > 2 for one in found):
-        return of_growth(frames, found)
+        return _of_growth(frames, found)
     first, *others = questions(frames)
-    points = []
-    if first.layout.baseline is None:
-        points += of_each_group(first)
-    if first.layout.baseline is None or frames.asked.measures:
-        points += map(_headline, others)
-    if not others and not frames.asked:
-        points.append(_price(frames))
+    beside = others if first.layout.baseline is None or frames.asked.measures else []
     return Answer(
-        headline=" ".join(filter(None, [first.opening, _headline(first)])),
+        headline=" ".join(filter(None, [first.opening, sentence(first)])),
         points=[
-            *points,
-            *at_the_edge(first),
+            *map(sentence, beside),
+            *([] if others or frames.asked else [_price(frames)]),
+            *_at_the_edge(first),
             *_not_tuned(frames, first),
             *_identical_runs(frames),
-            *unresolved(frames, first),
+            *_unresolved(frames, first),
         ],
         table=table_of_groups(frames, first),
         basis=basis(first),
     )
 
 
-def _headline(question: Question) -> str:
-    """Return the answer in one sentence."""
-    if question.layout.baseline is not None:
-        return against_baseline(question, question.layout.baseline)
-    if question.measure.low_is_good is None:
-        return value_range(question)
-    if len(question.layout.cells) == 1:
-        return only_group(question)
-    return by_group(question)
+def _of_growth(frames: Frames, found: Sequence[Series]) -> Answer:
+    """Return how throughput grows with workers, and the result."""
+    first, *others = questions(frames, alone(frames.variants))
+    beside = "" if others else throughput_beside_theory([run.record for run in frames.records])
+    return Answer(
+        headline=f"Throughput grows {listed([_growth(frames, one) for one in found])}.",
+        points=[sentence(first), *([f"{beside[0].upper()}{beside[1:]}."] if beside else [])],
+        basis=basis(first),
+    )
+
+
+def _growth(frames: Frames, one: Series) -> str:
+    """Return how many times the throughput of the fewest workers that of the most is."""
+    (few_workers, start), *_, (many_workers, end) = one.variants
+    before, after = ({r.summary.seed: r.summary.gradients_per_s for r in frames.of(v)} for v in (start, end))
+    times = [y / x for seed, x in before.items() if x and (y := after.get(seed))]
+    grown = f"{with_interval(median_interval(times))} times" if times else "an unknown number of times"
+    return f"{grown} for {one.name} ({few_workers:,} to {many_workers:,} workers)"
+
+
+def _at_the_edge(question: Question) -> list[str]:
+    """Return that the best level is the largest or smallest compared, so that a better one may lie beyond.
+
+    A smallest level of 0 or 1 is where most options end.
+    """
+    layout, numbers = question.layout, question.layout.compared.numbers
+    if len(numbers) < 3 or layout.baseline is not None or question.measure.low_is_good is None:
+        return []
+    found: dict[str, list[str]] = {}
+    for group in layout.cells:
+        ranking = question.ranking(group)
+        best = next(iter(ranking), None)
+        if best is None or math.isinf(ranking[best].centre):
+            continue
+        level = layout.level(group, best)
+        if numbers[level] == max(numbers.values()) < math.inf:
+            found.setdefault(f"{level} is the largest compared", []).append(group)
+        elif numbers[level] == min(numbers.values()) and numbers[level] not in (0, 1):
+            found.setdefault(f"{level} is the smallest compared", []).append(group)
+    many = len(layout.cells) > 1
+    return [
+        f"{text}{f' (with {listed(groups)})' if many else ''}; a better one may lie beyond."
+        for text, groups in found.items()
+    ]
+
+
+def _unresolved(frames: Frames, question: Question) -> list[str]:
+    """Return the leads that are no longer than the distance between two evaluations."""
+    layout, by = question.layout, question.measure
+    same = identical(frames)
+    leads = []
+    for group in layout.cells:
+        ranking = list(question.ranking(group))
+        if by.place is None or len(ranking) < 2:
+            continue
+        first, second = ranking[:2]
+        if question.resolved(first, second) or any(first in own and second in own for own in same):
+            continue
+        a, b = layout.level(group, first), layout.level(group, second)
+        leads.append(f"{a} over {b}{f' with {group}' if group else ''}")
+    if not leads:
+        return []
+    every = min(int(run.record.config.get("eval_every", 0)) for run in frames.records)
+    finer = f"; --set eval_every={max(1, every // 5)} would resolve it" if every > 1 else ""
+    return [f"The lead of {few(leads)} is at most one evaluation interval{finer}."]
 
 
 def _not_tuned(frames: Frames, question: Question) -> list[str]:
@@ -134,8 +186,8 @@ def print_results(frames: Frames, console: Console) -> None:
     console.print(table)
     found = answer(frames)
     console.print()
-    for sentence in (found.headline, *(f"- {point}" for point in found.points)):
-        console.print(escape(sentence), highlight=False)
+    for text in (found.headline, *(f"- {point}" for point in found.points)):
+        console.print(escape(text), highlight=False)
     if found.basis:
         console.print(escape(found.basis), style="dim", highlight=False)
     for premise in frames.judged_premises:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from dsgd.show.report.frames import Frames, Tuned
@@ -69,13 +68,8 @@ def of_tuning(frames: Frames) -> Answer:
     found = choices(frames, option)
     layout = frames.layout
     groups = {group: own for group in layout.cells if (own := [c for c in found if c.group == group])}
+    best = [f"{group}, {_by_level(own)}" if group else _by_level(own) for group, own in groups.items()]
     points = []
-    if len(groups) > 1:
-        headline = _by_group(layout, option, groups)
-    else:
-        headline = f"The best {option} is {_by_level(found)}."
-        if trend := _trend(layout, found):
-            points.append(f"It {trend.format(layout.compared.option)}.")
     edges = [c.variant for c in found if c.at_the_edge]
     if edges:
         points.append(f"At the edge of what was tried, so a better value may lie beyond: {listed(edges)}.")
@@ -87,7 +81,7 @@ def of_tuning(frames: Frames) -> Answer:
     if seeds:
         basis += f", over {plural(len(seeds), 'seed')} that the comparison does not use"
     return Answer(
-        headline=headline,
+        headline=f"The best {option}{':' if len(groups) > 1 else ' is'} {'; '.join(best)}.",
         points=points,
         table=_table(layout, option, found),
         basis=f"{basis}.",
@@ -100,36 +94,6 @@ def _by_level(found: Sequence[Chosen]) -> str:
     for choice in found:
         by_value.setdefault(choice.value, []).append(choice.level)
     return listed([f"{value} with {listed(levels)}" for value, levels in by_value.items()])
-
-
-def _by_group(layout: Layout, option: str, groups: Mapping[str, Sequence[Chosen]]) -> str:
-    """Return how the values change in each group, in one phrase if they do so in the same way."""
-    trends = {group: _trend(layout, own) for group, own in groups.items()}
-    if len(set(trends.values())) == 1 and (trend := next(iter(trends.values()))) in (_RISES, _FALLS):
-        ends = [f"{own[0].value} to {own[-1].value} ({group})" for group, own in groups.items()]
-        return f"The best {option} {trend.format(layout.compared.option)}: {listed(ends)}."
-    return f"The best {option}: {'; '.join(f'{group}, {_by_level(own)}' for group, own in groups.items())}."
-
-
-_RISES, _FALLS = "rises with {}", "falls with {}"
-
-
-def _trend(layout: Layout, found: Sequence[Chosen]) -> str:
-    """Return whether the choice rises or falls with what is compared, if both are numbers."""
-    if len(found) < 3 or not layout.compared.numbers:
-        return ""
-    try:
-        values = [float(choice.value) for choice in found]
-    except ValueError:
-        return ""
-    steps = [b - a for a, b in pairwise(values)]
-    if not any(steps):
-        return "does not depend on {} within what was tried"
-    if all(step <= 0 for step in steps):
-        return _FALLS
-    if all(step >= 0 for step in steps):
-        return _RISES
-    return "neither rises nor falls steadily with {}"
 
 
 def _table(layout: Layout, option: str, found: Sequence[Chosen]) -> Table:

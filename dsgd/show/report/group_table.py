@@ -8,11 +8,8 @@ from collections.abc import Mapping
 from dsgd.show.report.frames import Frames
 from dsgd.show.report.layout import Factor
 from dsgd.show.report.questions import Question
-from dsgd.show.report.written_numbers import (
-    Table,
-    number,
-    ratio_with_interval,
-)
+from dsgd.show.report.sentences import tied
+from dsgd.show.report.written_numbers import Table, number, ratio_with_interval, with_interval
 
 
 def table_of_groups(frames: Frames, question: Question) -> Table | None:
@@ -21,33 +18,33 @@ def table_of_groups(frames: Frames, question: Question) -> Table | None:
     if len(layout.cells) == 1 and not frames.asked.compare and layout.baseline is None:
         return None
     baseline, levels = layout.baseline, list(layout.compared.levels)
-    note = f"{question.measure.label}, medians over seeds"
+    note = f"{question.measure.label}, medians over seeds with their intervals"
+    best, equal = {}, set[str]()
     if baseline is not None:
         levels.remove(baseline)
         levels.insert(0, baseline)
-        note += f"; ×: how many times that of {baseline}, with its interval"
+        note += f"; ×: how many times that of {baseline}"
+    elif question.measure.low_is_good is not None:
+        note += "; ≈: the best has no significant lead over it"
+        for row, group in enumerate(layout.cells):
+            ranking = question.ranking(group)
+            first = next(iter(ranking), "")
+            if first and math.isfinite(ranking[first].centre):
+                best[row] = levels.index(layout.level(group, first))
+                equal |= set(tied(question, group))
 
     def cell(cells: Mapping[str, str], level: str) -> str:
         value = question.median(cells[level]) if level in cells else None
         if value is None:
             return "–"
-        ratio = (
-            question.ratio(cells[level], cells[baseline])
-            if baseline is not None and level != baseline and baseline in cells
-            else None
-        )
+        if baseline is None or level == baseline or baseline not in cells:
+            return f"{with_interval(value)}{' ≈' if cells[level] in equal else ''}"
+        ratio = question.ratio(cells[level], cells[baseline])
         if ratio is None or not math.isfinite(ratio.centre):
-            return number(value.centre)
+            return with_interval(value)
         return f"{number(value.centre)}\n× {ratio_with_interval(ratio)}"
 
     grouped, compared = layout.grouped, layout.compared
-    best = {}
-    for row, group in enumerate(layout.cells):
-        ranking = question.ranking(group)
-        if question.measure.low_is_good is not None and baseline is None and ranking:
-            first = next(iter(ranking))
-            if math.isfinite(ranking[first].centre):
-                best[row] = levels.index(layout.level(group, first))
     if len(layout.cells) == 1:
         (cells,) = layout.cells.values()
         return Table(

@@ -16,7 +16,10 @@ from dsgd.show.report.frames import Frames
 from dsgd.show.report.layout import Layout
 from dsgd.show.report.measures import OF_TARGET, Measure, loss_at, measure, scale_of
 from dsgd.show.report.statistics import SIGNIFICANT, Interval, Pair, compare, median_interval
-from dsgd.show.report.written_numbers import number, p_value, plural
+from dsgd.show.report.written_numbers import number, plural
+
+_ALONE = "There is one seed per variant, so no interval can be given"
+_APART = "No two variants share two seeds, so nothing can be tested"
 
 
 def basis(question: Question) -> str:
@@ -24,42 +27,21 @@ def basis(question: Question) -> str:
     if not question.values:
         return ""
     if not question.pairs:
-        return f"{_untested(question)}."
+        alone = all(len(seeds) == 1 for seeds in question.values.values())
+        return f"{_ALONE if alone else _APART}; it may be chance."
     n = max(map(len, question.values.values()))
     level = median_interval(list(range(n))).level
     text = f"Medians of {plural(n, 'seed')} with {round(100 * level)}\N{NO-BREAK SPACE}% intervals"
-    holm = f"p < {SIGNIFICANT:g} after Holm's correction for the pairs of {_each(question)}"
-    if question.layout.baseline is not None:
-        return f"{text}, ratios on common seeds; a difference has an interval without 1, and {holm}."
-    if question.measure.low_is_good is None:
+    baseline = question.layout.baseline is not None
+    if question.measure.low_is_good is None and not baseline:
         return f"{text}."
-    if len(question.layout.cells) == 1 and (test := _test_of_the_lead(question)):
-        return f"{text}; {test}."
-    return f"{text}; a lead is significant if {holm}."
-
-
-def _each(question: Question) -> str:
-    return "each case" if len(question.layout.cells) > 1 else "variants"
-
-
-def _test_of_the_lead(question: Question) -> str:
-    (group,) = question.layout.cells
-    ranking = list(question.ranking(group))
-    pair = question.against(ranking[0]).get(ranking[1]) if len(ranking) > 1 else None
-    if pair is None:
-        return ""
-    if pair.corrected_p is None:
-        return "each of the first two has one value, whatever the seed, so there is nothing to test"
-    corrected = f"after Holm's correction for {plural(question.tested, 'pair')}"
-    over = question.layout.level(group, ranking[1])
-    return f"for the lead over {over}, {p_value(pair.corrected_p)} ({test_name(pair)}, {corrected})"
-
-
-def _untested(question: Question) -> str:
-    """Return why there is neither an interval nor a test, or no test only."""
-    if all(len(seeds) == 1 for seeds in question.values.values()):
-        return "There is one seed per variant, so no interval can be given and it may be chance"
-    return "No two variants share two seeds, so nothing can be tested and it may be chance"
+    tests = sorted({test_name(pair) for pair in question.pairs if pair.test in ("t", "rank")})
+    if not tests:
+        return f"{text}; a variant has the same value with each seed, so there is nothing to test."
+    family = "the pairs of each case" if len(question.layout.cells) > 1 else plural(question.tested, "pair")
+    what = "a difference has an interval without 1 and" if baseline else "a lead is significant at"
+    test = f"p < {SIGNIFICANT:g} ({' or '.join(tests)}, after Holm's correction for {family})"
+    return f"{text}, ratios on common seeds; {what} {test}."
 
 
 def test_name(pair: Pair) -> str:
