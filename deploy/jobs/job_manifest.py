@@ -196,5 +196,5 @@ class JobManifest:
         spec["entrypoint"] += f"{' --set seeds=1' if is_experiment else ''} --out {out}"
         runs = len(changed.configs) if is_experiment else 1
         option = "--set max_seconds=" if is_experiment else "--max-seconds "
-        spec["entrypoint"] += f" {option}{limits.runs_s / runs:.0f}"
+        spec["entrypoint"] += f" {option}{limits.runs_s / runs:g}"
         return replace(changed)  # `configs` is kept with the entrypoint that it was read from

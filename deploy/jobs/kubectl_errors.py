@@ -48,10 +48,10 @@ _KINDS: list[tuple[str, type[KubectlError], str]] = [
         "see kubectl config get-contexts",
     ),
     (
-        r"Unable to connect|was refused|no route to host|network is unreachable|connection lost"
+        r"Unable to connect|(connection|server \S+ was) refused|no route to host|network is unreachable"
         r"|\((ServiceUnavailable|TooManyRequests|Timeout|ServerTimeout)\)|unable to handle the request"
-        r"|etcdserver: |shutting down|unexpected EOF|too many requests"
-        r"|timeout|timed out|deadline exceeded|request canceled",
+        r"|etcdserver: |apiserver is shutting down|unexpected EOF|too many requests|connection lost"
+        r"|i/o timeout|handshake timeout|Client\.Timeout|timed out waiting|deadline exceeded|request cancel",
         Unreachable,
         "check its address, the network and the VPN",
     ),
@@ -67,7 +67,7 @@ _KINDS: list[tuple[str, type[KubectlError], str]] = [
         "the CRDs are older than KubeRay 1.7: upgrade them with the operator",
     ),
     (r"namespaces .* not found", SetupError, f"{_OVERLAY}, or name the right one by --namespace"),
-    (r"\(Forbidden\)", Forbidden, "ask for a role that allows it"),
+    (r"\(Forbidden\).* cannot \w+ resource", Forbidden, "ask for a role that allows it"),  # no quota, say
     (r"\(Conflict\)|the UID in the precondition", Conflict, ""),
     (r"NotFound|not found|doesn't have a resource type", NotFound, ""),
 ]

@@ -32,7 +32,7 @@ from deploy.jobs.driver_reports import (
 )
 from deploy.jobs.job_manifest import JobManifest, read_job
 from deploy.jobs.kubectl import Kubectl
-from deploy.jobs.kubectl_errors import SetupError, Unreachable, explain
+from deploy.jobs.kubectl_errors import KubectlError, SetupError, Unreachable, explain
 from deploy.jobs.kubernetes_objects import RayJob, snapshot
 from deploy.jobs.probe_pod import probe, probe_manifest
 from deploy.jobs.run_job import delete
@@ -650,7 +650,7 @@ def test_a_test_has_a_name_that_no_other_job_has_and_deadlines_of_its_length(too
     assert (labels["dsgd-lab/test-of"], labels["dsgd-lab/command"]) == ("compare-localsgd", "test-quick")
     assert re.fullmatch(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", labels["dsgd-lab/owner"])
     spec = tested[0].manifest["spec"]
-    assert re.search(r"/cluster-tests/\d{8}-\d{6} --set max_seconds=\d+$", spec["entrypoint"])
+    assert re.search(r"/cluster-tests/\d{8}-\d{6} --set max_seconds=[\d.]+$", spec["entrypoint"])
     assert "--set seeds=1 --out s3://" in spec["entrypoint"]
     assert read_job("ssp").for_a_test(limits).entrypoint.endswith(f" --max-seconds {limits.runs_s:g}")
     assert spec["preRunningDeadlineSeconds"] == limits.pods_running_s < spec["activeDeadlineSeconds"]
@@ -814,6 +814,14 @@ UNREADY = {  # what kubectl says, and what is left of it
         'Error from server (NotFound): error when creating "STDIN": namespaces "ray-jobs" not found',
         ['namespaces "ray-jobs" not found', "--namespace", "kubectl apply --server-side -k"]),
 }  # fmt: skip
+
+
+def test_what_a_quota_or_a_webhook_refuses_needs_no_other_role() -> None:
+    """It is kubectl's own line, without a remedy for something else."""
+    for why in ("exceeded quota: one-job, requested: count/rayjobs.ray.io=1", "the timeout must be below 60"):
+        said = f'error when creating "STDIN": rayjobs.ray.io "ssp" is forbidden: {why}'
+        found = explain(f"Error from server (Forbidden): {said}", "lab")
+        assert (type(found), str(found)) == (KubectlError, f"kubectl, context lab: {said}")
 
 
 @pytest.mark.parametrize("case", UNREADY)
