@@ -32,6 +32,7 @@ from dsgd.process.outcomes import (
 with ended_by_signals():  # the other imports take a second
     from dsgd.config import TrainConfig
     from dsgd.core.protocol import ClusterError
+    from dsgd.process.outcomes import UsageError
     from dsgd.process.s3_access import is_s3
     from dsgd.records.lease import TakenError
     from dsgd.records.size import announcement
@@ -41,7 +42,6 @@ with ended_by_signals():  # the other imports take a second
     from dsgd.running.comparison import execute_both
     from dsgd.running.execute import Ended, execute
     from dsgd.show.live.observers import Observers
-    from dsgd.show.terminal.cli import UsageError
     from dsgd.show.terminal.commands import command_of
     from dsgd.show.terminal.console import ProgressLine, print_comparison, print_ended, print_finished
     from dsgd.show.terminal.resume_option import RunAsked, parse_run, restored

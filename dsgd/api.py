@@ -33,7 +33,7 @@ from dsgd.config import options as flat
 from dsgd.metrics import QUANTITIES, taken_of_updates
 from dsgd.models.workloads import options_of
 from dsgd.process.interruptions import Interruptions
-from dsgd.process.outcomes import StoppedBy
+from dsgd.process.outcomes import StoppedBy, UsageError
 from dsgd.process.s3_access import is_s3
 from dsgd.records.s3 import fetch
 from dsgd.records.upload import Upload
@@ -43,7 +43,7 @@ from dsgd.running.execute import Ended, execute
 from dsgd.running.keeper import RunKeeper, Watcher
 from dsgd.running.simulating import Scheduled
 from dsgd.show.live.observers import Observers
-from dsgd.show.terminal.cli import UsageError, configure
+from dsgd.show.terminal.cli import configure
 from dsgd.show.terminal.resume_option import AUTO, RunAsked, going_on, going_on_by_name
 from dsgd.strategies import modes
 

@@ -152,7 +152,8 @@ class JobManifest:
         Raises SetupError in one line for an entrypoint that main.py would refuse.
         """
         from dsgd.compare.experiment_file import load
-        from dsgd.show.terminal.cli import UsageError, parse
+        from dsgd.process.outcomes import UsageError
+        from dsgd.show.terminal.cli import parse
 
         # A run's name has the RayJob's, which the submitter's shell knows.
         command = re.sub(r" --(run-name|resume)[ =]\S+", "", self.entrypoint)

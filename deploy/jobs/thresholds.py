@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 
 from deploy.jobs.kubectl_errors import SetupError
-from dsgd.process.bounded_yaml import read_yaml
+from dsgd.process.checked_yaml import convert, read
+from dsgd.process.outcomes import UsageError
 
 DEFAULT = Path(__file__).with_name("thresholds.yaml")
 _Seconds = Annotated[float, Meta(gt=0, le=1e9)]
@@ -56,8 +56,8 @@ class Thresholds(Struct, frozen=True, forbid_unknown_fields=True):
 
 def read_thresholds(path: Path) -> Thresholds:
     """Read limits and thresholds. Raises SetupError in one line for anything wrong with them."""
+    where = f"--thresholds {path}"
     try:
-        return msgspec.convert(read_yaml(path), Thresholds)
-    except (ValueError, msgspec.ValidationError) as error:
-        reason = " ".join(str(error).split())
-        raise SetupError(f"--thresholds {path}: {reason}; docs/cluster.md describes the file") from None
+        return convert(read(path, where, "docs/cluster.md describes the file"), Thresholds, where)
+    except UsageError as error:
+        raise SetupError(str(error)) from None

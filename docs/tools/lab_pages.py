@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from dsgd.show.terminal.cli import UsageError
+from dsgd.process.outcomes import UsageError
 from dsgd.teach.labs.answers import exercise_lines, goal_sentences, prediction_lines
 from dsgd.teach.labs.lab_file import Lab, read_lab
 

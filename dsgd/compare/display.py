@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from dsgd.compare.experiment_file import Experiment, PlannedRun
+from dsgd.compare.experiment import Experiment, PlannedRun
 from dsgd.compare.worker import Outcome
 from dsgd.process.outcomes import echoed
 

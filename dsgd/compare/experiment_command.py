@@ -8,9 +8,8 @@ from contextlib import nullcontext
 from dsgd.compare.experiment_file import load
 from dsgd.config import LiveConfig, LogConfig, OutputConfig
 from dsgd.process.interruptions import Interruptions
-from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, report_error
+from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, report_error
 from dsgd.process.s3_access import is_s3
-from dsgd.show.terminal.cli import UsageError
 from dsgd.show.terminal.usage import Parser, Terminal, open_page, usage_errors
 
 

@@ -5,32 +5,35 @@ Nothing is run or written here, and neither torch nor ray is imported.
 
 from __future__ import annotations
 
-import difflib
 import itertools
-import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
+from msgspec import Meta, Struct
+
+from dsgd.compare.experiment import Experiment, Tuning, Variant, described, value_text
 from dsgd.config import (
     WITHOUT_WORKLOAD,
     DataConfig,
     LiveConfig,
     LogConfig,
-    TrainConfig,
     option_fields,
     options,
 )
 from dsgd.models.workloads import options_of
-from dsgd.process.bounded_yaml import YamlError, load_yaml, read_yaml
-from dsgd.show.report.frames import FIGURES, NOT_COMPARED
+from dsgd.process import checked_yaml
+from dsgd.process.bounded_yaml import YamlError, load_yaml
+from dsgd.process.checked_yaml import Finite, convert, did_you_mean, rule
+from dsgd.process.outcomes import UsageError
+from dsgd.show.report.frames import FIGURES, NOT_COMPARED, Figure
 from dsgd.show.report.layout import PARTS, Asked, Member, arrange
 from dsgd.show.report.measures import BEST, OF_TARGET, required
-from dsgd.show.report.premises import Premise, premises
+from dsgd.show.report.premises import Premise, require_names
 from dsgd.show.report.written_numbers import listed, option_text
-from dsgd.show.terminal.cli import UsageError, configure
+from dsgd.show.terminal.cli import configure
 from dsgd.strategies import load as load_strategy
 from dsgd.strategies import modes, tuned_by
 
@@ -40,20 +43,12 @@ _WITHOUT_WORKLOAD = {
     if WITHOUT_WORKLOAD in getattr(hint, "__metadata__", ())
 }
 
-KEYS = (
-    "title", "question", "base", "variants", "grid", "tune", "seeds", "target_loss", "compare", "per",
-    "baseline", "measure", "premise", "show",
-)  # fmt: skip
-
 AUTO = "auto"
 """In place of the options under tune: those that the file does not set, of each variant's mode."""
 _AUTO_STEPS = (1 / 9, 1 / 3, 1, 3, 9, 27)  # of the step size that a variant has
-_AUTO_SEEDS = (10_000, 10_001)  # no count of seeds reaches them
+_AUTO_SEEDS = [10_000, 10_001]  # no count of seeds reaches them
 _LONGEST_NAME = 80
 _MOST_SEEDS = 10_000  # planned in some 5 s a variant
-_ASKED = {
-    "compare": "local_steps", "per": "partition", "baseline": "ssgd", "measure": "time-to-loss"
-}  # fmt: skip
 NOT_HERE = {
     "seed": "the runs' seeds are listed under seeds:",
     "out": "give --out DIR on the command line",
@@ -66,89 +61,43 @@ NOT_HERE = {
 """Options of single runs that an experiment does not leave to its file, and what is there instead."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannedRun:
-    """One run of a variant: its configuration says where its record goes."""
-
-    variant: str
-    cfg: TrainConfig
-
-    @property
-    def name(self) -> str:
-        return str(self.cfg.output.run_name)
-
-    @property
-    def path(self) -> Path:
-        return Path(self.cfg.output.out) / self.name
+_Options = dict[str, Any]
+_Seeds = Annotated[list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], Meta(min_length=1, max_length=_MOST_SEEDS)]
+_Values = Annotated[list[Any], Meta(min_length=1), rule("must be a list of values, like [1, 2]")]
+_Lists = Annotated[dict[str, _Values], Meta(min_length=1)]
+_InWords = Annotated[str, Meta(pattern=r"\S"), rule("must be in words")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """What is compared: a name, and the options that make it."""
+class _File(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What may stand in an experiment's file."""
 
-    name: str
-    options: Mapping[str, Any]
-    """As the file has them: the base's, the variant's and the grid point's."""
-    own: Mapping[str, Any]
-    """Those of them that are not the base's."""
-    parts: Mapping[str, str]
-    """The names that it has under variants: and grid:."""
-    cfg: TrainConfig
-
-    @property
-    def folder(self) -> str:
-        """The name of its records' folders, without the seed."""
-        return re.sub(r"[^\w.=+-]", "-", self.name.replace(" ", "+"))
-
-    def run(self, seed: int, out: Path) -> PlannedRun:
-        """Return the variant's run with this seed, whose record goes into the folder `out`."""
-        output = replace(self.cfg.output, out=str(out), run_name=f"{self.folder}-s{seed}", quiet=True)
-        return PlannedRun(variant=self.name, cfg=replace(self.cfg, seed=seed, output=output))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tuning:
-    """What is tried for each variant before it is compared, on separate seeds."""
-
-    values: Mapping[str, Mapping[str, Sequence[Any]]]
-    """By the variant's name: the values tried, by option; every combination is."""
-    tried: Mapping[str, Sequence[Variant]]
-    """By the variant's name: what it becomes with each combination."""
-    seeds: Sequence[int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Experiment:
-    """An experiment, expanded: every variant is known to be valid."""
-
-    name: str
-    title: str
-    question: str
-    base: Mapping[str, Any]
-    variants: Sequence[Variant]
-    seeds: Sequence[int]
-    tuning: Tuning | None
-    target_loss: float | None
-    asked: Asked
-    premises: Sequence[Premise]
-    """What its question takes for granted."""
-    show: Sequence[str] | None
-    folder: Path
-
-    def runs(self) -> list[PlannedRun]:
-        """Return the runs, all variants with the first seed first: cut short, it is still a comparison."""
-        return [v.run(seed, self.folder) for seed in self.seeds for v in self.variants]
-
-    def tuning_runs(self) -> list[PlannedRun]:
-        """Return the runs that choose the tuned options; their records go into the folder `tuning`."""
-        if not self.tuning:
-            return []
-        tried = [v for variants in self.tuning.tried.values() for v in variants]
-        return [v.run(seed, self.folder / "tuning") for seed in self.tuning.seeds for v in tried]
-
-    def tuned(self, chosen: Mapping[str, Variant]) -> Experiment:
-        """Return the experiment with each variant as `chosen` for its name from those tried."""
-        return replace(self, variants=[replace(chosen.get(v.name, v), name=v.name) for v in self.variants])
+    title: _InWords
+    question: _InWords
+    base: _Options = {}
+    variants: Annotated[dict[str, _Options | None], Meta(min_length=1)] | None = None
+    grid: Annotated[_Options, Meta(min_length=1)] | None = None
+    tune: Annotated[
+        Literal["auto"] | _Options | None,
+        rule("must be auto, or options with lists of values, like lr: [0.1, 0.2]"),
+    ] = None
+    seeds: Annotated[
+        Annotated[int, Meta(ge=1, le=_MOST_SEEDS)] | _Seeds,
+        rule(f"must be a count of at most {_MOST_SEEDS:,} (5 means 0 to 4) or a list of numbers like [0, 1]"),
+    ]
+    target_loss: Finite | None = None
+    compare: Annotated[str | int | float | None, rule("must be one name, like local_steps")] = None
+    per: Annotated[str | list[str], rule("must be an option or a list of options, like partition")] = []
+    baseline: Annotated[str | int | float | None, rule("must be one name, like ssgd")] = None
+    measure: Annotated[str | list[str], rule("must be a measure or a list of them, like time-to-loss")] = []
+    premise: Annotated[
+        list[Premise],
+        Meta(min_length=1),
+        rule("must be a list, like [{quantity: exchange_batches, at_least: 3, at_most: 5}]"),
+    ] = []
+    show: (
+        Annotated[list[Figure], Meta(min_length=1), rule(f"must be a list of figures: {', '.join(FIGURES)}")]
+        | None
+    ) = None
 
 
 def load(path: str | Path, settings: Sequence[str] = (), out: str | Path = "runs") -> Experiment:
@@ -158,34 +107,29 @@ def load(path: str | Path, settings: Sequence[str] = (), out: str | Path = "runs
     `target_loss=X`: its target, where it has one).
     Raises UsageError in one line for anything wrong with any of its runs that the options show.
     """
-    where = f"--experiment {path}"
-    return read(_read(Path(path), where), Path(path).stem, where, settings, out)
+    where, remedy = f"--experiment {path}", "give an experiment's file, like experiments/compare-modes.yaml"
+    return read(checked_yaml.read(Path(path), where, remedy), Path(path).stem, where, settings, out)
 
 
-def read(
-    content: dict[str, Any], name: str, where: str, settings: Sequence[str], out: str | Path
-) -> Experiment:
+def read(content: Any, name: str, where: str, settings: Sequence[str], out: str | Path) -> Experiment:
     """Return the experiment that a file's content asks for; its records go into the folder `name` in `out`.
 
     where: how messages begin. Raises UsageError as `load` does.
     """
-    _known_keys(content, KEYS, where)
-    for key in ("title", "question"):
-        if not isinstance(content.get(key), str) or not content[key].strip():
-            raise UsageError(f"{where}: needs a {key}: in words")
-    base = _options(content.get("base"), f"{where}: base:")
-    variants = _named(content.get("variants"), f"{where}: variants:")
-    points = _points(content.get("grid"), f"{where}: grid:")
-    if variants is None and points is None:
-        raise UsageError(f"{where}: compares nothing; give variants: or grid:")
-    tune = content.get("tune")
-    tuned_seeds, tried = _tune(tune, f"{where}: tune:") if tune not in (None, AUTO) else ((), {})
-    _set_in_one_place(variants, points, tried, where)
-    for setting in settings:
-        key, value = _setting(setting)
-        if key == "seeds" or (key == "target_loss" and "target_loss" in content):
+    content = {key: value for key, value in convert(content, _Options, where).items() if value is not None}
+    changes = {setting: _setting(setting) for setting in settings}
+    for setting, (key, value) in list(changes.items()):
+        if key == "seeds" or (key == "target_loss" and key in content):
             content[key] = value
-            continue
+            del changes[setting]
+    file = convert(content, _File, where)
+    base, variants = _options(file.base), _named(file.variants) if file.variants else None
+    points = _points(file.grid, f"{where}: grid") if file.grid else None
+    if not variants and not points:
+        raise UsageError(f"{where}: compares nothing; give variants: or grid:")
+    tuned_seeds, tried = _tune(file.tune, f"{where}: tune") if isinstance(file.tune, dict) else ([], {})
+    _set_in_one_place(variants, points, tried, where)
+    for setting, (key, value) in changes.items():
         for place, named in (("variants:", variants), ("grid:", points), ("tune:", {"": tried})):
             if any(key in given for given in (named or {}).values()):
                 raise UsageError(f"--set {setting}: {where} sets {key} under {place}; change it there")
@@ -194,8 +138,9 @@ def read(
         base[key] = value
         if key == "workload" and value is not None:  # it replaces what the file learns
             base = {option: given for option, given in base.items() if option not in _WITHOUT_WORKLOAD}
-    seeds = _seeds(content.get("seeds"), f"{where}: seeds:")
-    if tune == AUTO:
+    seeds = list(range(file.seeds)) if isinstance(file.seeds, int) else file.seeds
+    _each_once(seeds, f"{where}: seeds")
+    if file.tune == AUTO:
         tuned_seeds = _AUTO_SEEDS
     if common := set(seeds) & set(tuned_seeds):
         raise UsageError(
@@ -203,13 +148,16 @@ def read(
             "choice twice; choose others"
         )
     expanded = _expand(base, variants, points, where)
-    target_loss = _target_loss(content.get("target_loss"), f"{where}: target_loss:")
     of_grid = set(itertools.chain.from_iterable((points or {}).values()))
-    values = _around(expanded, of_grid) if tune == AUTO else _of_each(tried, expanded)
+    values = _around(expanded, of_grid) if file.tune == AUTO else _of_each(tried, expanded)
+    try:
+        require_names(file.premise, dict.fromkeys(n for v in expanded for n in (v.name, *v.parts.values())))
+    except ValueError as error:
+        raise UsageError(f"{where}: premise: {error}") from None
     return Experiment(
         name=name,
-        title=content["title"].strip(),
-        question=" ".join(content["question"].split()),
+        title=file.title.strip(),
+        question=" ".join(file.question.split()),
         base=base,
         variants=expanded,
         seeds=seeds,
@@ -224,102 +172,58 @@ def read(
         )
         if values
         else None,
-        target_loss=target_loss,
-        asked=_asked(
-            content, expanded, list(dict.fromkeys(itertools.chain(*values.values()))), target_loss, where
-        ),
-        premises=_premises(content.get("premise"), expanded, f"{where}: premise:"),
-        show=_show(content.get("show"), f"{where}: show:"),
+        target_loss=file.target_loss,
+        asked=_asked(file, expanded, list(dict.fromkeys(itertools.chain(*values.values()))), where),
+        premises=file.premise,
+        show=file.show and list(dict.fromkeys(file.show)),
         folder=Path(out) / name,
     )
 
 
-def described(option: str, value: Any) -> str:
-    """Return an option and its value as the names of variants have it."""
-    return f"{option}={_text(value)}"
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
-
-
-def _read(path: Path, where: str) -> dict[str, Any]:
-    try:
-        content = read_yaml(path, "give an experiment's file, like experiments/compare-modes.yaml")
-    except YamlError as error:
-        raise UsageError(f"{where}: {error}") from None
-    return _mapping(content, f"{where}:")
-
-
-def _mapping(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise UsageError(f"{where} must be a mapping of names to values")
-    return {str(key): entry for key, entry in value.items()}
-
-
-def _options(value: Any, where: str) -> dict[str, Any]:
+def _options(given: _Options | None) -> _Options:
     """Return a mapping of options, spelled with underscores."""
-    return {
-        key.replace("-", "_"): entry for key, entry in _mapping({} if value is None else value, where).items()
-    }
+    return {key.replace("-", "_"): value for key, value in (given or {}).items()}
 
 
-def _known_keys(content: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    for key in content:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}"
-            raise UsageError(f"{where}: there is no key {key}; {hint}")
+def _named(given: Mapping[str, _Options | None]) -> dict[str, _Options]:
+    return {name: _options(entry) for name, entry in given.items()}
 
 
-def _named(value: Any, where: str) -> dict[str, dict[str, Any]] | None:
-    if value is None:
-        return None
-    named = _mapping(value, where)
-    if not named:
-        raise UsageError(f"{where} is empty; name at least one")
-    return {name: _options(entry, f"{where} {name}:") for name, entry in named.items()}
-
-
-def _points(value: Any, where: str) -> dict[str, dict[str, Any]] | None:
+def _points(grid: _Options, where: str) -> dict[str, _Options]:
     """Return the points of a grid by name: all combinations of lists, or those that the file names."""
-    if value is None:
-        return None
-    grid = _mapping(value, where)
-    if grid and all(isinstance(entry, dict) for entry in grid.values()):
-        return _named(grid, where)
+    if all(isinstance(entry, dict) for entry in grid.values()):
+        return _named(grid)
     return {
         " ".join(itertools.starmap(described, point.items())): point
-        for point in _product(_lists(_options(grid, where), where))
+        for point in _product(_lists(grid, where))
     }
 
 
-def _lists(grid: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
-    if not grid:
-        raise UsageError(f"{where} is empty; give options and lists of values, like slack: [0, 4]")
-    for option, values in grid.items():
-        if not isinstance(values, list):
-            raise UsageError(f"{where} {option}: must be a list of values, like [1, 2]")
-        if not values:
-            raise UsageError(f"{where} {option}: is an empty list; give it a value or leave it out")
-        texts = [_text(value) for value in values]
-        if twice := [text for text in texts if texts.count(text) > 1]:
-            raise UsageError(f"{where} {option}: has {twice[0]} twice; give each value once")
-    return dict(grid)
+def _lists(grid: _Options, where: str) -> dict[str, list[Any]]:
+    """Return options with lists of values."""
+    lists = convert(_options(grid), _Lists, where)
+    for option, values in lists.items():
+        _each_once([value_text(value) for value in values], f"{where}: {option}")
+    return lists
+
+
+def _each_once(values: Sequence[Any], where: str) -> None:
+    if twice := [value for value, count in Counter(values).items() if count > 1]:
+        raise UsageError(f"{where}: has {twice[0]} twice; give each once")
 
 
 def _product(lists: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
-def _tune(value: Any, where: str) -> tuple[tuple[int, ...], dict[str, list[Any]]]:
-    if not isinstance(value, dict):
-        raise UsageError(f"{where} must be auto, or options with lists of values, like lr: [0.1, 0.2]")
-    grid = _options(value, where)
-    if not isinstance(grid.get("seeds"), list):
-        raise UsageError(f"{where} needs its own seeds:, a list, like [100, 101]")
-    seeds = _seeds(grid.pop("seeds"), f"{where} seeds:")
-    return seeds, _lists(grid, where)
+def _tune(given: _Options, where: str) -> tuple[list[int], dict[str, list[Any]]]:
+    """Return seeds and values of what is tuned."""
+    if not isinstance(given.get("seeds"), list):
+        raise UsageError(f"{where}: needs its own seeds:, a list, like [100, 101]")
+    values = {option: value for option, value in given.items() if option != "seeds"}
+    seeds = convert(given["seeds"], _Seeds, f"{where}: seeds")
+    _each_once(seeds, f"{where}: seeds")
+    return seeds, _lists(values, where)
 
 
 def _of_each(tried: Mapping[str, Sequence[Any]], variants: Sequence[Variant]) -> dict[str, Any]:
@@ -372,8 +276,7 @@ def _known_option(option: str, workloads: Collection[str], where: str) -> None:
         except ValueError as error:
             raise UsageError(f"{where}: {error}") from None
     if option not in known:
-        near = difflib.get_close_matches(option, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`main.py --mode MODE --help` lists them"
+        hint = did_you_mean(option, known, "`main.py --mode MODE --help` lists them")
         raise UsageError(f"{where}: there is no option {option}; {hint}")
 
 
@@ -388,54 +291,11 @@ def _setting(setting: str) -> tuple[str, Any]:
     return key.removeprefix("--").replace("-", "_"), value
 
 
-def _seeds(value: Any, where: str) -> tuple[int, ...]:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    seeds = list(range(min(value, _MOST_SEEDS + 1))) if whole else value
-    if isinstance(seeds, list) and len(seeds) > _MOST_SEEDS:
-        raise UsageError(f"{where} must be at most {_MOST_SEEDS:,}; give fewer")
-    if (
-        not isinstance(seeds, list)
-        or not seeds
-        or not all(isinstance(s, int) and not isinstance(s, bool) and 0 <= s < 2**63 for s in seeds)
-    ):
-        given = "there is none" if value is None else f"it is {value}"
-        raise UsageError(
-            f"{where} must be a count (5 means 0 to 4) or a list of whole numbers like [0, 1]; {given}"
-        )
-    if len(set(seeds)) < len(seeds):
-        raise UsageError(f"{where} has a seed twice; give each once")
-    return tuple(seeds)
-
-
-def _target_loss(value: Any, where: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UsageError(f"{where} must be a number, like 0.3; it is {value}")
-    return float(value)
-
-
-def _asked(
-    content: Mapping[str, Any],
-    variants: Sequence[Variant],
-    tuned: Sequence[str],
-    target_loss: float | None,
-    where: str,
-) -> Asked:
+def _asked(file: _File, variants: Sequence[Variant], tuned: Sequence[str], where: str) -> Asked:
     """Return what the file asks of its report; raises UsageError for what these variants cannot answer."""
-    texts: dict[str, str | None] = {}
-    for key in ("compare", "baseline"):
-        value = content.get(key)
-        if isinstance(value, list | dict | bool):
-            raise UsageError(f"{where}: {key}: must be one name, like {key}: {_ASKED[key]}")
-        texts[key] = None if value is None else option_text(value)
-    lists: dict[str, list[str]] = {}
-    for key, what in (("per", "an option or a list of options"), ("measure", "a measure or a list of them")):
-        given = content.get(key) or []
-        lists[key] = given if isinstance(given, list) else [given]
-        if not all(isinstance(name, str) for name in lists[key]):
-            raise UsageError(f"{where}: {key}: must be {what}, like {key}: {_ASKED[key]}")
-    per, compare, baseline = lists["per"], texts["compare"], texts["baseline"]
+    per = [file.per] if isinstance(file.per, str) else file.per
+    measures = [file.measure] if isinstance(file.measure, str) else file.measure
+    compare, baseline = (x if x is None else option_text(x) for x in (file.compare, file.baseline))
     factors = [
         option if option is None or option in PARTS else option.replace("-", "_")
         for option in (compare, *per)
@@ -447,7 +307,7 @@ def _asked(
             compare=factors[0],
             per=tuple(filter(None, factors[1:])),
             baseline=baseline,
-            measures=tuple(dict.fromkeys(required(name, target_loss, tuned) for name in lists["measure"])),
+            measures=tuple(dict.fromkeys(required(name, file.target_loss, tuned) for name in measures)),
         )
         if len(asked.measures) > 1 and (best := [n for n in asked.measures if n.startswith(BEST)]):
             raise ValueError(f"measure: {best[0]}: is asked alone; leave out the other measures")
@@ -464,27 +324,6 @@ def _asked(
     except ValueError as error:
         raise UsageError(f"{where}: {error}") from None
     return asked
-
-
-def _premises(value: Any, variants: Sequence[Variant], where: str) -> tuple[Premise, ...]:
-    names = dict.fromkeys(name for v in variants for name in (v.name, *v.parts.values()) if name)
-    try:
-        return premises(value, names)
-    except ValueError as error:
-        raise UsageError(f"{where} {error}") from None
-
-
-def _show(value: Any, where: str) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or not value or len({str(figure) for figure in value}) < len(value):
-        raise UsageError(f"{where} must be a list of figures, each once: {', '.join(FIGURES)}")
-    for figure in map(str, value):
-        if figure not in FIGURES:
-            near = difflib.get_close_matches(figure, FIGURES, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(FIGURES)}"
-            raise UsageError(f"{where} there is no figure {figure}; {hint}")
-    return tuple(map(str, value))
 
 
 def _expand(

@@ -13,16 +13,16 @@ from typing import Any
 
 import yaml
 
-from dsgd.compare.experiment_file import NOT_HERE, PlannedRun
+from dsgd.compare.experiment import PlannedRun
+from dsgd.compare.experiment_file import NOT_HERE
 from dsgd.config import option_fields, options
 from dsgd.process.bounded_yaml import load_yaml
-from dsgd.process.outcomes import is_result
+from dsgd.process.outcomes import UsageError, is_result
 from dsgd.records.reader import read_brief_summary, read_options
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.workload_copy import CARRIED
-from dsgd.show.terminal.cli import UsageError
 
 _FILES = (
     "config.yaml", "meta.json", "updates.jsonl", "evals.jsonl", "faults.jsonl", "weights.npy", CARRIED,

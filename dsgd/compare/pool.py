@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from dsgd.compare.experiment_file import PlannedRun
+from dsgd.compare.experiment import PlannedRun
 from dsgd.compare.worker import Outcome
 from dsgd.config import options
 from dsgd.core.protocol import ClusterError

@@ -9,11 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import yaml
 from rich.console import Console
 
 from dsgd.compare.display import Display
-from dsgd.compare.experiment_file import Experiment, PlannedRun, described
+from dsgd.compare.experiment import Experiment, PlannedRun, described
 from dsgd.compare.finished_runs import clear, goes_on, is_kept, locked
 from dsgd.compare.pool import Pool, cores
 from dsgd.compare.tuning import Selection, choose
@@ -23,10 +24,9 @@ from dsgd.data import make_workload
 from dsgd.engines.open_cluster import require_room
 from dsgd.process.files import whole_file
 from dsgd.process.interruptions import Interruptions
-from dsgd.process.outcomes import is_result
+from dsgd.process.outcomes import UsageError, is_result
 from dsgd.records.size import announcement_of_all
 from dsgd.show.live.observers import Observers
-from dsgd.show.terminal.cli import UsageError
 from dsgd.show.terminal.usage import usage_errors
 
 
@@ -245,7 +245,7 @@ def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
         "seeds": list(experiment.seeds),
         "target_loss": experiment.target_loss,
         **asked,
-        **({"premise": [one.as_file() for one in experiment.premises]} if experiment.premises else {}),
+        **({"premise": msgspec.to_builtins(list(experiment.premises))} if experiment.premises else {}),
         "show": None if experiment.show is None else list(experiment.show),
     }
     if experiment.tuning:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from dsgd.compare.experiment_file import Experiment, PlannedRun, Variant, described
+from dsgd.compare.experiment import Experiment, PlannedRun, Variant, described
 from dsgd.core.option_rules import option_fields
+from dsgd.process.outcomes import UsageError
 from dsgd.records.reader import read_summary
-from dsgd.show.terminal.cli import UsageError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,7 @@ from itertools import groupby
 from dsgd.conformance.law_checks import checks_of, laws_of_a_checkout, unclaimed
 from dsgd.conformance.strategy_on_trial import LawBroken, Subject
 from dsgd.process.interruptions import Interruptions
-from dsgd.process.outcomes import EXIT_FAILED
-from dsgd.show.terminal.cli import UsageError
+from dsgd.process.outcomes import EXIT_FAILED, UsageError
 from dsgd.show.terminal.usage import Parser
 
 

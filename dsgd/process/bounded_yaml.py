@@ -96,7 +96,7 @@ class _Loader(*_SafeLoaders):  # type: ignore[misc]  # which bases, depends on t
             _refuse(node, "has more than 64 bits; give a smaller number, or a text in quotes")
         return value
 
-    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[str, Any]:
         seen = set()
         for key, _ in node.value:
             if isinstance(key, ScalarNode):
@@ -107,7 +107,7 @@ class _Loader(*_SafeLoaders):  # type: ignore[misc]  # which bases, depends on t
                     if isinstance(value, bool) or str(value) != key.value:
                         _refuse(key, f"is {value} in YAML, and no name; put it in quotes")
                 seen.add(key.value)
-        return dict(super().construct_mapping(node, deep=deep))
+        return {str(key): value for key, value in super().construct_mapping(node, deep=deep).items()}
 
 
 def _refuse(node: Node, rule: str) -> NoReturn:

@@ -36,6 +36,10 @@ REMEDIES = {
 EXIT_FAILED, EXIT_USAGE, EXIT_DIVERGED, EXIT_INTERRUPTED = 1, 2, 3, 130
 
 
+class UsageError(Exception):
+    """What the user asked for cannot be done; the message is one line."""
+
+
 def is_result(stopped_by: str) -> bool:
     """Whether such an end is a result of the run's options: divergence is, being cut off is not."""
     return stopped_by not in ("failed", "interrupted")

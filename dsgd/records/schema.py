@@ -21,6 +21,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from dsgd.metrics import QUANTITIES, ROUTING, Quantity, quantity
+from dsgd.process.checked_yaml import KINDS
 from dsgd.scenario.fault import LASTING
 
 T = TypeVar("T")
@@ -624,15 +625,7 @@ def _decoder(kind: type) -> msgspec.json.Decoder[Any]:
     return _DECODERS[kind]
 
 
-_KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "array": "a list",
-    "object": "an object",
-    "null": "null",
-}
+_KINDS = KINDS | {"object": "an object"}  # as JSON calls it
 
 
 def _meaning(error: str, where: object) -> str:

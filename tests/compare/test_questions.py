@@ -117,7 +117,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"measure": "best"}, ["name a tuned option, like best lr"]),
     (NO_LOSS, ["measure: last-loss", "dataset none, and so no loss"]),
     ({"measure": "best lr"}, ["lr is not tuned", "tune:"]),
-    ({"measure": ["time", 3]}, ["measure:", "a measure or a list of them"]),
+    ({"measure": ["time", 3]}, ["measure: number 2: must be text, not 3"]),
     ({"measure": ["time", "best lr"], "tune": {"lr": [0.1], "seeds": [9]}}, ["best lr", "asked alone"]),
     ({"measure": "best momentum", "tune": {"lr": [0.1, 0.2], "seeds": [9]}}, ["tuned are lr"]),
 ]

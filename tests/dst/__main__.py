@@ -19,8 +19,8 @@ from multiprocessing import get_context
 
 from dsgd.config import options
 from dsgd.conformance.strategy_on_trial import Subject
-from dsgd.process.outcomes import EXIT_FAILED, EXIT_USAGE, report_error
-from dsgd.show.terminal.cli import UsageError, parse
+from dsgd.process.outcomes import EXIT_FAILED, EXIT_USAGE, UsageError, report_error
+from dsgd.show.terminal.cli import parse
 from dsgd.show.terminal.usage import Parser
 from dsgd.strategies import modes
 from dst.fault_schedule import FaultSchedule, drawn

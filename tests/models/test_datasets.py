@@ -43,8 +43,9 @@ from dsgd.models.datasets.mapped import Mapped, blocks, is_sampled
 from dsgd.models.datasets.shipped import FASHION
 from dsgd.models.datasets.user_files import fetched
 from dsgd.models.objectives.module_objective import ProblemShard
+from dsgd.process.outcomes import UsageError
 from dsgd.running.quick_run import run, same_bytes
-from dsgd.show.terminal.cli import UsageError, parse
+from dsgd.show.terminal.cli import parse
 
 HAS_FASHION = pytest.mark.skipif(
     not Path(FASHION).exists(), reason="needs Fashion-MNIST: apt-get install dataset-fashion-mnist"

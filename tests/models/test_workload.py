@@ -24,6 +24,7 @@ from dsgd.data import make_workload
 from dsgd.engines.task_values import LoneValues
 from dsgd.models.objectives.module_objective import ModuleObjective, ProblemShard
 from dsgd.models.workloads import names
+from dsgd.process.outcomes import UsageError
 from dsgd.records.listing import list_folder
 from dsgd.records.schema import RecordError
 from dsgd.records.writer import RunRecord
@@ -31,7 +32,7 @@ from dsgd.running.execute import execute
 from dsgd.running.quick_run import config, run, same_bytes
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.show.report.comparable import groups
-from dsgd.show.terminal.cli import UsageError, parse
+from dsgd.show.terminal.cli import parse
 from dsgd.show.terminal.resume_option import going_on
 from dsgd.strategies import modes
 

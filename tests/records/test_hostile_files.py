@@ -69,7 +69,7 @@ def test_whole_numbers_are_those_of_the_command_line(loader: ModuleType) -> None
     text = "{seed: 010, a: -08, b: 0o10, c: 0x1f, d: 1:30, e: '010', 8: x, 0.5: y, 1e-3: z, 'on': w}"
     assert loader.load_yaml(text) == {
         "seed": 10, "a": -8, "b": 8, "c": 31, "d": "1:30", "e": "010",
-        8: "x", 0.5: "y", "1e-3": "z", "on": "w",
+        "8": "x", "0.5": "y", "1e-3": "z", "on": "w",
     }  # fmt: skip
 
 

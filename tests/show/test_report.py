@@ -375,15 +375,15 @@ def remove_runs(folder: Path) -> None:
         ),
         (
             lambda folder: edit(folder, show=["loss", "lose"]),
-            "show: lose is not a figure; choose from sweep, ",
+            "show: number 2: there is no lose; did you mean loss?",
         ),
-        (lambda folder: edit(folder, variants=[]), "variants must be a list that is not empty"),
-        (lambda folder: edit(folder, target_loss="low"), "target_loss must be a number, not low"),
+        (lambda folder: edit(folder, variants=[]), "variants: is empty"),
+        (lambda folder: edit(folder, target_loss="low"), "target_loss: must be a number, not low"),
         (
             lambda folder: edit(folder, variants=[{"name": "x", "folder": "../x"}]),
-            "needs a name and a folder",
+            "folder: must be the name of a folder beside this file, not ../x",
         ),
-        (lambda folder: edit(folder, tuning={"choices": 3}), "tuning cannot be read"),
+        (lambda folder: edit(folder, tuning={"choices": 3}), "tuning: choices: must be a list, not 3"),
     ],
 )
 def test_a_folder_without_a_report_is_told_in_one_line(

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsgd.process.interruptions import Interruptions
+from dsgd.process.outcomes import UsageError
 from dsgd.show.live import server
-from dsgd.show.terminal.cli import UsageError
 from dsgd.show.terminal.usage import Parser, usage_errors
 
 _PORT = 8000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -9,11 +10,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from dsgd.config import DataConfig, TimingConfig, option_fields
 from dsgd.metrics import QUANTITIES, Column
-from dsgd.process.outcomes import is_result
+from dsgd.process.checked_yaml import convert, rule
+from dsgd.process.outcomes import UsageError, is_result
 from dsgd.records.reader import (
     Record,
     evaluation_columns,
@@ -28,17 +34,19 @@ from dsgd.records.variants import as_variants, differing, of_workload, own_targe
 from dsgd.records.variants import option_text as option_text
 from dsgd.scenario.network_options import LINKS
 from dsgd.show.report.layout import PARTS, Asked, Layout, Member, arrange, by_name
-from dsgd.show.report.premises import JudgedPremise, Premise, judge, premises
+from dsgd.show.report.premises import JudgedPremise, Premise, judge, require_names
 from dsgd.show.report.written_numbers import plural
 
 if TYPE_CHECKING:
     import polars as pl
 
-FIGURES = (
+Figure = Literal[
     "sweep", "tuning", "loss", "time_to_target", "staleness", "timeline", "throughput", "drift",
     "scaling", "experts",
-)  # fmt: skip
+]  # fmt: skip
 """What `show:` of an experiment may name."""
+
+FIGURES: tuple[Figure, ...] = get_args(Figure)
 
 OF_UPDATES = ("staleness", "timeline", "drift")
 """Those of them that look into updates, and so need the records' files."""
@@ -52,17 +60,25 @@ EXTRA = "extra_"
 _ENVIRONMENT = {*option_fields(DataConfig), *option_fields(TimingConfig), *LINKS, "engine", "num_workers"}
 
 
-class Tried(NamedTuple):
+class Tried(Struct, frozen=True, kw_only=True):
     """Values that were tried for a variant before the comparison."""
 
     options: Mapping[str, Any]
-    loss: float
-    """At the end, the median over the tuning's seeds; infinite if that diverged."""
-    losses: Mapping[int, float]
-    """By seed; empty in old records."""
+    median_loss: float | None = msgspec.field(name="loss")
+    by_seed: Mapping[int, float | None] = msgspec.field(name="losses", default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        """At the end, the median over the tuning's seeds; infinite if that diverged."""
+        return math.inf if self.median_loss is None else self.median_loss
+
+    @property
+    def losses(self) -> dict[int, float]:
+        """By seed; empty in old records."""
+        return {seed: math.inf if loss is None else loss for seed, loss in self.by_seed.items()}
 
 
-class Tuned(NamedTuple):
+class Tuned(Struct, frozen=True, kw_only=True):
     """What was chosen for a variant before the comparison, and from what."""
 
     variant: str
@@ -222,113 +238,83 @@ def read_folder(folder: Path) -> Frames:
     return read_loose(folder)
 
 
+class _Variant(Struct, kw_only=True):
+    name: str
+    folder: Annotated[str, Meta(pattern=r"^[^/]+$"), rule("must be the name of a folder beside this file")]
+    variants: str = ""
+    grid: str = ""
+
+    @property
+    def parts(self) -> dict[str, str]:
+        return {part: name for part in PARTS if (name := getattr(self, part))}
+
+
+class _Tuning(Struct, frozen=True):
+    choices: Sequence[Tuned] = ()
+
+
+class _AsRun(Struct, kw_only=True):
+    """What experiment.yaml, which the runner writes, says of the experiment."""
+
+    title: str | None = None
+    question: str | None = None
+    variants: Annotated[list[_Variant], Meta(min_length=1)]
+    seeds: Annotated[list[int], Meta(min_length=1)] | int
+    target_loss: float | None = None
+    compare: str | None = None
+    per: list[str] = []
+    baseline: str | None = None
+    measure: str | list[str] = []
+    premise: list[Premise] = []
+    show: list[Figure] | None = None
+    tuning: _Tuning = _Tuning()
+
+
 def _read_experiment(folder: Path) -> Frames:
     file = folder / "experiment.yaml"
-    spec = read_yaml(file)
-    variants, seeds = _list(spec, "variants", file), _list(spec, "seeds", file)
-    show = spec.get("show")
-    if show is not None:
-        unknown = [name for name in show if name not in FIGURES] if isinstance(show, list) else [show]
-        if unknown:
-            raise RecordError(f"{file}: show: {unknown[0]} is not a figure; choose from {', '.join(FIGURES)}")
-    target = spec.get("target_loss")
-    if target is not None and (isinstance(target, bool) or not isinstance(target, int | float)):
-        raise RecordError(f"{file}: target_loss must be a number, not {target}")
+    try:
+        asked = convert(read_yaml(file), _AsRun, str(file))
+        require_names(asked.premise, [name for v in asked.variants for name in (v.name, *v.parts.values())])
+    except (UsageError, ValueError) as error:
+        raise RecordError(str(error)) from None
     runs, left_out, expected = [], [], set()
-    for variant in variants:
-        known = isinstance(variant, dict) and all(isinstance(variant.get(k), str) for k in ("name", "folder"))
-        if not known or Path(variant["folder"]).name != variant["folder"]:
-            raise RecordError(f"{file}: each of variants needs a name and a folder; run the experiment again")
-        for seed in seeds:
-            name = f"{variant['folder']}-s{seed}"
-            expected.add(name)
-            if not (folder / name).is_dir():
-                left_out.append((name, "was not run, or not yet"))
-                continue
-            try:
-                record = _read_result(folder / name)
-                runs.append(RecordedRun(variant=printable(variant["name"]), record=record))
-            except RecordError as error:
-                left_out.append((name, _reason(error, folder / name)))
+    seeds = range(asked.seeds) if isinstance(asked.seeds, int) else asked.seeds
+    for variant, seed in itertools.product(asked.variants, seeds):
+        name = f"{variant.folder}-s{seed}"
+        expected.add(name)
+        if not (folder / name).is_dir():
+            left_out.append((name, "was not run, or not yet"))
+            continue
+        try:
+            record = _read_result(folder / name)
+            runs.append(RecordedRun(variant=printable(variant.name), record=record))
+        except RecordError as error:
+            left_out.append((name, _reason(error, folder / name)))
     for path in _folders(folder):
         if path.name not in expected:
             left_out.append((path.name, "is not a run of this experiment"))
     if not runs:
         raise _none_readable(folder, left_out)
+    measures = [asked.measure] if isinstance(asked.measure, str) else asked.measure
     return _frames(
         runs,
-        title=printable(str(spec.get("title") or folder.name)),
-        question=printable(str(spec.get("question") or "")),
-        target_loss=None if target is None else float(target),
-        show=None if show is None else tuple(dict.fromkeys(show)),
+        title=printable(asked.title or folder.name),
+        question=printable(asked.question or ""),
+        target_loss=asked.target_loss,
+        show=asked.show and tuple(dict.fromkeys(asked.show)),
         left_out=left_out,
-        tuned=_tuned(spec.get("tuning"), file),
-        asked=_asked(spec, file),
+        tuned=[replace(t, variant=printable(t.variant)) for t in asked.tuning.choices]
+        if asked.tuning
+        else (),
+        asked=Asked(
+            compare=asked.compare, per=tuple(asked.per), baseline=asked.baseline, measures=tuple(measures)
+        ),
         parts={
-            printable(v["name"]): {part: printable(str(v[part])) for part in PARTS if v.get(part)}
-            for v in variants
+            printable(v.name): {part: printable(name) for part, name in v.parts.items()}
+            for v in asked.variants
         },
-        premises=_premises(spec, variants, file),
+        premises=asked.premise,
     )
-
-
-def _premises(
-    spec: Mapping[str, Any], variants: Sequence[Mapping[str, Any]], file: Path
-) -> Sequence[Premise]:
-    """Return what experiment.yaml takes for granted."""
-    names = {str(v[key]) for v in variants for key in ("name", *PARTS) if v.get(key)}
-    try:
-        return premises(spec.get("premise"), names)
-    except ValueError as error:
-        raise RecordError(f"{file}: premise: {error}") from None
-
-
-def _tuned(tuning: Any, file: Path) -> list[Tuned]:
-    """Return what experiment.yaml says of tuning."""
-
-    def loss(value: float | None) -> float:
-        return math.inf if value is None else float(value)
-
-    try:
-        return [
-            Tuned(
-                printable(str(choice["variant"])),
-                dict(choice["chosen"]),
-                tuple(choice["at_the_edge"]),
-                [
-                    Tried(
-                        dict(one["options"]),
-                        loss(one["loss"]),
-                        {int(seed): loss(value) for seed, value in one.get("losses", {}).items()},
-                    )
-                    for one in choice["tried"]
-                ],
-            )
-            for choice in (tuning["choices"] if tuning else ())
-        ]
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise RecordError(f"{file}: tuning cannot be read; run the experiment again") from None
-
-
-def _asked(spec: Mapping[str, Any], file: Path) -> Asked:
-    """Return what experiment.yaml asks."""
-    found = {key: spec.get(key) for key in ("compare", "baseline")}
-    per, by = spec.get("per") or [], spec.get("measure") or []
-    by = by if isinstance(by, list) else [by]
-    if not isinstance(per, list) or not all(isinstance(v, str | None) for v in (*found.values(), *per, *by)):
-        raise RecordError(
-            f"{file}: compare, per, baseline and measure must be text; run the experiment again"
-        )
-    return Asked(**found, per=tuple(per), measures=tuple(by))
-
-
-def _list(spec: Mapping[str, Any], name: str, file: Path) -> list[Any]:
-    value = spec.get(name)
-    if name == "seeds" and isinstance(value, int):
-        value = list(range(value))
-    if not isinstance(value, list) or not value:
-        raise RecordError(f"{file}: {name} must be a list that is not empty; run the experiment again")
-    return value
 
 
 def read_loose(folder: Path, names: Sequence[str] | None = None, like: str | None = None) -> Frames:

@@ -6,12 +6,12 @@ partition` does so for each partition. The file is checked with the same code th
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
+from dsgd.process.checked_yaml import did_you_mean
 from dsgd.show.report.measures import BEST
 from dsgd.show.report.written_numbers import listed, option_text
 
@@ -157,8 +157,7 @@ def _require_varied(key: str, factor: str, members: Sequence[Member], varied: Se
     if without and len(without) < len(members):
         rule = f"variant {without[0]} has no such option; compare what all have: {choices}"
     elif without:
-        near = difflib.get_close_matches(factor, varied, n=1)
-        rule = f"there is no such option; {f'did you mean {near[0]}?' if near else f'varied are {choices}'}"
+        rule = f"there is no such option; {did_you_mean(factor, varied, f'varied are {choices}')}"
     else:
         rule = f"is the same in all variants; varied are {choices}"
     raise ValueError(f"{key}: {factor}: {rule}")

@@ -5,12 +5,12 @@ Losses are shown as they are or, of language models, in bits a byte.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dsgd.metrics import QUANTITIES, Column
+from dsgd.process.checked_yaml import did_you_mean
 from dsgd.records.reader import Record
 from dsgd.records.schema import LastEvaluation, RecordedEvaluation
 
@@ -276,12 +276,7 @@ def required(name: str, target: float | None, tuned: Sequence[str]) -> str:
             if spelled in OF_TARGET and target is None:
                 raise ValueError(f"measure: {name}: needs a target_loss: in the file")
             return spelled
-    near = difflib.get_close_matches(name.replace(" ", "-"), [*NAMED, *columns], n=1)
-    hint = (
-        f"did you mean {near[0]}?"
-        if near
-        else f"choose from {', '.join(NAMED)}, best OPTION, {', '.join(columns)}"
-    )
+    hint = did_you_mean(name.replace(" ", "-"), [*NAMED, *columns], "choose from {}, best OPTION")
     raise ValueError(f"measure: {name}: there is no such measure; {hint}")
 
 

@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsgd.process.interruptions import Interruptions, ended_by_signals
-from dsgd.process.outcomes import EXIT_INTERRUPTED, report_error
+from dsgd.process.outcomes import EXIT_INTERRUPTED, UsageError, report_error
 from dsgd.process.s3_access import is_s3
 from dsgd.records.listing import list_folder
 from dsgd.records.reader import is_record
 from dsgd.records.s3 import fetch
 from dsgd.records.schema import RecordError
-from dsgd.show.terminal.cli import UsageError
 from dsgd.show.terminal.usage import Parser, open_page, usage_errors
 
 

@@ -17,8 +17,8 @@ from dsgd.config import DataConfig, TrainConfig
 from dsgd.core.option_rules import Option, from_options, option_fields
 from dsgd.models.workloads import names as workloads
 from dsgd.models.workloads import options_of
-from dsgd.process.bounded_yaml import YamlError, read_yaml
-from dsgd.process.outcomes import print_page
+from dsgd.process.checked_yaml import read
+from dsgd.process.outcomes import UsageError, print_page
 from dsgd.process.user_code import located
 from dsgd.records.fixed_options import GONE
 from dsgd.scenario.faults_text import FILE_ENDINGS
@@ -26,10 +26,6 @@ from dsgd.show.terminal.help import run_help
 from dsgd.strategies import config_of, load, mode_of, modes
 
 _DEFAULT_MODE = "ssgd"
-
-
-class UsageError(Exception):
-    """What the user asked for cannot be done; the message is one line."""
 
 
 def parse(arguments: Sequence[str]) -> TrainConfig:
@@ -206,15 +202,10 @@ def _like(spelled: str, key: str) -> str:
 
 
 def _read_config(path: str) -> dict[str, Any]:
-    try:
-        content = read_yaml(Path(path), "give a run's config.yaml")
-    except YamlError as error:
-        raise UsageError(f"--config {path}: {error}") from None
-    if content is None:
-        raise UsageError(f"--config {path}: is empty; give a run's config.yaml")
+    content = read(Path(path), f"--config {path}", "give a run's config.yaml")
     if not isinstance(content, dict):
         raise UsageError(f"--config {path}: must be a mapping of options to values, like a run's config.yaml")
-    given = {str(key).replace("-", "_"): value for key, value in content.items()}
+    given = {key.replace("-", "_"): value for key, value in content.items()}
     return {name: value for name, value in given.items() if name not in GONE}
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from dsgd.core.problem import score_text
 from dsgd.process.interruptions import Interruptions
-from dsgd.process.outcomes import print_page
+from dsgd.process.outcomes import UsageError, print_page
 from dsgd.records.listing import ListedRun, Listing, list_folder
 from dsgd.records.schema import LastEvaluation, RecordError
 from dsgd.records.variants import option_text
 from dsgd.show.terminal import examples
-from dsgd.show.terminal.cli import UsageError
 from dsgd.show.terminal.help import paragraph, width
 from dsgd.show.terminal.usage import Parser
 

@@ -10,11 +10,10 @@ import numpy as np
 
 from dsgd.process.files import whole_file
 from dsgd.process.interruptions import Interruptions, ended_by_signals
-from dsgd.process.outcomes import EXIT_FAILED, echoed, print_page
+from dsgd.process.outcomes import EXIT_FAILED, UsageError, echoed, print_page
 from dsgd.process.s3_access import is_s3
 from dsgd.records.s3 import fetch
 from dsgd.records.schema import RecordError
-from dsgd.show.terminal.cli import UsageError
 from dsgd.show.terminal.usage import Parser, usage_errors
 
 with ended_by_signals():

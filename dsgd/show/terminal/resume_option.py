@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsgd.config import OutputConfig, TrainConfig, options
+from dsgd.process.outcomes import UsageError
 from dsgd.process.s3_access import is_s3
 from dsgd.records.fixed_options import MAY_CHANGE, changed, options_digest
 from dsgd.records.reader import is_record, read_meta, read_options
@@ -16,7 +17,7 @@ from dsgd.records.schema import RecordError
 from dsgd.records.upload import restore_record
 from dsgd.records.workload_copy import changed_since
 from dsgd.running.resuming import FinishedError, unfinished
-from dsgd.show.terminal.cli import UsageError, configure, is_given, parse, take_option, with_dashes
+from dsgd.show.terminal.cli import configure, is_given, parse, take_option, with_dashes
 from dsgd.show.terminal.usage import usage_errors
 
 AUTO = "auto"

@@ -8,11 +8,10 @@ from pathlib import Path
 from dsgd.core.problem import score_text
 from dsgd.process.files import whole_file
 from dsgd.process.interruptions import Interruptions, ended_by_signals
-from dsgd.process.outcomes import print_page
+from dsgd.process.outcomes import UsageError, print_page
 from dsgd.process.s3_access import is_s3
 from dsgd.records.s3 import fetch
 from dsgd.records.schema import RecordError
-from dsgd.show.terminal.cli import UsageError
 from dsgd.show.terminal.usage import Parser, usage_errors
 
 with ended_by_signals():

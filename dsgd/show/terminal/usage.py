@@ -22,9 +22,9 @@ from typing import Any, NoReturn
 
 from rich.console import Console
 
-from dsgd.process.outcomes import one_line, print_page, program
+from dsgd.process.outcomes import UsageError, one_line, print_page, program
 from dsgd.show.terminal import examples
-from dsgd.show.terminal.cli import UsageError, with_dashes
+from dsgd.show.terminal.cli import with_dashes
 from dsgd.show.terminal.help import paragraph, table, width
 
 

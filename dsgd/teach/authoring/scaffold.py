@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dsgd.process.interruptions import Interruptions
-from dsgd.process.outcomes import program
-from dsgd.show.terminal.cli import UsageError
+from dsgd.process.outcomes import UsageError, program
 from dsgd.show.terminal.usage import Parser
 from dsgd.strategies import modes
 

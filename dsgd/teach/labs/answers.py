@@ -5,16 +5,21 @@ first guess of each, kept in a file beside them and written once. Nothing is run
 from __future__ import annotations
 
 import math
+import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from dsgd.show.terminal.cli import UsageError
-from dsgd.teach.labs.lab_file import PARTS, Exercise, Lab, is_open, known_keys, mapping, read_yaml
+from dsgd.process.bounded_yaml import YamlError, load_yaml, read_text
+from dsgd.process.checked_yaml import did_you_mean
+from dsgd.process.outcomes import UsageError
+from dsgd.teach.labs.lab_file import PARTS, Exercise, Lab
+
+_QUESTION_MARK = re.compile(r"(:[ \t]+)\?(?=[ \t]*(?:$|[,}]|[ \t]#))", re.MULTILINE)  # to YAML, a key
 
 
 def prediction_lines(lab: Lab) -> str:
@@ -79,7 +84,7 @@ def read_first_guesses(answers: Path) -> dict[str, float]:
     if not path.exists():
         return {}
     where, remedy = f"first guesses {path}", "move it away to begin anew"
-    content = mapping(read_yaml(path, where, remedy), where)
+    content = _mapping(_read_yaml(path, where, remedy), where)
     try:
         return {name: float(entry["guess"]) for name, entry in content.items()}
     except (TypeError, KeyError, ValueError):
@@ -128,10 +133,10 @@ def read_answers(path: Path, lab: Lab) -> Answers:
     Raises UsageError, in one line with the remedy, for a file that cannot be read.
     """
     where, remedy = f"answers {path}", "write it as the lab's page shows"
-    content = read_yaml(path, where, remedy)
+    content = _read_yaml(path, where, remedy)
     if not isinstance(content, dict):
         raise UsageError(f"{where}: must be a mapping of names to values; {remedy}")
-    content = mapping(content, where)
+    content = _mapping(content, where)
     unreadable: list[str] = []
 
     @contextmanager
@@ -143,21 +148,21 @@ def read_answers(path: Path, lab: Lab) -> Answers:
 
     with one_answer():
         asked = [part for part in PARTS if getattr(lab, part)]
-        known_keys(content, asked, where, "this lab asks for")
+        _known_keys(content, asked, where, "this lab asks for")
     predictions, numbers = {}, dict[str, float]()
     with one_answer():
-        predictions = mapping(content.get("predictions"), f"{where}: predictions:")
-        known_keys(predictions, lab.predictions, f"{where}: predictions:", "the lab asks for")
+        predictions = _mapping(content.get("predictions"), f"{where}: predictions:")
+        _known_keys(predictions, lab.predictions, f"{where}: predictions:", "the lab asks for")
     for name in lab.predictions:
         with one_answer():
-            if not is_open(value := predictions.get(name)):
+            if not _is_open(value := predictions.get(name)):
                 numbers[name] = _number(value, f"{where}: predictions: {name}:")
     exercise, chosen = None, content.get("exercise")
     with one_answer():
-        if lab.exercise and not is_open(chosen):
+        if lab.exercise and not _is_open(chosen):
             exercise = _chosen(chosen, lab.exercise, f"{where}: exercise:")
     strategy = content.get("strategy")
-    strategy = None if is_open(strategy) else strategy
+    strategy = None if _is_open(strategy) else strategy
     if strategy is not None and not (isinstance(strategy, str) and strategy.strip()):
         unreadable.append(f"{where}: strategy: must be the path of a file, like train_mine.py")
         strategy = None
@@ -170,18 +175,18 @@ def read_answers(path: Path, lab: Lab) -> Answers:
 
 
 def _chosen(value: Any, exercise: Exercise, where: str) -> dict[str, float] | None:
-    given = mapping(value, where)
+    given = _mapping(value, where)
     names = ", ".join(exercise.choose)
     for option in given:
         if option in exercise.options:
             fixed = exercise.options[option]
             raise UsageError(f"{where} {option}: is fixed by the lab ({fixed}); choose only {names}")
-    known_keys(given, exercise.choose, where, "you choose")
+    _known_keys(given, exercise.choose, where, "you choose")
     chosen = {}
     for option, choice in exercise.choose.items():
         if option not in given:
             raise UsageError(f"{where} {option}: is missing; choose {names}")
-        if is_open(given[option]):
+        if _is_open(given[option]):
             continue
         number = _number(given[option], f"{where} {option}:")
         kind = "a whole number" if choice.whole else "a number"
@@ -202,3 +207,35 @@ def _number(value: Any, where: str) -> float:
         given = "names" if isinstance(value, dict) else "a list" if isinstance(value, list) else value
         raise UsageError(f"{where} must be a number, like 1.5, not {given}")
     return number
+
+
+def _known_keys(given: Iterable[str], known: Collection[str], where: str, asks: str) -> None:
+    """Raise UsageError for the first key that is not known; asks: what begins a list of those that are."""
+    for key in given:
+        if key not in known:
+            raise UsageError(f"{where} has no place for {key}; {did_you_mean(key, known, f'{asks} {{}}')}")
+
+
+def _is_open(value: Any) -> bool:
+    """Whether nothing, or a question mark, stands where an answer belongs."""
+    return value is None or (isinstance(value, str) and value.strip() in ("", "?"))
+
+
+def _mapping(value: Any, where: str) -> dict[str, Any]:
+    """Return a mapping, empty if there is nothing; raises UsageError for anything else."""
+    if _is_open(value):
+        return {}
+    if not isinstance(value, dict):
+        raise UsageError(f"{where} must be names and values, like `name: 1.5`, one a line")
+    return value
+
+
+def _read_yaml(path: Path, where: str, remedy: str) -> Any:
+    """Return what a file holds, question marks as nothing; raises UsageError in one line."""
+    try:
+        content = load_yaml(_QUESTION_MARK.sub(r"\1", read_text(path, remedy)), remedy)
+    except YamlError as error:
+        raise UsageError(f"{where}: {error}") from None
+    if content is None:
+        raise UsageError(f"{where}: is empty; {remedy}")
+    return content

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dsgd.process.interruptions import Interruptions
-from dsgd.process.outcomes import EXIT_FAILED
-from dsgd.show.terminal.cli import UsageError
+from dsgd.process.outcomes import EXIT_FAILED, UsageError
 from dsgd.show.terminal.usage import Parser
 from dsgd.teach.labs import predicted
 from dsgd.teach.labs import printed_verdicts as printed

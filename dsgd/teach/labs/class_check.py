@@ -18,8 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from dsgd.process.outcomes import EXIT_USAGE
-from dsgd.show.terminal.cli import UsageError
+from dsgd.process.outcomes import EXIT_USAGE, UsageError
 from dsgd.teach.labs.class_table import FORMS, StudentRow, row
 from dsgd.teach.labs.lab_file import Lab
 

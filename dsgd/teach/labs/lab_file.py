@@ -5,78 +5,90 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, get_type_hints
+
+from msgspec import Meta, Struct, defstruct
+from msgspec.structs import replace
 
 from dsgd.config import option_fields
-from dsgd.process.bounded_yaml import YamlError, load_yaml, read_text
-from dsgd.show.terminal.cli import UsageError, configure
+from dsgd.process.checked_yaml import convert, did_you_mean, read, rule
+from dsgd.process.outcomes import UsageError
+from dsgd.show.terminal.cli import configure
 from dsgd.strategies import load, modes
 from dsgd.teach.labs import goals, quantities, strategy_laws
-from dsgd.teach.labs.wording import CheckedLaw, did_you_mean, filled, function
+from dsgd.teach.labs.wording import CheckedLaw, filled, function
 
 PARTS = ("predictions", "exercise", "strategy")
 LABS = Path(__file__).parents[3] / "docs" / "labs"
 _BY_SLACK = ("nobody_starts_too_far_ahead", "nobody_waits_in_vain")  # laws that are about that option
-_QUESTION_MARK = re.compile(r"(:[ \t]+)\?(?=[ \t]*(?:$|[,}]|[ \t]#))", re.MULTILINE)  # to YAML, a key
+
+_Text = Annotated[str, Meta(pattern=r"\S")]
+_Number = Annotated[int | float, rule("must be a number")]
+_Options = Mapping[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
+class Prediction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A number that the student writes down before the run that measures it."""
 
-    text: str
-    quantity: CheckedLaw
-    options: Mapping[str, Any]
+    text: _Text
+    quantity: str
+    of: _Options = {}
+    """The quantity's arguments."""
+    options: _Options
     """Of the run that measures it."""
-    within: float
+    within: Annotated[float, Meta(gt=0, lt=1), rule("must be a share above 0 and below 1, like 0.05")]
     """How far off it may be, as a share of what is measured and of what theory says."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
+class Choice(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An option that the student sets, and the values that are allowed."""
 
-    least: float
-    most: float
-    whole: bool
+    least: _Number
+    most: _Number
+
+    def __post_init__(self) -> None:
+        if self.least > self.most:
+            raise ValueError(f"least: {self.least} is above most: {self.most}")
+
+    @property
+    def whole(self) -> bool:
+        return isinstance(self.least, int)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Exercise:
+class Exercise(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A run of which the lab fixes all options but a few."""
 
-    text: str
-    options: Mapping[str, Any]
-    choose: Mapping[str, Choice]
+    text: _Text
+    options: _Options
+    choose: Annotated[Mapping[str, Choice], Meta(min_length=1)]
     laws: Sequence[CheckedLaw]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StrategyTask:
+class StrategyTask(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A strategy to write, the runs in which it is looked at, and what has to hold in them."""
 
-    options: Mapping[str, Any]
-    scenarios: Sequence[Mapping[str, Any]]
+    options: _Options
+    scenarios: Sequence[_Options]
     laws: Sequence[CheckedLaw]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lab:
+class Lab(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a lab asks for."""
 
-    title: str
-    predictions: Mapping[str, Prediction]
-    exercise: Exercise | None
-    strategy: StrategyTask | None
-    more_runs: Sequence[Mapping[str, Any]] = ()
+    title: _Text
+    base: _Options = {}
+    """Options of all runs of the predictions."""
+    predictions: Mapping[str, Prediction] = {}
+    exercise: Exercise | None = None
+    strategy: StrategyTask | None = None
+    more_runs: Sequence[_Options] = ()
     """Options of runs that the page shows beside those of the predictions."""
-    experiment: Mapping[str, Any] | None = None
-    """The page's experiment, as its file has it."""
+    experiment: _Options = {}
+    """The page's experiment, as its file has it; it is checked when it runs."""
 
 
 def path_of(name: Path) -> Path:
@@ -91,107 +103,87 @@ def read_lab(path: Path) -> Lab:
     Raises UsageError, in one line that names the key, for anything that is wrong with any part of it, texts
     and options included.
     """
-    where = f"--check {path}"
-    content = read_yaml(path, where, "give a lab's file, like docs/labs/01.yaml")
+    where, remedy = f"--check {path}", "give a lab's file, like docs/labs/01.yaml"
+    content = read(path, where, remedy)
     if not isinstance(content, dict) or "title" not in content or not set(content) & set(PARTS):
-        raise UsageError(f"{where}: is not a lab's file; give one like docs/labs/01.yaml")
-    content = _fields(content, where, ("title",), ("base", "more_runs", "experiment", *PARTS))
-    base = mapping(content.get("base"), f"{where}: base:")
-    place = f"{where}: predictions:"
-    predictions = mapping(content.get("predictions"), place)
-    return Lab(
-        title=_text(content["title"], f"{where}: title:"),
+        raise UsageError(f"{where}: is not a lab's file; {remedy}")
+    lab = convert({key: _with_parameters(entry) for key, entry in content.items()}, Lab, where)
+    return replace(
+        lab,
         predictions={
-            name: _prediction(entry, base, f"{place} {name}:") for name, entry in predictions.items()
+            name: _prediction(entry, lab.base, f"{where}: predictions: {name}")
+            for name, entry in lab.predictions.items()
         },
-        exercise=_exercise(content["exercise"], f"{where}: exercise:") if content.get("exercise") else None,
-        strategy=_strategy(content["strategy"], f"{where}: strategy:") if content.get("strategy") else None,
-        more_runs=[
-            _options(entry, base, f"{where}: more_runs:")
-            for entry in _list(content.get("more_runs") or [], f"{where}: more_runs:")
-        ],
-        experiment=_experiment(content.get("experiment"), f"{where}: experiment:"),
+        exercise=lab.exercise and _exercise(lab.exercise, f"{where}: exercise"),
+        strategy=lab.strategy and _strategy(lab.strategy, f"{where}: strategy"),
+        more_runs=[_options({**lab.base, **entry}, f"{where}: more_runs") for entry in lab.more_runs],
+        experiment=_experiment(lab.experiment, f"{where}: experiment"),
     )
 
 
-def _prediction(entry: Any, base: Mapping[str, Any], where: str) -> Prediction:
-    entry = _fields(entry, where, ("text", "options", "quantity", "within"), ("of",))
-    options = _options(entry["options"], base, f"{where} options:")
-    given = mapping(entry.get("of"), f"{where} of:")
-    name = _text(entry["quantity"], f"{where} quantity:")
-    _arguments(quantities, name, given, f"{where} quantity:", f"{where} of:")
-    _known_worker(given, options["num_workers"], f"{where} of:")
-    within = entry["within"]
-    if isinstance(within, bool) or not isinstance(within, int | float) or not 0 < within < 1:
-        raise UsageError(f"{where} within: must be a share above 0 and below 1, like 0.05, not {within}")
-    return Prediction(
-        text=_filled(entry["text"], {**options, **given}, f"{where} text:"),
-        quantity=CheckedLaw(name=name, text="", parameters=given),
-        options=options,
-        within=float(within),
-    )
+def _with_parameters(part: Any) -> Any:
+    """Return a part of a lab, the arguments of its laws in mappings of their own."""
+    if not isinstance(part, dict) or not isinstance(part.get("laws"), list):
+        return part
+    laws = [
+        {key: law[key] for key in ("law", "text") if key in law}
+        | {"parameters": {key: value for key, value in law.items() if key not in ("law", "text")}}
+        if isinstance(law, dict)
+        else law
+        for law in part["laws"]
+    ]
+    return part | {"laws": laws}
 
 
-def _exercise(entry: Any, where: str) -> Exercise:
-    entry = _fields(entry, where, ("text", "options", "choose", "laws"), ())
-    options = mapping(entry["options"], f"{where} options:")
-    choose = {
-        option: _choice(limits, f"{where} choose: {option}:")
-        for option, limits in mapping(entry["choose"], f"{where} choose:").items()
-    }
-    if not choose:
-        raise UsageError(f"{where} choose: is empty; name the options that the student sets")
+def _prediction(entry: Prediction, base: _Options, where: str) -> Prediction:
+    options = _options({**base, **entry.options}, f"{where}: options")
+    _quantity(entry.quantity, entry.of, options["num_workers"], where)
+    text = _filled(entry.text, {**options, **entry.of}, f"{where}: text")
+    return replace(entry, text=text, options=options)
+
+
+def _exercise(entry: Exercise, where: str) -> Exercise:
+    options, choose = entry.options, entry.choose
+    least, most = ({option: getattr(c, end) for option, c in choose.items()} for end in ("least", "most"))
     for option in choose:
         if option in options:
-            raise UsageError(f"{where} choose: {option}: is fixed under options:; keep it in one place")
-    for name in ("least", "most"):
-        ends = {option: _whole_or_not(choice, getattr(choice, name)) for option, choice in choose.items()}
-        _options({**options, **ends}, {}, f"{where} choose: {name}:")
-    laws = _laws(goals, entry["laws"], options, f"{where} laws:")
-    fewest = choose["num_workers"].least if "num_workers" in choose else options.get("num_workers", 4)
+            raise UsageError(f"{where}: choose: {option}: is fixed under options:; keep it in one place")
+    for end, chosen in (("least", least), ("most", most)):
+        _options({**options, **chosen}, f"{where}: choose: {end}")
+    laws = _laws(goals, entry.laws, options, f"{where}: laws")
     for law in laws:
-        place = f"{where} laws: {law.name}:"
-        if law.parameters.get("option", next(iter(choose))) not in choose:
-            hint = did_you_mean(law.parameters["option"], choose, "the student sets")
-            raise UsageError(f"{place} option: {law.parameters['option']} is not chosen; {hint}")
-        if "quantity" in law.parameters:
-            given = mapping(law.parameters.get("of"), f"{place} of:")
-            _arguments(quantities, law.parameters["quantity"], given, f"{place} quantity:", f"{place} of:")
-            _known_worker(given, fewest, f"{place} of:")
-        if "than" in law.parameters:
-            least = {option: _whole_or_not(choice, choice.least) for option, choice in choose.items()}
-            _options({**options, **least, **law.parameters["than"]}, {}, f"{place} than:")
-    return Exercise(
-        text=_filled(entry["text"], options, f"{where} text:"), options=options, choose=choose, laws=laws
-    )
+        place, given = f"{where}: laws: {law.name}", law.parameters
+        if (option := given.get("option", next(iter(choose)))) not in choose:
+            hint = did_you_mean(option, choose, "the student sets {}")
+            raise UsageError(f"{place}: option: {option} is not chosen; {hint}")
+        if "quantity" in given:
+            workers = {"num_workers": 4, **options, **least}["num_workers"]
+            _quantity(given["quantity"], given.get("of") or {}, workers, place)
+        if "than" in given:
+            _options({**options, **least, **given["than"]}, f"{place}: than")
+    return replace(entry, text=_filled(entry.text, options, f"{where}: text"), laws=laws)
 
 
-def _strategy(entry: Any, where: str) -> StrategyTask:
-    entry = _fields(entry, where, ("options", "scenarios", "laws"), ())
-    options = mapping(entry["options"], f"{where} options:")
-    scenarios = _list(entry["scenarios"], f"{where} scenarios:")
-    laws = _laws(strategy_laws, entry["laws"], options, f"{where} laws:")
-    runs = [{**options, **mapping(scenario, f"{where} scenarios:")} for scenario in scenarios]
+def _strategy(entry: StrategyTask, where: str) -> StrategyTask:
+    options, scenarios = entry.options, entry.scenarios
+    laws = _laws(strategy_laws, entry.laws, options, f"{where}: laws")
+    runs = [{**options, **scenario} for scenario in scenarios]
     for option in dict.fromkeys(option for run in runs for option in run):
         if option not in _any_mode_s_options() and (
             near := difflib.get_close_matches(option, _any_mode_s_options(), 1, 0.8)
         ):
-            raise UsageError(f"{where} there is no option {option}; did you mean {near[0]}?")
+            raise UsageError(f"{where}: there is no option {option}; did you mean {near[0]}?")
     for law in laws:
-        place = f"{where} laws: {law.name}:"
+        place = f"{where}: laws: {law.name}"
         if not 1 <= law.parameters.get("run", 1) <= len(scenarios):
-            raise UsageError(f"{place} run: must be 1 to {len(scenarios)}, the number of a scenario")
+            raise UsageError(f"{place}: run: must be 1 to {len(scenarios)}, the number of a scenario")
         if law.name in _BY_SLACK or "slack" in law.parameters:
             for number, run in enumerate(runs, start=1):
                 if "slack" not in run:
-                    raise UsageError(f"{place} needs slack in each run; scenario {number} has none")
+                    raise UsageError(f"{place}: needs slack in each run; scenario {number} has none")
         if (mode := law.parameters.get("mode")) and mode not in modes():
-            raise UsageError(f"{place} mode: there is no mode {mode}; {did_you_mean(mode, modes())}")
-    return StrategyTask(
-        options=options,
-        scenarios=[mapping(scenario, f"{where} scenarios:") for scenario in scenarios],
-        laws=laws,
-    )
+            raise UsageError(f"{place}: mode: there is no mode {mode}; {did_you_mean(mode, modes())}")
+    return replace(entry, laws=laws)
 
 
 @cache
@@ -200,153 +192,58 @@ def _any_mode_s_options() -> list[str]:
     return sorted({option for mode in modes() for option in option_fields(load(mode).Config)})
 
 
-def _experiment(entry: Any, where: str) -> dict[str, Any] | None:
-    """Return the page's experiment, its question filled in; the rest is checked when it runs."""
-    content = mapping(entry, where)
-    if not content:
-        return None
-    if "question" in content:
-        base = mapping(content.get("base"), f"{where} base:")
-        content["question"] = _filled(content["question"], base, f"{where} question:")
-    return content
+def _experiment(content: _Options, where: str) -> dict[str, Any]:
+    """Return the page's experiment, its question filled in."""
+    if "question" not in content:
+        return dict(content)
+    base = convert(content.get("base", {}), _Options, f"{where}: base")  # type: ignore[type-abstract]
+    question = convert(content["question"], str, f"{where}: question")
+    return {**content, "question": _filled(question, base, f"{where}: question")}
 
 
-def _choice(limits: Any, where: str) -> Choice:
-    limits = _fields(limits, where, ("least", "most"), ())
-    for name, value in limits.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UsageError(f"{where} {name}: must be a number, not {value}")
-    if limits["least"] > limits["most"]:
-        raise UsageError(f"{where} least: {limits['least']} is above most: {limits['most']}")
-    return Choice(
-        least=float(limits["least"]), most=float(limits["most"]), whole=isinstance(limits["least"], int)
-    )
+def _laws(module: ModuleType, laws: Sequence[CheckedLaw], options: _Options, where: str) -> list[CheckedLaw]:
+    """Return the laws with their sentences filled in."""
+    checked = []
+    for number, law in enumerate(laws, start=1):
+        given = law.parameters
+        _arguments(module, law.name, given, f"{where}: number {number}: law", f"{where}: {law.name}")
+        known = {**options, **given, **(given.get("of") or {})}
+        checked.append(replace(law, text=_filled(law.text, known, f"{where}: {law.name}: text")))
+    return checked
 
 
-def _whole_or_not(choice: Choice, value: float) -> float:
-    return int(value) if choice.whole else value
-
-
-def _laws(module: ModuleType, entries: Any, options: Mapping[str, Any], where: str) -> list[CheckedLaw]:
-    laws = []
-    for number, entry in enumerate(_list(entries, where), start=1):
-        place = f"{where} number {number}:"
-        given = dict(mapping(entry, place))
-        for key in ("law", "text"):
-            if key not in given:
-                raise UsageError(f"{place} needs {key}:")
-        name, text = _text(given.pop("law"), f"{place} law:"), given.pop("text")
-        _arguments(module, name, given, f"{place} law:", f"{place} {name}:")
-        known = {**options, **given, **mapping(given.get("of"), f"{place} of:")}
-        laws.append(
-            CheckedLaw(name=name, text=_filled(text, known, f"{place} {name}: text:"), parameters=given)
+def _quantity(name: str, given: _Options, num_workers: int, where: str) -> None:
+    """Raise UsageError for a quantity that is not there, or that does not take what it is given."""
+    _arguments(quantities, name, given, f"{where}: quantity", f"{where}: of: {name}")
+    if not 0 <= given.get("worker", 0) < num_workers:
+        last = num_workers - 1
+        raise UsageError(
+            f"{where}: of: worker: there is no worker {given['worker']}; choose one from 0 to {last}"
         )
-    return laws
 
 
-def _arguments(module: ModuleType, name: str, given: Mapping[str, Any], where: str, place: str) -> None:
+def _arguments(module: ModuleType, name: str, given: _Options, where: str, place: str) -> None:
     """Raise UsageError if a module has no such function, or if it does not take these arguments."""
     try:
         found = function(module, name)
     except ValueError as error:
-        raise UsageError(f"{where} {error}") from None
-    takes = {n: p for n, p in inspect.signature(found).parameters.items() if p.kind is p.KEYWORD_ONLY}
-    for key, value in given.items():
-        if key not in takes:
-            hint = did_you_mean(key, takes, f"{name} takes") if takes else f"{name} takes nothing"
-            raise UsageError(f"{place} there is no key {key}; {hint}")
-        kind = str(takes[key].annotation)
-        wanted, rule = _KINDS.get(kind.removesuffix(" | None").partition("[")[0], (object, ""))
-        if isinstance(value, bool) or not isinstance(value, wanted):
-            raise UsageError(f"{place} {key}: must be {rule}, not {value}")
-    for key, parameter in takes.items():
-        if key not in given and parameter.default is parameter.empty:
-            raise UsageError(f"{place} {name} needs {key}:")
+        raise UsageError(f"{where}: {error}") from None
+    hints = get_type_hints(found)
+    takes = [p for p in inspect.signature(found).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    fields = [(p.name, hints[p.name], *([] if p.default is p.empty else [p.default])) for p in takes]
+    convert(given, defstruct(name, fields, kw_only=True, forbid_unknown_fields=True), place)
 
 
-_KINDS: Mapping[str, tuple[Any, str]] = {
-    "float": (int | float, "a number"),
-    "int": (int, "a whole number"),
-    "str": (str, "a name"),
-    "Sequence": (list, "a list"),
-    "Mapping": (dict, "names and values"),
-}
-"""What an argument must be, by the name of its type in the function's signature."""
-
-
-def _known_worker(given: Mapping[str, Any], num_workers: Any, where: str) -> None:
-    worker = given.get("worker", 0)
-    if not 0 <= worker < num_workers:
-        last = int(num_workers) - 1
-        raise UsageError(f"{where} worker: there is no worker {worker}; choose one from 0 to {last}")
-
-
-def _options(given: Any, base: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _options(options: _Options, where: str) -> dict[str, Any]:
     """Return the options of a run, `num_workers` among them; raises UsageError for any that is wrong."""
-    options = {**base, **mapping(given, where)}
     if "mode" not in options:
-        raise UsageError(f"{where} mode: is missing; choose from {', '.join(modes())}")
+        raise UsageError(f"{where}: mode: is missing; choose from {', '.join(modes())}")
     cfg = configure({"engine": "sim", **options}, where)
     return {**options, "num_workers": cfg.num_workers}
 
 
-def _filled(text: Any, values: Mapping[str, Any], where: str) -> str:
+def _filled(text: str, values: _Options, where: str) -> str:
     try:
-        return filled(" ".join(_text(text, where).split()), values)
+        return filled(" ".join(text.split()), values)
     except ValueError as error:
-        raise UsageError(f"{where} {error}") from None
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise UsageError(f"{where} must be a text, not {value}")
-    return value
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise UsageError(f"{where} must be a list, one entry a line, each after a dash")
-    return value
-
-
-def _fields(value: Any, where: str, needed: Sequence[str], optional: Sequence[str]) -> dict[str, Any]:
-    """Return a mapping that has all the keys that are needed, and no others than these and the optional."""
-    given = mapping(value, where)
-    known_keys(given, (*needed, *optional), where, "its keys are")
-    for key in needed:
-        if key not in given:
-            raise UsageError(f"{where} needs {key}:")
-    return given
-
-
-def known_keys(given: Mapping[str, Any], known: Iterable[str], where: str, asks: str) -> None:
-    """Raise UsageError for the first key that is not known; asks: what begins a list of those that are."""
-    known = list(known)
-    for key in given:
-        if key not in known:
-            raise UsageError(f"{where} has no place for {key}; {did_you_mean(key, known, asks)}")
-
-
-def is_open(value: Any) -> bool:
-    """Whether nothing, or a question mark, stands where an answer belongs."""
-    return value is None or (isinstance(value, str) and value.strip() in ("", "?"))
-
-
-def mapping(value: Any, where: str) -> dict[str, Any]:
-    """Return a mapping, empty if there is nothing; raises UsageError for anything else."""
-    if is_open(value):
-        return {}
-    if not isinstance(value, dict):
-        raise UsageError(f"{where} must be names and values, like `name: 1.5`, one a line")
-    return {str(key): entry for key, entry in value.items()}
-
-
-def read_yaml(path: Path, where: str, remedy: str) -> Any:
-    """Return what a file holds, question marks as nothing; raises UsageError in one line."""
-    try:
-        content = load_yaml(_QUESTION_MARK.sub(r"\1", read_text(path, remedy)), remedy)
-    except YamlError as error:
         raise UsageError(f"{where}: {error}") from None
-    if content is None:
-        raise UsageError(f"{where}: is empty; {remedy}")
-    return content

@@ -31,9 +31,8 @@ def values(lab: Lab) -> dict[str, Value]:
     runs: dict[str, QuickRun] = {}
     found = {}
     for name, prediction in lab.predictions.items():
-        quantity = prediction.quantity
         try:
-            value = Trial(prediction.options, runs).value(quantity.name, quantity.parameters)
+            value = Trial(prediction.options, runs).value(prediction.quantity, prediction.of)
             _answerable(value, prediction.within)
         except ValueError as error:
             raise ValueError(f"predictions: {name}: {error}") from None

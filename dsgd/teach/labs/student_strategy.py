@@ -21,10 +21,10 @@ from dsgd.core.option_rules import from_options
 from dsgd.core.protocol import Cluster, Done, Update
 from dsgd.core.tasks import Task
 from dsgd.core.weights import Weights
+from dsgd.process.outcomes import UsageError
 from dsgd.process.user_code import UserCodeError, located
 from dsgd.running.execute import execute
 from dsgd.running.quick_run import run
-from dsgd.show.terminal.cli import UsageError
 from dsgd.strategies import Strategy, from_file
 from dsgd.teach.labs.lab_run import floats
 from dsgd.transforms.wrapped_engine import WrappedCluster

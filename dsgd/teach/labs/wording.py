@@ -4,13 +4,13 @@ file names, and what the check of one finds.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta, Struct, field
 
 from dsgd.core.option_texts import slowdowns
 from dsgd.core.time_laws import (
@@ -23,6 +23,7 @@ from dsgd.core.time_laws import (
     Uniform,
     parse_law,
 )
+from dsgd.process.checked_yaml import did_you_mean
 from dsgd.scenario.fault import Crash, Fault, Spot
 from dsgd.scenario.faults_text import parse_faults
 
@@ -43,7 +44,7 @@ def filled(text: str, values: Mapping[str, Any]) -> str:
             continue
         if name not in values or form or conversion:
             raise ValueError(
-                f"{{{name}}} is none of its options; {did_you_mean(name, values, 'they are')}"
+                f"{{{name}}} is none of its options; {did_you_mean(name, values, 'they are {}')}"
                 if name not in values
                 else f"{{{name}}}: write the name of the option alone"
             )
@@ -191,12 +192,11 @@ class Finding(NamedTuple):
     """The number of the strategy's run in which a law was first broken."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckedLaw:
+class CheckedLaw(Struct, frozen=True, kw_only=True):
     """Something that has to hold: a sentence, the function that checks it, and that function's arguments."""
 
-    name: str
-    text: str
+    name: str = field(name="law")
+    text: Annotated[str, Meta(pattern=r"\S")]
     parameters: Mapping[str, Any]
 
 
@@ -215,14 +215,3 @@ def functions(module: Any) -> dict[str, Callable[..., Any]]:
         for name, found in vars(module).items()
         if inspect.isfunction(found) and found.__module__ == module.__name__ and not name.startswith("_")
     }
-
-
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "choose from") -> str:
-    """Return a hint for a name that is not known: the one that was probably meant, or all of them.
-
-    >>> did_you_mean("at_leest", ["at_least", "at_most"]), did_you_mean("x", ["a", "b"])
-    ('did you mean at_least?', 'choose from a, b')
-    """
-    known = list(known)
-    near = difflib.get_close_matches(str(name), known, n=1)
-    return f"did you mean {near[0]}?" if near else f"{otherwise} {', '.join(known)}"
