@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsgd.config import TrainConfig
-from dsgd.core.protocol import TimeUp
+from dsgd.core.protocol import Engine, TimeUp, Update
 from dsgd.metrics import Tally
 from dsgd.process.user_code import located
 from dsgd.running.quick_run import QuickRun, Workers, config, run
@@ -29,6 +29,14 @@ class Broken(Exception):
     def __init__(self, seen: str, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(seen)
         self.options = options
+
+
+class Stopped(Broken):
+    """A run broke off, or ended too early; `law` is the one that is about that."""
+
+    def __init__(self, law: str, seen: str, options: Mapping[str, Any]) -> None:
+        super().__init__(seen, options)
+        self.law = law
 
 
 class Subject(NamedTuple):
@@ -78,13 +86,19 @@ class Subject(NamedTuple):
             renamed = {"server_time": None, "server_bytes_per_s": "bytes_per_s"}
         return {new: x for name, x in options.items() if (new := renamed.get(name, name)) is not None}
 
-    def run(self, workers: Workers | None = None, /, **options: Any) -> QuickRun:
+    def run(
+        self,
+        workers: Workers | None = None,
+        on_update: Callable[[Engine, Update], None] | None = None,
+        /,
+        **options: Any,
+    ) -> QuickRun:
         """Run it to the end of its budget; raises Broken if it does not get there.
 
         workers: who compute, if they have been started already.
         """
         with self.may_break(options):
-            outcome = (workers.run if workers else run)(self.mode, **self._whole(options))
+            outcome = (workers.run if workers else run)(self.mode, on_update, **self._whole(options))
         require_spent(outcome.cfg, outcome.tally, options)
         return outcome
 
@@ -97,9 +111,9 @@ class Subject(NamedTuple):
             raise
         except TimeUp:
             most_s = options.get("max_seconds", _MOST_VIRTUAL_S)
-            raise Broken(f"the run has not ended after {most_s:g} virtual s", options) from None
-        except Exception as error:
-            raise Broken(f"the run failed: {located(error, self.path)}", options) from error
+            raise Stopped("ends", f"the run has not ended after {most_s:g} virtual s", options) from None
+        except (Exception, SystemExit) as error:
+            raise Stopped("ends", f"the run failed: {located(error, self.path)}", options) from error
 
     def command(self, options: Mapping[str, Any]) -> str:
         """Return the command that repeats a run."""
@@ -111,7 +125,9 @@ def require_spent(cfg: TrainConfig, tally: Tally, options: Mapping[str, Any]) ->
     """Raise Broken if a run has ended before its budget was spent."""
     if tally.gradients < cfg.budget:
         spent = f"{tally.gradients} of {cfg.budget} mini-batches"
-        raise Broken(f"{spent} are in updates when train ends, or virtual time", options)
+        raise Stopped(
+            "spends_the_budget", f"{spent} are in updates when train ends, or virtual time", options
+        )
 
 
 def as_arguments(options: Mapping[str, Any]) -> Iterator[str]:

@@ -181,6 +181,8 @@ class Run:
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # divergence is detected, and reported
                 for update in self._updates:
+                    if not isinstance(update, Update):
+                        raise TypeError(f"train yielded a {type(update).__name__}; yield Update(w, [done])")
                     self.weights = update.weights
                     tally.add(update)
                     for see in on_update:

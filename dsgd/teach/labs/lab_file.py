@@ -165,9 +165,8 @@ def _exercise(entry: Exercise, where: str) -> Exercise:
 
 
 def _strategy(entry: StrategyTask, where: str) -> StrategyTask:
-    options, scenarios = entry.options, entry.scenarios
-    laws = _laws(strategy_laws, entry.laws, options, f"{where}: laws")
-    runs = [{**options, **scenario} for scenario in scenarios]
+    laws = _laws(strategy_laws, entry.laws, entry.options, f"{where}: laws")
+    runs = [{**entry.options, **scenario} for scenario in entry.scenarios]
     for option in dict.fromkeys(option for run in runs for option in run):
         if option not in _any_mode_s_options() and (
             near := difflib.get_close_matches(option, _any_mode_s_options(), 1, 0.8)
@@ -175,8 +174,6 @@ def _strategy(entry: StrategyTask, where: str) -> StrategyTask:
             raise UsageError(f"{where}: there is no option {option}; did you mean {near[0]}?")
     for law in laws:
         place = f"{where}: laws: {law.name}"
-        if not 1 <= law.parameters.get("run", 1) <= len(scenarios):
-            raise UsageError(f"{place}: run: must be 1 to {len(scenarios)}, the number of a scenario")
         if law.name in _BY_SLACK or "slack" in law.parameters:
             for number, run in enumerate(runs, start=1):
                 if "slack" not in run:

@@ -49,14 +49,6 @@ def _spread(low: int, high: int) -> Iterator[int]:
 
 _OPEN = Finding(None, "not answered yet")
 
-# A law that fails in the same run as one of these is taken to fail for that reason; None: as any other law.
-_FOLLOWS: Mapping[str, Sequence[str] | None] = {
-    "spends_the_budget": ("ends", "counts_each_task_once"),
-    "everyone_takes_part": ("ends",),
-    "nobody_waits_in_vain": ("ends",),
-    "equals": None,
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
@@ -116,32 +108,16 @@ def exercise_verdicts(exercise: Exercise, chosen: Mapping[str, float] | None) ->
 
 
 def _strategy(task: StrategyTask, work: Work | None) -> list[Verdict]:
-    """Return the verdicts, failures first and causes before what follows from them."""
-    found = [
-        Verdict(
-            part="strategy",
-            name=law.name,
-            text=law.text,
-            finding=function(strategy_laws, law.name)(work, **law.parameters) if work else _OPEN,
-        )
-        for law in task.laws
-    ]
-    failures = [v for v in found if v.finding.holds is False]
-    ordered: list[Verdict] = []
-    for failure in failures:
-        if not _cause(failure, failures):
-            followers = [v for v in failures if _cause(v, failures) is failure]
-            ordered += [failure, *(replace(v, cause=failure.text) for v in followers)]
-    return [*ordered, *(v for v in found if v.finding.holds is None), *(v for v in found if v.finding.holds)]
-
-
-def _cause(verdict: Verdict, failures: Sequence[Verdict]) -> Verdict | None:
-    """Return the failure that a failure follows from; it follows from none itself."""
-    if verdict.name not in _FOLLOWS:
-        return None
-    causes = _FOLLOWS[verdict.name]
-    for other in failures:
-        same_run = other.finding.run == verdict.finding.run is not None
-        if same_run and other is not verdict and (other.name in causes if causes else other.name != "equals"):
-            return _cause(other, failures) or other
-    return None
+    """Return the verdicts, failures first. That the weights are others than needed follows from them."""
+    found = []
+    for law in task.laws:
+        holds = function(strategy_laws, law.name)
+        of_all = holds in strategy_laws.OF_ALL_STRATEGIES
+        finding = work.held(holds, of_all, law.parameters) if work else _OPEN
+        found.append(Verdict(part="strategy", name=law.name, text=law.text, finding=finding))
+    causes = [v for v in found if v.finding.holds is False and v.name != "equals"]
+    follow = [v for v in found if v.finding.holds is False and v.name == "equals"]
+    if causes:
+        follow = [replace(v, cause=causes[0].text) for v in follow]
+    rest = [*(v for v in found if v.finding.holds is None), *(v for v in found if v.finding.holds)]
+    return [*causes, *follow, *rest]

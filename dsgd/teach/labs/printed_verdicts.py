@@ -30,6 +30,8 @@ def lines(
         yield f"  {verdict.mark:<5}  {verdict.text}"
         if verdict.part != "strategy" or not verdict.finding.holds:
             yield f"         {_seen(verdict, first, reveal)}"
+        if verdict.finding.command:
+            yield f"         run: {verdict.finding.command}"
         followers = [v for v in shown if v.cause == verdict.text]
         if followers:
             yield "         these fail too, probably for that reason:"
@@ -81,6 +83,7 @@ def as_json(
                 "first": first.get(v.name) if v.part == "predictions" else None,
                 "answer": v.said,
                 "seen": v.finding.seen,
+                "run": v.finding.command or None,
                 "follows_from": v.cause or None,
                 **({"theory": v.finding.theory or None} if reveal else {}),
             }

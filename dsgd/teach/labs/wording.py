@@ -188,8 +188,8 @@ class Finding(NamedTuple):
     seen: str
     theory: str = ""
     """What theory says, for those who are to see it."""
-    run: int | None = None
-    """The number of the strategy's run in which a law was first broken."""
+    command: str = ""
+    """The run in which a law was broken."""
 
 
 class CheckedLaw(Struct, frozen=True, kw_only=True):
@@ -201,8 +201,11 @@ class CheckedLaw(Struct, frozen=True, kw_only=True):
 
 
 def function(module: Any, name: str) -> Callable[..., Any]:
-    """Return a module's own public function; raises ValueError if it has none of that name."""
+    """Return a module's own public function, or one of OF_ALL_STRATEGIES; raises ValueError if there is none
+    of that name.
+    """
     found = functions(module)
+    found |= {law.__name__: law for law in getattr(module, "OF_ALL_STRATEGIES", ())}
     if name not in found:
         raise ValueError(f"there is no {name}; {did_you_mean(name, found)}")
     return found[name]
