@@ -36,7 +36,7 @@ LINES = {
     "dsgd/scenario": 2_500,
     "dsgd/show": 10_200,
     "dsgd/strategies": 2_400,
-    "dsgd/teach": 2_800,
+    "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_700,
     "tests": 42_400,

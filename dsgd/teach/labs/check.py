@@ -50,7 +50,9 @@ def check(arguments: Sequence[str], _: Interruptions) -> int:
     answers_path = Path(given.check[1])
     if answers_path.is_dir():
         _values(lab, path)
-        print(check_class(lab, path, answers_path, form=_form(given), limit_s=given.limit_s), end="")
+        if given.json:
+            raise UsageError(f"--json: is for one file, and {answers_path} is a folder; use --csv")
+        print(check_class(lab, path, answers_path, as_csv=given.csv, limit_s=given.limit_s), end="")
         return 0
     if given.csv:
         raise UsageError(f"--csv: is for a folder of answers, and {answers_path} is none; use --json")
@@ -77,7 +79,9 @@ def _parser() -> Parser:
     )
     parser.add_argument("--reveal", action="store_true", help="show what is measured and what theory says")
     parser.add_argument("--quiet", action="store_true", help="print only what fails, and the count")
-    parser.add_argument("--json", action="store_true", help="print JSON; first guesses are not kept")
+    parser.add_argument(
+        "--json", action="store_true", help="print one student's verdicts as JSON; first guesses are not kept"
+    )
     parser.add_argument("--csv", action="store_true", help="print the table of a class as CSV")
     parser.add_argument(
         "--limit-s",
@@ -87,10 +91,6 @@ def _parser() -> Parser:
         help="seconds after which a student of a class is given up; default 60",
     )
     return parser
-
-
-def _form(given: Any) -> str:
-    return "json" if given.json else "csv" if given.csv else "text"
 
 
 def _for_a_person(lab: Lab, path: Path, answers_path: Path, answers: Answers, given: Any) -> int:

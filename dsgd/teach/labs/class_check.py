@@ -1,4 +1,4 @@
-"""The answers of a class: each student's are checked in a separate process, and a table has a row for each.
+"""A class: the answers of each student are checked in a separate process, and a table has a row for each.
 
 A folder of answers has a file NAME.yaml for each student, or a folder NAME with a file named as the lab's,
 like NAME/03.yaml. First guesses are those in the NAME.first.yaml beside a file.
@@ -6,21 +6,23 @@ like NAME/03.yaml. First guesses are those in the NAME.first.yaml beside a file.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from dsgd.process.outcomes import EXIT_USAGE, UsageError
-from dsgd.teach.labs.class_table import FORMS, StudentRow, row
-from dsgd.teach.labs.lab_file import Lab
+from dsgd.teach.labs.lab_file import PARTS, Lab
 
 PROCESSES = 2
 _ROOT = Path(__file__).parents[3]
@@ -34,6 +36,34 @@ sys.exit(main(sys.argv[1:]))
 _MOST_KEPT = 100_000  # bytes of what a student's process prints
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A student's result in one question; `first` and `final` are empty where it has no such thing."""
+
+    points: int
+    of: int
+    first: str = ""
+    final: str = ""
+
+    def __str__(self) -> str:
+        guess = f"{self.first}->{self.final}" if self.first not in ("", self.final) else self.final
+        points = f"{self.points}" if self.of == 1 else f"{self.points}/{self.of}"
+        return f"{points} {guess or '-'}" if self.of == 1 or guess else points
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudentRow:
+    """A student's results, or why there are none."""
+
+    student: str
+    cells: Sequence[Cell] = ()
+    error: str = ""
+
+    @property
+    def points(self) -> int:
+        return sum(cell.points for cell in self.cells)
+
+
 class Leftover(NamedTuple):
     """What is left of a student's process."""
 
@@ -43,8 +73,8 @@ class Leftover(NamedTuple):
     """None if it was ended because its time was over."""
 
 
-def check_class(lab: Lab, path: Path, folder: Path, *, form: str, limit_s: float) -> str:
-    """Check all answers of a folder and return the table, as `form` has it: text, csv or json.
+def check_class(lab: Lab, path: Path, folder: Path, *, as_csv: bool, limit_s: float) -> str:
+    """Check all answers of a folder and return the table, as text or as CSV.
 
     limit_s: wall seconds after which a student's check is ended.
     Raises UsageError, in one line, for a folder without answers.
@@ -68,7 +98,7 @@ def check_class(lab: Lab, path: Path, folder: Path, *, form: str, limit_s: float
         pool.shutdown(wait=False, cancel_futures=True)
         for process in list(running):
             _end(process)
-    return FORMS[form](lab, rows)
+    return (_as_csv if as_csv else _as_text)(lab, rows)
 
 
 def _answers(folder: Path, lab: str) -> Iterator[tuple[str, Path]]:
@@ -85,10 +115,10 @@ def _answers(folder: Path, lab: str) -> Iterator[tuple[str, Path]]:
 def _row(student: str, answers: Path, lab: Lab, ended: Leftover) -> StudentRow:
     if ended.code is None:
         return StudentRow(student=student, error="no result in time")
-    try:
-        return row(
-            student, lab, json.loads(ended.out.splitlines()[-1].replace(f"{answers.parent}{os.sep}", ""))
-        )
+    try:  # what `--check --json` prints
+        result = json.loads(ended.out.splitlines()[-1].replace(f"{answers.parent}{os.sep}", ""))
+        cells = [_cell(name, result) for name in _columns(lab)]
+        return StudentRow(student=student, cells=cells, error=result["error"] or "")
     except (IndexError, ValueError, KeyError, TypeError):  # no verdicts: its last words, if any, say why
         return StudentRow(student=student, error=_reason(ended, answers.parent))
 
@@ -138,3 +168,61 @@ def _last(file: IO[bytes]) -> str:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _MOST_KEPT))
     return file.read().decode("utf-8", "replace")
+
+
+def _columns(lab: Lab) -> list[str]:
+    """Return the names of the questions: each prediction, the exercise and the strategy."""
+    return [*lab.predictions, *(part for part in PARTS[1:] if getattr(lab, part))]
+
+
+def _cell(name: str, result: Any) -> Cell:
+    """Return a question's cell from one student's verdicts."""
+    asked = [q for q in result["questions"] if name in (q["part"], q["name"] * (q["part"] == "predictions"))]
+    points = sum(q["mark"] == "holds" for q in asked)
+    if name in PARTS:
+        chosen = " ".join(f"{value:g}" for value in result["exercise"].values())
+        return Cell(points=points, of=len(asked), final=chosen if name == "exercise" else "")
+    (question,) = asked
+    first, final = (
+        "" if value is None else f"{value:g}" for value in (question["first"], question["answer"])
+    )
+    return Cell(points=points, of=1, first=first, final=final)
+
+
+def _as_text(lab: Lab, rows: Sequence[StudentRow]) -> str:
+    """Return the table as people read it; questions have numbers, and a legend."""
+    names = [
+        f"exercise ({', '.join(lab.exercise.choose)})" if n == "exercise" and lab.exercise else n
+        for n in _columns(lab)
+    ]
+    most = sum(len(part) for part in _parts(lab))
+    legend = "".join(f"  {number}  {name}\n" for number, name in enumerate(names, start=1))
+    head = ["student", "points", *map(str, range(1, len(names) + 1))]
+    table = [head, *([r.student, f"{r.points}/{most}", *map(str, r.cells)] for r in rows if r.cells)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in table]
+    failed = "".join(f"  {row.student}: {row.error}\n" for row in rows if row.error)
+    return (
+        f"{lab.title}\n\n{legend}\n"
+        + "\n".join(lines)
+        + "\n\n"
+        + (f"not checked, or in part:\n{failed}\n" if failed else "")
+        + f"{len(rows)} students. In a cell: points, then first guess->answer; one number: the same.\n"
+    )
+
+
+def _parts(lab: Lab) -> Iterator[Sequence[Any]]:
+    yield list(lab.predictions)
+    yield from (part.laws for part in (lab.exercise, lab.strategy) if part)
+
+
+def _as_csv(lab: Lab, rows: Sequence[StudentRow]) -> str:
+    """Return the table for a spreadsheet: points, first and final of each question."""
+    names, text = _columns(lab), io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    parts = [f"{name} {part}" for name in names for part in ("points", "first", "answer")]
+    writer.writerow(["student", "points", *parts, "error"])
+    for row in rows:
+        cells = [value for c in row.cells for value in (c.points, c.first, c.final)]
+        writer.writerow([row.student, row.points, *(cells or [""] * len(parts)), row.error])
+    return text.getvalue()
