@@ -448,7 +448,8 @@ def experiment(
     from dsgd.compare.runner import run_experiment
     from dsgd.compare.uploads import Uploads
     from dsgd.show.report.answer import answer
-    from dsgd.show.report.frames import FIGURES, OF_UPDATES, read_folder
+    from dsgd.show.report.experiment_yaml import FIGURES, OF_UPDATES
+    from dsgd.show.report.frames import read_folder
 
     texts = [f"{option}={value}" for option, value in _plain(settings or {}).items()]
     with ExitStack() as stack:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsgd.config import TrainConfig
+from dsgd.show.report.experiment_yaml import Figure
 from dsgd.show.report.layout import Asked
 from dsgd.show.report.premises import Premise
 
@@ -79,7 +80,7 @@ class Experiment:
     asked: Asked
     premises: Sequence[Premise]
     """What its question takes for granted."""
-    show: Sequence[str] | None
+    show: Sequence[Figure] | None
     folder: Path
 
     def runs(self) -> list[PlannedRun]:

@@ -28,7 +28,8 @@ from dsgd.process import checked_yaml
 from dsgd.process.bounded_yaml import YamlError, load_yaml
 from dsgd.process.checked_yaml import Finite, convert, did_you_mean, rule
 from dsgd.process.outcomes import UsageError
-from dsgd.show.report.frames import FIGURES, NOT_COMPARED, Figure
+from dsgd.show.report.experiment_yaml import FIGURES, Figure
+from dsgd.show.report.frames import NOT_COMPARED
 from dsgd.show.report.layout import PARTS, Asked, Member, arrange
 from dsgd.show.report.measures import BEST, OF_TARGET, required
 from dsgd.show.report.premises import Premise, require_names

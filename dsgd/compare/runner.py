@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import UsageError, is_result
 from dsgd.records.size import announcement_of_all
 from dsgd.show.live.observers import Observers
+from dsgd.show.report.experiment_yaml import AsRun, ComparedVariant, Tuning
 from dsgd.show.terminal.usage import usage_errors
 
 
@@ -91,7 +91,7 @@ def _run_locked(
             choices = choose(experiment)
             for choice in choices:
                 display.say(str(choice))
-            experiment = experiment.tuned({choice.variant: choice.best for choice in choices})
+            experiment = experiment.tuned({choice.tuned.variant: choice.best for choice in choices})
         missing = _missing(experiment.runs(), engines, display, uploads)
         _write_as_run(experiment, choices)
         failed = _run(missing, engines, display, uploads)
@@ -99,7 +99,8 @@ def _run_locked(
     if draw and len(failed) < len(experiment.runs()):
         with Interruptions():  # a second one: the caller's holds signals once the last run has ended
             report, held = _report(experiment.folder, console)
-    return Finished(experiment, failed, {choice.variant: choice.chosen for choice in choices}, report, held)
+    chosen = {choice.tuned.variant: choice.tuned.chosen for choice in choices}
+    return Finished(experiment, failed, chosen, report, held)
 
 
 def print_plan(experiment: Experiment, console: Console) -> None:
@@ -229,32 +230,29 @@ class _Engines:
 
 
 def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
-    asked = {
-        {"measures": "measure"}.get(key, key): list(value) if isinstance(value, tuple) else value
-        for key, value in asdict(experiment.asked).items()
-        if value
-    }
-    as_run: dict[str, Any] = {
-        "title": experiment.title,
-        "question": experiment.question,
-        "base": dict(experiment.base),
-        "variants": [
-            {"name": v.name, "folder": v.folder, **v.parts, "options": dict(v.options)}
+    asked, tuning = experiment.asked, experiment.tuning
+    as_run = AsRun(
+        title=experiment.title,
+        question=experiment.question,
+        base=experiment.base,
+        variants=[
+            ComparedVariant(name=v.name, folder=v.folder, options=v.options, **v.parts)
             for v in experiment.variants
         ],
-        "seeds": list(experiment.seeds),
-        "target_loss": experiment.target_loss,
-        **asked,
-        **({"premise": msgspec.to_builtins(list(experiment.premises))} if experiment.premises else {}),
-        "show": None if experiment.show is None else list(experiment.show),
-    }
-    if experiment.tuning:
-        as_run["tuning"] = {
-            "seeds": list(experiment.tuning.seeds),
-            "choices": [choice.as_run() for choice in choices],
-        }
+        seeds=experiment.seeds,
+        target_loss=experiment.target_loss,
+        compare=asked.compare,
+        per=asked.per,
+        baseline=asked.baseline,
+        measure=asked.measures,
+        premise=experiment.premises,
+        show=experiment.show,
+        tuning=Tuning(seeds=tuning.seeds, choices=[choice.tuned for choice in choices])
+        if tuning
+        else Tuning(),
+    )
     with whole_file(experiment.folder / "experiment.yaml") as file:
-        file.write(yaml.safe_dump(as_run, sort_keys=False, allow_unicode=True).encode())
+        file.write(yaml.safe_dump(msgspec.to_builtins(as_run), sort_keys=False, allow_unicode=True).encode())
 
 
 def _report(folder: Path, console: Console) -> tuple[Path, bool]:

@@ -8,51 +8,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsgd.compare.experiment import Experiment, PlannedRun, Variant, described
 from dsgd.core.option_rules import option_fields
 from dsgd.process.outcomes import UsageError
 from dsgd.records.reader import read_summary
+from dsgd.show.report.experiment_yaml import Tried, Tuned
 
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """What was chosen for a variant, and from what."""
+class Selection(NamedTuple):
+    """What was chosen for a variant."""
 
-    variant: str
     best: Variant
-    chosen: Mapping[str, Any]
-    losses: Sequence[tuple[Mapping[str, Any], Mapping[int, float]]]
-    """The options tried, and the loss at the end by seed; a run that diverged has an infinite one."""
-    edges: Sequence[str]
-    """The chosen options that are the smallest or largest value tried: a better one may lie beyond."""
+    tuned: Tuned
 
     def __str__(self) -> str:
-        text = f"{self.variant}: the best is {' '.join(described(*item) for item in self.chosen.items())}"
-        for option in self.edges:
-            chosen = f"{option} {self.chosen[option]}"
-            text += f"; {chosen} is at the edge of what was tried; a better value may lie beyond"
+        variant, chosen = self.tuned.variant, self.tuned.chosen
+        text = f"{variant}: the best is {' '.join(described(*item) for item in chosen.items())}"
+        for option in self.tuned.at_the_edge:
+            text += (
+                f"; {option} {chosen[option]} is at the edge of what was tried; a better value may lie beyond"
+            )
         return text
-
-    def as_run(self) -> dict[str, Any]:
-        """Return what experiment.yaml says of it."""
-
-        def number(loss: float) -> float | None:
-            return loss if math.isfinite(loss) else None
-
-        tried = [
-            {
-                "options": dict(options),
-                "loss": number(median(losses.values())),
-                "losses": {seed: number(loss) for seed, loss in losses.items()},
-            }
-            for options, losses in self.losses
-        ]
-        chosen = dict(self.chosen)
-        return {"variant": self.variant, "chosen": chosen, "at_the_edge": list(self.edges), "tried": tried}
 
 
 def choose(experiment: Experiment) -> list[Selection]:
@@ -85,13 +64,20 @@ def _choose(
             "try smaller step sizes"
         )
     chosen = points[at]
-    return Selection(
-        variant=name,
-        best=tried[at],
-        chosen=chosen,
-        losses=list(zip(points, losses, strict=True)),
-        edges=[o for o, all_ in values.items() if _at_the_edge(chosen[o], all_) and not _ends(o, tried[at])],
-    )
+    edges = [o for o, all_ in values.items() if _at_the_edge(chosen[o], all_) and not _ends(o, tried[at])]
+    all_tried = [
+        Tried(
+            options=point,
+            median_loss=_finite(median(by_seed.values())),
+            by_seed={seed: _finite(loss) for seed, loss in by_seed.items()},
+        )
+        for point, by_seed in zip(points, losses, strict=True)
+    ]
+    return Selection(tried[at], Tuned(variant=name, chosen=chosen, at_the_edge=edges, tried=all_tried))
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
 
 
 def _at_the_edge(value: Any, values: Sequence[Any]) -> bool:

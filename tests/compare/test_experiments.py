@@ -553,11 +553,11 @@ def test_the_edge_of_what_was_tried_is_pointed_out(tmp_path: Path, cli: CommandL
         summary = whole | {"eval": {"loss": loss, "accuracy": None}}
         (where / "summary.json").write_text(json.dumps(summary))
     with contextlib.chdir(tmp_path):
-        choice, lowest = choose(asked)
-    assert choice.chosen == {"momentum": 0.9, "slowdown": "0=2"}
-    assert (lowest.chosen["momentum"], lowest.edges) == (0, [])
-    assert choice.edges == ["momentum"]
-    assert "momentum 0.9 is at the edge" in str(choice)
+        (_, tuned), (_, lowest) = choices = choose(asked)
+    assert tuned.chosen == {"momentum": 0.9, "slowdown": "0=2"}
+    assert (lowest.chosen["momentum"], lowest.at_the_edge) == (0, [])
+    assert tuned.at_the_edge == ["momentum"]
+    assert "momentum 0.9 is at the edge" in str(choices[0])
 
 
 def test_what_is_in_the_way_is_refused_and_left_alone(tmp_path: Path, ask: Ask) -> None:

@@ -32,8 +32,9 @@ from dsgd.show.report import tables
 from dsgd.show.report.answer import answer
 from dsgd.show.report.build import build_report
 from dsgd.show.report.colours import DARK, LIGHT, contrast, distance, on_dark, ramp
+from dsgd.show.report.experiment_yaml import FIGURES
 from dsgd.show.report.figures import chosen, draw_sections, scene_of
-from dsgd.show.report.frames import FIGURES, read_folder
+from dsgd.show.report.frames import read_folder
 from dsgd.show.report.panels import timeline
 from dsgd.show.report.questions import differs, questions
 from dsgd.show.report.statistics import compare, holm, median_bands, median_interval, paired_t, rank_test

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dsgd.show.report.frames import Frames, Tuned
+from dsgd.show.report.experiment_yaml import Tuned
+from dsgd.show.report.frames import Frames
 from dsgd.show.report.layout import Layout
 from dsgd.show.report.written_numbers import Answer, Table, listed, number, option_text, percent, plural
 

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from dsgd.config import DataConfig, TimingConfig, option_fields
 from dsgd.metrics import QUANTITIES, Column
-from dsgd.process.checked_yaml import convert, rule
+from dsgd.process.checked_yaml import convert
 from dsgd.process.outcomes import UsageError, is_result
 from dsgd.records.reader import (
     Record,
@@ -33,23 +30,13 @@ from dsgd.records.variants import NOT_COMPARED as NOT_COMPARED
 from dsgd.records.variants import as_variants, differing, of_workload, own_target, printable
 from dsgd.records.variants import option_text as option_text
 from dsgd.scenario.network_options import LINKS
-from dsgd.show.report.layout import PARTS, Asked, Layout, Member, arrange, by_name
+from dsgd.show.report.experiment_yaml import AsRun, Tuned
+from dsgd.show.report.layout import Asked, Layout, Member, arrange, by_name
 from dsgd.show.report.premises import JudgedPremise, Premise, judge, require_names
 from dsgd.show.report.written_numbers import plural
 
 if TYPE_CHECKING:
     import polars as pl
-
-Figure = Literal[
-    "sweep", "tuning", "loss", "time_to_target", "staleness", "timeline", "throughput", "drift",
-    "scaling", "experts",
-]  # fmt: skip
-"""What `show:` of an experiment may name."""
-
-FIGURES: tuple[Figure, ...] = get_args(Figure)
-
-OF_UPDATES = ("staleness", "timeline", "drift")
-"""Those of them that look into updates, and so need the records' files."""
 
 OWN_FOLDERS = ("figures", "tuning", "comparisons")
 """Folders next to the records whose runs are not compared."""
@@ -58,34 +45,6 @@ EXTRA = "extra_"
 """How the columns of what strategies hand over in `Update.extra` begin."""
 
 _ENVIRONMENT = {*option_fields(DataConfig), *option_fields(TimingConfig), *LINKS, "engine", "num_workers"}
-
-
-class Tried(Struct, frozen=True, kw_only=True):
-    """Values that were tried for a variant before the comparison."""
-
-    options: Mapping[str, Any]
-    median_loss: float | None = msgspec.field(name="loss")
-    by_seed: Mapping[int, float | None] = msgspec.field(name="losses", default_factory=dict)
-
-    @property
-    def loss(self) -> float:
-        """At the end, the median over the tuning's seeds; infinite if that diverged."""
-        return math.inf if self.median_loss is None else self.median_loss
-
-    @property
-    def losses(self) -> dict[int, float]:
-        """By seed; empty in old records."""
-        return {seed: math.inf if loss is None else loss for seed, loss in self.by_seed.items()}
-
-
-class Tuned(Struct, frozen=True, kw_only=True):
-    """What was chosen for a variant before the comparison, and from what."""
-
-    variant: str
-    chosen: Mapping[str, Any]
-    at_the_edge: Sequence[str]
-    """The chosen options that are the smallest or largest value tried: a better one may lie beyond."""
-    tried: Sequence[Tried]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,42 +197,10 @@ def read_folder(folder: Path) -> Frames:
     return read_loose(folder)
 
 
-class _Variant(Struct, kw_only=True):
-    name: str
-    folder: Annotated[str, Meta(pattern=r"^[^/]+$"), rule("must be the name of a folder beside this file")]
-    variants: str = ""
-    grid: str = ""
-
-    @property
-    def parts(self) -> dict[str, str]:
-        return {part: name for part in PARTS if (name := getattr(self, part))}
-
-
-class _Tuning(Struct, frozen=True):
-    choices: Sequence[Tuned] = ()
-
-
-class _AsRun(Struct, kw_only=True):
-    """What experiment.yaml, which the runner writes, says of the experiment."""
-
-    title: str | None = None
-    question: str | None = None
-    variants: Annotated[list[_Variant], Meta(min_length=1)]
-    seeds: Annotated[list[int], Meta(min_length=1)] | int
-    target_loss: float | None = None
-    compare: str | None = None
-    per: list[str] = []
-    baseline: str | None = None
-    measure: str | list[str] = []
-    premise: list[Premise] = []
-    show: list[Figure] | None = None
-    tuning: _Tuning = _Tuning()
-
-
 def _read_experiment(folder: Path) -> Frames:
     file = folder / "experiment.yaml"
     try:
-        asked = convert(read_yaml(file), _AsRun, str(file))
+        asked = convert(read_yaml(file), AsRun, str(file))
         require_names(asked.premise, [name for v in asked.variants for name in (v.name, *v.parts.values())])
     except (UsageError, ValueError) as error:
         raise RecordError(str(error)) from None
