@@ -26,7 +26,7 @@ from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import UsageError, is_result
 from dsgd.records.size import announcement_of_all
 from dsgd.show.live.observers import Observers
-from dsgd.show.report.experiment_yaml import AsRun, ComparedVariant, Tuning
+from dsgd.show.report.experiment_yaml import AsRun, AsTuned, ComparedVariant
 from dsgd.show.terminal.usage import usage_errors
 
 
@@ -245,11 +245,9 @@ def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
         per=asked.per,
         baseline=asked.baseline,
         measure=asked.measures,
-        premise=experiment.premises,
+        premise=experiment.premises or (),
         show=experiment.show,
-        tuning=Tuning(seeds=tuning.seeds, choices=[choice.tuned for choice in choices])
-        if tuning
-        else Tuning(),
+        tuning=AsTuned(seeds=tuning.seeds, choices=[c.tuned for c in choices]) if tuning else None,
     )
     with whole_file(experiment.folder / "experiment.yaml") as file:
         file.write(yaml.safe_dump(msgspec.to_builtins(as_run), sort_keys=False, allow_unicode=True).encode())

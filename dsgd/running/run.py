@@ -240,10 +240,9 @@ class Run:
         lr = f"it is {self.cfg.lr:g}"
         if self.rollbacks:
             lr += f", {self.now_with.lr:g} after going back {self.rollbacks} times"
-        losses = [(d.worker, d.loss) for d in update.dones if d.loss is not None]
-        worker, loss = next((worker, loss) for worker, loss in losses if not math.isfinite(loss))
-        where = f"worker {worker} at update {update.weights.version}"
-        self.end("diverged", f"the loss of {where} is {loss}; lower --lr ({lr})")
+        bad = next(d for d in update.dones if d.loss is not None and not math.isfinite(d.loss))
+        where = f"worker {bad.worker} at update {update.weights.version}"
+        self.end("diverged", f"the loss of {where} is {bad.loss}; lower --lr ({lr})")
 
     # --- As a value -----------------------------------------------------------------------------------------
 

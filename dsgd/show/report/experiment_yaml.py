@@ -68,7 +68,7 @@ class ComparedVariant(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return {part: name for part in PARTS if (name := getattr(self, part))}
 
 
-class Tuning(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AsTuned(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was chosen before the comparison, and on which seeds."""
 
     seeds: Sequence[int] = ()
@@ -90,4 +90,4 @@ class AsRun(Struct, frozen=True, kw_only=True, omit_defaults=True):
     measure: str | Sequence[str] = ()
     premise: Sequence[Premise] = ()
     show: Sequence[Figure] | None = None
-    tuning: Tuning = Tuning()
+    tuning: AsTuned | None = None

@@ -30,7 +30,7 @@ from dsgd.records.variants import NOT_COMPARED as NOT_COMPARED
 from dsgd.records.variants import as_variants, differing, of_workload, own_target, printable
 from dsgd.records.variants import option_text as option_text
 from dsgd.scenario.network_options import LINKS
-from dsgd.show.report.experiment_yaml import AsRun, Tuned
+from dsgd.show.report.experiment_yaml import AsRun, AsTuned, Tuned
 from dsgd.show.report.layout import Asked, Layout, Member, arrange, by_name
 from dsgd.show.report.premises import JudgedPremise, Premise, judge, require_names
 from dsgd.show.report.written_numbers import plural
@@ -230,9 +230,7 @@ def _read_experiment(folder: Path) -> Frames:
         target_loss=asked.target_loss,
         show=asked.show and tuple(dict.fromkeys(asked.show)),
         left_out=left_out,
-        tuned=[replace(t, variant=printable(t.variant)) for t in asked.tuning.choices]
-        if asked.tuning
-        else (),
+        tuned=[replace(t, variant=printable(t.variant)) for t in (asked.tuning or AsTuned()).choices],
         asked=Asked(
             compare=asked.compare, per=tuple(asked.per), baseline=asked.baseline, measures=tuple(measures)
         ),

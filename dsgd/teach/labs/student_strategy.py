@@ -66,7 +66,7 @@ class Work:
     def held(self, law: Callable[..., Any], of_all: bool, parameters: Mapping[str, Any]) -> Finding:
         """Return whether a law holds; of_all: it is one of all strategies.
 
-        It is open where the strategy stops before that can be seen, but for the law that is about that.
+        It is open where the strategy stops before that can be seen, unless it is the law about stopping.
         """
         run("asgd", num_workers=1, steps=1)  # loads torch, which may take longer than a student's law may
         looked = 0
