@@ -540,7 +540,7 @@ MISTAKES = {
     ),
     "it looks at the clock": (
         "from dsgd.core.tasks",
-        "import time\nfrom dsgd.core.tasks",
+        "import math, time\nfrom dsgd.core.tasks",
         "is_only_its_algorithm",
         "imports time",
     ),
@@ -742,7 +742,8 @@ NO_STRATEGY = {
         'object.__setattr__(self, "engine", "ray")\n        require(self.slack',
         ["Config changes engine"],
     ),
-    "a refusal": ("self.slack >= 0", "self.slack > 5", ["refuses", "slack"]),
+    "a refusal": ("self.slack >= 0", "self.slack > 0", ["refuses the lab's options", "slack"]),
+    "no default": ("slack: float = 3.0", "slack: float", ["each option needs one", "'slack'"]),
 }
 
 

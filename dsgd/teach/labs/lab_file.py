@@ -193,7 +193,7 @@ def _experiment(content: _Options, where: str) -> dict[str, Any]:
     """Return the page's experiment, its question filled in."""
     if "question" not in content:
         return dict(content)
-    base = convert(content.get("base", {}), _Options, f"{where}: base")  # type: ignore[type-abstract]
+    base = convert(content.get("base", {}), dict[str, Any], f"{where}: base")
     question = convert(content["question"], str, f"{where}: question")
     return {**content, "question": _filled(question, base, f"{where}: question")}
 

@@ -41,10 +41,11 @@ def is_only_its_algorithm(work: Work, *, allowed: Sequence[str], forbidden: Sequ
     """
     for node in ast.walk(ast.parse(work.subject.path.read_text(encoding="utf-8"))):
         match node:
-            case ast.Import(names=[ast.alias(name=name), *_]) | ast.ImportFrom(module=name) if (
-                name not in allowed
-            ):
-                raise Broken(f"line {node.lineno} imports {name}; needed: only {', '.join(allowed)}")
+            case ast.Import(names=aliases) if other := {alias.name for alias in aliases}.difference(allowed):
+                raise Broken(f"line {node.lineno} imports {min(other)}; needed: only {', '.join(allowed)}")
+            case ast.ImportFrom(module=name, level=level) if level or name not in allowed:
+                module = f"{'.' * level}{name or ''}"
+                raise Broken(f"line {node.lineno} imports {module}; needed: only {', '.join(allowed)}")
             case ast.keyword(arg=str(name)) | ast.Attribute(attr=name) if name in forbidden:
                 raise Broken(f"line {node.lineno} uses {name}; needed: your own code for that")
             case ast.Name(id=name) if name in _NOT_NEEDED:

@@ -44,7 +44,7 @@ class Work:
         time_limit_s: float = 10.0,
         again_s: float = 1.0,
     ) -> None:
-        """Load the file, and see that it takes the options of the lab in each scenario; nothing is run yet.
+        """Load the file, and see that it takes the options of the lab in each scenario; it is not run yet.
 
         time_limit_s: wall seconds after which what does not come back is broken off: a law, or the import.
             No other law is held then.
@@ -62,13 +62,13 @@ class Work:
         except (ValueError, NeverEnds) as error:
             reason = str(error).removeprefix(f"--strategy-file {path}: ")
             raise UsageError(f"strategy {path}: {reason}") from None
+        run("asgd", num_workers=1, steps=1)  # loads torch, which may take longer than a student's law may
 
     def held(self, law: Callable[..., Any], of_all: bool, parameters: Mapping[str, Any]) -> Finding:
         """Return whether a law holds; of_all: it is one of all strategies.
 
         It is open where the strategy stops before that can be seen, unless it is the law about stopping.
         """
-        run("asgd", num_workers=1, steps=1)  # loads torch, which may take longer than a student's law may
         looked = 0
         try:
             if self._never_ends:
@@ -106,11 +106,13 @@ class Work:
             if option not in option_fields(config_type):
                 raise ValueError(f"its Config has no option {option}; add that field, see the page")
         options = floats(options, config_type)
+        what = "its own defaults, and each option needs one"  # laws of all strategies give few options
         try:
+            self.subject.config()
+            what = "the lab's options"
             cfg = self.subject.config(**options)
         except (Exception, SystemExit) as error:
-            reason = " ".join(str(error).split())
-            raise ValueError(f"its Config refuses the lab's options: {reason}") from None
+            raise ValueError(f"its Config refuses {what}: {' '.join(str(error).split())}") from None
         wanted = {"engine": "sim", **options}
         changed = [option for option, value in wanted.items() if flat(cfg)[option] != value]
         if cfg.budget != cfg.num_workers * cfg.steps:
