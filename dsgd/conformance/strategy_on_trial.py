@@ -32,11 +32,11 @@ class Broken(Exception):
 
 
 class Stopped(Broken):
-    """A run broke off, or ended too early; `law` is the one that is about that."""
+    """A run broke off, or ended before its budget was spent: laws about its weights could not be seen."""
 
-    def __init__(self, law: str, seen: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, seen: str, options: Mapping[str, Any], *, broke_off: bool = True) -> None:
         super().__init__(seen, options)
-        self.law = law
+        self.broke_off = broke_off
 
 
 class Subject(NamedTuple):
@@ -111,9 +111,9 @@ class Subject(NamedTuple):
             raise
         except TimeUp:
             most_s = options.get("max_seconds", _MOST_VIRTUAL_S)
-            raise Stopped("ends", f"the run has not ended after {most_s:g} virtual s", options) from None
+            raise Stopped(f"the run has not ended after {most_s:g} virtual s", options) from None
         except (Exception, SystemExit) as error:
-            raise Stopped("ends", f"the run failed: {located(error, self.path)}", options) from error
+            raise Stopped(f"the run failed: {located(error, self.path)}", options) from error
 
     def command(self, options: Mapping[str, Any]) -> str:
         """Return the command that repeats a run."""
@@ -125,9 +125,8 @@ def require_spent(cfg: TrainConfig, tally: Tally, options: Mapping[str, Any]) ->
     """Raise Broken if a run has ended before its budget was spent."""
     if tally.gradients < cfg.budget:
         spent = f"{tally.gradients} of {cfg.budget} mini-batches"
-        raise Stopped(
-            "spends_the_budget", f"{spent} are in updates when train ends, or virtual time", options
-        )
+        seen = f"{spent} are in updates when train ends, or virtual time"
+        raise Stopped(seen, options, broke_off=False)
 
 
 def as_arguments(options: Mapping[str, Any]) -> Iterator[str]:

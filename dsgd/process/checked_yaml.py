@@ -82,8 +82,8 @@ def _explained(error: str, value: Any, hint: Any) -> list[str]:
         place.append(str(key) if isinstance(key, str) else f"number {key + 1}")
         value, hint = value[key], _inside(hint, name, index == "...")
     if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", what, re.DOTALL):
-        known = next(filter(None, map(_fields, _members(hint))))
-        remedy = did_you_mean(unknown[1], known, "the keys are {}")
+        known = [name for member in _members(hint) for name in _fields(member)]
+        remedy = did_you_mean(unknown[1], known, "the keys are {}") if known else "leave it out"
         return [*place, f"there is no key {echoed(unknown[1])}; {remedy}"]
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", what):
         needed = _rule(_inside(hint, missing[1], in_mapping=False))
@@ -120,7 +120,7 @@ def _inside(hint: Any, name: str, in_mapping: bool) -> Any:
             return fields[name]
         origin = get_origin(member)
         if not name and isinstance(origin, type) and issubclass(origin, Mapping) == in_mapping:
-            return get_args(member)[-1]
+            return get_args(member)[-1 if in_mapping else 0]
     raise TypeError(f"{hint} has nothing inside")
 
 

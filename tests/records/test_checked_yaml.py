@@ -23,6 +23,10 @@ class Inner(Struct, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("is: there is no law - at `all`")
 
 
+class Nothing(Struct, frozen=True, forbid_unknown_fields=True):
+    """Has no key."""
+
+
 class Whole(Struct, kw_only=True, forbid_unknown_fields=True):
     """Has whatever the files of users have."""
 
@@ -30,7 +34,8 @@ class Whole(Struct, kw_only=True, forbid_unknown_fields=True):
     by_name: dict[str, dict[str, Inner]] = {}
     listed: list[Inner] | dict[str, int] = []
     number: Finite | None = None
-    names: str | list[str] = "a"
+    names: str | tuple[str, ...] = "a"
+    nothing: Nothing = Nothing()
     counts: Annotated[dict[int, bool], Meta(min_length=1)] | None = None
 
 
@@ -56,6 +61,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"number": True}, "number: must be a number, not true"),
     ({"names": 3}, "names: must be text or a list, not 3"),
     ({"names": ["a", ["\x1b[31m"]]}, r"names: number 2: must be text, not ['\x1b[31m']"),
+    ({"nothing": {"worker": 1}}, "nothing: there is no key worker; leave it out"),
     ({"counts": {}}, "counts: is empty; give at least one entry"),
     ({"counts": {"1": True, "one": True}}, "counts: the name one must be a whole number"),
     ({"counts": {"1": "x" * 999}}, "counts: 1: must be true or false, not xxx"),

@@ -199,6 +199,7 @@ WRONG = [
     ("01", "predictions.busy.of.worker", "8", ["busy: of:", "no worker 8", "from 0 to 7"]),
     ("01", "predictions.busy.options.num_workers", "3", ["busy: of:", "no worker 3", "from 0 to 2"]),
     ("01", "predictions.busy.of", "{}", ["busy_share: needs worker:"]),
+    ("01", f"{ONE}.of", "{worker: 1}", ["of: seconds_an_update: there is no key worker; leave it out"]),
     ("01", "predictoins", "{}", ["predictoins", "did you mean predictions?"]),
     ("01", WORKERS, "{leest: 1, most: 9}", ["num_workers:", "did you mean least?"]),
     ("01", f"{WORKERS}.least", "65", ["least: 65 is above most: 64"]),

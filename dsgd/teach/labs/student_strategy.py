@@ -81,8 +81,10 @@ class Work:
             return Finding(False, str(error)) if is_about_that else Finding(None, f"not tested: {error}")
         except Broken as broken:
             seen, command = str(broken), self.subject.command(broken.options) if broken.options else ""
-            if isinstance(broken, Stopped) and law.__name__ != broken.law:
-                return Finding(None, f"not tested: {seen}")
+            if isinstance(broken, Stopped):
+                about = "ends" if broken.broke_off else "spends_the_budget"
+                if law.__name__ != about:
+                    return Finding(None, f"not tested: {seen}")
             return Finding(False, seen, command=command)
         return Finding(None, "not tested: the lab has no run for this") if looked == 0 else Finding(True, "")
 
