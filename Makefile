@@ -12,7 +12,7 @@ PARALLEL := -n $(PROCESSES) --dist loadgroup
 # Children of a test start faster if what they import is compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo strategy quick test test-all lint types format check picture all-strategies \
+.PHONY: help setup demo strategy quick test test-all lint types format check all-strategies \
 	fault-timelines theory dst kills chaos docs references labs dashboards observe bench gpu clean \
 	requirements secrets sbom image push manifests api-server test-api
 
@@ -72,22 +72,9 @@ format: setup  ## fix style
 
 check: lint types secrets test  ## all that must pass before a commit
 
-# Four modes on the same samples, one of eight workers four times slower; lr/P a gradient in all of them.
-SCENARIO := --engine sim --num-workers 8 --steps 300 --dataset digits --lr 0.8 --eval-every 5 \
-	--compute-time exponential:1 --slowdown 0=4 --quiet
-
 strategy: setup  ## write a new strategy: make strategy NAME=signvote; INTO=DIR: in a folder of yours
 	@test -n "$(NAME)" || { echo "make strategy: NAME is not set; give the name of the mode" >&2; exit 2; }
 	@$(PYTHON) main.py --new-strategy $(NAME) $(if $(INTO),--into $(INTO))
-
-picture: setup  ## draw the figure of the README
-	rm -rf runs/picture
-	for mode in ssgd localsgd; do \
-		$(PYTHON) main.py --mode $$mode $(SCENARIO) --out runs/picture --run-name $$mode; done
-	for mode in ssp asgd; do \
-		$(PYTHON) main.py --mode $$mode $(SCENARIO) --lr-scaling workers --out runs/picture --run-name $$mode; done
-	$(PYTHON) docs/tools/loss_curves.py docs/images/compare-modes.svg runs/picture/ssgd runs/picture/localsgd \
-		runs/picture/ssp runs/picture/asgd
 
 all-strategies: setup  ## compare all strategies under a heavy tail, and draw the figures of docs/all-strategies.md
 	$(PYTHON) main.py --experiment experiments/all-strategies.yaml

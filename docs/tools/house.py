@@ -1,4 +1,4 @@
-"""The house: the rooms of the package on their floors, as README shows them.
+"""The front page: what README shows of the tree, rooms on their floors and how many there are of a thing.
 
     python docs/tools/house.py        # or make docs
 
@@ -50,5 +50,21 @@ def with_tree(page: str) -> str:
     return _ROOMS.sub(lambda _: tree(), page, count=1)
 
 
+def counts() -> dict[str, int]:
+    """Return how many there are of what README counts, by what it calls them."""
+    theory = (ROOT / "docs/theory.md").read_text(encoding="utf-8")
+    return {
+        "strategies": len([*ROOT.glob("dsgd/strategies/train_*.py")]),
+        "labs": len([*ROOT.glob("docs/labs/*.yaml")]),
+        "experiments": len([*ROOT.glob("experiments/*.yaml")]),
+        "closed forms": theory.count("| holds |\n"),
+    }
+
+
+def with_counts(page: str) -> str:
+    """Return the text of README with today's numbers: those before the names of `counts`."""
+    return re.sub(rf"\b\d+ ({'|'.join(counts())})\b", lambda match: f"{counts()[match[1]]} {match[1]}", page)
+
+
 if __name__ == "__main__":
-    README.write_text(with_tree(README.read_text(encoding="utf-8")), encoding="utf-8")
+    README.write_text(with_counts(with_tree(README.read_text(encoding="utf-8"))), encoding="utf-8")

@@ -12,19 +12,28 @@ from conftest import ROOT, CommandLine
 from test_labs import alike, lines_of
 
 from docs.tools.examples import EXAMPLE
+from docs.tools.house import README, counts, with_counts
 from dsgd.strategies import modes
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/strategies").glob("*.md"))]
+PAGES = [README, *sorted((ROOT / "docs/strategies").glob("*.md"))]
 
 
-def test_the_front_page_counts_the_closed_forms_of_the_page_about_theory() -> None:
-    theory = (ROOT / "docs/theory.md").read_text()
-    rows = [line for line in theory.splitlines() if line.endswith("| holds |")]
-    assert f"tests {len(rows)} closed forms" in (ROOT / "README.md").read_text()
+def test_the_front_page_counts_of_all_strategies_labs_experiments_and_closed_forms() -> None:
+    """README says how many there are of each, made by `make docs`."""
+    page = README.read_text(encoding="utf-8")
+    assert all(f"{count} {name}" in page for name, count in counts().items()), "run `make docs`"
+    assert with_counts(page) == page, "run `make docs`"
+
+
+def test_the_front_page_is_short() -> None:
+    """README has at most 150 lines."""
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
 
 
 def test_what_is_of_all_strategies_has_each() -> None:
-    """Two experiments compare all of them, and the page about replays has a row for each."""
+    """README has a row for each, two experiments compare all of them, and so does the page about replays."""
+    first = re.findall(r"^\| \[(\w+)\]\(docs/strategies/\1\.md\) \|", README.read_text(), re.MULTILINE)
+    assert tuple(sorted(first)) == modes()
     for name in ("all-strategies", "fashion-heavy-tail"):
         variants = yaml.safe_load((ROOT / f"experiments/{name}.yaml").read_text())["variants"]
         assert tuple(sorted(options["mode"] for options in variants.values())) == modes()

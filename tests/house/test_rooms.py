@@ -23,7 +23,7 @@ LINES = {
     ".": 2_500,
     "benchmarks": 4_100,
     "deploy": 4_300,
-    "docs": 700,
+    "docs": 600,
     "dsgd": 600,
     "dsgd/compare": 1_700,
     "dsgd/conformance": 1_000,

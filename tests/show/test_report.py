@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 from scipy import stats
 
-from docs.tools import loss_curves
 from dsgd.metrics import ROUTING
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordError
@@ -1019,17 +1018,6 @@ def test_curves_are_steps_and_end_with_their_first_seed(race: Path) -> None:
     assert panel_curves.last_x([(x, y), shorter]) == x[4]
     diverged = (np.array([*x[:2], np.inf]), np.array([*y[:2], np.inf]))
     assert panel_curves.last_x([shorter, diverged]) == x[4]
-
-
-def test_the_readme_picture_is_drawn_from_records(race: Path, tmp_path: Path) -> None:
-    """The picture is the same for the same records, knows dark ground, and refuses other formats."""
-    records = [read_record(race / name) for name in ("v0-s0", "v1-s0")]
-    for name in ("a.svg", "b.svg", "a.png"):
-        loss_curves.draw(records, tmp_path / name)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert "prefers-color-scheme:dark" in (tmp_path / "a.svg").read_text()
-    with pytest.raises(ValueError, match=r"must end in \.svg or \.png"):
-        loss_curves.draw(records, tmp_path / "a.pdf")
 
 
 def test_drawing_changes_no_settings(race: Path) -> None:

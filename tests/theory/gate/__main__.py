@@ -53,6 +53,9 @@ dsgd/theory/uncertainty.py has the method and its sources. A report pools the se
   length of the run gives a standard error.
 - **not compared**: the run diverged or failed, workers were lost, or its times never forget their start.
 
+The speed of DSSP, AdaComm, Rennala and Ringmaster has no closed form here, nor has the mean staleness of
+DSSP and Ringmaster: tests check bounds and limiting cases.
+
 tests/theory/test_uncertainty.py holds runs of all lengths to this: correct ones look like contradictions at
 most once in 1,000 comparisons, and wrong formulas do.
 """
