@@ -74,10 +74,10 @@ check: lint types secrets test  ## all that must pass before a commit
 
 strategy: setup  ## write a new strategy: make strategy NAME=signvote; INTO=DIR: in a folder of yours
 	@test -n "$(NAME)" || { echo "make strategy: NAME is not set; give the name of the mode" >&2; exit 2; }
-	@$(PYTHON) main.py --new-strategy $(NAME) $(if $(INTO),--into $(INTO))
+	@$(PYTHON) main.py new $(NAME) $(if $(INTO),--into $(INTO))
 
 all-strategies: setup  ## compare all strategies under a heavy tail, and draw the figures of docs/all-strategies.md
-	$(PYTHON) main.py --experiment experiments/all-strategies.yaml
+	$(PYTHON) main.py compare experiments/all-strategies.yaml
 	for figure in loss-time loss-legend time-to-target; do \
 		cp runs/all-strategies/figures/$$figure.svg docs/images/all-strategies-$$figure.svg; done
 
@@ -117,7 +117,7 @@ dashboards: setup  ## write the Grafana dashboards' JSON from Python
 
 chaos: setup  ## run the demo scenarios of faults, a few minutes: their answers, and where their reports are
 	for scenario in experiments/faults-*.yaml; do \
-		$(PYTHON) main.py --experiment $$scenario || exit 1; done
+		$(PYTHON) main.py compare $$scenario || exit 1; done
 
 observe: setup  ## start Prometheus and Alertmanager here with the rules; ctrl-C ends both
 	@$(PYTHON) -m deploy.observability.observe

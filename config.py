@@ -423,7 +423,7 @@ class OutputConfig(Checked):
         str | None,
         Must("must be one line of at most 500 letters", lambda t: t.isprintable() and len(t) <= 500),
     ] = None
-    """A line about the run, shown and searched by `main.py --watch`. Words that begin with # are its tags, as
+    """A line about the run, shown and searched by `main.py watch`. Words that begin with # are its tags, as
     in "#slides second try"."""
 
     record: str = "all"

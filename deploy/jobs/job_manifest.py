@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import getpass
-import itertools
 import math
 import re
 import secrets
@@ -24,6 +23,7 @@ from deploy.jobs.kubernetes_objects import OWNER, TEST_OF, Role, requested
 from deploy.jobs.thresholds import TimeLimits
 from deploy.project import BUCKET_VARIABLE, GPU, ROOT, UNNAMED_BUCKET
 from dsgd.config import TrainConfig
+from dsgd.show.terminal.commands import asked
 
 _LETTERS = "bcdfghjkmnpqrstvwxz2456789"  # as Kubernetes draws: no words, nothing that looks alike
 
@@ -151,9 +151,11 @@ class JobManifest:
 
         Raises SetupError in one line for an entrypoint that main.py would refuse.
         """
+        from dsgd.compare.experiment_command import CompareOptions
         from dsgd.compare.experiment_file import load
         from dsgd.process.outcomes import UsageError
         from dsgd.show.terminal.cli import parse
+        from dsgd.show.terminal.command_options import options_of_command
 
         # A run's name has the RayJob's, which the submitter's shell knows.
         command = re.sub(r" --(run-name|resume)[ =]\S+", "", self.entrypoint)
@@ -162,13 +164,12 @@ class JobManifest:
             raise SetupError(
                 f"{self.file}: the entrypoint must start with `python main.py`, it is {words[:2]}"
             )
-        arguments = words[2:]
         try:
-            if "--experiment" not in arguments:
+            command, arguments = asked(words[2:])
+            if command == "run":
                 return [parse(arguments)]
-            pairs = list(itertools.pairwise(arguments))
-            settings = [value for option, value in pairs if option == "--set"]
-            return [run.cfg for run in load(ROOT / dict(pairs)["--experiment"], settings).runs()]
+            experiment = options_of_command(CompareOptions, command, arguments)
+            return [run.cfg for run in load(ROOT / experiment.file, experiment.set).runs()]
         except UsageError as error:
             raise SetupError(f"{self.file}: main.py would refuse the entrypoint: {error}") from None
 
@@ -191,7 +192,7 @@ class JobManifest:
         spec["activeDeadlineSeconds"] = min(spec["activeDeadlineSeconds"], math.ceil(all_s))
         spec["backoffLimit"] = 0  # what fails is to be seen
 
-        is_experiment = "--experiment" in self.entrypoint
+        is_experiment = asked(shlex.split(self.entrypoint)[2:])[0] == "compare"
         out = f"{self._out}/cluster-tests/{datetime.now(UTC):%Y%m%d-%H%M%S}"
         spec["entrypoint"] = re.sub(r" --out[ =]\S+", "", self.entrypoint)
         spec["entrypoint"] += f"{' --set seeds=1' if is_experiment else ''} --out {out}"

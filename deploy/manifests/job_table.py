@@ -34,7 +34,7 @@ class JobDefinition:
 
     @property
     def is_experiment(self) -> bool:
-        return self.arguments.startswith("--experiment ")
+        return self.arguments.startswith("compare ")
 
     @property
     def names_workload(self) -> bool:
@@ -82,7 +82,7 @@ def _experiment(
     return JobDefinition(
         name=name,
         shows=shows,
-        arguments=" ".join([f"--experiment experiments/{file or name}.yaml", *given]),
+        arguments=" ".join([f"compare experiments/{file or name}.yaml", *given]),
         gpus_per_worker=gpus_per_worker,
         on_gpus=on_gpus,
         deadline_s=4 * 3600,

@@ -2,7 +2,7 @@
 
     python docs/tools/lab_figures.py docs/labs/*.md        # or make labs
 
-A page has the command `uv run python main.py --experiment FOLDER/experiments/NAME.yaml`, and shows figures of
+A page has the command `uv run python main.py compare FOLDER/experiments/NAME.yaml`, and shows figures of
 that experiment's report as images/NAME-FIGURE.svg.
 """
 
@@ -20,7 +20,7 @@ from dsgd.show.report.panels.drawing import Panel
 from dsgd.show.report.style import standalone_svg
 
 ROOT = Path(__file__).parents[2]
-COMMAND = re.compile(r"uv run python main\.py --experiment (\S*experiments/[\w-]+\.yaml)")
+COMMAND = re.compile(r"uv run python main\.py compare (\S*experiments/[\w-]+\.yaml)")
 IMAGE = re.compile(r"\]\((images/([a-z0-9]+)-([\w-]+)\.svg)\)")
 
 
@@ -33,7 +33,7 @@ def refresh(page: Path, out: Path) -> list[Path]:
     drawn: dict[tuple[str, str], Panel] = {}
     for experiment in dict.fromkeys(COMMAND.findall(text)):
         subprocess.run(
-            [sys.executable, "main.py", "--experiment", experiment, "--out", str(out)],
+            [sys.executable, "main.py", "compare", experiment, "--out", str(out)],
             cwd=ROOT,
             check=True,
             stdout=subprocess.DEVNULL,

@@ -64,13 +64,13 @@ def exercise(lab: Lab, page: Path) -> str:
 
 def experiment(lab: Lab, page: Path) -> str:
     """Return the command of the page's experiment."""
-    return f"    uv run python main.py --experiment {_shown(experiment_of(page))}\n"
+    return f"    uv run python main.py compare {_shown(experiment_of(page))}\n"
 
 
 def check(lab: Lab, page: Path) -> str:
     """Return the command that checks the answers."""
     file = lab_of(page)
-    return f"    uv run python main.py --check {_shown(file)} my/{file.name}\n"
+    return f"    uv run python main.py lab {_shown(file)} my/{file.name}\n"
 
 
 PARTS: Mapping[str, Callable[[Lab, Path], str]] = {

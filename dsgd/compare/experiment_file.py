@@ -108,7 +108,7 @@ def load(path: str | Path, settings: Sequence[str] = (), out: str | Path = "runs
     `target_loss=X`: its target, where it has one).
     Raises UsageError in one line for anything wrong with any of its runs that the options show.
     """
-    where, remedy = f"--experiment {path}", "give an experiment's file, like experiments/compare-modes.yaml"
+    where, remedy = f"compare {path}", "give an experiment's file, like experiments/compare-modes.yaml"
     return read(checked_yaml.read(Path(path), where, remedy), Path(path).stem, where, settings, out)
 
 

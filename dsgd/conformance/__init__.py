@@ -1,4 +1,4 @@
-"""Laws that every strategy must keep (--conformance).
+"""Laws that every strategy must keep (`check`).
 
 from dsgd.conformance import checks_of                # in a test file, as the scaffold writes it
 

@@ -1,42 +1,47 @@
-"""The command line of the laws of all strategies: `main.py --conformance train_mine.py`."""
+"""The command `check`: a strategy held to the laws of all strategies."""
 
 from __future__ import annotations
 
 import shutil
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from typing import Annotated
 
 from dsgd.conformance.law_checks import checks_of, laws_of_a_checkout, unclaimed
 from dsgd.conformance.strategy_on_trial import LawBroken, Subject
+from dsgd.core.option_rules import Checked
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import EXIT_FAILED, UsageError
-from dsgd.show.terminal.usage import Parser
+from dsgd.show.terminal.command_options import Positional, options_of_command
 
 
-def conformance(arguments: Sequence[str], _: Interruptions) -> int:
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(Checked):
+    """Hold a strategy to the laws of all strategies that concern it; LAWS in its file says which do. Exit
+    codes: 0 all hold, 1 one is broken, 2 the file is not a strategy.
+    """
+
+    strategy: Annotated[str, Positional("FILE")]
+    """Your train_NAME.py, or a mode of this package."""
+
+    ray: bool = True
+    """Check the law that starts real workers too, which takes about ten seconds."""
+
+
+def check(arguments: Sequence[str], _: Interruptions) -> int:
     """Hold a strategy to every law that concerns it, print what holds, and return the exit code.
 
     Raises UsageError, in one line, for a file that is not a strategy.
     """
-    parser = Parser(
-        "--conformance",
-        "Hold a strategy to the laws of all strategies that concern it; LAWS in its file says which do. "
-        "Exit codes: 0 all hold, 1 one is broken, 2 the file is not a strategy.",
-    )
-    parser.add_argument(
-        "--conformance", metavar="FILE", required=True, help="your train_NAME.py, or a mode of this package"
-    )
-    parser.add_argument(
-        "--no-ray", action="store_true", help="leave out the law that starts real workers, about ten seconds"
-    )
-    given = parser.parse(arguments)
+    given = options_of_command(CheckOptions, "check", arguments)
     try:
-        subject = Subject.of(given.conformance)
+        subject = Subject.of(given.strategy)
     except ValueError as error:
         reason = str(error).partition(": ")[2]  # without the option that a run would have
-        raise UsageError(f"--conformance {given.conformance}: {reason}") from None
-    checks = [check for check in checks_of(subject) if not (check.needs_ray and given.no_ray)]
+        raise UsageError(f"check {given.strategy}: {reason}") from None
+    checks = [check for check in checks_of(subject) if given.ray or not check.needs_ray]
     print(f"{subject.mode}: {subject.path}")
     broken, shown = 0, set[str]()
     for _law, group in groupby(checks, key=lambda check: check.law):

@@ -1,7 +1,7 @@
 """The laws of all strategies, as checks of one strategy: the same for modes of the repository and user files.
 
 A law is a function: it runs the strategy, and raises `Broken` with what it saw. Of its text, the first
-sentence is the law and the rest, if any, the remedy. `main.py --conformance`, the test that `--new-strategy`
+sentence is the law and the rest, if any, the remedy. `main.py check`, the test that `new`
 writes and tests/strategies/test_conformance.py all hold a strategy to these.
 """
 

@@ -42,7 +42,8 @@ from typing import (
 from annotated_types import Ge, Gt, Le, Lt
 
 T = TypeVar("T")
-Kind = Literal["int", "float", "str", "bool", "choice"]
+Kind = Literal["int", "float", "str", "bool", "choice", "tuple"]
+"""tuple: of texts, from an option that may be given several times."""
 
 
 def _once(function: Callable[[type], T]) -> Callable[[type], T]:
@@ -137,7 +138,8 @@ class Option:
     @property
     def kind_in_words(self) -> str:
         """The rule that its kind of value sets, like `must be a whole number or None`."""
-        kinds = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+        kinds = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+        kinds |= {"str": "text", "tuple": "text"}
         kind = kinds.get(self.kind) or f"one of {', '.join(self.choices)}"
         return f"must be {kind}{' or None' * self.optional}"
 
@@ -169,6 +171,8 @@ class Option:
                 return isinstance(value, bool)
             case "str":
                 return isinstance(value, str)
+            case "tuple":
+                return isinstance(value, tuple)
             case "int":
                 return isinstance(value, Integral) and not isinstance(value, bool)
             case "float":
@@ -255,7 +259,7 @@ def members(config_type: type) -> Mapping[str, Option | type]:
         kind = "choice" if choices else next(t.__name__ for t in types if t is not NoneType)
         if kind not in get_args(Kind):
             raise TypeError(
-                f"{config_type.__name__}.{f.name}: an option is an int, float, str, bool or Literal"
+                f"{config_type.__name__}.{f.name}: an option is an int, float, str, bool, Literal or tuple"
             )
         found[f.name] = Option(
             name=f.name,

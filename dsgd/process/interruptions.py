@@ -53,10 +53,21 @@ def run_as_program(main: Callable[[Sequence[str]], int]) -> NoReturn:
     After `main` nothing is left to do, so a signal ends the process at once, with that code. Where standard
     output cannot be written to, one line says so; a reader that has left is not an error.
     """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # or the next file that is opened has its number, 0 to 2
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a question mark for what its encoding lacks
     atexit.register(_ignore_signals)  # the first to be registered is the last to be called
-    code = main(sys.argv[1:])
+    try:
+        code = main(sys.argv[1:])
+    except ValueError:
+        if not sys.stdout.closed:
+            raise
+        code = 0
+    if sys.stdout.closed:  # by a file of the user's
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+        code = code or report_error("standard output was closed; a workload must leave it open", EXIT_FAILED)
     try:
         sys.stdout.flush()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Records in S3: `--out s3://BUCKET/PREFIX` uploads them, `--report s3://BUCKET/PREFIX` fetches them.
+"""Records in S3: `--out s3://BUCKET/PREFIX` uploads them, `report s3://BUCKET/PREFIX` fetches them.
 
 Credentials, region and endpoint are looked for where AWS's own tools look. boto3 is imported when S3 is
 first used: a run that keeps its record here starts without it.
@@ -248,7 +248,7 @@ def driver_log() -> Path | None:
     return file if re.fullmatch(r"job-driver-.*\.log", file.name) and file.is_file() else None
 
 
-def fetch(url: str, option: str = "--report", *, weights: bool = False) -> Path:
+def fetch(url: str, option: str = "report", *, weights: bool = False) -> Path:
     """Download what reports are made of from a URL to runs/from-s3, and return the folder there.
 
     option: what asked for it, as messages name it. weights: fetch those too, with the workload's file and

@@ -3,7 +3,7 @@
     LAWS = Laws(plain_sgd={"momentum": 0.0}, limits=[Limit({"k": 1}, "asgd")])
 
 Without `LAWS` a strategy claims what the defaults say. The laws are in dsgd/conformance; `main.py
---conformance train_mine.py` holds a file to them.
+check train_mine.py` holds a file to them.
 """
 
 from __future__ import annotations

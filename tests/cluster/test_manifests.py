@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import itertools
 import json
 import os
 import re
@@ -34,9 +33,13 @@ from deploy.manifests.rayjob import SCRAPE_INTERVAL_S, entrypoint, manifest
 from deploy.manifests.rendered_files import files, problems, render
 from deploy.manifests.settings import FILE, Device, Settings, Tls, read_settings, settings_text
 from deploy.project import GPU, NAMESPACE
+from dsgd.compare.experiment_command import CompareOptions
 from dsgd.compare.experiment_file import load
 from dsgd.config import TrainConfig, options
-from dsgd.show.terminal.cli import parse, take_option
+from dsgd.show.terminal.arguments import take_option
+from dsgd.show.terminal.cli import parse
+from dsgd.show.terminal.command_options import options_of_command
+from dsgd.show.terminal.commands import asked
 from main import main
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -73,15 +76,15 @@ def head_and_workers(rayjob: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
 @functools.cache
 def runs(job: JobDefinition, settings: Settings) -> list[TrainConfig]:
     """Return the runs that a job's command line makes."""
-    arguments = command_line(job, settings)
+    command, arguments = asked(command_line(job, settings))
+    assert command == ("compare" if job.is_experiment else "run")
     if not job.is_experiment:
         arguments, again = take_option(arguments, "--resume")
         assert again == "auto", "a job that is tried again goes on"
         return [parse(arguments)]
-    pairs = list(itertools.pairwise(arguments))
-    (file,) = (value for option, value in pairs if option == "--experiment")
-    asked = load(ROOT / file, [value for option, value in pairs if option == "--set"])
-    return [run.cfg for run in (*asked.tuning_runs(), *asked.runs())]
+    given = options_of_command(CompareOptions, command, arguments)
+    experiment = load(ROOT / given.file, given.set)
+    return [run.cfg for run in (*experiment.tuning_runs(), *experiment.runs())]
 
 
 def command_line(job: JobDefinition, settings: Settings) -> list[str]:

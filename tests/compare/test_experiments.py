@@ -66,7 +66,7 @@ class Ask:
         self.out, self._capsys = out, capsys
 
     def __call__(self, path: Path, *more: str) -> Asked:
-        return self.main("--experiment", str(path), "--out", str(self.out), *more)
+        return self.main("compare", str(path), "--out", str(self.out), *more)
 
     def main(self, *arguments: str) -> Asked:
         from main import main
@@ -232,7 +232,7 @@ def test_a_mistake_in_the_file_gets_one_line_and_nothing_is_run(
     whole = content() | changes
     given_keys = {key: value for key, value in whole.items() if value is not None}
     path.write_text(yaml.safe_dump(given_keys, sort_keys=False))
-    ask.refuses(path, [f"--experiment {path}", *parts])
+    ask.refuses(path, [f"compare {path}", *parts])
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_a_file_that_is_no_experiment_is_refused(
     path = tmp_path / "try.yaml"
     if text is not None:
         path.write_text(text)
-    ask.refuses(path, [f"--experiment {path}", *parts])
+    ask.refuses(path, [f"compare {path}", *parts])
 
 
 @pytest.mark.parametrize(
@@ -282,9 +282,9 @@ def test_a_mistake_on_its_command_line_gets_one_line(
 # -------------------------------------------------------------------------------------------- shipped ones
 
 
-@pytest.mark.parametrize("verb", ["--experiment", "--report"])
+@pytest.mark.parametrize("verb", ["compare", "report"])
 def test_help_is_given_where_the_verb_lacks_its_value(verb: str, ask: Ask) -> None:
-    """`--experiment --help` and `--report --help` print their options and exit with 0."""
+    """`compare --help` and `report --help` print their options and exit with 0."""
     with pytest.raises(SystemExit) as stop:
         ask.main(verb, "--help")
     assert stop.value.code == 0
@@ -302,7 +302,7 @@ def test_a_shipped_experiment_is_valid_and_compares_equal_budgets(path: Path) ->
     assert len({r.cfg.budget * r.cfg.batch_size for r in runs}) == 1
     text = (ROOT / "docs/experiments.md").read_text()
     assert f"| `{path.name}` |" in text
-    for full_size in re.findall(rf"--experiment experiments/{path.name} (--set .*) --out", text):
+    for full_size in re.findall(rf"compare experiments/{path.name} (--set .*) --out", text):
         assert len(load(path, full_size.split()[1::2]).runs()) > len(asked.runs())
 
 
@@ -367,7 +367,7 @@ def test_killed_and_started_again_it_loses_only_what_was_being_run(tmp_path: Pat
     What comes out is what main.py gives for each run alone.
     """
     path = write(tmp_path, base=FAST | {"steps": 12_000}, seeds=3)
-    command = ["main.py", "--experiment", str(path), "--out", str(ask.out), "--processes", "1"]
+    command = ["main.py", "compare", str(path), "--out", str(ask.out), "--processes", "1"]
     folder = ask.out / "try"
 
     def start_until(finished: int) -> subprocess.Popen[str]:
@@ -411,7 +411,7 @@ def test_any_number_of_processes_gives_the_weights_of_a_single_run(tmp_path: Pat
     hashes = []
     for processes in ("1", "2"):
         folder = tmp_path / processes
-        asked = ask.main("--experiment", str(path), "--out", str(folder), "--processes", processes)
+        asked = ask.main("compare", str(path), "--out", str(folder), "--processes", processes)
         assert asked.code == 0
         assert asked.out.splitlines()[-1].endswith("report.html")
         assert (folder / "try/report.html").is_file()

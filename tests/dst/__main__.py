@@ -10,18 +10,19 @@ printed as one command line. Source of the method: FoundationDB's simulation (Zh
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from typing import NoReturn
 
 from dsgd.config import options
 from dsgd.conformance.strategy_on_trial import Subject
 from dsgd.process.outcomes import EXIT_FAILED, EXIT_USAGE, UsageError, report_error
 from dsgd.show.terminal.cli import parse
-from dsgd.show.terminal.usage import Parser
 from dsgd.strategies import modes
 from dst.fault_schedule import FaultSchedule, drawn
 from dst.many_schedules import Counted, many
@@ -70,13 +71,18 @@ def _run_one(arguments: Sequence[str]) -> int:
     return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message.removeprefix("argument "))
+
+
 def _run_many(arguments: Sequence[str]) -> int:
-    parser = Parser(
-        "PYTHONPATH=tests python -m dst",
-        "Run schedules of random faults, or with options of a run that run alone, and hold them to the "
-        "invariants of all strategies and engines. Exit codes: 0 all hold, 1 one is broken.",
+    parser = _Parser(
+        prog="PYTHONPATH=tests python -m dst",
+        description="Run schedules of random faults, or with options of a run that run alone, and hold them "
+        "to the invariants of all strategies and engines. Exit codes: 0 all hold, 1 one is broken.",
+        allow_abbrev=False,
     )
-    parser.prog = "PYTHONPATH=tests python -m dst"
     parser.add_argument("--schedules", type=int, default=10_000, metavar="N", help="how many; default 10000")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="number of the first; default 0")
     parser.add_argument("--mode", action="append", choices=modes(), metavar="MODE", help="of this mode alone")
@@ -85,7 +91,7 @@ def _run_many(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--processes", type=int, default=processes, metavar="N", help=f"at once; default {processes}"
     )
-    given = parser.parse(arguments)
+    given = parser.parse_args(arguments)
     if given.schedules < 1:
         raise UsageError(f"--schedules {given.schedules}: must be 1 or more")
     try:

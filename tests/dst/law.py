@@ -1,4 +1,4 @@
-"""A law of all strategies, which --conformance takes from here: a checkout has it, a wheel does not."""
+"""A law of all strategies, which check takes from here: a checkout has it, a wheel does not."""
 
 from __future__ import annotations
 

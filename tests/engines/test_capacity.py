@@ -129,7 +129,7 @@ def test_an_experiment_with_a_million_workers_on_ray_is_refused(
     )
     from main import main
 
-    assert main(["--experiment", str(path), "--out", str(tmp_path / "runs")]) == 2
+    assert main(["compare", str(path), "--out", str(tmp_path / "runs")]) == 2
     assert not list((tmp_path / "runs").glob("*/*-s0"))
     ran = cli("--version")  # what was printed on standard error
     assert "variant many: --num-workers 1000000: 1,000,000 Ray worker processes need" in ran.err

@@ -135,7 +135,7 @@ def test_the_end_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--schedules many", "--schedules many: must be a whole number"),
+        ("--schedules many", "--schedules: invalid int value: 'many'"),
         ("--schedules 1 --mode sgd", "--mode"),
         ("--schedules 1 --strategy-file x.py", "--strategy-file x.py"),
         (

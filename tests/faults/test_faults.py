@@ -71,7 +71,7 @@ def test_a_record_has_the_faults_of_the_file(cli: CommandLine, tmp_path: Path) -
     ran = cli(f"--engine sim --mode asgd --num-workers 3 --steps 9 --dataset none --faults {path}")
     assert read_yaml(ran.record / "config.yaml")["faults"] == "leave:1@update=3; join:1@t=9"
     path.unlink()
-    assert main(["--replay", str(ran.record)]) == 0
+    assert main(["replay", str(ran.record)]) == 0
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ SOURCE = sorted(
 )
 
 LINES = {
-    ".": 2_500,
+    ".": 2_300,
     "benchmarks": 4_100,
     "deploy": 4_300,
     "docs": 600,
@@ -34,12 +34,12 @@ LINES = {
     "dsgd/records": 3_700,
     "dsgd/running": 4_300,
     "dsgd/scenario": 2_500,
-    "dsgd/show": 10_200,
+    "dsgd/show": 10_500,
     "dsgd/strategies": 2_400,
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_700,
-    "tests": 42_400,
+    "tests": 42_600,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 
@@ -85,7 +85,7 @@ WORDS = {
     "rank": (("dsgd/engines", "dsgd/models"), 220),
     "codec": (("dsgd/transforms",), 50),
     "s3": (("dsgd/process", "dsgd/records"), 100),
-    "prometheus": (("deploy", "dsgd/show"), 20),
+    "prometheus": (("deploy", "dsgd/show"), 10),
 }
 """Words of a capability: the rooms where they belong, and on how many lines elsewhere they stand, to tens."""
 

@@ -24,8 +24,8 @@ from dsgd.records.writer import RunRecord
 from dsgd.running.execute import Ended, execute
 from dsgd.running.quick_run import config
 from dsgd.show.report.build import build_report
-from dsgd.show.terminal.list_command import list_runs
 from dsgd.strategies import modes
+from main import main
 
 TEXT = b"".join(
     b"%s %s %s the %s. " % tuple(words)
@@ -112,7 +112,7 @@ def test_other_records_have_neither(tmp_path: Path) -> None:
 def test_a_report_and_a_list_are_in_bits_a_byte(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The axis, the answer and the table of a report, and a line of --list; gzip and xz are in the figure."""
+    """The axis, the answer and the table of a report, and a line of `list`; gzip and xz are in the figure."""
     for name, lr in (("a", 0.1), ("b", 0.2)):
         recorded(text, tmp_path / "runs", name, seed=0 if name == "a" else 1, momentum=lr)
     page = build_report(tmp_path / "runs").read_text()
@@ -121,7 +121,7 @@ def test_a_report_and_a_list_are_in_bits_a_byte(
     assert f"gzip {about['gzip_bits_per_byte']:.3g}" in page
     assert f"xz {about['xz_bits_per_byte']:.3g}" in page
     assert "fewest bits a byte" in page
-    list_runs(["--list", str(tmp_path / "runs")], None)  # type: ignore[arg-type]
+    assert main(["list", str(tmp_path / "runs")]) == 0
     assert capsys.readouterr().out.count(" bits a byte after ") == 2
 
 

@@ -91,7 +91,7 @@ def test_an_experiment_on_a_disk_that_fills_up_names_each_file(disk: Path) -> No
         "title: t\nquestion: q\nbase: {engine: sim, steps: 200, num_workers: 8, trace_last: 0}\n"
         "variants: {asgd: {mode: asgd}}\nseeds: 4\n"
     )
-    ran = on_disk(disk, f"{MAIN} --experiment ../e.yaml --out . --processes 1")
+    ran = on_disk(disk, f"{MAIN} compare ../e.yaml --out . --processes 1")
     assert ran.code == 1
     full = (
         r"cannot be written (No space left on device); make room there, or choose another folder with --out"
@@ -107,13 +107,13 @@ def test_an_experiment_on_a_disk_that_fills_up_names_each_file(disk: Path) -> No
 def test_a_report_that_does_not_fit_says_which_file(disk: Path) -> None:
     """A report on a full disk: exit 1, one line with the file and the remedy; the same, read-only."""
     make = f"{MAIN} {SIM} --steps 20 --trace-last 0 --out . --run-name r --quiet"
-    ran = on_disk(disk, f"{make}; head -c 2M /dev/zero > fill 2> ../fill.txt; {MAIN} --report r")
+    ran = on_disk(disk, f"{make}; head -c 2M /dev/zero > fill 2> ../fill.txt; {MAIN} report r")
     assert ran.code == 1
     assert ran.err.endswith(
         "cannot be written (No space left on device); make room there, or copy the records to another disk\n"
     )
     assert ran.err.startswith("main.py: r/")
-    ran = on_disk(disk, f"{make}; mkdir r/figures; mount -o remount,ro .; {MAIN} --report r")
+    ran = on_disk(disk, f"{make}; mkdir r/figures; mount -o remount,ro .; {MAIN} report r")
     assert ran.code == 1
     assert ran.err.startswith("main.py: r/figures/")
     assert "cannot be written (Read-only file system); make it writable, or copy" in ran.err

@@ -17,18 +17,19 @@ from test_usage import page
 
 from dsgd.running.execute import execute
 from dsgd.show.terminal.cli import parse
-from dsgd.show.terminal.commands import COMMANDS
+from dsgd.show.terminal.commands import PLACES
 from dsgd.strategies import modes
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize("command", ["", "--help all", *list(PLACES)[1:-1]])
 def test_a_page_of_help_is_the_one_in_its_file(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.delenv("UV", raising=False)
-    found, file = page(f"{command} --help", capsys), FOLDER / "help" / f"{command.strip('-') or 'main'}.txt"
+    asked, name = (command, "all") if "all" in command else (f"{command} --help", command or "main")
+    found, file = page(asked, capsys), FOLDER / "help" / f"{name}.txt"
     if REWRITE:
         file.write_text(found)
     assert found == file.read_text()

@@ -109,12 +109,12 @@ def test_who_reads_a_record_says_in_one_line_what_is_wrong(
     (bad / file).write_bytes(content.encode("latin-1"))
     run = [*SIM.split(), "--out", str(tmp_path), "--quiet", "--init-from"]
     refused = 0
-    for command in (["--report"], ["--replay"], ["--evaluate"], run):
+    for command in (["report"], ["replay"], ["evaluate"], run):
         code, said = main([*command, str(bad)]), capsys.readouterr().err
         assert (code, said.count("\n"), file in said or code == 0) in ((0, 0, True), (2, 1, True)), said
         refused += code == 2
     assert refused
-    assert main(["--list", str(tmp_path)]) == 0
+    assert main(["list", str(tmp_path)]) == 0
 
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31m"
@@ -125,10 +125,10 @@ ME = "me:hush"
     "options",
     [
         f"--schedule {ESCAPE}",
-        f"--list {ESCAPE}",
+        f"list {ESCAPE}",
         "--steps " + "9" * 100_000,
         "--compute-time " + "a://x:" * 17_000,
-        "--list http://hush@host:9091",
+        "list http://hush@host:9091",
         f"--out s3://{ME}/hush@host/there",
         f"--config s3://{ME}@host/there?sign=hush",
     ],
@@ -158,7 +158,7 @@ def test_no_text_of_a_record_rewrites_the_terminal(
     for key in [key for key, value in whole.items() if isinstance(value, str)]:
         changed = whole | {key: whole[key] + ESCAPE}
         (bad / file).write_text(yaml.safe_dump(changed) if file == "config.yaml" else json.dumps(changed))
-        for command in ("--list", "--report", "--replay", "--evaluate"):
-            assert main([command, str(bad.parent if command == "--list" else bad)]) in (0, 1, 2)
+        for command in ("list", "report", "replay", "evaluate"):
+            assert main([command, str(bad.parent if command == "list" else bad)]) in (0, 1, 2)
             said = "".join(capsys.readouterr())
             assert said.replace("\n", "").isprintable()

@@ -360,7 +360,7 @@ def test_simulations_of_an_experiment_have_no_metrics(
 ) -> None:
     """They run in other processes: one line says so and names what to use, and nothing is run."""
     (tmp_path / "two.yaml").write_text(EXPERIMENT.format(engine="sim"))
-    arguments = ["--experiment", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "out")]
+    arguments = ["compare", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "out")]
     assert main([*arguments, "--metrics-port", "0"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "--metrics-port" in line
@@ -386,7 +386,7 @@ def test_an_experiment_on_ray_is_scraped_at_one_port(tmp_path: Path) -> None:
     thread = threading.Thread(target=watch)
     thread.start()
     options = f"--metrics-port {port} --metrics-linger-s {LINGER_S}"
-    arguments = ["--experiment", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "out")]
+    arguments = ["compare", str(tmp_path / "two.yaml"), "--out", str(tmp_path / "out")]
     assert main([*arguments, *options.split()]) == 0
     thread.join()
     for mode in ("ssgd", "asgd"):

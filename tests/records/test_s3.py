@@ -340,10 +340,10 @@ def test_nothing_is_fetched_to_another_folder(aws: Any, tmp_path: Path) -> None:
 
 
 def test_a_report_is_drawn_from_the_bucket(aws: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--report s3://...` prints where the report is, which is here."""
+    """`report s3://...` prints where the report is, which is here."""
     assert run("--dataset none --steps 3 --quiet") == 0
     capsys.readouterr()
-    assert main(["--report", f"{URL}/a"]) == 0
+    assert main(["report", f"{URL}/a"]) == 0
     page = Path(capsys.readouterr().out.strip())
     assert page == Path("runs/from-s3/lab/runs/may/a/report.html")
     assert page.exists()
@@ -352,10 +352,10 @@ def test_a_report_is_drawn_from_the_bucket(aws: Any, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize("url", [f"{URL}/empty", "s3://nowhere/may", "s3://UPPER"])
 def test_a_url_without_records_is_refused(url: str, aws: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit 2 and one line."""
-    assert main(["--report", url]) == 2
+    assert main(["report", url]) == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
-    assert f"--report {url}" in err
+    assert f"report {url}" in err
     assert not Path("runs").exists()
 
 
@@ -684,7 +684,7 @@ seeds: 1
 
 def experiment(url: str = URL) -> int:
     Path("slack.yaml").write_text(EXPERIMENT)
-    return main(["--experiment", "slack.yaml", "--out", url, "--processes", "1"])
+    return main(["compare", "slack.yaml", "--out", url, "--processes", "1"])
 
 
 @pytest.mark.thorough
@@ -732,7 +732,7 @@ def test_another_machine_runs_only_what_is_missing(
     monkeypatch.setattr(lease, "LASTS_S", 2.0)
     text = EXPERIMENT.replace("steps: 3", "steps: 1500").replace("seeds: 1", "seeds: 3")
     (tmp_path / "slack.yaml").write_text(text)
-    command = ["--experiment", str(tmp_path / "slack.yaml"), "--out", URL, "--processes", "1"]
+    command = ["compare", str(tmp_path / "slack.yaml"), "--out", URL, "--processes", "1"]
     one = start(tmp_path / "one", *command)
     wait_for(lambda: sum("summary.json" in key for key in keys(aws)) >= 2)
     os.killpg(one.pid, signal.SIGKILL)
@@ -759,7 +759,7 @@ def test_another_machine_goes_on_with_a_run_that_was_cut_off(
     monkeypatch.setattr(lease, "LASTS_S", 2.0)
     text = EXPERIMENT.replace("steps: 3", "steps: 20000, checkpoint_every: '500'").replace("[0, 2]", "[2]")
     (tmp_path / "slack.yaml").write_text(text)
-    command = ["--experiment", str(tmp_path / "slack.yaml"), "--processes", "1", "--out"]
+    command = ["compare", str(tmp_path / "slack.yaml"), "--processes", "1", "--out"]
     one = start(tmp_path / "one", *command, URL)
     wait_for(lambda: bool(list((tmp_path / "one").rglob("checkpoints/*.safetensors"))))
     simulating = psutil.Process(one.pid).children(recursive=True)

@@ -348,7 +348,7 @@ def test_files_of_the_users_own_and_ours_do_not_meet(engine: str, tmp_path: Path
 @pytest.mark.parametrize("called", ["console script", "python -m dsgd"])
 @pytest.mark.parametrize(
     "arguments",
-    ["--help", "--mode ssp --help", "--stepz 3", "--experiment x.yaml --sett 1", "--check --help"],
+    ["--help", "--mode ssp --help", "--stepz 3", "compare x.yaml --sett 1", "lab --help"],
 )
 def test_each_way_to_call_the_command_line_is_the_same(called: str, arguments: str, tmp_path: Path) -> None:
     """`dsgd` and `python -m dsgd` print what `python main.py` does, under their own name, in any folder."""

@@ -18,7 +18,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # by nohup, for these tes
 
 @pytest.mark.parametrize(
     ("arguments", "module"),
-    [("--experiment e.yaml", "yaml"), ("--report .", "polars"), ("--check a b", "yaml")],
+    [("compare e.yaml", "yaml"), ("report .", "polars"), ("lab a b", "yaml")],
 )
 def test_a_command_that_still_loads_has_written_nothing(arguments: str, module: str, tmp_path: Path) -> None:
     """A signal while the modules of a command load: exit 130, one line that is true of every command."""
@@ -41,7 +41,7 @@ def test_an_interrupted_report_says_that_it_is_not_complete(which: signal.Signal
     ran = cli("--engine sim --steps 5 --dataset none")
     (ran.record / "evals.jsonl").unlink()
     os.mkfifo(ran.record / "evals.jsonl")  # a report that reads it waits for a writer
-    process = python(str(ROOT / "main.py"), "--report", str(ran.record))
+    process = python(str(ROOT / "main.py"), "report", str(ran.record))
     with (ran.record / "evals.jsonl").open("wb"):  # waits until it is being read
         process.send_signal(which)
         _, err = process.communicate(timeout=PATIENCE_S)

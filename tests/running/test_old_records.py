@@ -86,18 +86,18 @@ def test_a_run_of_an_earlier_commit_is_replayed(name: str, records: Path) -> Non
 @pytest.mark.parametrize("name", [*ENDED, "both", "compared/compared"])
 def test_a_record_of_an_earlier_commit_is_reported(name: str, records: Path) -> None:
     """Runs, comparisons of engines and experiments."""
-    assert main(["--report", str(records / name)]) == 0
+    assert main(["report", str(records / name)]) == 0
 
 
 def test_records_of_an_earlier_commit_are_listed_and_evaluated(
     records: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each of them, also those that were killed."""
-    assert main(["--list", str(records)]) == 0
+    assert main(["list", str(records)]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in KINDS)
     for name in (*ENDED, "module"):
-        assert main(["--evaluate", str(records / name)]) == 0, name
+        assert main(["evaluate", str(records / name)]) == 0, name
 
 
 NO_MEANS = '''"""A loss and a score that weigh each sample by its tokens."""
@@ -137,7 +137,7 @@ def test_what_is_no_mean_is_refused_only_to_new_runs(
     capsys.readouterr()
     assert started(tmp_path / "new", 4) == 2
     assert "is no mean over samples, so with --accumulate 4" in capsys.readouterr().err
-    for again in (["--replay", str(record)], ["--resume", str(record), "--steps", "8"]):
+    for again in (["replay", str(record)], ["--resume", str(record), "--steps", "8"]):
         assert main(again) == 0
         said = " ".join(capsys.readouterr().out.split())
         assert all(f"note its {it} is" in said for it in ("loss", "score of test data"))

@@ -279,5 +279,5 @@ def test_an_installed_dsgd_trains_and_reports_from_any_folder(site: Path, tmp_pa
         where.stderr
     )
     dsgd("--engine", "sim", "--steps", "20", "--out", "runs", "--run-name", "one", "--quiet")
-    dsgd("--report", "runs/one")
+    dsgd("report", "runs/one")
     assert "<svg" in (tmp_path / "runs/one/report.html").read_text()

@@ -341,10 +341,10 @@ class Said(NamedTuple):
 
 @pytest.fixture
 def replay(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    """Call `main.py --replay` in this process."""
+    """Call `main.py replay` in this process."""
 
     def call(run: object, *more: str) -> Said:
-        code = main(["--replay", str(run), *more])
+        code = main(["replay", str(run), *more])
         return Said(code, *capsys.readouterr())
 
     return call

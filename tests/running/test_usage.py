@@ -15,11 +15,14 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, CommandLine
 
-from dsgd.config import OnlyWith, TimingConfig, TrainConfig, option_fields
+from dsgd.config import OnlyWith, TimingConfig, TrainConfig, option_fields, options
 from dsgd.core.option_rules import GIVEN
+from dsgd.models.workloads import names as workloads
+from dsgd.show.terminal import commands
 from dsgd.show.terminal.cli import parse
-from dsgd.show.terminal.commands import COMMANDS, command_of
-from dsgd.strategies import load, modes
+from dsgd.show.terminal.commands import PLACES
+from dsgd.show.terminal.front_page import TOPICS
+from dsgd.strategies import config_of, load, modes
 from main import main
 
 SIM = "--engine sim"
@@ -165,7 +168,7 @@ def test_a_run_name_may_have_any_letters(cli: CommandLine, capsys: pytest.Captur
     """Letters beyond a-z are letters too: such a run is listed, reported on, gone on with and replayed."""
     first = cli(f"{SIM} --steps 20 --dataset none --checkpoint-every 1 --run-name _ünï")
     assert first.code == 0, first.err
-    for command in ("--list {0}", "--report {0}/_ünï", "--replay {0}/_ünï", "--resume {0}/_ünï --steps 30"):
+    for command in ("list {0}", "report {0}/_ünï", "replay {0}/_ünï", "--resume {0}/_ünï --steps 30"):
         assert main(command.format(cli.out).split()) == 0, capsys.readouterr().err
 
 
@@ -237,8 +240,8 @@ def test_a_bad_config_file_is_refused(
 
 @pytest.mark.parametrize("mode", modes())
 def test_help_documents_every_option(mode: str, cli: CommandLine) -> None:
-    """`--mode M --help` shows the options of that mode, each with a text and a default."""
-    ran = cli(f"--mode {mode} --help")
+    """`--mode M --help all` shows the options of that mode, each with a text and a default."""
+    ran = cli(f"--mode {mode} --help all")
     assert ran.code == 0
     for name in option_fields(load(mode).Config):
         assert f"--{name.replace('_', '-')}" in ran.out
@@ -246,7 +249,11 @@ def test_help_documents_every_option(mode: str, cli: CommandLine) -> None:
 
 
 PAGES = [f"--mode {mode} --help" for mode in modes()]
-PAGES += [*(f"{command} --help" for command in COMMANDS), ""]
+PAGES += [
+    *(f"{command} --help" for command in list(PLACES)[:-1]),
+    *(f"--help {topic}" for topic in TOPICS),
+    "",
+]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])
@@ -286,13 +293,14 @@ def test_the_examples_can_be_copied(
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.delenv("UV", raising=False)
     examples = re.findall(r"^  python (main\.py .*(?<!\\)\n)", page(asked, capsys).replace("\\\n", ""), re.M)
-    assert examples
+    assert examples or asked.startswith("--help")
     for example in examples:
         _, *arguments = shlex.split(example)
         if "runs/NAME/config.yaml" in arguments:
             arguments[:2] = []
-        if arguments and "--help" not in arguments and not command_of(arguments):
-            cfg = parse(arguments)
+        command, rest = commands.asked(arguments)
+        if command == "run" and "--help" not in rest:
+            cfg = parse(rest)
             assert "--mode" not in asked or "--mode" not in arguments or cfg.mode == asked.split()[1]
         for file in (word for word in arguments if word.endswith(".yaml") and not word.startswith("my/")):
             assert (ROOT / file).is_file()
@@ -301,20 +309,20 @@ def test_the_examples_can_be_copied(
 @pytest.mark.parametrize("mode", modes())
 def test_help_begins_with_the_options_of_the_mode(mode: str, cli: CommandLine) -> None:
     """What a strategy adds to the options of all comes before them, and its example uses it."""
-    ran = cli(f"--mode {mode} --help")
+    ran = cli(f"--mode {mode} --help all")
     common = option_fields(TrainConfig)
     own = [f"--{name.replace('_', '-')} " for name in option_fields(load(mode).Config) if name not in common]
     before, _, after = ran.out.partition("Options of every run:")
     for option in own:
-        assert f"\n  {option}" in before or f"\n  {option.strip()}, --no-" in before
+        assert f"\n  {option}" in before or f"\n  {option.strip()}\n" in before
         assert f"\n  {option}" not in after
-    example = ran.out.partition("Modes;")[0]
+    example = ran.out.partition("\nOptions of ")[0]
     shown_first = re.findall(r"^  (--[\w-]+)", before.partition(f"Options of {mode}:")[2], re.M)
     assert any(f"{option} " in example for option in shown_first)
 
 
 @pytest.mark.parametrize(
-    "asked", ["--help", "--list --help", "--version", "", f"{SIM} --steps 2 --out {{0}}"]
+    "asked", ["--help", "list --help", "--help all", "version", "", f"{SIM} --steps 2 --out {{0}}"]
 )
 def test_a_page_may_be_cut_short_by_its_reader(asked: str, tmp_path: Path) -> None:
     """`--help | head` and `--help >&-` print nothing on standard error and end with 0, as all commands do."""
@@ -329,20 +337,54 @@ def test_a_page_may_be_cut_short_by_its_reader(asked: str, tmp_path: Path) -> No
     os.close(writing)
 
 
-def test_without_arguments_there_is_a_menu(
+def test_the_front_page_is_one_screen(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`main.py` alone starts nothing: it shows commands to copy, in a terminal of 80 by 24."""
+    """`main.py` alone starts nothing and prints what `--help` does: at most 45 lines of 80 columns, with each
+    mode, topic and command, and the defaults of the options that it names.
+    """
     monkeypatch.setenv("COLUMNS", "80")
-    printed = page("", capsys).splitlines()
-    assert len(printed) <= 22
-    assert sum("main.py" in line for line in printed) >= 5
-    assert any("--engine sim" in line for line in printed)
+    printed = page("", capsys)
+    assert page("--help", capsys) == printed
+    assert len(printed.splitlines()) <= 45
+    assert max(map(len, printed.splitlines())) <= 80
+    words = set(re.findall(r"[\w-]+", printed))
+    assert {*modes(), *workloads(), *TOPICS} <= words
+    assert [line.split()[0] for line in printed.partition("Commands;")[2].splitlines()[1:-2]] == [*PLACES]
+    defaults, below = options(parse([])), printed.partition("--mode ")[2]
+    shown = re.findall(r"--([a-z-]+)(?:(?!--)[^()])*\(([\w.]+)\)", f"--mode {below}")
+    assert len(shown) >= 8
+    for name, default in shown:
+        assert str(defaults[name.replace("-", "_")]) == default, name
+
+
+def test_each_option_has_one_topic(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--help TOPIC` of all topics together shows what `--help all` shows, each option once."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def options_on(topic: str) -> list[str]:
+        return re.findall(r"^  (--[\w-]+)", page(f"--mode ssp --workload gpt --help {topic}", capsys), re.M)
+
+    of_topics = [option for topic in TOPICS if topic != "all" for option in options_on(topic)]
+    assert sorted(of_topics) == sorted(options_on("all"))
+    assert len(of_topics) == len(set(of_topics)) == len(option_fields(config_of("ssp", None, "gpt")))
+
+
+@pytest.mark.parametrize(
+    ("topic", "hint"), [("netwrk", "did you mean network?"), ("slack", "choose from mode, ")]
+)
+def test_a_topic_that_is_none_is_refused_with_a_hint(topic: str, hint: str, cli: CommandLine) -> None:
+    """One line that names it, and what is near or there."""
+    ran = cli(f"--help {topic}")
+    assert ran.code == 2
+    assert ran.err.startswith(f"main.py: --help {topic}: is not a topic; {hint}")
 
 
 def test_the_version_is_printed(cli: CommandLine) -> None:
-    """`--version` prints one line with the version of what is installed, and runs nothing."""
-    ran = cli("--version")
+    """`version` prints one line with the version of what is installed, and runs nothing."""
+    ran = cli("version")
     assert (ran.code, ran.err) == (0, "")
     assert re.fullmatch(r"dsgd-lab \d+\.\d+\.\d+\n", ran.out)
     assert not cli.out.exists()

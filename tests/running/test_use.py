@@ -179,7 +179,7 @@ def test_an_export_is_the_state_dict(
 ) -> None:
     """Other programs load it by name: tied weights once, statistics included, the run in the metadata."""
     file, loaded = tmp_path / "x.safetensors", dsgd.load(trained)
-    code, page = said(capsys, "--export", str(run), str(file))
+    code, page = said(capsys, "export", str(run), str(file))
     assert code == 0
     assert f"{file}: 7 tensors" in page
     module = loaded.module()
@@ -201,17 +201,17 @@ def test_an_export_without_tied_weights_loads_strictly(
     """load_state_dict(load_file(FILE)) needs nothing else; a file that is there stays unless asked."""
     result = dsgd.run("ssgd", out=tmp_path, workload="digits_cnn", **SMALL | {"steps": 2})
     file, loaded = tmp_path / "x.safetensors", dsgd.load(result)
-    assert said(capsys, "--export", str(result.path), str(file))[0] == 0
+    assert said(capsys, "export", str(result.path), str(file))[0] == 0
     fresh = loaded.problem().module
     fresh.load_state_dict(load_file(file), strict=True)
     x = loaded.problem().test[0][:5]
     assert torch.equal(fresh.eval()(x), loaded.module()(x))
     file.write_bytes(b"mine")
-    code, line = said(capsys, "--export", str(result.path), str(file))
+    code, line = said(capsys, "export", str(result.path), str(file))
     assert code == 2
-    assert line.endswith(f"--export {file}: is there already; name another file, or give --overwrite\n")
+    assert line.endswith(f"export {file}: is there already; name another file, or give --overwrite\n")
     assert file.read_bytes() == b"mine"
-    assert said(capsys, "--export", str(result.path), str(file), "--overwrite")[0] == 0
+    assert said(capsys, "export", str(result.path), str(file), "--overwrite")[0] == 0
     assert load_file(file).keys() == fresh.state_dict().keys()
 
 
@@ -219,7 +219,7 @@ def test_an_evaluation_is_printed(
     run: Path, trained: dsgd.Result, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command prints the run, its weights, the loss and the score."""
-    code, page = said(capsys, "--evaluate", str(run))
+    code, page = said(capsys, "evaluate", str(run))
     assert code == 0
     assert "asgd on sim, 2 workers, mine" in page
     assert "of version 80, the last of the run" in page
@@ -244,9 +244,9 @@ def test_a_score_goes_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[
     page = said(capsys, *command.split())[1]
     score = dsgd.load(tmp_path / "r").evaluate().accuracy
     assert f"R² {score:.4g}" in page
-    assert f"R² {score:.4g}" in said(capsys, "--list", str(tmp_path))[1]
-    assert re.search(rf"^R²\s+{score:.4g}$", said(capsys, "--evaluate", str(tmp_path / "r"))[1], re.MULTILINE)
-    said(capsys, "--report", str(tmp_path / "r"))
+    assert f"R² {score:.4g}" in said(capsys, "list", str(tmp_path))[1]
+    assert re.search(rf"^R²\s+{score:.4g}$", said(capsys, "evaluate", str(tmp_path / "r"))[1], re.MULTILINE)
+    said(capsys, "report", str(tmp_path / "r"))
     assert "R²" in (tmp_path / "r/report.html").read_text()
 
 
@@ -259,10 +259,10 @@ def test_a_run_in_s3_is_used_from_there(aws: Any, capsys: pytest.CaptureFixture[
     shutil.rmtree(result.path)
     Path("mine.py").unlink()
     assert dsgd.load("s3://lab/may/c").evaluate().loss == result.loss
-    assert f"loss      {result.loss:.6g}" in said(capsys, "--evaluate", "s3://lab/may/c")[1]
-    code, line = said(capsys, "--evaluate", "s3://lab/may/d")
+    assert f"loss      {result.loss:.6g}" in said(capsys, "evaluate", "s3://lab/may/c")[1]
+    code, line = said(capsys, "evaluate", "s3://lab/may/d")
     assert code == 2
-    assert "--evaluate s3://lab/may/d: holds no records" in line
+    assert "evaluate s3://lab/may/d: holds no records" in line
 
 
 @pytest.fixture(scope="module")
@@ -277,9 +277,9 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_language_model_continues_a_text(language: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It has learned the text; the same seed draws the same, another seed something else."""
-    code, text = said(capsys, "--sample", str(language), "--prompt", "cd", "--tokens", "10")
+    code, text = said(capsys, "sample", str(language), "--prompt", "cd", "--tokens", "10")
     assert (code, text) == (0, "cdabcdabcdab\n")
-    hot = ["--sample", str(language), "--prompt", "a", "--temperature", "20", "--tokens", "40"]
+    hot = ["sample", str(language), "--prompt", "a", "--temperature", "20", "--tokens", "40"]
     drawn = [said(capsys, *hot, "--seed", seed)[1] for seed in ("1", "1", "2")]
     assert drawn[0] == drawn[1] != drawn[2]
     run = dsgd.load(language)
@@ -324,7 +324,7 @@ def test_a_run_is_evaluated_on_another_file(
         (tmp_path / "no.txt").write_text(text * 400)
         with pytest.raises(ValueError, match=f"words {why} {tmp_path}/no.txt"):
             run.evaluate(on=tmp_path / "no.txt")
-    code, page = said(capsys, "--evaluate", str(language), "--on", str(other))
+    code, page = said(capsys, "evaluate", str(language), "--on", str(other))
     assert code == 0
     found = run.evaluate(on=other)
     assert f"data      {other}\nloss      {found.loss:.6g}\n" in page
@@ -334,16 +334,16 @@ def test_a_run_is_evaluated_on_another_file(
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("--evaluate RUN --on none.txt", "FileNotFoundError: [Errno 2] No such file or directory"),
-        ("--evaluate RUN --on short.txt", "words.py: 7 tokens: a window of 16 needs one more than that"),
-        ("--sample RUN --tokens 0", "--tokens 0: must be at least 1"),
-        ("--sample RUN --temperature -1", "--temperature -1.0: must be finite, 0 or more"),
-        ("--sample RUN --temperature nan", "--temperature nan: must be finite, 0 or more"),
-        ("--sample RUN --seed -1", "--seed -1: must be in [0, 2^63)"),
-        ("--sample RUN --seed x", "--seed x: must be a whole number"),
-        ("--sample RUN --prompt=", "--prompt: is empty; begin the text with a letter"),
-        ("--sample RUN --prompt ???", "the prompt is empty; begin the text with a letter, or with a"),
-        ("--sample RUN --promt x", "--promt: is not an option of --sample; did you mean --prompt?"),
+        ("evaluate RUN --on none.txt", "FileNotFoundError: [Errno 2] No such file or directory"),
+        ("evaluate RUN --on short.txt", "words.py: 7 tokens: a window of 16 needs one more than that"),
+        ("sample RUN --tokens 0", "--tokens 0: must be at least 1"),
+        ("sample RUN --temperature -1", "--temperature -1.0: must be finite and at least 0"),
+        ("sample RUN --temperature nan", "--temperature nan: must be finite and at least 0"),
+        ("sample RUN --seed -1", "--seed -1: must lie in [0, 2^63)"),
+        ("sample RUN --seed x", "--seed x: must be a whole number"),
+        ("sample RUN --prompt=", "--prompt: is empty; begin the text with a letter"),
+        ("sample RUN --prompt ???", "the prompt is empty; begin the text with a letter, or with a"),
+        ("sample RUN --promt x", "--promt: is not an option of sample; did you mean --prompt?"),
     ],
 )
 def test_a_mistake_with_a_language_model_is_one_line(
@@ -416,14 +416,14 @@ DAMAGE: dict[Callable[[Path], None], str] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("command", ["--evaluate", "--export", "--sample"])
+@pytest.mark.parametrize("command", ["evaluate", "export", "sample"])
 def test_what_cannot_be_used_is_one_line(
     damage: Callable[[Path], None], command: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run that is not there, not whole or not what it was is named, with what is wrong; nothing is made."""
     damage(run)
     file = run.parent / "x.safetensors"
-    code, line = said(capsys, command, str(run), *([str(file)] if command == "--export" else []))
+    code, line = said(capsys, command, str(run), *([str(file)] if command == "export" else []))
     assert (code, line.count("\n")) == (2, 1)
     assert f": {command} {DAMAGE[damage].format(run=run)}" in line
     assert not file.exists()
@@ -434,32 +434,31 @@ def test_what_cannot_be_used_is_one_line(
 @pytest.mark.parametrize(
     ("options", "command", "message"),
     [
-        ({"dataset": "none"}, "--evaluate RUN", "--dataset none has no weights"),
-        ({"dataset": "xor"}, "--sample RUN", "xor is no language model: its Problem has no `sample`"),
-        ({"workload": "digits_cnn"}, "--sample RUN", "digits_cnn is no language model: its Problem has no"),
+        ({"dataset": "none"}, "evaluate RUN", "--dataset none has no weights"),
+        ({"dataset": "xor"}, "sample RUN", "xor is no language model: its Problem has no `sample`"),
+        ({"workload": "digits_cnn"}, "sample RUN", "digits_cnn is no language model: its Problem has no"),
         (
             {"workload": "digits_cnn"},
-            "--evaluate RUN --on x.npz",
+            "evaluate RUN --on x.npz",
             "digits_cnn has no option --data, so it reads",
         ),
-        ({"dataset": "quadratic"}, "--export RUN FILE", "--dataset quadratic has no module"),
+        ({"dataset": "quadratic"}, "export RUN FILE", "--dataset quadratic has no module"),
         (
             {"dataset": "xor"},
-            "--evaluate RUN --on x.npz",
+            "evaluate RUN --on x.npz",
             "was trained on --dataset xor, which reads no files",
         ),
         (
             {"dataset": "xor"},
-            "--export RUN x.pt",
-            "--export x.pt: is a safetensors file; name it x.safetensors",
+            "export RUN x.pt",
+            "export x.pt: is a safetensors file; name it x.safetensors",
         ),
         (
             {"dataset": "xor"},
-            "--export RUN no/x.safetensors",
+            "export RUN no/x.safetensors",
             "no/x.safetensors: there is no folder no; make",
         ),
-        ({"dataset": "xor"}, "--export RUN", "--export: expected 2 arguments; see --export --help"),
-        ({"dataset": "xor"}, "--evaluate RUN --steps 3", "--steps: is not an option of --evaluate; see"),
+        ({"dataset": "xor"}, "evaluate RUN --steps 3", "--steps: is not an option of evaluate; see"),
     ],
 )
 def test_what_a_run_has_not_is_one_line(

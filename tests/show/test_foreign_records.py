@@ -59,7 +59,7 @@ def test_a_command_that_reads_a_record_runs_nothing_that_it_names(
             (record / "config.yaml").read_text().replace("mode: asgd", "mode: evil")
         )
     assert str(evil) in (record / "config.yaml").read_text()
-    for arguments in (["--report", str(record)], ["--report", str(cli.out)], ["--list", str(cli.out)]):
+    for arguments in (["report", str(record)], ["report", str(cli.out)], ["list", str(cli.out)]):
         assert main(arguments) == 0, arguments
     folder = FollowedFolder(cli.out)
     while any(folder.read()):

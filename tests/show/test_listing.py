@@ -87,7 +87,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 
 def test_the_list_has_each_run_newest_first(unrelated: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Name, mode, engine, workers, result and options; experiments are named as such; the lines fit."""
-    lines = printed(capsys, "--list", str(unrelated))
+    lines = printed(capsys, "list", str(unrelated))
     names = [line.split()[0] for line in lines if re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d$", line)]
     assert names == ["real", "larger", "broken", "ssgd", "asgd-1", "asgd-0"]
     text = "\n".join(lines)
@@ -102,7 +102,7 @@ def test_the_list_has_each_run_newest_first(unrelated: Path, capsys: pytest.Capt
 
 def test_the_list_may_be_cut_to_the_newest(unrelated: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--last N` shows the newest N runs and says of how many."""
-    lines = printed(capsys, "--list", str(unrelated), "--last", "2")
+    lines = printed(capsys, "list", str(unrelated), "--last", "2")
     assert " ".join(lines).count(" virtual s") + " ".join(lines).count(" wall s") == 2
     assert "6 runs, the newest 2" in " ".join(lines)
 
@@ -110,10 +110,10 @@ def test_the_list_may_be_cut_to_the_newest(unrelated: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("--list nowhere", "--list nowhere: there is no such folder"),
-        ("--list --last 0", "--last 0: must be at least 1"),
-        ("--list --last few", "--last few: must be a whole number"),
-        ("--list --lats 3", "--lats: is not an option of --list; did you mean --last?"),
+        ("list nowhere", "list nowhere: there is no such folder"),
+        ("list --last 0", "--last 0: must be at least 1"),
+        ("list --last few", "--last few: must be a whole number or None"),
+        ("list --lats 3", "--lats: is not an option of list; did you mean --last?"),
     ],
 )
 def test_a_mistake_in_a_list_gets_one_line(
@@ -127,9 +127,9 @@ def test_a_mistake_in_a_list_gets_one_line(
 def test_without_runs_the_list_says_how_to_make_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In a fresh clone `--list` is no error."""
+    """In a fresh clone `list` is no error."""
     monkeypatch.chdir(tmp_path)
-    assert any("--engine sim" in line for line in printed(capsys, "--list"))
+    assert any("--engine sim" in line for line in printed(capsys, "list"))
 
 
 def test_a_listed_run_has_what_its_record_has(record: Path) -> None:
@@ -164,14 +164,14 @@ def test_what_is_under_way_or_damaged_is_said(unrelated: Path, capsys: pytest.Ca
     (unrelated / "ssgd" / "summary.json").unlink()
     (unrelated / "larger" / "config.yaml").write_text("mode: [")
     (unrelated / "real" / "meta.json").write_text("{" + " " * (5 << 20))
-    text = " ".join(" ".join(printed(capsys, "--list", str(unrelated))).split())
+    text = " ".join(" ".join(printed(capsys, "list", str(unrelated))).split())
     assert "under way or killed" in text
     assert "Not read: 2" in text
     assert "larger: config.yaml: is not YAML" in text
     assert "real: meta.json: is larger than 4 MB, so not read" in text
     (unrelated / "real" / "meta.json").unlink()
     os.mkfifo(unrelated / "real" / "meta.json")
-    assert "real: meta.json: is not a file" in "".join(printed(capsys, "--list", str(unrelated)))
+    assert "real: meta.json: is not a file" in "".join(printed(capsys, "list", str(unrelated)))
 
 
 # --- What can be compared -----------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_a_run_that_was_cut_off_makes_no_index(record: Path, tmp_path: Path) -> 
 
 @pytest.fixture
 def index(unrelated: Path, capsys: pytest.CaptureFixture[str]) -> Path:
-    (page,) = printed(capsys, "--report", str(unrelated))
+    (page,) = printed(capsys, "report", str(unrelated))
     assert Path(page) == unrelated / "report.html"
     return Path(page)
 
@@ -248,7 +248,7 @@ def test_unrelated_runs_get_an_index(index: Path) -> None:
     (best,) = [row for row in text.split("<tr ") if 'class="best"' in row]
     assert 'data-name="ssgd"' in best  # the failed run has the lowest number
     assert ">failed<" in text
-    assert "--watch" in text
+    assert "watch" in text
     assert "experiment “A &lt;title&gt;”, 1 run" in text
     assert not (index.parent / "results.csv").exists()
 
@@ -256,19 +256,19 @@ def test_unrelated_runs_get_an_index(index: Path) -> None:
 def test_the_same_records_give_the_same_index(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Drawn again, the index has the same bytes."""
     before = index.read_bytes()
-    printed(capsys, "--report", str(index.parent))
+    printed(capsys, "report", str(index.parent))
     assert index.read_bytes() == before
 
 
 def test_a_group_has_its_own_report(index: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--like RUN` compares the run with those like it, in the folder that the index then links."""
     folder = index.parent
-    (page,) = printed(capsys, "--report", str(folder), "--like", "ssgd")
+    (page,) = printed(capsys, "report", str(folder), "--like", "ssgd")
     text = Path(page).read_text()
     assert "broken" in text  # as left out
     assert "larger" not in text
     assert len((Path(page).parent / "results.csv").read_text().splitlines()) == 1 + 3
-    printed(capsys, "--report", str(folder))
+    printed(capsys, "report", str(folder))
     link = Path(page).relative_to(folder).as_posix()
     assert f'href="{link}"' in index.read_text()
     assert list_folder(folder).folders == [(folder / "of-an-experiment", "experiment “A <title>”", 1)]
@@ -283,7 +283,7 @@ def test_the_run_that_like_names_is_in_the_report(
         like(record, tmp_path / name, 0.5 - 0.1 * place)
     like(record, tmp_path / "larger", num_workers=4)
     for name in ("second", "third"):
-        (page,) = printed(capsys, "--report", str(tmp_path), "--like", name)
+        (page,) = printed(capsys, "report", str(tmp_path), "--like", name)
         text = Path(page).read_text()
         rows = (Path(page).parent / "results.csv").read_text().splitlines()
         assert len(rows) == 2
@@ -294,11 +294,11 @@ def test_the_run_that_like_names_is_in_the_report(
 def test_like_names_a_run_of_the_folder(unrelated: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another name, or another kind of folder, is a usage error."""
     for folder, says in (
-        (unrelated, "has no such run; --list"),
+        (unrelated, "has no such run; list"),
         (unrelated / "of-an-experiment", "is for a folder of single runs"),
         (unrelated / "ssgd", "is for a folder of single runs"),
     ):
-        assert main(["--report", str(folder), "--like", "sgd"]) == 2
+        assert main(["report", str(folder), "--like", "sgd"]) == 2
         err = capsys.readouterr().err
         assert err.startswith("main.py: --like sgd: ")
         assert says in err
@@ -309,7 +309,7 @@ def test_a_folder_of_experiments_has_an_index(unrelated: Path, capsys: pytest.Ca
     for path in unrelated.iterdir():
         if path.name != "of-an-experiment":
             shutil.rmtree(path)
-    (page,) = printed(capsys, "--report", str(unrelated))
+    (page,) = printed(capsys, "report", str(unrelated))
     assert "of-an-experiment/" in Path(page).read_text()
 
 
@@ -361,7 +361,7 @@ def test_the_index_can_be_read_and_filtered(index: Path, width: int, scheme: Any
 
 def opened(tmp_path: Path, page_of: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     kept = {k: v for k, v in os.environ.items() if k not in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")}
-    command = [sys.executable, str(ROOT / "main.py"), "--report", str(page_of), "--open"]
+    command = [sys.executable, str(ROOT / "main.py"), "report", str(page_of), "--open"]
     return subprocess.run(
         command, cwd=tmp_path, env=kept | environment, capture_output=True, text=True, check=False
     )

@@ -592,8 +592,8 @@ def test_a_killed_driver_leaves_no_page_behind(tmp_path: Path) -> None:
 
 @pytest.mark.thorough
 def test_a_folder_can_be_watched_from_elsewhere(asgd: Path, tmp_path: Path) -> None:
-    """`main.py --watch FOLDER` shows records that are there; a mistake is one line, exit 2."""
-    with python("main.py", "--watch", str(asgd.parent), "--port", "0") as process:
+    """`main.py watch FOLDER` shows records that are there; a mistake is one line, exit 2."""
+    with python("main.py", "watch", str(asgd.parent), "--port", "0") as process:
         assert process.stdout
         url = re.search(r"http://\S+", process.stdout.readline())
         assert url
@@ -613,7 +613,7 @@ def test_a_folder_can_be_watched_from_elsewhere(asgd: Path, tmp_path: Path) -> N
             ([str(tmp_path), "--port", port], f"--port {port}"),
         ):
             ran = subprocess.run(
-                [sys.executable, "main.py", "--watch", *arguments], cwd=ROOT, capture_output=True, text=True
+                [sys.executable, "main.py", "watch", *arguments], cwd=ROOT, capture_output=True, text=True
             )
             assert ran.returncode == 2
             assert said in ran.stderr

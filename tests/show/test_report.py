@@ -394,8 +394,8 @@ def test_a_folder_without_a_report_is_told_in_one_line(
     with pytest.raises(RecordError, match=r"^[^\n]*$") as error:
         read_folder(copy)
     assert says in str(error.value)
-    assert main(["--report", str(copy)]) == 2
-    assert capsys.readouterr().err.splitlines() == [f"main.py: --report {error.value}"]
+    assert main(["report", str(copy)]) == 2
+    assert capsys.readouterr().err.splitlines() == [f"main.py: report {error.value}"]
 
 
 def edit(folder: Path, **more: Any) -> None:

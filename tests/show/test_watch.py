@@ -1,4 +1,4 @@
-"""`main.py --watch`: bounded whatever the folder holds, true from the first look on, and found again."""
+"""`main.py watch`: bounded whatever the folder holds, true from the first look on, and found again."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ SIM = "--engine sim --compute-time exponential:1"
 
 @contextmanager
 def watching(folder: Path) -> Iterator[tuple[str, int]]:
-    """Run `main.py --watch`; yield the page's address and the process's number."""
-    with python("main.py", "--watch", str(folder), "--port", "0") as process:
+    """Run `main.py watch`; yield the page's address and the process's number."""
+    with python("main.py", "watch", str(folder), "--port", "0") as process:
         try:
             assert process.stdout
             url = re.search(r"http://\S+", process.stdout.readline())
@@ -335,7 +335,7 @@ def test_large_records_of_an_experiment_are_announced(
         "seeds: [0, 1]\nvariants: {a: {}, b: {latency_s: 1}}\n"
     )
     for announced in (1, 0):
-        assert main(["--experiment", str(file), "--out", str(tmp_path / "runs")]) == 0
+        assert main(["compare", str(file), "--out", str(tmp_path / "runs")]) == 0
         assert capsys.readouterr().out.count("will be written by 4 runs") == announced
 
 

@@ -109,7 +109,7 @@ def test_it_is_compared_in_an_experiment_and_reported(cli: CommandLine, tmp_path
     Path("x.yaml").write_text(
         yaml.safe_dump({"title": "Votes", "question": "Who?", "base": base, "variants": variants, "seeds": 2})
     )
-    assert main(["--experiment", "x.yaml", "--processes", "2", "--out", f"{tmp_path}/out"]) == 0
+    assert main(["compare", "x.yaml", "--processes", "2", "--out", f"{tmp_path}/out"]) == 0
     page = (tmp_path / "out" / "x" / "report.html").read_text()
     assert "majority" in page
     one = cli(SIM)
@@ -279,17 +279,17 @@ def held(law: str, file: Path) -> LawCheck:
 
 @pytest.mark.thorough
 def test_conformance_prints_each_law_once(my: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--conformance FILE` says what holds, and below what does not why; the exit code is 0 or 1."""
+    """`check FILE` says what holds, and below what does not why; the exit code is 0 or 1."""
     from main import main
 
-    assert main(["--conformance", "my/train_pairs.py", "--no-ray"]) == 0
+    assert main(["check", "my/train_pairs.py", "--no-ray"]) == 0
     out = capsys.readouterr().out
     assert "15 of 15 checks hold" in out
     assert "not claimed in LAWS, so not checked: plain_sgd, deterministic" in out
     assert out.count("It keeps nothing between two updates") == 1
     file = my / "train_pairs.py"
     file.write_text(file.read_text().replace(", exact_budget=False", ""))
-    assert main(["--conformance", "my/train_pairs.py", "--no-ray"]) == 1
+    assert main(["check", "my/train_pairs.py", "--no-ray"]) == 1
     out = capsys.readouterr().out
     assert "FAILS  A run applies exactly num_workers x steps mini-batches" in out
     assert "seen:    update 26" in out
@@ -302,7 +302,7 @@ def test_conformance_shows_an_error_once(my: Path, capsys: pytest.CaptureFixture
 
     file = my / "train_pairs.py"
     file.write_text(file.read_text().replace("    while True:\n", "    boom\n    while True:\n", 1))
-    assert main(["--conformance", "my/train_pairs.py", "--no-ray"]) == 1
+    assert main(["check", "my/train_pairs.py", "--no-ray"]) == 1
     printed = capsys.readouterr().out
     assert printed.count("boom") == 1
     assert "the error above again" in printed
@@ -316,10 +316,10 @@ def test_conformance_shows_an_error_once(my: Path, capsys: pytest.CaptureFixture
 def test_the_scaffold_writes_a_strategy_that_keeps_the_laws(
     into: list[str], tmp_path: Path, cli: CommandLine, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Outside the repository `--new-strategy` writes file, page and test into one folder; all work."""
+    """Outside the repository `new` writes file, page and test into one folder; all work."""
     from main import main
 
-    assert main(["--new-strategy", "mine", *into]) == 0
+    assert main(["new", "mine", *into]) == 0
     folder = Path("my/new") if into else Path()
     said = capsys.readouterr().out
     for name in ("train_mine.py", "mine.md", "test_mine.py"):
@@ -337,7 +337,7 @@ def test_the_scaffolds_test_runs(tmp_path: Path, capsys: pytest.CaptureFixture[s
     """The test that it writes is one of pytest's, and holds the file to the laws and to its own."""
     from main import main
 
-    assert main(["--new-strategy", "mine", "--into", "new"]) == 0
+    assert main(["new", "mine", "--into", "new"]) == 0
     out = pytest_in(tmp_path / "new", "-k", "factor_times or seed")
     assert "2 passed" in out
 
@@ -363,7 +363,7 @@ def test_in_the_repository_nothing_else_is_touched(tmp_path: Path) -> None:
         return ran.stdout
 
     before = {path for path in clone.rglob("*") if path.is_file()}
-    assert "tests/test_mine.py" in call("main", "--new-strategy", "mine")
+    assert "tests/test_mine.py" in call("main", "new", "mine")
     new = {path for path in clone.rglob("*") if path.is_file()} - before
     files = sorted(f"{path.relative_to(clone)}" for path in new)
     assert files == ["docs/strategies/mine.md", "dsgd/strategies/train_mine.py", "tests/test_mine.py"]
@@ -384,17 +384,16 @@ def test_in_the_repository_nothing_else_is_touched(tmp_path: Path) -> None:
     ("arguments", "parts"),
     [
         (
-            ["--new-strategy", "Sign Vote"],
-            ["--new-strategy Sign Vote: a name has lower-case letters", "signvote"],
+            ["new", "Sign Vote"],
+            ["new Sign Vote: a name has lower-case letters", "signvote"],
         ),
-        (["--new-strategy", "train_x"], ["without train_ and .py"]),
-        (["--new-strategy", "ssp"], ["there is a mode ssp already", "like myssp"]),
-        (["--new-strategy", "majority", "--into", "my"], ["my/train_majority.py already", "another name"]),
-        (["--new-strategy", "x", "--into", "my/pairs.md"], ["my/pairs.md/train_x.py cannot be written"]),
-        (["--new-strategy", "x", "--int", "my"], ["--int: is not an option", "did you mean --into?"]),
-        (["--new-strategy"], ["--new-strategy", "expected one argument"]),
-        (["--conformance", "sspp"], ["--conformance sspp: there is no such strategy"]),
-        (["--conformance", "my/train_none.py"], ["--conformance my/train_none.py: cannot be read"]),
+        (["new", "train_x"], ["without train_ and .py"]),
+        (["new", "ssp"], ["there is a mode ssp already", "like myssp"]),
+        (["new", "majority", "--into", "my"], ["my/train_majority.py already", "another name"]),
+        (["new", "x", "--into", "my/pairs.md"], ["my/pairs.md/train_x.py cannot be written"]),
+        (["new", "x", "--int", "my"], ["--int: is not an option", "did you mean --into?"]),
+        (["check", "sspp"], ["check sspp: there is no such strategy"]),
+        (["check", "my/train_none.py"], ["check my/train_none.py: cannot be read"]),
     ],
 )
 def test_a_mistake_in_these_commands_gets_one_line(

@@ -2,7 +2,7 @@
 
     pytest tests/strategies/test_conformance.py --strategy-file my/train_mine.py     # your own strategy
 
-The laws are in dsgd/conformance, where `main.py --conformance` and a user's test find them too. Which of them
+The laws are in dsgd/conformance, where `main.py check` and a user's test find them too. Which of them
 concern a strategy, and its limiting cases, its file declares in `LAWS` (dsgd.strategies.conformance).
 """
 

@@ -55,7 +55,7 @@ def checked(
 ) -> tuple[int, str, str]:
     """Return exit code, output and errors of a check."""
     capsys.readouterr()
-    code = main(["--check", str(lab), str(answers), *options])
+    code = main(["lab", str(lab), str(answers), *options])
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -164,7 +164,7 @@ def test_a_page_asks_for_what_its_lab_checks(number: str) -> None:
     assert lab.exercise
     assert list(asked["exercise"]) == list(lab.exercise.choose)
     assert ("strategy" in asked) == (lab.strategy is not None)
-    assert f"uv run python main.py --check docs/labs/{number}.yaml my/{number}.yaml" in text
+    assert f"uv run python main.py lab docs/labs/{number}.yaml my/{number}.yaml" in text
     assert f"`my/{number}.yaml`" in text
 
 
@@ -388,12 +388,10 @@ def test_answers_that_cannot_be_read_get_one_line(
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--check"], ["--check", "at least one argument"]),
-        (["--check", "docs/labs/01.yaml", "x.yaml", "y.yaml"], ["--check", "a lab and one file or folder"]),
-        (["--check", "docs/labs/99.yaml", "x.yaml"], ["docs/labs/99.yaml", "cannot be read", "a lab's file"]),
-        (["--check", "docs/labs/experiments/lab1.yaml", "x.yaml"], ["not a lab's file", "docs/labs/01.yaml"]),
-        (["--check", "docs/labs/01.yaml", "nowhere.yaml"], ["nowhere.yaml", "cannot be read"]),
-        (["--check", "docs/labs/01.yaml", "x.yaml", "--steps", "3"], ["--steps", "--help"]),
+        (["lab", "docs/labs/99.yaml", "x.yaml"], ["docs/labs/99.yaml", "cannot be read", "a lab's file"]),
+        (["lab", "docs/labs/experiments/lab1.yaml", "x.yaml"], ["not a lab's file", "docs/labs/01.yaml"]),
+        (["lab", "docs/labs/01.yaml", "nowhere.yaml"], ["nowhere.yaml", "cannot be read"]),
+        (["lab", "docs/labs/01.yaml", "x.yaml", "--steps", "3"], ["--steps", "--help"]),
     ],
 )
 def test_a_check_that_names_no_files_gets_one_line(

@@ -35,7 +35,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def check(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
     """Return exit code, output and errors of a check."""
     capsys.readouterr()
-    code = main(["--check", *map(str, arguments)])
+    code = main(["lab", *map(str, arguments)])
     out, err = capsys.readouterr()
     return code, out, err
 
@@ -260,7 +260,7 @@ def test_an_exercise_that_no_option_solves_is_refused(
 
 @pytest.mark.parametrize("name", ["1", "01", "03"])
 def test_a_lab_is_named_by_its_number(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--check 3` is lab 3, and prints its questions as a file to fill in."""
+    """`lab 3` is lab 3, and prints its questions as a file to fill in."""
     lab = read_lab(path_of(Path(name)))
     assert lab.title.startswith(f"Lab {int(name)}:")
     if name == "01":
@@ -324,12 +324,12 @@ def test_json_writes_no_first_guess(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_damaged_first_guesses_get_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A file of first guesses that --check did not write so is refused, and stays as it is."""
+    """A file of first guesses that `lab` did not write so is refused, and stays as it is."""
     (tmp_path / "01.yaml").write_text("predictions: {seconds: 2}\n")
     (tmp_path / "01.first.yaml").write_text("seconds: many\n")
     code, _, err = check(capsys, "01", tmp_path / "01.yaml")
     assert code == 2
-    assert "01.first.yaml: is not as --check wrote it; move it away to begin anew" in err
+    assert "01.first.yaml: is not as `lab` wrote it; move it away to begin anew" in err
     assert (tmp_path / "01.first.yaml").read_text() == "seconds: many\n"
 
 
@@ -503,7 +503,7 @@ def test_a_student_beyond_the_limit_is_given_up(tmp_path: Path, capsys: pytest.C
     ("options", "says"),
     [
         ([], "has no answers; needed: NAME.yaml or NAME/01.yaml, one a student"),
-        (["--limit-s", "0"], "--limit-s 0: must be above 0"),
+        (["--limit-s", "0"], "--limit-s 0.0: must be above 0"),
         (["--limit-s", "nan"], "--limit-s nan: must be above 0"),
     ],
 )

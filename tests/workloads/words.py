@@ -1,4 +1,4 @@
-"""A tiny language model whose tokens are the letters of its text: what --sample and --evaluate --on need."""
+"""A tiny language model whose tokens are the letters of its text: what sample and evaluate --on need."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,6 +1,6 @@
 """The live page: one HTML page that shows runs while they go on, from the records that they write.
 
-`main.py --watch` serves it, and so does a run with `--dashboard`, from a separate process: whatever browsers
+`main.py watch` serves it, and so does a run with `--dashboard`, from a separate process: whatever browsers
 do, it cannot slow the run down. It reads the record's files (docs/record.md) as they grow, at low priority,
 and never talks to the run.
 """

@@ -1,18 +1,38 @@
-"""The command line of the live page: `main.py --watch DIR`."""
+"""The command `watch`: a page of runs while they go on."""
 
 from __future__ import annotations
 
 import socket
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from dsgd.core.option_rules import Checked, Must
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import UsageError
 from dsgd.show.live import server
-from dsgd.show.terminal.usage import Parser, usage_errors
+from dsgd.show.terminal.command_options import Positional, options_of_command
+from dsgd.show.terminal.usage import usage_errors
 
 _PORT = 8000
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchOptions(Checked):
+    """Show runs in a browser, those that go on and those that have ended: a folder of runs, an experiment's
+    folder, or one run. ctrl-C ends it.
+    """
+
+    folder: Annotated[str, Positional("DIR")]
+    """The folder, like runs."""
+
+    port: Annotated[int | None, Must("must be a port, 0 to 65535", lambda port: 0 <= port < 65536)] = None
+    """Of 127.0.0.1; 0 takes any. None: 8000, or any if that is taken."""
+
+    open: bool = False
+    """Open the page in the browser of this machine."""
 
 
 def watch(arguments: Sequence[str], _: Interruptions) -> int:
@@ -20,23 +40,10 @@ def watch(arguments: Sequence[str], _: Interruptions) -> int:
 
     Raises UsageError in one line for anything that is wrong.
     """
-    parser = Parser(
-        "--watch",
-        "Show runs in a browser, those that go on and those that have ended: a folder of runs, an "
-        "experiment's folder, or one run. ctrl-C ends it.",
-    )
-    parser.add_argument("--watch", metavar="DIR", required=True, help="the folder, like runs")
-    parser.add_argument(
-        "--port",
-        metavar="PORT",
-        type=int,
-        help=f"of 127.0.0.1; 0 takes any (default: {_PORT}, or any if that is taken)",
-    )
-    parser.add_argument("--open", action="store_true", help="open the page in the browser of this machine")
-    given = parser.parse(arguments)
-    folder = Path(given.watch)
+    given = options_of_command(WatchOptions, "watch", arguments)
+    folder = Path(given.folder)
     if not folder.is_dir():
-        raise UsageError(f"--watch {folder}: is not a folder; give a run, or a folder of runs, like runs")
+        raise UsageError(f"watch {folder}: is not a folder; give a run, or a folder of runs, like runs")
     with usage_errors():
         listener = _listener(given.port)
     from dsgd.show.live.page import show
@@ -55,8 +62,6 @@ def _listener(port: int | None) -> socket.socket:
     Raises ValueError if the port is not available.
     """
     if port is not None:
-        if not 0 <= port < 65536:
-            raise ValueError(f"--port {port}: must be a port, 0 to 65535")
         return server.listen("--port", "127.0.0.1", port)
     try:
         return server.listen("--port", "127.0.0.1", _PORT)

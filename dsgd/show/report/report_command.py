@@ -1,11 +1,13 @@
-"""The command line of reports: `main.py --report DIR`."""
+"""The command `report`: a page from records."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
+from dsgd.core.option_rules import Checked
 from dsgd.process.interruptions import Interruptions, ended_by_signals
 from dsgd.process.outcomes import EXIT_INTERRUPTED, UsageError, report_error
 from dsgd.process.s3_access import is_s3
@@ -13,7 +15,24 @@ from dsgd.records.listing import list_folder
 from dsgd.records.reader import is_record
 from dsgd.records.s3 import fetch
 from dsgd.records.schema import RecordError
-from dsgd.show.terminal.usage import Parser, open_page, usage_errors
+from dsgd.show.terminal.command_options import Positional, options_of_command
+from dsgd.show.terminal.usage import open_page, usage_errors
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions(Checked):
+    """Draw a report from records alone: of an experiment, of one run, or of a folder of runs. Runs that
+    cannot be compared with one another get an index, report.html in their folder, instead.
+    """
+
+    folder: Annotated[str, Positional("DIR")]
+    """The folder, or s3://BUCKET/PREFIX."""
+
+    like: str | None = None
+    """Report on those runs in the folder that can be compared with this one."""
+
+    open: bool = False
+    """Open the page in a browser."""
 
 
 def report(arguments: Sequence[str], _: Interruptions) -> int:
@@ -21,26 +40,16 @@ def report(arguments: Sequence[str], _: Interruptions) -> int:
 
     Raises UsageError in one line for anything that is wrong.
     """
-    parser = Parser(
-        "--report",
-        "Draw a report from records alone: of an experiment, of one run, or of a folder of runs. Runs that "
-        "cannot be compared with one another get an index, report.html in their folder, instead.",
-    )
-    parser.add_argument("--report", metavar="DIR", required=True, help="the folder, or s3://BUCKET/PREFIX")
-    parser.add_argument(
-        "--like", metavar="RUN", help="report on those runs in the folder that can be compared with this one"
-    )
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    given = parser.parse(arguments)
+    given = options_of_command(ReportOptions, "report", arguments)
     with usage_errors():
-        folder = fetch(given.report) if is_s3(given.report) else Path(given.report)
+        folder = fetch(given.folder) if is_s3(given.folder) else Path(given.folder)
     try:
         page = _build(folder, given.like)
     except KeyboardInterrupt:
         message = "interrupted before the report was complete; the same command draws it again"
         return report_error(message, EXIT_INTERRUPTED)
     except RecordError as error:
-        raise UsageError(f"--report {error}") from None
+        raise UsageError(f"report {error}") from None
     print(page)
     if given.open:
         open_page(page)
@@ -69,7 +78,7 @@ def _build(folder: Path, like: str | None) -> Path:
         return build_index(folder, listing)
     group = next((g for g in groups(listing.runs) if like in (run.path.name for run in g.runs)), None)
     if group is None:
-        raise UsageError(f"--like {like}: {folder} has no such run; --list {folder} names them")
+        raise UsageError(f"--like {like}: {folder} has no such run; list {folder} names them")
     frames = read_loose(folder, [run.path.name for run in group.runs], like)
     own = folder / COMPARISONS / group.slug
     own.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,15 @@ from dsgd.process.outcomes import UsageError, print_page
 from dsgd.process.user_code import located
 from dsgd.records.fixed_options import GONE
 from dsgd.scenario.faults_text import FILE_ENDINGS
+from dsgd.show.terminal.arguments import (
+    dashed,
+    field_of,
+    read_value,
+    take_option,
+    value_of,
+    values_of,
+    with_dashes,
+)
 from dsgd.show.terminal.help import run_help
 from dsgd.strategies import config_of, load, mode_of, modes
 
@@ -31,15 +40,9 @@ _DEFAULT_MODE = "ssgd"
 def parse(arguments: Sequence[str]) -> TrainConfig:
     """Return the configuration that the command line, and the file after `--config`, ask for.
 
-    Raises UsageError in one line for anything that is wrong. `--help` and `--version` print and raise
-    SystemExit.
+    Raises UsageError in one line for anything that is wrong. `--help` prints and raises SystemExit.
     """
     arguments = [with_dashes(argument) for argument in arguments]
-    if is_given(arguments, "--version"):
-        from importlib.metadata import version
-
-        print_page(f"dsgd-lab {version('dsgd-lab')}")
-        raise SystemExit(0)
     arguments, config_file = take_option(arguments, "--config")
     file_options = _read_config(config_file) if config_file is not None else {}
     file_options.pop("run_name", None)  # a repetition is another run, with its own name
@@ -57,31 +60,31 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
     try:
         strategy = load(mode, strategy_file)
     except ValueError as error:
-        is_of_file = "mode" in file_options and _value(arguments, "--mode") is None
+        is_of_file = "mode" in file_options and value_of(arguments, "--mode") is None
         raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
     try:
         config_type = config_of(mode, strategy_file, workload)
     except ValueError as error:
-        is_of_file = "workload" in file_options and _value(arguments, "--workload") is None
+        is_of_file = "workload" in file_options and value_of(arguments, "--workload") is None
         raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
     if {"-h", "--help"} & set(arguments):
-        print_page(run_help(strategy, config_type, mode, strategy_file))
+        print_page(run_help(strategy, config_type, mode, strategy_file, _topic(arguments)))
         raise SystemExit(0)
     known = option_fields(config_type)
     for key in file_options:
         if key not in known:
-            raise UsageError(f"{source}: {_unknown(key, mode, known, spelled=key)}")
-    given = _values_of(arguments, mode, known)
+            raise UsageError(f"{source}: {_unknown(mode, known, key, key)}")
+    given = values_of(arguments, known, partial(_unknown, mode, known))
     in_file = [key for key in file_options if key not in given]
     values = {key: _value_in_file(known[key], file_options[key], source) for key in in_file} | given
     missing = [key for key, option in known.items() if option.default is MISSING and key not in values]
     if missing:
-        raise UsageError(f"--{_dashed(missing[0])}: has no default; give it a value")
+        raise UsageError(f"--{dashed(missing[0])}: has no default; give it a value")
     try:
         cfg = from_options(config_type, values)
     except ValueError as error:
         culprit = re.match(r"--([\w-]+)", str(error))
-        is_of_file = culprit is not None and _field(culprit[1]) in in_file
+        is_of_file = culprit is not None and field_of(culprit[1]) in in_file
         raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
     except (Exception, SystemExit) as error:  # of the Config in a user's file
         option = "strategy-file" if strategy_file else "workload"
@@ -106,7 +109,7 @@ def _chosen(file_options: dict[str, Any], arguments: list[str]) -> tuple[str, st
 
     If the command line gives one of them, those of the file are ignored.
     """
-    mode, file = _value(arguments, "--mode"), _value(arguments, "--strategy-file")
+    mode, file = value_of(arguments, "--mode"), value_of(arguments, "--strategy-file")
     if mode is None and file is None:
         mode, file = file_options.get("mode"), file_options.get("strategy_file")
     file_options.pop("strategy_file", None)
@@ -129,11 +132,11 @@ def _workload(file_options: dict[str, Any], arguments: list[str]) -> str | None:
     """Return the workload, if any. Its path and that of its data are put into the arguments as ones that hold
     in any folder.
     """
-    data = _value(arguments, "--data")
+    data = value_of(arguments, "--data")
     if data not in (None, "", "None") and "://" not in data:
         whole = Path(data).expanduser().absolute()
         arguments[:] = [*take_option(arguments, "--data")[0], "--data", str(whole)]
-    workload = _value(arguments, "--workload") or file_options.get("workload")
+    workload = value_of(arguments, "--workload") or file_options.get("workload")
     if workload in (None, "None") or not isinstance(workload, str):  # other types are refused as all are
         return None
     if workload.endswith(".py"):
@@ -142,48 +145,13 @@ def _workload(file_options: dict[str, Any], arguments: list[str]) -> str | None:
     return workload
 
 
-def _values_of(arguments: Sequence[str], mode: str, known: Mapping[str, Option]) -> dict[str, Any]:
-    """Return the options that a command line gives; where one is given twice, the last counts."""
-    values: dict[str, Any] = {}
-    rest = deque(arguments)
-    while rest:
-        name, equals, text = rest.popleft().partition("=")
-        if not name.startswith("-"):
-            raise UsageError(
-                f"'{name}{equals}{text}' is not an option; options are written --name value, see --help"
-            )
-        key = _field(name)
-        switch = known.get(key.removeprefix("no_"))
-        if switch and switch.kind == "bool":
-            if equals:
-                raise UsageError(f"{name}={text}: is a switch; write {name} alone")
-            values[switch.name] = key == switch.name
-            continue
-        if key not in known:
-            raise UsageError(_unknown(key, mode, known, spelled=name + equals + text))
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                rule = "; --help describes it"
-                if known[key].kind != "str":
-                    rule = f", which {known[key].kind_in_words}"
-                raise UsageError(f"{name}: needs a value{rule}")
-            text = rest.popleft()
-        values[key] = _read(known[key], text)
-    return values
+def _topic(arguments: Sequence[str]) -> str | None:
+    """Return what `--help` is asked about: the word after it."""
+    following = arguments[next(at for at, word in enumerate(arguments, 1) if word in ("-h", "--help")) :]
+    return following[0] if following and not following[0].startswith("-") else None
 
 
-def _read(option: Option, text: str) -> Any:
-    """Return the value that a text stands for, in the option's own type."""
-    if text == "None" and option.optional:
-        return None
-    try:
-        return {"int": int, "float": float}.get(option.kind, str)(text)
-    except ValueError:
-        shown = text if text.strip() else repr(text)
-        raise UsageError(f"--{_dashed(option.name)} {shown}: {option.kind_in_words}") from None
-
-
-def _unknown(key: str, mode: str, known: Mapping[str, Option], *, spelled: str) -> str:
+def _unknown(mode: str, known: Mapping[str, Option], key: str, spelled: str) -> str:
     others = [m for m in modes() if m != mode and key in option_fields(load(m).Config)]
     if others:
         return (
@@ -198,7 +166,7 @@ def _unknown(key: str, mode: str, known: Mapping[str, Option], *, spelled: str) 
 
 
 def _like(spelled: str, key: str) -> str:
-    return f"--{_dashed(key)}" if spelled.startswith("-") else key
+    return f"--{dashed(key)}" if spelled.startswith("-") else key
 
 
 def _read_config(path: str) -> dict[str, Any]:
@@ -220,50 +188,6 @@ def _value_in_file(option: Option, value: Any, source: str) -> Any:
     if not isinstance(value, str | int | float | None):
         raise UsageError(f"{source}: '{key}' must be one value, not a {type(value).__name__}")
     try:
-        return _read(option, str(value))
+        return read_value(option, str(value))
     except UsageError as error:
         raise UsageError(f"{source}: {error}") from None
-
-
-def with_dashes(argument: str) -> str:
-    """Return an argument with dashes in its option's name, which may be written with underscores."""
-    name, sign, value = argument.partition("=")
-    return f"--{_dashed(name[2:])}{sign}{value}" if name.startswith("--") else argument
-
-
-def take_option(arguments: Sequence[str], option: str) -> tuple[list[str], str | None]:
-    """Return the arguments without `option` and its value, and the value."""
-    value = _value(arguments, option)
-    kept, skip = [], False
-    for argument in arguments:
-        if skip or argument == option or argument.startswith(f"{option}="):
-            skip = argument == option and not skip
-        else:
-            kept.append(argument)
-    return kept, value
-
-
-def _value(arguments: Sequence[str], option: str) -> str | None:
-    """Return the last value given for `option`."""
-    value = None
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        if argument.startswith(f"{option}="):
-            value = argument.partition("=")[2]
-        elif argument == option:
-            if not following or following.startswith("--"):
-                raise UsageError(f"{option}: needs a value; --help describes it")
-            value = following
-    return value
-
-
-def is_given(arguments: Sequence[str], option: str) -> bool:
-    """Return whether `option` is among the arguments."""
-    return any(argument == option or argument.startswith(f"{option}=") for argument in arguments)
-
-
-def _dashed(name: str) -> str:
-    return name.replace("_", "-")
-
-
-def _field(name: str) -> str:
-    return name.partition("=")[0].removeprefix("--").replace("-", "_")

@@ -28,58 +28,56 @@ ON_RAY = Example(
 )
 COMPARED = Example(
     "four strategies, five seeds, and a page that answers",
-    "--experiment experiments/compare-modes.yaml",
+    "compare experiments/compare-modes.yaml",
 )
-LISTED = Example("which runs there are", "--list")
-REPORTED = Example("a page of all runs", "--report runs --open")
+LISTED = Example("which runs there are", "list")
+REPORTED = Example("a page of all runs", "report runs --open")
 HELP = Example("a strategy's options, those of all runs, and the other commands", "--mode ssp --help")
 
-_FILE = "experiments/compare-ssp.yaml"
+_FILE = "experiments/scaling.yaml"
 
 OF_COMMANDS = {
-    "--experiment": (
-        Example("run what the file compares, and draw the report", f"--experiment {_FILE}"),
+    "compare": (
+        Example("run what the file compares, and draw the report", f"compare {_FILE}"),
         Example(
-            "longer runs, one seed",
-            f"--experiment {_FILE} --set steps=1000 --set seeds=1",
+            "shorter runs, one seed",
+            f"compare {_FILE} --set steps=50 --set seeds=1",
         ),
-        Example("which runs it has", f"--experiment {_FILE} --dry-run"),
-        Example("and open the report when it is there", f"--experiment {_FILE} --open"),
+        Example("which runs it has", f"compare {_FILE} --dry-run"),
+        Example("and open the report when it is there", f"compare {_FILE} --open"),
     ),
-    "--report": (
-        Example("an experiment", "--report runs/compare-modes --open"),
-        Example("all runs: a report if they can be compared, else an index", "--report runs"),
-        Example("those that can be compared with one of them", "--report runs --like NAME"),
+    "report": (
+        Example("an experiment", "report runs/compare-modes --open"),
+        Example("all runs: a report if they can be compared, else an index", "report runs"),
+        Example("those that can be compared with one of them", "report runs --like NAME"),
     ),
-    "--replay": (
-        Example("a run, real and asynchronous ones too", "--replay runs/NAME"),
-        Example("its weights at version 50", "--replay runs/NAME --until 50 --save w50.npy"),
+    "replay": (
+        Example("a run, real and asynchronous ones too", "replay runs/NAME"),
+        Example("its weights at version 50", "replay runs/NAME --until 50 --save w50.npy"),
     ),
-    "--evaluate": (
-        Example("on the run's own test data", "--evaluate runs/NAME"),
-        Example("on data of yours", "--evaluate runs/NAME --on my/data.npz"),
+    "evaluate": (
+        Example("on the run's own test data", "evaluate runs/NAME"),
+        Example("on data of yours", "evaluate runs/NAME --on my/data.npz"),
     ),
-    "--export": (Example("for any program that reads tensors", "--export runs/NAME model.safetensors"),),
-    "--sample": (
-        Example("200 bytes or tokens after a prompt", "--sample runs/NAME --prompt 'To be'"),
-        Example("nothing but what is most probable", "--sample runs/NAME --temperature 0 --tokens 50"),
+    "export": (Example("for any program that reads tensors", "export runs/NAME model.safetensors"),),
+    "sample": (
+        Example("200 bytes or tokens after a prompt", "sample runs/NAME --prompt 'To be'"),
+        Example("nothing but what is most probable", "sample runs/NAME --temperature 0 --tokens 50"),
     ),
-    "--list": (
-        Example("the newest 20 runs in runs/", "--list --last 20"),
-        Example("the runs of an experiment", "--list runs/compare-modes"),
+    "list": (
+        Example("the newest 20 runs in runs/", "list --last 20"),
+        Example("the runs of an experiment", "list runs/compare-modes"),
     ),
-    "--watch": (
-        Example("all runs in runs/, in the browser", "--watch runs --open"),
-        Example("one experiment while it goes on", "--watch runs/compare-modes"),
+    "watch": (
+        Example("all runs in runs/, in the browser", "watch runs --open"),
+        Example("one experiment while it goes on", "watch runs/compare-modes"),
     ),
-    "--new-strategy": (
-        Example("train_mine.py, its page and its test, in the folder my", "--new-strategy mine --into my"),
+    "new": (Example("train_mine.py, its page and its test, in the folder my", "new mine --into my"),),
+    "check": (
+        Example("a strategy of yours", "check my/train_mine.py"),
+        Example("a mode, without Ray", "check ssp --no-ray"),
     ),
-    "--conformance": (
-        Example("a strategy of yours", "--conformance my/train_mine.py"),
-        Example("a mode, without Ray", "--conformance ssp --no-ray"),
-    ),
-    "--check": (Example("check the answers to the first lab", "--check docs/labs/01.yaml my/01.yaml"),),
+    "lab": (Example("check the answers to the first lab", "lab docs/labs/01.yaml my/01.yaml"),),
 }
 """Of the commands other than a run, by the option that asks for each."""
 

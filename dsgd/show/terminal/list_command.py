@@ -1,11 +1,16 @@
-"""The command line of lists: `main.py --list [DIR]`."""
+"""The command `list`: which runs a folder holds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Annotated
 
+from annotated_types import Ge
+
+from dsgd.core.option_rules import Checked
 from dsgd.core.problem import score_text
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import UsageError, print_page
@@ -13,11 +18,23 @@ from dsgd.records.listing import ListedRun, Listing, list_folder
 from dsgd.records.schema import LastEvaluation, RecordError
 from dsgd.records.variants import option_text
 from dsgd.show.terminal import examples
-from dsgd.show.terminal.help import paragraph, width
-from dsgd.show.terminal.usage import Parser
+from dsgd.show.terminal.command_options import Positional, options_of_command
+from dsgd.show.terminal.paragraphs import paragraph, width
 
-_DEFAULT = Path("runs")
 _WIDEST_CELL = 36
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOptions(Checked):
+    """List the runs in a folder, the newest first: name, mode, engine, workers, when it began, result, and
+    the options that are not at their defaults. Experiments in the folder come last.
+    """
+
+    folder: Annotated[str, Positional("DIR")] = "runs"
+    """The folder, of runs or of an experiment; without it, runs."""
+
+    last: Annotated[int | None, Ge(1)] = None
+    """Show only the newest so many runs. None: all."""
 
 
 def list_runs(arguments: Sequence[str], _: Interruptions) -> int:
@@ -25,21 +42,9 @@ def list_runs(arguments: Sequence[str], _: Interruptions) -> int:
 
     Raises UsageError in one line for anything that is wrong.
     """
-    parser = Parser(
-        "--list",
-        "List the runs in a folder, the newest first: name, mode, engine, workers, when it began, result, "
-        "and the options that are not at their defaults. Experiments in the folder come last.",
-    )
-    parser.add_argument(
-        "--list", metavar="DIR", nargs="?", const=_DEFAULT, type=Path, required=True,
-        help="the folder, of runs or of an experiment (default: runs)",
-    )  # fmt: skip
-    parser.add_argument("--last", metavar="N", type=int, help="show only the newest N runs")
-    given = parser.parse(arguments)
-    if given.last is not None and given.last < 1:
-        raise UsageError(f"--last {given.last}: must be at least 1")
-    folder: Path = given.list
-    if folder == _DEFAULT and not folder.is_dir():
+    given = options_of_command(ListOptions, "list", arguments)
+    folder = Path(given.folder)
+    if given.folder == ListOptions.folder and not folder.is_dir():
         print_page(
             "\n".join(["There are no runs yet; the first:", *examples.lines([examples.SIMULATED], width())])
         )
@@ -47,7 +52,7 @@ def list_runs(arguments: Sequence[str], _: Interruptions) -> int:
     try:
         listing = list_folder(folder)
     except RecordError as error:
-        raise UsageError(f"--list {error}") from None
+        raise UsageError(f"list {error}") from None
     print_page("\n".join(_page(listing, folder, given.last, width())))
     return 0
 
@@ -63,7 +68,7 @@ def _page(listing: Listing, folder: Path, last: int | None, columns: int) -> Ite
         for unreadable, reason in listing.unreadable:
             yield from paragraph(f"{unreadable}: {reason}", columns, "  ")
     if listing.folders:
-        yield from ["", *paragraph(f"Folders of runs in it, listed by --list {folder}/NAME:", columns)]
+        yield from ["", *paragraph(f"Folders of runs in it, listed by list {folder}/NAME:", columns)]
         for path, kind, count in listing.folders:
             yield from paragraph(f"{path.name}: {_said(kind, count)}", columns, "  ")
 

@@ -1,23 +1,45 @@
-"""The command line of replays: `main.py --replay RUN`."""
+"""The command `replay`: a recorded run computed again."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 
+from dsgd.core.option_rules import Checked
 from dsgd.process.files import whole_file
 from dsgd.process.interruptions import Interruptions, ended_by_signals
 from dsgd.process.outcomes import EXIT_FAILED, UsageError, echoed, print_page
 from dsgd.process.s3_access import is_s3
 from dsgd.records.s3 import fetch
 from dsgd.records.schema import RecordError
-from dsgd.show.terminal.usage import Parser, usage_errors
+from dsgd.show.terminal.command_options import Positional, options_of_command
+from dsgd.show.terminal.usage import usage_errors
 
 with ended_by_signals():
     from dsgd.running.replaying import ReplayComparison, compared, recorded_run, unlike
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions(Checked):
+    """Compute a recorded run again in its recorded order, without workers, and compare each task's loss and
+    the weights with the record. Asynchronous runs of real workers give their bytes again too. Exit codes: 0
+    the same, 1 something differs, 2 the record cannot be replayed.
+    """
+
+    run: Annotated[str, Positional("RUN")]
+    """Its folder, or s3://BUCKET/PREFIX/NAME."""
+
+    until: Annotated[int | None, Ge(1)] = None
+    """Stop at this version of the weights. None: at the end."""
+
+    save: str | None = None
+    """Write the last weights computed to this file, like w.npy."""
 
 
 def replay(arguments: Sequence[str], _: Interruptions) -> int:
@@ -25,36 +47,21 @@ def replay(arguments: Sequence[str], _: Interruptions) -> int:
 
     Raises UsageError, in one line, for a record that cannot be replayed.
     """
-    parser = Parser(
-        "--replay",
-        "Compute a recorded run again in its recorded order, without workers, and compare each task's loss "
-        "and the weights with the record. Asynchronous runs of real workers give their bytes again too. "
-        "Exit codes: 0 the same, 1 something differs, 2 the record cannot be replayed.",
-    )
-    parser.add_argument(
-        "--replay", metavar="RUN", required=True, help="its folder, or s3://BUCKET/PREFIX/NAME"
-    )
-    parser.add_argument("--until", metavar="V", type=int, help="stop at version V of the weights")
-    parser.add_argument(
-        "--save", metavar="FILE", type=Path, help="write the last weights computed to this file, like w.npy"
-    )
-    given = parser.parse(arguments)
-    if given.until is not None and given.until < 1:
-        raise UsageError(f"--until {given.until}: must be at least 1")
+    given = options_of_command(ReplayOptions, "replay", arguments)
     with usage_errors():
-        folder = fetch(given.replay, "--replay") if is_s3(given.replay) else Path(given.replay)
+        folder = fetch(given.run, "replay") if is_s3(given.run) else Path(given.run)
     try:
         found = compared(recorded_run(folder), given.until)
     except RecordError as error:
-        raise UsageError(f"--replay {error}") from None
+        raise UsageError(f"replay {error}") from None
     if given.save:
-        with whole_file(given.save, "name another file with --save") as file:
+        with whole_file(Path(given.save), "name another file with --save") as file:
             np.save(file, found.weights.vector)
     print_page("\n".join(_said(found, given.until, given.save)))
     return EXIT_FAILED if found.differs or found.same_weights is False else 0
 
 
-def _said(found: ReplayComparison, until: int | None, saved: Path | None) -> Iterator[str]:
+def _said(found: ReplayComparison, until: int | None, saved: str | None) -> Iterator[str]:
     run, unit = found.run, "virtual s" if found.run.cfg.engine == "sim" else "s"
     yield f"run       {run.cfg.mode} on {run.cfg.engine}, {run.cfg.num_workers} workers: {run.path}"
     yield (

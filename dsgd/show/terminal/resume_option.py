@@ -17,7 +17,8 @@ from dsgd.records.schema import RecordError
 from dsgd.records.upload import restore_record
 from dsgd.records.workload_copy import changed_since
 from dsgd.running.resuming import FinishedError, unfinished
-from dsgd.show.terminal.cli import configure, is_given, parse, take_option, with_dashes
+from dsgd.show.terminal.arguments import is_given, take_option, with_dashes
+from dsgd.show.terminal.cli import configure, parse
 from dsgd.show.terminal.usage import usage_errors
 
 AUTO = "auto"
@@ -38,8 +39,7 @@ class RunAsked(NamedTuple):
 def parse_run(arguments: Sequence[str]) -> RunAsked:
     """Return the run that a command line asks for, a new one or one that goes on.
 
-    Raises UsageError in one line for anything that is wrong. `--help` and `--version` print and raise
-    SystemExit.
+    Raises UsageError in one line for anything that is wrong. `--help` prints and raises SystemExit.
     """
     arguments = [with_dashes(argument) for argument in arguments]
     if not is_given(arguments, "--resume") or {"-h", "--help"} & set(arguments):

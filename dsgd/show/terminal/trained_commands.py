@@ -1,10 +1,15 @@
-"""Commands on what a run has trained: `--evaluate`, `--export`, `--sample`."""
+"""Commands on what a run has trained: `evaluate`, `export`, `sample`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from annotated_types import Ge, Lt
+
+from dsgd.core.option_rules import FINITE, Checked
 from dsgd.core.problem import score_text
 from dsgd.process.files import whole_file
 from dsgd.process.interruptions import Interruptions, ended_by_signals
@@ -12,28 +17,74 @@ from dsgd.process.outcomes import UsageError, print_page
 from dsgd.process.s3_access import is_s3
 from dsgd.records.s3 import fetch
 from dsgd.records.schema import RecordError
-from dsgd.show.terminal.usage import Parser, usage_errors
+from dsgd.show.terminal.command_options import Positional, options_of_command
+from dsgd.show.terminal.usage import usage_errors
 
 with ended_by_signals():
     from dsgd.core.model import Evaluation
     from dsgd.running.trained_run import TrainedRun, trained_run
 
-RUN = (
-    "its folder, or s3://BUCKET/PREFIX/NAME; RUN@VERSION is one of its checkpoints. Of a run that has not "
-    "ended, the newest checkpoint is used"
-)
+
+@dataclass(frozen=True, kw_only=True)
+class _OfRun(Checked):
+    run: Annotated[str, Positional("RUN")]
+    """Its folder, or s3://BUCKET/PREFIX/NAME; RUN@VERSION is one of its checkpoints. Of a run that has not
+    ended, the newest checkpoint is used.
+    """
 
 
-def run_to_use(option: str, source: str) -> TrainedRun:
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(_OfRun):
+    """Compute the loss of what a run trained, and its score, on the test data: those of the run, or those
+    that its workload makes of another file. This runs the code of the run's workload.
+    """
+
+    on: str | None = None
+    """What the workload reads in place of its --data: a file or a folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(_OfRun):
+    """Write what a run trained to a safetensors file: the tensors of the module's state_dict() by their
+    names, and in its metadata the run. safetensors.torch.load_model(module, FILE) reads it.
+    """
+
+    file: Annotated[str, Positional("FILE")]
+    """The file, which ends in .safetensors."""
+
+    overwrite: bool = False
+    """Replace FILE if it is there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleOptions(_OfRun):
+    """Print a prompt, and the text that a trained language model makes to follow it. The same options print
+    the same text. This runs the code of the run's workload.
+    """
+
+    prompt: str = "\n"
+    """How the text begins; without it, a line break."""
+
+    tokens: Annotated[int, Ge(1)] = 200
+    """How many follow."""
+
+    temperature: Annotated[float, FINITE, Ge(0)] = 1.0
+    """Below 1: more of what is probable; 0: always the most probable token."""
+
+    seed: Annotated[int, Ge(0), Lt(2**63)] = 0
+    """Of the draws."""
+
+
+def run_to_use(command: str, source: str) -> TrainedRun:
     """Return what a run has trained; raises UsageError or ValueError, in one line, where that is not there.
 
-    option: what asked for it, as messages name it.
+    command: what asked for it, as messages name it.
     """
-    place = str(fetch(source, option, weights=True)) if is_s3(source) else source
+    place = str(fetch(source, command, weights=True)) if is_s3(source) else source
     try:
         return trained_run(place)
     except RecordError as error:
-        raise UsageError(f"{option} {error}") from None
+        raise UsageError(f"{command} {error}") from None
 
 
 def evaluate(arguments: Sequence[str], _: Interruptions) -> int:
@@ -41,18 +92,9 @@ def evaluate(arguments: Sequence[str], _: Interruptions) -> int:
 
     Raises UsageError, in one line, for anything that is wrong.
     """
-    parser = Parser(
-        "--evaluate",
-        "Compute the loss of what a run trained, and its score, on the test data: those of the run, or those "
-        "that its workload makes of another file. This runs the code of the run's workload.",
-    )
-    parser.add_argument("--evaluate", metavar="RUN", required=True, help=RUN)
-    parser.add_argument(
-        "--on", metavar="DATA", help="what the workload reads in place of its --data: a file or a folder"
-    )
-    given = parser.parse(arguments)
+    given = options_of_command(EvaluateOptions, "evaluate", arguments)
     with usage_errors():
-        run = run_to_use("--evaluate", given.evaluate)
+        run = run_to_use("evaluate", given.run)
         found = run.evaluate(given.on)
     print_page("\n".join(_page(run, found, given.on)))
     return 0
@@ -74,25 +116,18 @@ def export(arguments: Sequence[str], _: Interruptions) -> int:
 
     Raises UsageError, in one line, for anything that is wrong; the file is then as it was.
     """
-    parser = Parser(
-        "--export",
-        "Write what a run trained to a safetensors file: the tensors of the module's state_dict() by their "
-        "names, and in its metadata the run. safetensors.torch.load_model(module, FILE) reads it.",
-    )
-    parser.add_argument("--export", nargs=2, metavar=("RUN", "FILE"), required=True, help=RUN)
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there")
-    given = parser.parse(arguments)
-    source, file = given.export[0], Path(given.export[1])
+    given = options_of_command(ExportOptions, "export", arguments)
+    file = Path(given.file)
     if file.suffix != ".safetensors":
-        raise UsageError(f"--export {file}: is a safetensors file; name it {file.stem}.safetensors")
+        raise UsageError(f"export {file}: is a safetensors file; name it {file.stem}.safetensors")
     if file.exists() and not given.overwrite:
-        raise UsageError(f"--export {file}: is there already; name another file, or give --overwrite")
+        raise UsageError(f"export {file}: is there already; name another file, or give --overwrite")
     if not file.parent.is_dir():
-        raise UsageError(f"--export {file}: there is no folder {file.parent}; make it, or name another file")
+        raise UsageError(f"export {file}: there is no folder {file.parent}; make it, or name another file")
     from dsgd.running.trained_module import named_tensors, to_safetensors
 
     with usage_errors():
-        run = run_to_use("--export", source)
+        run = run_to_use("export", given.run)
         tensors, same = named_tensors(run.module())
     with whole_file(file, "name another file") as content:
         content.write(to_safetensors(tensors, {**run.facts, **same}))
@@ -101,46 +136,16 @@ def export(arguments: Sequence[str], _: Interruptions) -> int:
     return 0
 
 
-_MOST_SEEDS = 2**63
-
-
 def sample(arguments: Sequence[str], _: Interruptions) -> int:
     """Print a text that a trained language model makes, and return the exit code.
 
     Raises UsageError, in one line, for anything that is wrong.
     """
-    parser = Parser(
-        "--sample",
-        "Print a prompt, and the text that a trained language model makes to follow it. The same options "
-        "print the same text. This runs the code of the run's workload.",
-    )
-    parser.add_argument("--sample", metavar="RUN", required=True, help=RUN)
-    parser.add_argument(
-        "--prompt", metavar="TEXT", default="\n", help="how the text begins (default: a line break)"
-    )
-    parser.add_argument("--tokens", metavar="N", type=int, default=200, help="how many follow (default: 200)")
-    parser.add_argument(
-        "--temperature", metavar="T", type=float, default=1.0,
-        help="below 1: more of what is probable; 0: always the most probable token (default: 1)",
-    )  # fmt: skip
-    parser.add_argument("--seed", metavar="S", type=int, default=0, help="of the draws (default: 0)")
-    given = parser.parse(arguments)
-    for option, value, holds, rule in (
-        ("tokens", given.tokens, given.tokens >= 1, "must be at least 1"),
-        (
-            "temperature",
-            given.temperature,
-            0 <= given.temperature < float("inf"),
-            "must be finite, 0 or more",
-        ),
-        ("seed", given.seed, 0 <= given.seed < _MOST_SEEDS, "must be in [0, 2^63)"),
-    ):
-        if not holds:
-            raise UsageError(f"--{option} {value}: {rule}")
+    given = options_of_command(SampleOptions, "sample", arguments)
     if not given.prompt:
         raise UsageError("--prompt: is empty; begin the text with a letter, or leave --prompt out")
     with usage_errors():
-        run = run_to_use("--sample", given.sample)
+        run = run_to_use("sample", given.run)
         made = run.sample(given.prompt, tokens=given.tokens, temperature=given.temperature, seed=given.seed)
     print_page(given.prompt + made)
     return 0

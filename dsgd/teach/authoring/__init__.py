@@ -1,1 +1,1 @@
-"""For authors of strategies: the scaffold (`--new-strategy`)."""
+"""For authors of strategies: the scaffold (`new`)."""

@@ -1,4 +1,4 @@
-"""The command line of the scaffold: `main.py --new-strategy NAME` writes a strategy that works."""
+"""The command `new`: it writes a strategy that works."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from dsgd.core.option_rules import Checked
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import UsageError, program
-from dsgd.show.terminal.usage import Parser
+from dsgd.show.terminal.command_options import Positional, options_of_command
 from dsgd.strategies import modes
 
 _NAME = re.compile(r"(?!train_)[a-z][a-z0-9_]{0,29}")
@@ -20,23 +23,29 @@ _RULE = (
 _ROOT = Path(__file__).parents[3]
 
 
-def new_strategy(arguments: Sequence[str], _: Interruptions) -> int:
+@dataclass(frozen=True, kw_only=True)
+class NewOptions(Checked):
+    """Write a strategy that works, to be changed into yours: train_NAME.py, its page NAME.md and its test
+    test_NAME.py. In a clone of the repository they go where those of the other modes are; elsewhere, and
+    with --into, into one folder.
+    """
+
+    name: Annotated[str, Positional("NAME")]
+    """Lower-case letters a to z, digits and _, 30 at most, without train_ and .py, like signvote."""
+
+    into: str | None = None
+    """The folder; it is made if it is not there."""
+
+
+def new(arguments: Sequence[str], _: Interruptions) -> int:
     """Write a strategy's file, page and test, say where they are and what to run next; return the exit code.
 
     Raises UsageError, in one line, for a bad name and a file that is there already; nothing is written then.
     """
-    parser = Parser(
-        "--new-strategy",
-        "Write a strategy that works, to be changed into yours: train_NAME.py, its page NAME.md and its test "
-        "test_NAME.py. In a clone of the repository they go where those of the other modes are; "
-        "elsewhere, and with --into, into one folder.",
-    )
-    parser.add_argument("--new-strategy", metavar="NAME", required=True, help=_RULE)
-    parser.add_argument("--into", metavar="DIR", type=Path, help="the folder; it is made if it is not there")
-    given = parser.parse(arguments)
-    name: str = given.new_strategy
+    given = options_of_command(NewOptions, "new", arguments)
+    name = given.name
     shipped = given.into is None and Path.cwd().is_relative_to(_ROOT) and _is_repository(_ROOT)
-    paths = _in_repository(name) if shipped else _in_folder(name, given.into or Path())
+    paths = _in_repository(name) if shipped else _in_folder(name, Path(given.into or ""))
     _refuse(name, paths)
     texts = rendered(name, shipped=shipped)
     for template, path in paths.items():
@@ -46,7 +55,7 @@ def new_strategy(arguments: Sequence[str], _: Interruptions) -> int:
                 file.write(texts[template])
         except OSError as error:
             reason = error.strerror or type(error).__name__
-            raise UsageError(f"--new-strategy {name}: {path} cannot be written ({reason})") from None
+            raise UsageError(f"new {name}: {path} cannot be written ({reason})") from None
     if shipped:  # the page shows what its command prints, as those of the other modes do
         tool = [sys.executable, "docs/tools/examples.py", f"docs/strategies/{name}.md"]
         subprocess.run(tool, cwd=_ROOT, check=True, stdout=subprocess.DEVNULL)
@@ -90,7 +99,7 @@ def _in_folder(name: str, folder: Path) -> dict[str, Path]:
 
 def _refuse(name: str, paths: Mapping[str, Path]) -> None:
     """Raise UsageError for a bad name, one of a mode, and one of which a file is there."""
-    option = f"--new-strategy {name}"
+    option = f"new {name}"
     if not _NAME.fullmatch(name):
         raise UsageError(f"{option}: {_RULE}")
     if name in modes():
@@ -109,6 +118,6 @@ def _next(name: str, paths: Mapping[str, Path], shipped: bool) -> list[str]:
     chosen = f"--mode {name}" if shipped else f"--strategy-file {file}"
     return [
         f"  {call} {chosen} --engine sim",
-        f"  {call} --conformance {name if shipped else file}",
+        f"  {call} check {name if shipped else file}",
         f"  pytest {test}" if not shipped else f"  make quick MODE={name}",
     ]

@@ -67,7 +67,7 @@ def _comment(text: str, begin: str = "# ") -> str:
     return textwrap.fill(text, 80, initial_indent=begin, subsequent_indent=rest) + "\n"
 
 
-_HEADER = "# First guesses: --check adds a line for each new one, and never changes what is here.\n"
+_HEADER = "# First guesses: `lab` adds a line for each new one, and never changes what is here.\n"
 
 
 def first_guesses_of(answers: Path) -> Path:
@@ -88,7 +88,7 @@ def read_first_guesses(answers: Path) -> dict[str, float]:
     try:
         return {name: float(entry["guess"]) for name, entry in content.items()}
     except (TypeError, KeyError, ValueError):
-        raise UsageError(f"{where}: is not as --check wrote it; {remedy}") from None
+        raise UsageError(f"{where}: is not as `lab` wrote it; {remedy}") from None
 
 
 def keep_first_guesses(answers: Path, predictions: Mapping[str, float], at: datetime) -> Path | None:

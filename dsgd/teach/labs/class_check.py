@@ -84,7 +84,7 @@ def check_class(lab: Lab, path: Path, folder: Path, *, as_csv: bool, limit_s: fl
     students = dict(_answers(folder, path.stem))
     if not students:
         needed = f"NAME.yaml or NAME/{path.stem}.yaml, one a student"
-        raise UsageError(f"--check {path} {folder}: has no answers; needed: {needed}")
+        raise UsageError(f"lab {path} {folder}: has no answers; needed: {needed}")
     running: set[subprocess.Popen[bytes]] = set()
 
     def checked(student: str) -> StudentRow:
@@ -115,7 +115,7 @@ def _answers(folder: Path, lab: str) -> Iterator[tuple[str, Path]]:
 def _row(student: str, answers: Path, lab: Lab, ended: Leftover) -> StudentRow:
     if ended.code is None:
         return StudentRow(student=student, error="no result in time")
-    try:  # what `--check --json` prints
+    try:  # what `lab --json` prints
         result = json.loads(ended.out.splitlines()[-1].replace(f"{answers.parent}{os.sep}", ""))
         cells = [_cell(name, result) for name in _columns(lab)]
         return StudentRow(student=student, cells=cells, error=result["error"] or "")
@@ -137,7 +137,7 @@ def _checked(lab: Path, answers: Path, limit_s: float, running: set[subprocess.P
 
     running: has the process in it while it goes on.
     """
-    command = [sys.executable, "-P", "-c", _CHECK, "--check", str(lab), str(answers), "--json"]
+    command = [sys.executable, "-P", "-c", _CHECK, "lab", str(lab), str(answers), "--json"]
     paths = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(

@@ -103,7 +103,7 @@ def read_lab(path: Path) -> Lab:
     Raises UsageError, in one line that names the key, for anything that is wrong with any part of it, texts
     and options included.
     """
-    where, remedy = f"--check {path}", "give a lab's file, like docs/labs/01.yaml"
+    where, remedy = f"lab {path}", "give a lab's file, like docs/labs/01.yaml"
     content = read(path, where, remedy)
     if not isinstance(content, dict) or "title" not in content or not set(content) & set(PARTS):
         raise UsageError(f"{where}: is not a lab's file; {remedy}")

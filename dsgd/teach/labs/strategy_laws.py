@@ -1,6 +1,6 @@
 """What a student's strategy must satisfy: the laws that a lab's file names.
 
-Five are laws of all strategies (`main.py --conformance`). The others look at the runs that the lab asks for;
+Five are laws of all strategies (`main.py check`). The others look at the runs that the lab asks for;
 they raise `Broken` with what they saw, and return how many cases they have looked at.
 """
 

@@ -1,4 +1,4 @@
-"""The command line of the labs: `main.py --check LAB ANSWERS`."""
+"""The command `lab`: the questions of a lab, and answers checked."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from annotated_types import Gt
+
+from dsgd.core.option_rules import Checked
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import EXIT_FAILED, UsageError
-from dsgd.show.terminal.usage import Parser
+from dsgd.show.terminal.command_options import Positional, options_of_command
 from dsgd.teach.labs import predicted
 from dsgd.teach.labs import printed_verdicts as printed
 from dsgd.teach.labs.answers import (
@@ -32,22 +36,49 @@ from dsgd.teach.labs.quantities import Value
 from dsgd.teach.labs.student_strategy import Work
 
 
-def check(arguments: Sequence[str], _: Interruptions) -> int:
+@dataclass(frozen=True, kw_only=True)
+class LabOptions(Checked):
+    """Check the answers to a lab of docs/labs: predictions, options and strategies are held to simulated runs
+    and to theory. Exit codes: 0 all holds, 1 something does not, 2 the answers cannot be read. With the lab
+    alone, print its questions.
+    """
+
+    lab: Annotated[str, Positional("LAB")]
+    """A lab's number or file, like 01 or docs/labs/01.yaml."""
+
+    answers: Annotated[str | None, Positional("ANSWERS")] = None
+    """Your answers, written as on the lab's page; or a folder of answers, for a table of the class."""
+
+    reveal: bool = False
+    """Show what is measured and what theory says."""
+
+    quiet: bool = False
+    """Print only what fails, and the count."""
+
+    json: bool = False
+    """Print one student's verdicts as JSON; first guesses are not kept."""
+
+    csv: bool = False
+    """Print the table of a class as CSV."""
+
+    limit_s: Annotated[float, Gt(0)] = 60.0
+    """Seconds after which a student of a class is given up."""
+
+
+def lab(arguments: Sequence[str], _: Interruptions) -> int:
     """Check the answers that the command line names, print what holds, and return the exit code.
 
     Raises UsageError in one line for anything that is wrong with the command or the files.
     """
-    given = _parser().parse(arguments)
-    if len(given.check) > 2:
-        raise UsageError("--check: takes a lab and one file or folder of answers; see --check --help")
-    path = path_of(Path(given.check[0]))
+    given = options_of_command(LabOptions, "lab", arguments)
+    path = path_of(Path(given.lab))
     lab = read_lab(path)
-    if len(given.check) == 1:
+    if given.answers is None:
         _values(lab, path)
         _see_that_the_exercise_can_be_solved(lab, path)
         print(questions_of(lab), end="")
         return 0
-    answers_path = Path(given.check[1])
+    answers_path = Path(given.answers)
     if answers_path.is_dir():
         _values(lab, path)
         if given.json:
@@ -62,38 +93,7 @@ def check(arguments: Sequence[str], _: Interruptions) -> int:
     return (_as_json if given.json else _for_a_person)(lab, path, answers_path, answers, given)
 
 
-def _parser() -> Parser:
-    parser = Parser(
-        "--check",
-        "Check the answers to a lab of docs/labs: predictions, options and strategies are held "
-        "to simulated runs and to theory. Exit codes: 0 all holds, 1 something does not, 2 the answers "
-        "cannot be read. With the lab alone, print its questions.",
-    )
-    parser.add_argument(
-        "--check",
-        nargs="+",
-        metavar=("LAB", "ANSWERS"),
-        required=True,
-        help="a lab's file or number, like docs/labs/01.yaml or 01, and your answers, written as on the "
-        "lab's page; or a folder of answers, for a table of the class",
-    )
-    parser.add_argument("--reveal", action="store_true", help="show what is measured and what theory says")
-    parser.add_argument("--quiet", action="store_true", help="print only what fails, and the count")
-    parser.add_argument(
-        "--json", action="store_true", help="print one student's verdicts as JSON; first guesses are not kept"
-    )
-    parser.add_argument("--csv", action="store_true", help="print the table of a class as CSV")
-    parser.add_argument(
-        "--limit-s",
-        type=float,
-        default=60.0,
-        metavar="S",
-        help="seconds after which a student of a class is given up; default 60",
-    )
-    return parser
-
-
-def _for_a_person(lab: Lab, path: Path, answers_path: Path, answers: Answers, given: Any) -> int:
+def _for_a_person(lab: Lab, path: Path, answers_path: Path, answers: Answers, given: LabOptions) -> int:
     work, values = _work(lab, answers), _values(lab, path)
     kept = keep_first_guesses(answers_path, answers.predictions, datetime.now().astimezone())
     first = read_first_guesses(answers_path)
@@ -113,7 +113,7 @@ def _for_a_person(lab: Lab, path: Path, answers_path: Path, answers: Answers, gi
     return _exit_code(found)
 
 
-def _as_json(lab: Lab, path: Path, answers_path: Path, answers: Answers, given: Any) -> int:
+def _as_json(lab: Lab, path: Path, answers_path: Path, answers: Answers, given: LabOptions) -> int:
     first, values, work = read_first_guesses(answers_path), _values(lab, path), None
     errors = list(answers.unreadable)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), _errors_of(path):  # a strategy may print
@@ -173,4 +173,4 @@ def _errors_of(lab: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise UsageError(f"--check {lab}: {error}") from None
+        raise UsageError(f"lab {lab}: {error}") from None

@@ -1,0 +1,82 @@
+"""What the command line shows first: most of what a run needs, and where the rest is. Fits one screen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsgd.process.outcomes import program
+from dsgd.show.terminal import examples
+from dsgd.show.terminal.paragraphs import paragraph, table, width
+
+MODES = (
+    "ssgd asgd ssp localsgd ksync kasync dssp dcasgd easgd diloco streaming adacomm rennala ringmaster; "
+    "without a server: dpsgd sgp adpsgd noloco"
+)
+OPTIONS = (
+    ("--engine ray|sim|both", "real workers (ray), virtual time, or both compared"),
+    ("--num-workers P", "(4)  --steps N, mini-batches of each worker (100)"),
+    ("--workload NAME|FILE", "digits_cnn fashion mnist gpt moe router, or your file"),
+    ("--dataset NAME", "without a workload: xor digits quadratic none (xor)"),
+    ("--lr X", "step size (0.1)  --batch-size N (32)  --seed N (0)"),
+    ("--compute-time LAW", "of a mini-batch in s, like exponential:1"),
+    ("--slowdown W=F,...", "slower workers, like 0=4"),
+    ("--faults TEXT", "what goes wrong, like kill:2@update=100"),
+    ("--target-loss X", "stop there; --max-seconds X: or after so long"),
+    ("--out DIR|s3://...", "where records go (runs); --run-name NAME"),
+    ("--resume RUN|auto", "go on with a run that was cut off"),
+    ("--config FILE", "the options of an earlier run: its config.yaml"),
+)
+"""Options of a run that most need, with their defaults."""
+
+TOPICS = {
+    "mode": ("mode", "strategy_file"),
+    "workload": ("data",),
+    "learning": ("stop",),
+    "times": ("timing",),
+    "network": ("network",),
+    "codecs": ("compression",),
+    "faults": ("fault",),
+    "saving": ("checkpoint",),
+    "robust": ("aggregation",),
+    "groups": ("group", "compute"),
+    "ray": ("engine", "ray"),
+    "watching": ("output", "live", "log"),
+    "all": (),
+}
+"""The fields of TrainConfig that `--help TOPIC` shows; options that are in none are those of learning."""
+
+COMMANDS = (
+    ("run [OPTIONS]", "train; the word run may be left out"),
+    ("compare FILE", "run what the file compares; a page has the answer"),
+    ("report DIR", "draw such a page from records, or of one run"),
+    ("list [DIR]", "list runs, the newest first"),
+    ("watch DIR", "watch runs in a browser while they go on"),
+    ("replay RUN", "compute a run again, and compare it with its record"),
+    ("evaluate RUN", "loss and score of what a run trained"),
+    ("sample RUN", "text that a trained language model makes"),
+    ("export RUN FILE", "write what a run trained to a safetensors file"),
+    ("new NAME", "write a strategy of yours: its file, page and test"),
+    ("check FILE", "hold a strategy to the laws of all strategies"),
+    ("lab LAB [ANSWERS]", "the questions of a lab, or check the answers"),
+    ("version", "print the version"),
+)
+
+
+def front_page() -> Iterator[str]:
+    """Yield the lines of `--help`."""
+    columns = width()
+    yield f"usage: {program()} [COMMAND] [OPTIONS]"
+    yield ""
+    yield from paragraph("Train with one strategy, on real Ray workers or in virtual time:", columns)
+    yield from examples.lines([examples.SIMULATED], columns)
+    yield ""
+    yield from table([("--mode MODE", f"{MODES} (ssgd)"), *OPTIONS], columns)
+    yield ""
+    topics = f"More options: --mode MODE --help, and --help TOPIC, a topic being {', '.join(TOPICS)}"
+    yield from paragraph(topics, columns)
+    yield ""
+    yield "Commands; COMMAND --help shows the options of each:"
+    yield from table(COMMANDS, columns)
+    yield ""
+    codes = "Exit codes: 0 done, 1 failed, 2 a mistake here, 3 diverged, 130 interrupted"
+    yield from paragraph(codes, columns)
