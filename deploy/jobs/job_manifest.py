@@ -151,11 +151,10 @@ class JobManifest:
 
         Raises SetupError in one line for an entrypoint that main.py would refuse.
         """
-        from dsgd.compare.experiment_command import CompareOptions
-        from dsgd.compare.experiment_file import load
+        from dsgd.compare.experiment_command import experiment_of
         from dsgd.process.outcomes import UsageError
+        from dsgd.show.terminal.arguments import take_option
         from dsgd.show.terminal.cli import parse
-        from dsgd.show.terminal.command_options import options_of_command
 
         # A run's name has the RayJob's, which the submitter's shell knows.
         command = re.sub(r" --(run-name|resume)[ =]\S+", "", self.entrypoint)
@@ -168,8 +167,8 @@ class JobManifest:
             command, arguments = asked(words[2:])
             if command == "run":
                 return [parse(arguments)]
-            experiment = options_of_command(CompareOptions, command, arguments)
-            return [run.cfg for run in load(ROOT / experiment.file, experiment.set).runs()]
+            arguments, _ = take_option(arguments, "--out")  # it has variables of the submitter's shell
+            return [run.cfg for run in experiment_of(arguments, ROOT)[1].runs()]
         except UsageError as error:
             raise SetupError(f"{self.file}: main.py would refuse the entrypoint: {error}") from None
 

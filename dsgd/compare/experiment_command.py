@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from annotated_types import Ge
 
-from dsgd.compare.experiment_file import load
+from dsgd.compare.experiment import Experiment
+from dsgd.compare.experiment_file import load, read
+from dsgd.compare.named_modes import content_of, name_of, named, options_of_runs, text_of
 from dsgd.config import LiveConfig, LogConfig, OutputConfig
 from dsgd.core.option_rules import Checked
 from dsgd.process.interruptions import Interruptions
-from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, report_error
+from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, print_page, report_error
 from dsgd.process.s3_access import is_s3
-from dsgd.show.terminal.command_options import Positional, options_of_command
+from dsgd.show.terminal.arguments import take_option, value_of, with_dashes
+from dsgd.show.terminal.command_options import Positional, options_and_more, options_of_command
 from dsgd.show.terminal.usage import Terminal, open_page, usage_errors
 
 
@@ -25,8 +29,13 @@ class CompareOptions(Checked):
     reused when the command is repeated.
     """
 
-    file: Annotated[str, Positional("FILE")]
-    """The experiment's file."""
+    what: Annotated[tuple[str, ...], Positional("FILE|MODE...")]
+    """The experiment's file; or two modes or more, and then options of their runs, like --slowdown 0=4, and
+    --target-loss.
+    """
+
+    seeds: Annotated[int | None, Ge(1)] = None
+    """Runs of each mode or variant, with seeds from 0. None: 5, or as the file says."""
 
     set: tuple[str, ...] = ()
     """OPTION=VALUE replaces an option of the file's base, like steps=1000, or its seeds or target_loss; may
@@ -57,17 +66,42 @@ class CompareOptions(Checked):
     log: LogConfig = field(default_factory=LogConfig)
 
 
+def experiment_of(arguments: Sequence[str], root: Path = Path()) -> tuple[CompareOptions, Experiment, str]:
+    """Return the options of the command, its experiment and, where modes are named, the file of that.
+
+    root: the folder in which the command is called. Raises UsageError in one line for anything that is wrong.
+    """
+    arguments = [with_dashes(argument) for argument in arguments]
+    known = options_of_runs(named(arguments), value_of(arguments, "--workload")) if named(arguments) else {}
+    more = {name: option for own in known.values() for name, option in own.items()}
+    given, of_runs = options_and_more(CompareOptions, "compare", arguments, more)
+    with usage_errors():
+        folder = OutputConfig(out=given.out, upload_every=given.upload_every).folder
+    if not named(given.what):
+        given = options_of_command(CompareOptions, "compare", arguments)  # of runs it takes none
+        settings = [*given.set, *([f"seeds={given.seeds}"] if given.seeds else [])]
+        if len(given.what) > 1:
+            raise UsageError(f"compare: takes one file, or modes, not {' and '.join(given.what)}")
+        return given, load(root / given.what[0], settings, folder), ""
+    if given.set:  # of a file; where there is none, an option by its name is the same
+        rest, _ = take_option(arguments, "--set")
+        return experiment_of([*rest, *(f"--{setting}" for setting in given.set)], root)
+    content = content_of(given.what, known, of_runs, given.seeds)
+    experiment = read(content, name_of(content), f"compare {' '.join(given.what)}", (), folder)
+    return given, experiment, text_of(content)
+
+
 def compare(arguments: Sequence[str], interruptions: Interruptions) -> int:
     """Run the experiment that the command line asks for, and return the exit code.
 
     Raises UsageError in one line for anything that is wrong.
     """
-    given = options_of_command(CompareOptions, "compare", arguments)
-    with usage_errors():
-        folder = OutputConfig(out=given.out, upload_every=given.upload_every).folder
-    asked = load(given.file, given.set, folder)
+    given, asked, file = experiment_of(arguments)
+    if file:
+        print_page(f"# as a file, for `compare FILE`:\n{file}")
     if given.check_premise and not asked.premises:
-        raise UsageError(f"--check-premise: {given.file} has no premise:; give it one, or leave this out")
+        what = " ".join(given.what)
+        raise UsageError(f"--check-premise: {what} has no premise:; give it one, or leave this out")
     live = given.live
     with usage_errors():
         for run in (*asked.tuning_runs(), *asked.runs()):

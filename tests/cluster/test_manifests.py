@@ -33,12 +33,10 @@ from deploy.manifests.rayjob import SCRAPE_INTERVAL_S, entrypoint, manifest
 from deploy.manifests.rendered_files import files, problems, render
 from deploy.manifests.settings import FILE, Device, Settings, Tls, read_settings, settings_text
 from deploy.project import GPU, NAMESPACE
-from dsgd.compare.experiment_command import CompareOptions
-from dsgd.compare.experiment_file import load
+from dsgd.compare.experiment_command import experiment_of
 from dsgd.config import TrainConfig, options
 from dsgd.show.terminal.arguments import take_option
 from dsgd.show.terminal.cli import parse
-from dsgd.show.terminal.command_options import options_of_command
 from dsgd.show.terminal.commands import asked
 from main import main
 
@@ -82,8 +80,7 @@ def runs(job: JobDefinition, settings: Settings) -> list[TrainConfig]:
         arguments, again = take_option(arguments, "--resume")
         assert again == "auto", "a job that is tried again goes on"
         return [parse(arguments)]
-    given = options_of_command(CompareOptions, command, arguments)
-    experiment = load(ROOT / given.file, given.set)
+    experiment = experiment_of(arguments, ROOT)[1]
     return [run.cfg for run in (*experiment.tuning_runs(), *experiment.runs())]
 
 

@@ -25,7 +25,7 @@ LINES = {
     "deploy": 4_300,
     "docs": 600,
     "dsgd": 600,
-    "dsgd/compare": 1_700,
+    "dsgd/compare": 1_800,
     "dsgd/conformance": 1_000,
     "dsgd/core": 4_700,
     "dsgd/engines": 9_000,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_700,
-    "tests": 42_600,
+    "tests": 42_700,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -31,8 +31,11 @@ def values_of(
             if not places:
                 rule = "is not an option; options are written --name value"
                 raise UsageError(f"'{word}' {'is one value too many' if without_name else rule}, see {see}")
-            values[places[0]] = read_value(known[places[0]], word)
-            places.popleft()
+            if known[places[0]].kind == "tuple":
+                values[places[0]] = (*values.get(places[0], ()), word)
+            else:
+                values[places[0]] = read_value(known[places[0]], word)
+                places.popleft()
             continue
         key = field_of(name)
         switch = known.get(key.removeprefix("no_"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from dsgd.core.option_rules import Option, from_options, option_fields
 from dsgd.process.outcomes import UsageError, print_page, program
@@ -26,7 +26,14 @@ class Positional(NamedTuple):
 
 
 def options_of_command(config_type: type[T], command: str, arguments: Sequence[str]) -> T:
-    """Return what the arguments of a command ask for.
+    """Return what the arguments of a command ask for, as `options_and_more`."""
+    return options_and_more(config_type, command, arguments, {})[0]
+
+
+def options_and_more(
+    config_type: type[T], command: str, arguments: Sequence[str], more: Mapping[str, Option]
+) -> tuple[T, dict[str, Any]]:
+    """Return what the arguments of a command ask for, and the values of other options, which are in `more`.
 
     Raises UsageError in one line for anything that is wrong; `--help` prints a page and raises SystemExit.
     """
@@ -53,14 +60,15 @@ def options_of_command(config_type: type[T], command: str, arguments: Sequence[s
             hint = f"see {command} --help"
         return f"{name}: is not an option of {command}; {hint}"
 
-    values = values_of(arguments, known, unknown, [*alone], f"{command} --help")
+    values = values_of(arguments, {**more, **known}, unknown, [*alone], f"{command} --help")
+    others = {name: values.pop(name) for name in [*values] if name not in known}
     needed = {name for name, option in known.items() if option.default is MISSING}
     missing = [alone[name] for name in alone if name in needed - values.keys()]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         raise UsageError(f"{command}: {' and '.join(missing)} {verb} missing; see {command} --help")
     try:
-        return from_options(config_type, values)
+        return from_options(config_type, values), others
     except ValueError as error:
         raise UsageError(str(error)) from None
 

@@ -38,13 +38,13 @@ _FILE = "experiments/scaling.yaml"
 
 OF_COMMANDS = {
     "compare": (
+        Example("modes, under one slow worker", "compare ssgd asgd ssp --slowdown 0=4 --target-loss .3"),
         Example("run what the file compares, and draw the report", f"compare {_FILE}"),
         Example(
             "shorter runs, one seed",
             f"compare {_FILE} --set steps=50 --set seeds=1",
         ),
         Example("which runs it has", f"compare {_FILE} --dry-run"),
-        Example("and open the report when it is there", f"compare {_FILE} --open"),
     ),
     "report": (
         Example("an experiment", "report runs/compare-modes --open"),

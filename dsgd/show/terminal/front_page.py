@@ -47,7 +47,7 @@ TOPICS = {
 
 COMMANDS = (
     ("run [OPTIONS]", "train; the word run may be left out"),
-    ("compare FILE", "run what the file compares; a page has the answer"),
+    ("compare FILE|MODE...", "run what the file compares, or modes; a page answers"),
     ("report DIR", "draw such a page from records, or of one run"),
     ("list [DIR]", "list runs, the newest first"),
     ("watch DIR", "watch runs in a browser while they go on"),
