@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from conftest import CommandLine
 
 from dsgd.compare.experiment_command import CompareOptions
 from dsgd.conformance.conformance_command import CheckOptions
@@ -84,26 +85,17 @@ ALIKE = [
     ("--csv --limit-s 9 --check 01 answers", "lab 01 answers --csv --limit-s 9"),
     ("--mode ssgd --num-workers 2 --steps 10", "run --mode ssgd --num-workers 2 --steps 10"),
     ("--num_workers=2 --steps=10", "run --num-workers 2 --steps 10"),
-    (
-        "--engine sim --mode asgd --compute-time normal:1,.1",
-        "run --mode asgd --engine sim --compute-time normal:1,.1",
-    ),
+    ("--engine sim --compute-time normal:1,.1", "run --compute-time normal:1,.1 --engine sim"),
     ("--mode ssp --slack 3 --slowdown 0=4", "run --slowdown 0=4 --slack 3 --mode ssp"),
     ("--steps 3 --steps 5", "run --steps 5"),
     ("--quiet --no-quiet", "run"),
-    (
-        "--dataset digits --hidden 8,4 --partition label",
-        "run --hidden=8,4 --dataset digits --partition label",
-    ),
+    ("--dataset digits --hidden 8,4", "run --hidden=8,4 --dataset digits"),
     ("--faults kill:2@update=100+30 --on-loss rehost", "run --on-loss rehost --faults kill:2@update=100+30"),
     ("--topology sharded:2 --replicas 2", "run --topology sharded:2 --replicas 2"),
     ("--compress topk:.01 --error-feedback ef", "run --error-feedback ef --compress topk:.01"),
     ("--workload gpt --size 100k --experts 8", "run --experts 8 --workload gpt --size 100k"),
     ("--mode diloco --inner adamw --outer-lr .5 --clip-norm None", "run --mode diloco --outer-lr 0.5"),
-    (
-        "--target-loss .3 --max-seconds 9 --eval-every 5",
-        "run --eval-every 5 --max-seconds 9 --target-loss .3",
-    ),
+    ("--target-loss .3 --eval-every 5", "run --eval-every 5 --target-loss 0.3"),
     ("--checkpoint-every 30 --run-name long --out runs", "run --run-name long --checkpoint-every 30"),
 ]
 
@@ -136,6 +128,12 @@ def test_a_command_has_a_function_and_a_page(command: str) -> None:
     assert asked(["--help", command]) == asked([command, "--help"])
 
 
+@pytest.mark.parametrize(("name", "topic"), [("ssp", "mode"), ("gpt", "workload")])
+def test_help_of_a_mode_or_a_workload_is_found_by_its_name(name: str, topic: str, cli: CommandLine) -> None:
+    """`--help ssp` is `--mode ssp --help mode`."""
+    assert cli(f"--help {name}").out == cli(f"--{topic} {name} --help {topic}").out != ""
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -148,6 +146,7 @@ def test_a_command_has_a_function_and_a_page(command: str) -> None:
         ("replay runs/a --until", "--until: needs a value, which must be a whole number or None"),
         ("replay runs/a --until x", "--until x: must be a whole number or None"),
         ("list --last=", "--last ''"),
+        ("list --folder runs", "--folder: is not an option of list; see list --help"),
         ("compare e.yaml --open=yes", "--open=yes: is a switch; write --open alone"),
         ("compare e.yaml --set", "--set: needs a value"),
         ("compare e.yaml --steps 3", "--steps: is not an option of compare; an option of its runs is given"),

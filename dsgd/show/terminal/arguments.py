@@ -44,7 +44,7 @@ def values_of(
                 raise UsageError(f"{name}={text}: is a switch; write {name} alone")
             values[switch.name] = key == switch.name
             continue
-        if key not in known:
+        if key not in known or key in without_name:
             raise UsageError(unknown(key, word))
         if not equals:
             if not rest or rest[0].startswith("--"):

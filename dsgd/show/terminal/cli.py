@@ -25,6 +25,7 @@ from dsgd.scenario.faults_text import FILE_ENDINGS
 from dsgd.show.terminal.arguments import (
     dashed,
     field_of,
+    is_given,
     read_value,
     take_option,
     value_of,
@@ -43,6 +44,9 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
     Raises UsageError in one line for anything that is wrong. `--help` prints and raises SystemExit.
     """
     arguments = [with_dashes(argument) for argument in arguments]
+    for topic, names in (("mode", modes), ("workload", workloads)):
+        if is_given(arguments, "--help") and (name := _topic(arguments)) in names():
+            arguments = [f"--{topic}", str(name), "--help", topic]
     arguments, config_file = take_option(arguments, "--config")
     file_options = _read_config(config_file) if config_file is not None else {}
     file_options.pop("run_name", None)  # a repetition is another run, with its own name
@@ -147,8 +151,8 @@ def _workload(file_options: dict[str, Any], arguments: list[str]) -> str | None:
 
 def _topic(arguments: Sequence[str]) -> str | None:
     """Return what `--help` is asked about: the word after it."""
-    following = arguments[next(at for at, word in enumerate(arguments, 1) if word in ("-h", "--help")) :]
-    return following[0] if following and not following[0].startswith("-") else None
+    after = next(at for at, word in enumerate(arguments, 1) if word in ("-h", "--help"))
+    return next((word for word in arguments[after : after + 1] if not word.startswith("-")), None)
 
 
 def _unknown(mode: str, known: Mapping[str, Option], key: str, spelled: str) -> str:

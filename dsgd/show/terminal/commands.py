@@ -64,7 +64,7 @@ def asked(arguments: Sequence[str]) -> tuple[str, list[str]]:
 def command_of(arguments: Sequence[str]) -> Callable[[Interruptions], int]:
     """Return what the arguments ask for, to be called; without any, that is the front page."""
     command, rest = asked(arguments)
-    if command == RUN and (not rest or rest in (["--help"], ["-h"])):
+    if not arguments or (command == RUN and rest in (["--help"], ["-h"])):
         return _front_page
     module, _, name = PLACES[command].partition(":")
     with ended_by_signals():  # importing one takes up to a second

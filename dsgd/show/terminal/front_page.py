@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from dsgd.process.outcomes import program
 from dsgd.show.terminal import examples
 from dsgd.show.terminal.paragraphs import paragraph, table, width
 
-MODES = (
-    "ssgd asgd ssp localsgd ksync kasync dssp dcasgd easgd diloco streaming adacomm rennala ringmaster; "
-    "without a server: dpsgd sgp adpsgd noloco"
-)
+_STRATEGIES = Path(__file__).parents[2] / "strategies"
 OPTIONS = (
     ("--engine ray|sim|both", "real workers (ray), virtual time, or both compared"),
     ("--num-workers P", "(4)  --steps N, mini-batches of each worker (100)"),
@@ -70,9 +68,11 @@ def front_page() -> Iterator[str]:
     yield from paragraph("Train with one strategy, on real Ray workers or in virtual time:", columns)
     yield from examples.lines([examples.SIMULATED], columns)
     yield ""
-    yield from table([("--mode MODE", f"{MODES} (ssgd)"), *OPTIONS], columns)
+    yield "Options that most need, with defaults in brackets:"
+    modes = sorted(path.stem.removeprefix("train_") for path in _STRATEGIES.glob("train_*.py"))
+    yield from table([("--mode MODE", f"{' '.join(modes)} (ssgd)"), *OPTIONS], columns)
     yield ""
-    topics = f"More options: --mode MODE --help, and --help TOPIC, a topic being {', '.join(TOPICS)}"
+    topics = f"More options: --help MODE, --help WORKLOAD, and --help TOPIC: {', '.join(TOPICS)}"
     yield from paragraph(topics, columns)
     yield ""
     yield "Commands; COMMAND --help shows the options of each:"
