@@ -14,7 +14,7 @@ from dsgd.compare.experiment import Experiment
 from dsgd.compare.experiment_file import load, read
 from dsgd.compare.named_modes import content_of, name_of, named, options_of_runs, text_of
 from dsgd.config import LiveConfig, LogConfig, OutputConfig
-from dsgd.core.option_rules import Checked
+from dsgd.core.option_rules import REPEATED, Checked
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, print_page, report_error
 from dsgd.process.s3_access import is_s3
@@ -29,7 +29,7 @@ class CompareOptions(Checked):
     reused when the command is repeated.
     """
 
-    what: Annotated[tuple[str, ...], Positional("FILE|MODE...")]
+    what: Annotated[tuple[str, ...], Positional("FILE|MODE..."), REPEATED]
     """The experiment's file; or two modes or more, and then options of their runs, like --slowdown 0=4, and
     --target-loss.
     """
@@ -37,7 +37,7 @@ class CompareOptions(Checked):
     seeds: Annotated[int | None, Ge(1)] = None
     """Runs of each mode or variant, with seeds from 0. None: 5, or as the file says."""
 
-    set: tuple[str, ...] = ()
+    set: Annotated[tuple[str, ...], REPEATED] = ()
     """OPTION=VALUE replaces an option of the file's base, like steps=1000, or its seeds or target_loss; may
     be given several times.
     """

@@ -43,7 +43,7 @@ from annotated_types import Ge, Gt, Le, Lt
 
 T = TypeVar("T")
 Kind = Literal["int", "float", "str", "bool", "choice", "tuple"]
-"""tuple: of texts, from an option that may be given several times."""
+"""tuple: of texts, from a command's option that is REPEATED; runs have none."""
 
 
 def _once(function: Callable[[type], T]) -> Callable[[type], T]:
@@ -75,6 +75,9 @@ def whole_or_inf(least: int) -> Must:
         lambda x: x >= least and (x == math.inf or float(x).is_integer()),
     )
 
+
+REPEATED = "repeated"
+"""Marks an option that may be given several times: a tuple of texts."""
 
 GIVEN = "any value"
 """In `OnlyWith`: the other option is given, whatever its value."""
@@ -257,9 +260,9 @@ def members(config_type: type) -> Mapping[str, Option | type]:
         types, rules = _taken_apart(hints[f.name])
         choices = tuple(choice for t in types if get_origin(t) is Literal for choice in get_args(t))
         kind = "choice" if choices else next(t.__name__ for t in types if t is not NoneType)
-        if kind not in get_args(Kind):
+        if kind not in get_args(Kind) or (kind == "tuple" and REPEATED not in rules):
             raise TypeError(
-                f"{config_type.__name__}.{f.name}: an option is an int, float, str, bool, Literal or tuple"
+                f"{config_type.__name__}.{f.name}: an option is an int, float, str, bool or Literal"
             )
         found[f.name] = Option(
             name=f.name,

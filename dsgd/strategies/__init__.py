@@ -21,7 +21,7 @@ from dsgd.core.option_rules import Option, from_options, members, option_fields
 from dsgd.core.option_rules import options as flat
 from dsgd.models.workloads import names as workloads
 from dsgd.models.workloads import options_of
-from dsgd.process.user_code import UserCodeError, load_code
+from dsgd.process.user_code import UserCodeError, in_one_line, load_code
 
 if TYPE_CHECKING:
     from dsgd.core.protocol import Cluster, Update
@@ -110,6 +110,8 @@ def from_file(path: Path) -> ModuleType:
     config_type, train = getattr(module, "Config", None), getattr(module, "train", None)
     if not (isinstance(config_type, type) and issubclass(config_type, TrainConfig) and callable(train)):
         raise UserCodeError("needs a Config and a function train(cluster, w, cfg), like train_asgd.py")
+    with in_one_line(path, "its Config cannot be used: "):
+        members(config_type)
     return module
 
 

@@ -436,6 +436,11 @@ WRONG: list[tuple[str, str, list[str]]] = [
     (f"{OPTION} --quorum 9", "", ["--quorum 9", "between 1 and num_workers"]),
     ("--strategy-file", "", ["--strategy-file", "needs a value"]),
     ("--strategy-file my/train_x.py", NO_DEFAULT, ["--patience: has no default", "give it a value"]),
+    (
+        "--strategy-file my/train_x.py",
+        NO_DEFAULT.replace("int", "tuple[str, ...]"),
+        ["is an int, float"],
+    ),
 ]
 
 
