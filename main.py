@@ -19,7 +19,7 @@ if __name__ in ("__main__", "dsgd.__main__"):  # called, not imported: ctrl-C en
 from collections.abc import Sequence
 
 from dsgd.process.interruptions import NOTHING_WRITTEN, Interruptions, run_as_program
-from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, UsageError, report_error
+from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, Failure, UsageError, report_error
 from dsgd.show.terminal.commands import asked, command_of
 
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
 
         stop_own_job(error)
         return code
-    except OSError as error:
+    except (Failure, OSError) as error:
         return report_error(error, EXIT_FAILED)
     except MemoryError:
         sizes = "lower --samples, --hidden, --dim, --num-workers or --padding-mb"

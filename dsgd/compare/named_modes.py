@@ -65,6 +65,8 @@ def content_of(
         raise UsageError(f"compare {words[0]}: a comparison needs two modes; name another")
     given = dict(sorted(given.items()))  # so that their order makes no other experiment
     target = given.pop("target_loss", None)
+    if target is not None and given.get("dataset") == "none":
+        raise UsageError(f"--target-loss {target:g}: --dataset none has no loss; leave it out")
     aim = "has the lowest loss after the same work" if target is None else f"reaches loss {target:g} first"
     with_ = listed([f"{name} {option_text(value)}" for name, value in given.items()])
     names = [_strategy(word)[0] for word in known]

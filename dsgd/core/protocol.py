@@ -22,6 +22,7 @@ from dsgd.core.rules import Rule
 from dsgd.core.tasks import Task
 from dsgd.core.traffic import Traffic
 from dsgd.core.weights import Vector, Weights
+from dsgd.process.outcomes import Failure
 
 
 class Done(NamedTuple):
@@ -283,7 +284,7 @@ class TimeUp(Exception):
     """The engine's clock has reached `--max-seconds`."""
 
 
-class ClusterError(Exception):
+class ClusterError(Failure):
     """The cluster cannot do what was asked: resources missing, a worker lost for good."""
 
 

@@ -40,6 +40,10 @@ class UsageError(Exception):
     """What the user asked for cannot be done; the message is one line."""
 
 
+class Failure(Exception):
+    """What the user asked for can be done, but was not; the message is one line."""
+
+
 def is_result(stopped_by: str) -> bool:
     """Whether such an end is a result of the run's options: divergence is, being cut off is not."""
     return stopped_by not in ("failed", "interrupted")

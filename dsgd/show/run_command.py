@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from dsgd.config import TrainConfig
-from dsgd.core.protocol import ClusterError
 from dsgd.process.interruptions import Interruptions
-from dsgd.process.outcomes import EXIT_CODES, EXIT_FAILED, echoed, escaped, report_error
+from dsgd.process.outcomes import EXIT_CODES, echoed, escaped, report_error
 from dsgd.process.s3_access import is_s3
 from dsgd.records.size import announcement
 from dsgd.records.stores.store import Store
@@ -37,14 +36,11 @@ def run(arguments: Sequence[str], interruptions: Interruptions) -> int:
         return 0
     with usage_errors():
         observers = Observers(cfg.live, cfg.log, quiet=cfg.output.quiet)
-    try:
-        with observers:
-            run_it = run_to_s3 if is_s3(cfg.output.out) else run_here
-            code = run_it(asked, started, interruptions, observers)
-            observers.linger(interruptions)
-        return code
-    except ClusterError as error:
-        return report_error(error, EXIT_FAILED)
+    with observers:
+        run_it = run_to_s3 if is_s3(cfg.output.out) else run_here
+        code = run_it(asked, started, interruptions, observers)
+        observers.linger(interruptions)
+    return code
 
 
 def run_here(

@@ -10,6 +10,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -280,6 +281,22 @@ def test_a_mistake_on_its_command_line_gets_one_line(
 
 
 # -------------------------------------------------------------------------------------------- shipped ones
+
+
+def test_a_cluster_that_is_out_of_reach_is_one_line(tmp_path: Path) -> None:
+    """It ends with exit code 1, the address and a remedy; in a process that is connected to no other."""
+    arguments = ["compare", "ssgd", "asgd", "--engine", "ray", "--lr", "1", "--start-timeout-s", "1"]
+    ran = subprocess.run(
+        [sys.executable, ROOT / "main.py", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "RAY_ADDRESS": "127.0.0.1:1"},
+        capture_output=True,
+        text=True,
+    )
+    (said,) = ran.stderr.splitlines()
+    assert ran.returncode == 1
+    assert said.startswith("main.py: RAY_ADDRESS=127.0.0.1:1: no Ray cluster answers there within")
+    assert "unset RAY_ADDRESS" in said
 
 
 @pytest.mark.parametrize("verb", ["compare", "report"])

@@ -63,7 +63,12 @@ def test_other_options_are_another_experiment() -> None:
         ("ssgd", "compare ssgd: a comparison needs two modes; name another"),
         ("ssgd asg", "compare asg: is no mode; did you mean asgd?"),
         ("a.yaml b.yaml", "compare: takes one file, or modes, not a.yaml and b.yaml"),
-        ("ssgd asgd --slack 2", "--slack: is not an option of compare"),
+        ("ssgd asgd --slack 2", "--slack: is not an option of compare; see compare --help"),
+        ("ssgd asgd --slowdwn 0=4", "--slowdwn: is not an option of compare; did you mean --slowdown?"),
+        (
+            "ssgd asgd --dataset none --target-loss 1",
+            "--target-loss 1: --dataset none has no loss",
+        ),
         ("ssgd asgd --seed 3", "--seed: is not an option of compare; did you mean --seeds?"),
         ("ssgd asgd --steps 0", "compare ssgd asgd: variant ssgd: --steps 0: must be at least 1"),
         ("ssgd asgd --engine both", "compare ssgd asgd: variant ssgd: --engine both is for a single run"),

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from dsgd.scenario.faults_text import FILE_ENDINGS
 from dsgd.show.terminal.arguments import (
     dashed,
     field_of,
-    is_given,
     read_value,
     take_option,
     value_of,
@@ -45,7 +45,7 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
     """
     arguments = [with_dashes(argument) for argument in arguments]
     for topic, names in (("mode", modes), ("workload", workloads)):
-        if is_given(arguments, "--help") and (name := _topic(arguments)) in names():
+        if (name := _topic(arguments)) in names():
             arguments = [f"--{topic}", str(name), "--help", topic]
     arguments, config_file = take_option(arguments, "--config")
     file_options = _read_config(config_file) if config_file is not None else {}
@@ -151,8 +151,9 @@ def _workload(file_options: dict[str, Any], arguments: list[str]) -> str | None:
 
 def _topic(arguments: Sequence[str]) -> str | None:
     """Return what `--help` is asked about: the word after it."""
-    after = next(at for at, word in enumerate(arguments, 1) if word in ("-h", "--help"))
-    return next((word for word in arguments[after : after + 1] if not word.startswith("-")), None)
+    return next(
+        (after for word, after in pairwise(arguments) if word in ("-h", "--help") and after[:1] != "-"), None
+    )
 
 
 def _unknown(mode: str, known: Mapping[str, Option], key: str, spelled: str) -> str:

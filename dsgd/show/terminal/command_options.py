@@ -51,10 +51,10 @@ def options_and_more(
 
     def unknown(key: str, word: str) -> str:
         name = word.partition("=")[0]
-        named = [f"--{dashed(other)}" for other in known if other not in alone]
+        named = [f"--{dashed(other)}" for other in (*known, *more) if other not in alone]
         if near := difflib.get_close_matches(name, named, n=1, cutoff=0.8):
             hint = f"did you mean {near[0]}?"
-        elif "set" in known and name.startswith("--"):
+        elif "set" in known and not more and name.startswith("--"):
             hint = f"an option of its runs is given as --set {name.removeprefix('--')}=VALUE"
         else:
             hint = f"see {command} --help"

@@ -69,6 +69,7 @@ def front_page() -> Iterator[str]:
     yield from examples.lines([examples.SIMULATED], columns)
     yield ""
     yield "Options that most need, with defaults in brackets:"
+    # By their files: importing dsgd.strategies, which has all options, would take ten times as long.
     modes = sorted(path.stem.removeprefix("train_") for path in _STRATEGIES.glob("train_*.py"))
     yield from table([("--mode MODE", f"{' '.join(modes)} (ssgd)"), *OPTIONS], columns)
     yield ""
