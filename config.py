@@ -21,9 +21,10 @@ from annotated_types import Ge, Gt, Le, Lt
 from dsgd.core import option_texts as texts
 from dsgd.core.option_rules import (
     FINITE,
-    GIVEN,
+    HIDDEN,
     Checked,
     Must,
+    NotWith,
     OnlyWith,
     Parsed,
     matches,
@@ -78,11 +79,14 @@ __all__ = [
 MEGABYTE = 1_000_000
 MOST_EXPORTED = 256  # workers, of some 60 series each: a scrape must be quick to write
 
-SAMPLED = OnlyWith(dataset=("xor", "digits"))
-LEARNED = OnlyWith(dataset=("xor", "digits", "quadratic"))
-QUADRATIC = OnlyWith(dataset="quadratic")
-WITHOUT_WORKLOAD = OnlyWith(workload=None)
-WITH_WORKLOAD = OnlyWith(workload=GIVEN)
+BUILT_IN = ("xor", "digits", "quadratic", "none")
+"""The workloads that are no torch module."""
+
+SAMPLED = NotWith(workload=("quadratic", "none"))
+LEARNED = NotWith(workload=("none",))
+OF_PERCEPTRON = OnlyWith(workload=("xor", "digits"))
+QUADRATIC = OnlyWith(workload="quadratic")
+OF_MODULE = NotWith(workload=BUILT_IN)
 ON_RAY = OnlyWith(engine=("ray", "both"))
 SIMULATED = OnlyWith(engine="sim")
 PORT = Must("must be a port, 0 to 65535", lambda port: 0 <= port < 65536)
@@ -92,38 +96,31 @@ PORT = Must("must be a port, 0 to 65535", lambda port: 0 <= port < 65536)
 class DataConfig(Checked):
     """What is learned, and from which data."""
 
-    dataset: Annotated[Literal["xor", "digits", "quadratic", "none"], WITHOUT_WORKLOAD] = "xor"
-    """xor: points labelled by the sign of a product. digits: scikit-learn's 8x8 handwritten digits.
-    quadratic: worker i minimises a_i/2 |w - x_i|^2. none: no weights, the run only schedules."""
+    workload: str = "xor"
+    """What is learned. xor: points labelled by the sign of a product. digits: scikit-learn's 8x8 handwritten
+    digits. quadratic: worker i minimises a_i/2 |w - x_i|^2. none: no weights, the run only schedules. Or a
+    torch module and its data: one that is there by its name, like digits_cnn, or a file of yours with a
+    function make() (docs/workloads.md)."""
 
-    workload: str | None = None
-    """A torch module and its data: the path of a file of yours with a function make(), or one that is there
-    by its name, like digits_cnn (docs/workloads.md). None: what --dataset says."""
-
-    model: Annotated[Literal["mlp", "logistic"], SAMPLED, WITHOUT_WORKLOAD] = "mlp"
-    """For xor and digits: multi-layer perceptron, or logistic regression."""
-
-    hidden: Annotated[str, SAMPLED, OnlyWith(model="mlp"), WITHOUT_WORKLOAD] = "16"
-    """Units of the mlp's hidden layers, separated by commas."""
+    hidden: Annotated[str, OF_PERCEPTRON] = "16"
+    """Units of the hidden layers of the perceptron that learns xor or digits, separated by commas. none:
+    logistic regression."""
     hidden_sizes = Parsed("hidden", texts.layer_sizes)
 
-    samples: Annotated[int | None, Ge(1), SAMPLED, WITHOUT_WORKLOAD] = None
+    samples: Annotated[int | None, Ge(1), OF_PERCEPTRON] = None
     """Training samples of all workers together. None: 4096 for xor, all 1438 for digits."""
 
-    dim: Annotated[int | None, Ge(1), OnlyWith(dataset=("xor", "quadratic")), WITHOUT_WORKLOAD] = None
+    dim: Annotated[int | None, Ge(1), OnlyWith(workload=("xor", "quadratic"))] = None
     """Features of xor (None: 2) or weights of the quadratic (None: 1)."""
 
-    label_noise: Annotated[float, Ge(0), Le(1), SAMPLED, WITHOUT_WORKLOAD] = 0.0
+    label_noise: Annotated[float, Ge(0), Le(1), OF_PERCEPTRON] = 0.0
     """Share of the training labels (xor, digits) that are wrong, 0 to 1."""
 
     partition: Annotated[str, SAMPLED] = "iid"
     """How samples are split among workers: iid | label (sorted by class) | dirichlet:ALPHA (each worker
-    its own mix of classes, the more uneven the smaller ALPHA)."""
+    its own mix of classes, the more uneven the smaller ALPHA). With uneven=4 behind a comma the last worker
+    has four times as many samples as the first, and each the same factor more than the one before."""
     split = Parsed("partition", texts.Partition.parse)
-
-    uneven: Annotated[float, FINITE, Ge(1), SAMPLED] = 1.0
-    """How many times as many samples the last worker has as the first; each has the same factor more than the
-    one before. 1: all have the same number."""
 
     curvatures: Annotated[str, QUADRATIC] = "1"
     """Quadratic: a_i, one value per worker or one for all."""
@@ -138,13 +135,23 @@ class DataConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = "must be at least 2 with --dataset xor, whose labels need two coordinates"
+        rule = "must be at least 2 with --workload xor, whose labels need two coordinates"
         require(self.dataset != "xor" or self.num_dims >= 2, "dim", self.dim, rule)
 
     @property
+    def dataset(self) -> str | None:
+        """xor, digits, quadratic or none; None where a torch module is trained."""
+        return self.workload if self.workload in BUILT_IN else None
+
+    @property
+    def module(self) -> str | None:
+        """The workload, if it is a torch module with its data."""
+        return None if self.workload in BUILT_IN else self.workload
+
+    @property
     def name(self) -> str:
-        """What the run learns: the data set, or the workload's file without its ending."""
-        return self.dataset if self.workload is None else Path(self.workload).stem
+        """What the run learns: the workload, or its file without its ending."""
+        return Path(self.workload).stem
 
     @property
     def num_samples(self) -> int:
@@ -234,11 +241,11 @@ class RayConfig(Checked):
     """Share of a GPU that a worker on cuda takes, like 0.25 for four workers on one GPU; with
     --ranks-per-worker, whole GPUs of each rank."""
 
-    transport: Annotated[Literal["auto", "local", "ray"], ON_RAY] = "auto"
+    transport: Annotated[Literal["auto", "local", "ray"], ON_RAY, HIDDEN] = "auto"
     """How weights and gradients travel. local: by a socket and shared memory, to workers on the driver's
     machine. ray: by Ray's calls and object store. auto: each worker in the fastest way it can be reached."""
 
-    start_timeout_s: Annotated[float, FINITE, Gt(0), ON_RAY] = 60.0
+    start_timeout_s: Annotated[float, FINITE, Gt(0), ON_RAY, HIDDEN] = 60.0
     """Seconds to wait for Ray to start, and then for the workers to be ready."""
 
     def on(self, engine: str) -> RayConfig:
@@ -250,15 +257,15 @@ class RayConfig(Checked):
 class ComputeConfig(Checked):
     """How the gradient of a workload's module is computed (--workload)."""
 
-    precision: Annotated[Literal["float32", "bf16"], WITH_WORKLOAD] = "float32"
+    precision: Annotated[Literal["float32", "bf16"], OF_MODULE] = "float32"
     """bf16: the loss is computed under torch's autocast, in bfloat16 where that is safe. Weights, gradients
     and evaluations are float32."""
 
-    accumulate: Annotated[int, Ge(1), WITH_WORKLOAD] = 1
+    accumulate: Annotated[int, Ge(1), OF_MODULE] = 1
     """Parts of a mini-batch that are computed one after another, so that less memory is needed; the gradient
     is that of the whole mini-batch."""
 
-    compile: Annotated[bool, WITH_WORKLOAD] = False
+    compile: Annotated[bool, OF_MODULE] = False
     """Compile the loss with torch.compile before the run begins; needs a C++ compiler on a CPU."""
 
 
@@ -288,19 +295,17 @@ class FaultConfig(Checked):
     """Machines, named a, b, …, over which the processes are spread in turn. A private Ray cluster starts as
     many nodes on this machine; on any other cluster, its own nodes count."""
 
-    min_workers: Annotated[int, Ge(1), OnlyWith(on_loss="drop")] = 1
+    min_workers: Annotated[int, Ge(1), OnlyWith(on_loss="drop"), HIDDEN] = 1
     """With this many members left, workers of a lost process wait instead of leaving."""
 
     suspect_after: Annotated[float | None, FINITE, Gt(0)] = None
     """Seconds without an answer after which a process's task is given to a second one too; the first answer
     counts. The silent process gets no other task until it answers. None: never."""
 
-    max_restarts: Annotated[int, Ge(0)] = 3
-    """How many times a process is started again within --restart-window-s before it is given up, and with it
-    the run if workers depend on it. Each time it takes longer, up to 30 s."""
-
-    restart_window_s: Annotated[float, FINITE, Gt(0)] = 600.0
-    """Seconds for which a lost process counts."""
+    restarts: str = "3"
+    """How many times a process is started again within 600 s before it is given up, and with it the run if
+    workers depend on it; within other seconds like 3,within=60. Each time it takes longer, up to 30 s."""
+    restart_limit = Parsed("restarts", texts.Restarts.parse)
 
     restart_s: Annotated[float, FINITE, Ge(0), SIMULATED] = 0.0
     """Seconds that a new process takes to start (sim only)."""
@@ -362,16 +367,15 @@ class CheckpointConfig(Checked):
     """What a run can go on from if its driver is lost (docs/checkpoints.md)."""
 
     checkpoint_every: str | None = None
-    """Engine seconds between two checkpoints, or auto: Young's and Daly's interval, from the measured cost
-    and --mtbf. By tier, like memory=1,disk=30,peer=60,s3=300. None: no checkpoints."""
+    """Engine seconds between two checkpoints, or auto,mtbf=SECONDS: Young's and Daly's interval, from the
+    measured cost and the mean time between two losses of the driver. By tier, like
+    memory=1,disk=30,peer=60,s3=300. None: no checkpoints."""
     checkpoint_tiers = Parsed("checkpoint_every", texts.checkpoint_tiers)
+    mtbf = Parsed("checkpoint_every", texts.checkpoint_mtbf)
 
     keep: str = "3"
     """How many checkpoints are kept; by tier, like disk=3,s3=10."""
     kept_by_tier = Parsed("keep", texts.kept_by_tier)
-
-    mtbf: Annotated[float | None, FINITE, Gt(0)] = None
-    """Mean engine seconds between two losses of the driver, for --checkpoint-every auto."""
 
     checkpoint_cost_s: Annotated[float, FINITE, Ge(0), SIMULATED] = 0.0
     """Engine seconds for which the server stands still at a checkpoint (sim only; on Ray it does not)."""
@@ -387,10 +391,10 @@ class CheckpointConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         is_auto = None in self.checkpoint_tiers.values()
-        rule = "auto needs the mean time between two losses of the driver; give --mtbf"
+        rule = "auto needs the mean time between two losses of the driver; give it, like auto,mtbf=3600"
         require(not is_auto or self.mtbf is not None, "checkpoint-every", self.checkpoint_every, rule)
-        rule = "is for --checkpoint-every auto; leave it out"
-        require(is_auto or self.mtbf is None, "mtbf", self.mtbf, rule)
+        rule = "mtbf is for auto; leave it out"
+        require(is_auto or self.mtbf is None, "checkpoint-every", self.checkpoint_every, rule)
 
 
 def is_name(text: str) -> bool:
@@ -407,7 +411,7 @@ class OutputConfig(Checked):
     while the run goes on, and when it ends, however it ends."""
     folder = Parsed("out", texts.folder)
 
-    upload_every: Annotated[float, Gt(0)] = 60.0
+    upload_every: Annotated[float, Gt(0), HIDDEN] = 60.0
     """Wall seconds between two uploads of what a run with --out s3://... has recorded. inf: when it ends."""
 
     run_name: Annotated[
@@ -430,7 +434,7 @@ class OutputConfig(Checked):
     """Which updates are written to updates.jsonl: all | every:N | none."""
     record_every = Parsed("record", texts.every)
 
-    trace_last: Annotated[int | None, Ge(0)] = None
+    trace_last: Annotated[int | None, Ge(0), HIDDEN] = None
     """Number of final updates shown in trace.json (for Perfetto). None: as many as make a file of a few MB.
     0: no trace.json."""
 
@@ -456,7 +460,7 @@ class LogConfig(Checked):
     """The least that is logged. info: what workers print too and, where no terminal is, a line every ten
     seconds."""
 
-    log_format: Literal["auto", "text", "json"] = "auto"
+    log_format: Annotated[Literal["auto", "text", "json"], HIDDEN] = "auto"
     """How: text, or a JSON object a line. auto: json in a job of Ray and in a pod, text elsewhere."""
 
     @property
@@ -472,10 +476,10 @@ class LiveConfig(Checked):
     metrics_port: Annotated[int | None, PORT] = None
     """Port of the metrics for Prometheus, under /metrics; 0 takes any that is free."""
 
-    metrics_host: Annotated[str, matches(r"\S+", "must be an address, like 0.0.0.0")] = "127.0.0.1"
+    metrics_host: Annotated[str, matches(r"\S+", "must be an address, like 0.0.0.0"), HIDDEN] = "127.0.0.1"
     """Address of that port; 0.0.0.0 admits other machines."""
 
-    metrics_linger_s: Annotated[float, FINITE, Ge(0)] = 0.0
+    metrics_linger_s: Annotated[float, FINITE, Ge(0), HIDDEN] = 0.0
     """Wall seconds to keep serving the metrics and the live page after the run; ctrl-C ends it."""
 
     dashboard: Annotated[int | None, PORT] = None
@@ -505,11 +509,11 @@ class TrainConfig(Checked):
     """One run."""
 
     mode: str
-    """The strategy; the modes are listed above."""
+    """The strategy: a name (`--help` lists them), or a file of yours, like my/train_mine.py, whose mode is
+    then `mine`."""
 
-    strategy_file: str | None = None
-    """A strategy of your own, like my/train_mine.py, whose mode is then `mine`. None: --mode is one of those
-    listed above."""
+    strategy_file: Annotated[str | None, HIDDEN] = None
+    """The file of a strategy of yours, which --mode may name too."""
 
     engine: Literal["ray", "sim", "both"] = "ray"
     """ray: real workers in wall time. sim: the same strategy in virtual time, real gradients. both: one
@@ -531,12 +535,11 @@ class TrainConfig(Checked):
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Heavy-ball momentum, 0 to below 1; on the server or, in local modes and without one, in each worker."""
 
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the step size falls: not at all, or linearly or along half a cosine to 0 at the end of the run. The
-    server counts applied mini-batches; in local modes each worker counts its own."""
-
-    warmup: Annotated[int, Ge(0)] = 0
-    """Steps over which the step size first rises, linearly, to --lr."""
+    schedule: str = "constant"
+    """How the step size falls: constant, or linear or cosine (half a wave) to 0 at the end of the run. With a
+    warm-up, like cosine,warmup=100, it first rises to --lr over so many steps. The server counts applied
+    mini-batches; in local modes each worker counts its own."""
+    parsed_schedule = Parsed("schedule", texts.StepSchedule.parse)
 
     clip_norm: Annotated[float | None, FINITE, Gt(0)] = None
     """Largest norm of an update's mean gradient or, in local modes, of each worker's gradient; longer ones
@@ -593,7 +596,8 @@ class TrainConfig(Checked):
             require(len(values) in (1, self.num_workers), option, getattr(self.data, option), rule)
         accumulate, size = self.compute.accumulate, self.batch_size
         require(accumulate <= size, "accumulate", accumulate, f"must be at most --batch-size {size}")
-        require(self.warmup <= self.steps, "warmup", self.warmup, f"must be at most --steps {self.steps}")
+        warmup, rule = self.parsed_schedule.warmup, f"warmup must be at most --steps {self.steps}"
+        require(warmup <= self.steps, "schedule", self.schedule, rule)
         whole_gpus = self.ray.gpus_per_worker >= 1
         self.group.require_possible(
             None if self.data.name in ("none", "quadratic") else size // accumulate,
@@ -602,13 +606,19 @@ class TrainConfig(Checked):
                     not whole_gpus
                 ),
                 "ranks share a module on Ray; give a --workload, or use --engine sim": (
-                    self.engine != "sim" and self.data.workload is None
+                    self.engine != "sim" and self.data.module is None
                 ),
             },
         )
+        rule = "experts are a workload's; give --workload, or leave them out"
+        of_module = self.data.module is not None
+        require(of_module or not self.group.parsed_parallel.experts, "parallel", self.group.parallel, rule)
         self._require_compressible()
         self.live.require_few(self.num_workers)
         self._require_topology()
+        rule = f"--workload {self.data.name} has no samples to count; use --aggregate mean alone"
+        counted = not self.aggregation.by_samples or self.data.name not in ("quadratic", "none")
+        require(counted, "aggregate", self.aggregation.aggregate, rule)
         checkpoints = self.checkpoint.checkpoint_every is not None
         servers = self.network.parsed_topology.servers if self.network.replicas > 1 else 0
         self.fault.require_possible(
@@ -644,12 +654,12 @@ class TrainConfig(Checked):
             require(not self.momentum, "momentum", self.momentum, rule)
 
     def _require_lies_told(self) -> None:
-        dataset = self.data.dataset if self.data.workload is None else "a workload"
+        workload = self.data.workload
         for lie in self.fault.lies:
             flips = lie.says is not None and lie.says.name == "labelflip"
             lacking = ("none", "quadratic") if flips else ("none",)
-            rule = f"'{lie}': --dataset {dataset} has no {'labels' if flips else 'results'} to lie about"
-            require(dataset not in lacking, "faults", self.fault.faults, f"{rule}; choose another")
+            rule = f"'{lie}': --workload {workload} has no {'labels' if flips else 'results'} to lie about"
+            require(workload not in lacking, "faults", self.fault.faults, f"{rule}; choose another")
             rule = f"'{lie}': --mode {self.mode} has no server to lie to; only labelflip is for all modes"
             require(flips or self.results_per_update > 0, "faults", self.fault.faults, rule)
 
@@ -679,7 +689,6 @@ class TrainConfig(Checked):
                 f"has no effect in --mode {self.mode}, which has no server",
             )
             require(topology == "server", "topology", topology, f"{rule}; leave it out")
-            require(self.network.replicas == 1, "replicas", self.network.replicas, f"{rule}; leave it out")
             rate, served = timing.server_bytes_per_s, timing.server_bytes_per_s < math.inf
             require(not served, "server-bytes-per-s", rate, f"{rule}; use --bytes-per-s")
             rule = f"is emulated by holding back results, and --mode {self.mode} has none; use --engine sim"
@@ -687,8 +696,8 @@ class TrainConfig(Checked):
             require(simulated or not timing.latency_s, "latency-s", timing.latency_s, rule)
             rate = self.network.bytes_per_s
             require(simulated or rate == math.inf, "bytes-per-s", rate, rule)
-            rate = self.network.rack_bytes_per_s
-            require(simulated or rate == math.inf, "rack-bytes-per-s", rate, rule)
+            racks = self.network.racks
+            require(simulated or racks == "1", "racks", racks, rule)
         self.network.require_possible(
             self.num_workers,
             {
@@ -699,7 +708,7 @@ class TrainConfig(Checked):
                     timing.padding_bytes > 0 and self.engine != "sim"
                 ),
                 "adds results; use --aggregate mean": self.aggregation.aggregator is not None,
-                "adds results as they are; leave out --weights samples": self.aggregation.weights != "equal",
+                "adds results as they are; use --aggregate mean alone": self.aggregation.by_samples,
                 "keeps results among the workers; no lie but labelflip can replace them": any(
                     lie.says is None or lie.says.name != "labelflip" for lie in self.fault.lies
                 ),

@@ -120,7 +120,7 @@ class QuadraticShard:
 
 @dataclass(frozen=True)
 class EmptyShard:
-    """An empty shard: `--dataset none` has no weights and only schedules."""
+    """An empty shard: `--workload none` has no weights and only schedules."""
 
     worker: int
 
@@ -142,16 +142,15 @@ def make_workload(cfg: TrainConfig, *, recorded: bool = False) -> Workload:
     recorded: whether it has a record already, and is computed again, or goes on.
     Raises ValueError, naming the option, where the data cannot be split as asked.
     """
-    if cfg.data.workload is not None:
-        return _of_file(cfg, cfg.data.workload, recorded)
+    if cfg.data.module is not None:
+        return _of_file(cfg, cfg.data.module, recorded)
     if cfg.data.dataset == "none":
         return Workload(Nothing(), [EmptyShard(i) for i in range(cfg.num_workers)], (), 0)
     if cfg.data.dataset == "quadratic":
         return _quadratic(cfg)
     dataset = load_digits(cfg) if cfg.data.dataset == "digits" else make_xor(cfg)
     outputs = 1 if dataset.classes == 2 else dataset.classes
-    hidden = cfg.data.hidden_sizes if cfg.data.model == "mlp" else ()
-    sizes = (dataset.x.shape[1], *hidden, outputs)
+    sizes = (dataset.x.shape[1], *cfg.data.hidden_sizes, outputs)
     shards = [
         DatasetShard(i, dataset.x, dataset.y, rows, batch_size=cfg.batch_size, seed=cfg.seed)
         for i, rows in enumerate(_parts(dataset.y.astype(np.int64), cfg))
@@ -209,7 +208,7 @@ def module_objective(cfg: TrainConfig, problem: Problem, *, recorded: bool = Fal
         precision=cfg.compute.precision,
         accumulate=cfg.compute.accumulate,
         compiled=cfg.compute.compile,
-        recomputed=cfg.group.checkpoint_activations,
+        recomputed=cfg.group.recompute_activations,
         ranks=cfg.group.ranks_per_worker,
         slices=cfg.group.shards,
         evaluated_on=_evaluated_on(cfg),
@@ -227,11 +226,11 @@ def _evaluated_on(cfg: TrainConfig) -> str:
 def _parts(labels: Indices, cfg: TrainConfig) -> list[Indices]:
     """Return each worker's sample numbers; ValueError if one has not enough for a mini-batch."""
     rng = generator(cfg.seed, Purpose.PARTITION)
-    parts = partition(labels, cfg.num_workers, cfg.data.split, rng, cfg.data.uneven)
+    parts = partition(labels, cfg.num_workers, cfg.data.split, rng)
     smallest = min(range(len(parts)), key=lambda i: len(parts[i]))
     if cfg.batch_size > len(parts[smallest]):
-        more = ", or raise --samples" if cfg.data.workload is None else ""
-        more += ", or lower --uneven" * (cfg.data.uneven > 1)
+        more = ", or raise --samples" if cfg.data.dataset else ""
+        more += ", or lower uneven in --partition" * (cfg.data.split.uneven > 1)
         raise ValueError(
             f"--batch-size {cfg.batch_size}: worker {smallest}'s shard has only {len(parts[smallest])} of "
             f"the {len(labels)} training samples; lower --batch-size or --num-workers{more}"
@@ -304,15 +303,12 @@ def _quadratic(cfg: TrainConfig) -> Workload:
     return Workload(Quadratic(cfg.data.num_dims), shards, (curvatures, optima), 1)
 
 
-def partition(
-    labels: Indices, num_workers: int, how: Partition, rng: np.random.Generator, uneven: float = 1.0
-) -> list[Indices]:
+def partition(labels: Indices, num_workers: int, how: Partition, rng: np.random.Generator) -> list[Indices]:
     """Return each worker's sample numbers; shard sizes differ by at most one, unless they are to be uneven.
 
     labels (N,): the samples' classes. how: `iid` shuffles, `label` sorts by class, `dirichlet:ALPHA` gives
     each worker its own mix of classes drawn from Dirichlet(ALPHA p), p the classes' shares (Hsu et al.
-    2019, arXiv 1909.06335, section 3); the smaller ALPHA, the fewer classes a worker sees. uneven: how many
-    times as large the last shard is as the first.
+    2019, arXiv 1909.06335, section 3); the smaller ALPHA, the fewer classes a worker sees.
 
     Raises ValueError when there are fewer samples than workers.
     """
@@ -322,7 +318,7 @@ def partition(
             "raise --samples or lower --num-workers"
         )
     shuffled = rng.permutation(len(labels))
-    ends = _shard_ends(len(labels), num_workers, uneven)
+    ends = _shard_ends(len(labels), num_workers, how.uneven)
     if how.kind == "iid":
         return np.split(shuffled, ends)
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]

@@ -574,7 +574,7 @@ QUANTITIES: list[Quantity] = [
         families={
             "dsgd_train_loss": Family("gauge", "tally.last_loss",
                 "mean mini-batch loss of the last update's tasks",
-                "It is noisy. NaN and +Inf are exported as they are. Absent for `--dataset none`."),
+                "It is noisy. NaN and +Inf are exported as they are. Absent for `--workload none`."),
             "dsgd_learning_rate": Family("gauge", "learning_rate",
                 "step size at this point of the run: `--lr` times the schedule's factor"),
             "dsgd_gradient_norm": Family("gauge", "gradient_norm",

@@ -35,7 +35,7 @@ from dsgd.theory.assumptions import need
 from dsgd.theory.closed_forms import ClosedForms, rounds
 from dsgd.theory.quadratics import local_sgd_fixed_point
 
-EXAMPLE = "--local-steps 16 --num-workers 8 --dataset digits --partition dirichlet:0.1"
+EXAMPLE = "--local-steps 16 --num-workers 8 --workload digits --partition dirichlet:0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,7 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
 
 def theory(cfg: Config) -> ClosedForms:
     def final_weight() -> float:
-        plain = cfg.schedule == "constant" and not (
-            cfg.warmup or cfg.momentum or cfg.clip_norm or cfg.weight_decay
-        )
+        plain = not (cfg.parsed_schedule.changes or cfg.momentum or cfg.clip_norm or cfg.weight_decay)
         plain = plain and not cfg.fault.lies and cfg.aggregation.aggregator is None
         known = cfg.data.dataset == "quadratic" and plain
         need(known, "the fixed point is known for plain steps on quadratics")

@@ -36,7 +36,7 @@ ROWS = [(1_000, 100, 1_000), (10_000_000, 6, 20)]
 def update_s(topology: str, dim: int, first: int, count: int, workers: int) -> float:
     """Return the seconds of an update on Ray."""
     timer = Timer(first, count)
-    options: dict[str, Any] = {"dataset": "quadratic", "dim": dim, "steps": first + count + 1}
+    options: dict[str, Any] = {"workload": "quadratic", "dim": dim, "steps": first + count + 1}
     cfg = config("ssgd", engine="ray", num_workers=workers, topology=topology, momentum=0.0, **options)
     shards = [EmptyShard(worker) for worker in range(workers)]
     workload = Workload(Ready(dim, made=True), shards, (), 0)

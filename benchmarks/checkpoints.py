@@ -52,7 +52,7 @@ def options(weights: int, **more: Any) -> TrainConfig:
         "momentum": 0.9,
         "eval_every": 0,
     }
-    return configured({**some, "dataset": "quadratic", "dim": weights, "trace_last": 0, **more})
+    return configured({**some, "workload": "quadratic", "dim": weights, "trace_last": 0, **more})
 
 
 def cost(weights: int, folder: Path, times: int = 5) -> Cost:

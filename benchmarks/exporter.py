@@ -48,7 +48,7 @@ def updates_on_ray(mode: str) -> tuple[float, list[Update], Engine]:
     """Return the seconds of an update, the updates, and the cluster that made them."""
     gradients_per_update = WORKERS if mode == "ssgd" else 1
     steps = math.ceil((FIRST + UPDATES) * gradients_per_update / WORKERS)
-    data, timer = DataConfig(model="logistic", dim=999), Timer()
+    data, timer = DataConfig(hidden="none", dim=999), Timer()
     ended = execute(
         load(mode).Config(mode=mode, num_workers=WORKERS, steps=steps, data=data), [timer], evaluate=False
     )

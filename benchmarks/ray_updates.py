@@ -5,7 +5,7 @@
 Workers hold a ready gradient, so the first table is the whole path of an update without computing: strategy,
 messages, sums, the step, the count for the summary; nothing is recorded. `made`: the gradient is made in the
 memory that is shared, as the classifiers here make theirs; without it, it is copied there. `quadratic`: it is
-computed, with its loss, as in a run of `--dataset quadratic`. `gloo` is an all-reduce of such a vector and a
+computed, with its loss, as in a run of `--workload quadratic`. `gloo` is an all-reduce of such a vector and a
 step in each of as many plain processes, without Ray, which compute the same gradient but no loss. The second
 table trains a perceptron of 1,409 weights on mini-batches of 32, against torch in plain processes. All take
 turns in one run on one cluster; the medians of the turns are compared.
@@ -57,7 +57,7 @@ ROWS = [
     ("ssgd", 10_000_000, 6, 20, "made"),
     ("ssgd", 10_000_000, 6, 20, "quadratic"),
 ]
-MLP: dict[str, Any] = {"dataset": "xor", "dim": 20, "hidden": "64", "batch_size": 32}  # 1,409 weights
+MLP: dict[str, Any] = {"workload": "xor", "dim": 20, "hidden": "64", "batch_size": 32}  # 1,409 weights
 STEPS = 4_000  # mini-batches of each worker
 
 
@@ -112,7 +112,7 @@ def update_s(mode: str, dim: int, first: int, count: int, how: str, workers: int
     timer = Timer(first, count)
     each = 1 if mode == "asgd" else workers
     steps = math.ceil((first + count) * each / workers) + 1
-    options: dict[str, Any] = {"dataset": "quadratic", "dim": dim, "num_workers": workers, "steps": steps}
+    options: dict[str, Any] = {"workload": "quadratic", "dim": dim, "num_workers": workers, "steps": steps}
     cfg = config(mode, engine="ray", transport=transport, momentum=0.0, **options)
     workload = Workload(Ready(dim, made=how == "made"), [EmptyShard(i) for i in range(workers)], (), 0)
     make = make_workload if how == "quadratic" else lambda cfg, **_: workload

@@ -2,7 +2,7 @@
 
     python benchmarks/sim_schedule.py
 
-Runs the suite as a user does (`--dataset none --record none`, exponential times) and prints: ASGD with
+Runs the suite as a user does (`--workload none --record none`, exponential times) and prints: ASGD with
 1,024 workers against a bare `heapq` loop over the same draws; the cost of a gradient with 8,192 workers
 against that with 64, for every mode; time and memory of ASGD with 100,000 workers.
 """
@@ -36,7 +36,7 @@ def gradients_per_s(mode: str, num_workers: int, gradients: int, out: str) -> fl
         mode,
         num_workers=num_workers,
         steps=max(5, gradients // num_workers),
-        dataset="none",
+        workload="none",
         record="none",
         compute_time=LAW,
         out=out,

@@ -3,7 +3,7 @@
 From Python, in any folder:
 
 >>> import dsgd
->>> dsgd.run("asgd", engine="sim", num_workers=8, steps=100, dataset="none")
+>>> dsgd.run("asgd", engine="sim", num_workers=8, steps=100, workload="none")
 <Result: asgd on sim, 8 workers, 800 updates, stopped by budget>
 
 `config`, `data`, `metrics`, the first four strategies and the command line are links to the files at the top

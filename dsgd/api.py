@@ -206,7 +206,7 @@ class Result:
         for name, run in _named([self, *others]).items():
             points = run.curve(y, x)
             if not len(points):
-                raise ValueError(f"plot: {name} was not evaluated; give it a dataset and eval_every")
+                raise ValueError(f"plot: {name} was not evaluated; give it a workload and eval_every")
             lines[name] = Line(run.options["mode"], points[x].to_numpy(), points[y].to_numpy())
         engines = {run.options["engine"] for run in (self, *others)}
         unit = "engine s" if len(engines) > 1 else {"sim": "virtual s"}.get(engines.pop(), "s")
@@ -306,10 +306,10 @@ def schedule(mode: str | None = None, *, num_weights: int = 0, **options: Any) -
     """
     if not isinstance(num_weights, Integral) or num_weights < 0:
         raise ValueError(f"dsgd.schedule: num_weights {num_weights}: must be a whole number of at least 0")
-    data = options_of(str(options["workload"])) if options.get("workload") else None
+    data = options_of(str(options.get("workload", "xor")))
     left_out = _OF_NO_SCHEDULE | option_fields(data or DataConfig).keys()
     given = {name: value for name, value in options.items() if name not in left_out}
-    cfg = _simulated("dsgd.schedule", mode, given | {"dataset": "none", "eval_every": 0})
+    cfg = _simulated("dsgd.schedule", mode, given | {"workload": "none", "eval_every": 0})
     padding_mb = cfg.timing.padding_mb + 4 * num_weights / MEGABYTE
     return simulating.schedule(replace(cfg, timing=replace(cfg.timing, padding_mb=padding_mb)))
 

@@ -18,9 +18,9 @@ from dsgd.strategies.conformance import Options
 VARIANTS: Mapping[str, Sequence[Options]] = {mode: Subject(mode).laws.variants for mode in modes()}
 
 WORKLOADS: Mapping[str, dict[str, Any]] = {
-    "xor mlp": {"dataset": "xor", "lr": 0.05},
-    "digits logistic": {"dataset": "digits", "model": "logistic", "lr": 0.02},
-    "quadratic": {"dataset": "quadratic", "dim": 3, "grad_noise": 0.5, "lr": 0.02},
+    "xor mlp": {"workload": "xor", "lr": 0.05},
+    "digits logistic": {"workload": "digits", "hidden": "none", "lr": 0.02},
+    "quadratic": {"workload": "quadratic", "dim": 3, "grad_noise": 0.5, "lr": 0.02},
 }
 
 

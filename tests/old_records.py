@@ -29,7 +29,7 @@ OPTIONS: Mapping[str, object] = {
 WORKLOAD_FILE = Path("/tmp/dsgd-old-records/mine.py")
 """A record names it, and it goes on only where that file is."""
 NO_DATA = {"hidden": None, "samples": None}
-QUADRATIC = {"dataset": "quadratic", "batch_size": None, **NO_DATA}
+QUADRATIC = {"workload": "quadratic", "batch_size": None, **NO_DATA}
 ON_RAY = {"engine": "ray", "num_workers": 2, "hosts": 1}
 
 
@@ -100,7 +100,7 @@ def write_workload() -> None:
 EXPERIMENT = """
 title: Which mode?
 question: Which of two modes is better?
-base: {engine: sim, dataset: quadratic, num_workers: 2, steps: 6}
+base: {engine: sim, workload: quadratic, num_workers: 2, steps: 6}
 variants: {ssgd: {mode: ssgd}, asgd: {mode: asgd}}
 seeds: 2
 """

@@ -16,17 +16,17 @@ import torch
 from benchmarks.references.problem import Problem, Version
 from benchmarks.references.published import Group, Published, Run, Series
 
-OPTIONS = {"lr": 0.3, "first_local_steps": 10, "interval_s": 60.0}
+OPTIONS = {"lr": 0.3, "local_steps": 10, "interval_s": 60.0}
 VARIANTS = [{"interval_s": 15.0}]
-OTHER = {"first_local_steps": 5}
+OTHER = {"local_steps": 5}
 
 
 def train(
-    problem: Problem, lr: float, first_local_steps: int, interval_s: float, decay: float = 0.5
+    problem: Problem, lr: float, local_steps: int, interval_s: float, decay: float = 0.5
 ) -> Iterator[Version]:
     """Train until each worker has had its mini-batches."""
     w = problem.initial
-    tau, done, now, choose = first_local_steps, 0, 0.0, interval_s
+    tau, done, now, choose = local_steps, 0, 0.0, interval_s
     first_loss = None
     while done < problem.steps:
         h = min(tau, problem.steps - done)
@@ -45,7 +45,7 @@ def train(
         first_loss = first_loss or fmean(losses)
         if now >= choose:
             choose = now + interval_s
-            wanted = math.ceil(math.sqrt(fmean(losses) / first_loss) * first_local_steps)
+            wanted = math.ceil(math.sqrt(fmean(losses) / first_loss) * local_steps)
             tau = wanted if wanted < tau else math.ceil(decay * tau)
 
 
@@ -58,7 +58,7 @@ def published(run: Run) -> Published:
 
     def seconds(tau: int, alpha: float) -> float:
         result = run(
-            first_local_steps=tau, interval_s=math.inf, steps=64, num_workers=4, dataset="none",
+            local_steps=tau, interval_s=math.inf, steps=64, num_workers=4, workload="none",
             compute_time="constant:1", latency_s=alpha / 2,
         )  # fmt: skip
         return float(result.updates["t_s"][-1])

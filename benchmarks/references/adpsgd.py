@@ -42,7 +42,7 @@ def published(run: Run) -> Published:
     """
 
     def measured(seed: int, factor: float) -> float:
-        slow = {"dataset": "none", "compute_time": "exponential:1", "slowdown": f"0={factor}"}
+        slow = {"workload": "none", "compute_time": "exponential:1", "slowdown": f"0={factor}"}
         return s_per_update(run(seed=seed, num_workers=8, steps=400, **slow))
 
     return Published(

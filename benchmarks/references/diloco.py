@@ -114,7 +114,7 @@ def published(run: Run) -> Published:
     dim, p = 1000, 4
 
     def sent(h: int) -> float:
-        result = run(num_workers=p, local_steps=h, steps=64, dataset="quadratic", dim=dim, eval_every=0)
+        result = run(num_workers=p, local_steps=h, steps=64, workload="quadratic", dim=dim, eval_every=0)
         return float(result.evaluations["bytes"][-1]) / (p * 64)
 
     return Published(

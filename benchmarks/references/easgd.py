@@ -86,7 +86,7 @@ def published(run: Run) -> Published:
     def grows(eta: float, alpha: float) -> bool:
         result = run(
             num_workers=1, local_steps=1, exchange="async", lr=eta, moving_rate=alpha, steps=400,
-            dataset="quadratic", eval_every=0,
+            workload="quadratic", eval_every=0,
         )  # fmt: skip
         losses = [math.inf if loss is None else loss for loss in result.updates["loss"]]
         return result.stopped_by == "diverged" or max(losses[-50:]) > max(losses[150:200])

@@ -35,7 +35,7 @@ def published(run: Run) -> Published:
     The paper's bound for any strongly convex loss, lr/(2K), is (2 - lr) times that.
     """
     p, lr, dim, updates = 8, 0.1, 200, 600
-    problem = {"dataset": "quadratic", "dim": dim, "grad_noise": 1.0, "compute_time": "exponential:1"}
+    problem = {"workload": "quadratic", "dim": dim, "grad_noise": 1.0, "compute_time": "exponential:1"}
 
     def group(k: int) -> Group:
         runs = [run(seed=s, k=k, num_workers=p, steps=updates * k // p, lr=lr, **problem) for s in SEEDS]

@@ -56,7 +56,7 @@ def published(run: Run) -> Published:
     """
 
     def measured(factor: float) -> float:
-        slow = {"dataset": "none", "compute_time": "constant:1", "slowdown": f"0={factor}"}
+        slow = {"workload": "none", "compute_time": "constant:1", "slowdown": f"0={factor}"}
         return s_per_update(run(num_workers=8, local_steps=4, steps=200, **slow))
 
     return Published(

@@ -46,7 +46,7 @@ class Problem:
             num_workers=num_workers,
             steps=steps,
             seed=seed,
-            data=DataConfig(dataset="digits", hidden=str(HIDDEN)),
+            data=DataConfig(workload="digits", hidden=str(HIDDEN)),
             timing=TimingConfig(compute_time="exponential:1", slowdown=f"0={slowdown:g}"),
         )
         workload = make_workload(cfg)
@@ -66,7 +66,7 @@ class Problem:
         """Return the problem as options of a run, except for num_workers, steps and seed."""
         slowdown = self._times.factor(0)
         return {
-            "dataset": "digits",
+            "workload": "digits",
             "hidden": str(HIDDEN),
             "compute_time": "exponential:1",
             "slowdown": f"0={slowdown:g}",

@@ -14,7 +14,7 @@ import dsgd
 Run: TypeAlias = Callable[..., dsgd.Result]
 
 SEEDS = range(8)
-EXPONENTIAL = {"dataset": "none", "compute_time": "exponential:1"}
+EXPONENTIAL = {"workload": "none", "compute_time": "exponential:1"}
 """A run that only schedules, with random times of mean 1 s."""
 
 

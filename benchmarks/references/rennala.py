@@ -62,7 +62,7 @@ def published(run: Run) -> Published:
             batches=s,
             num_workers=p,
             steps=steps,
-            dataset="none",
+            workload="none",
             compute_time="constant:1",
             slowdown=slowdown,
         )

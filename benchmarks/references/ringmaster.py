@@ -53,7 +53,7 @@ def published(run: Run) -> Published:
 
     def longest(r: int) -> float:
         result = run(
-            delay_bound=r, num_workers=p, steps=40 * r // p + 20, dataset="none", compute_time="constant:1",
+            delay_bound=r, num_workers=p, steps=40 * r // p + 20, workload="none", compute_time="constant:1",
             slowdown=slowdown,
         )  # fmt: skip
         at = [0.0, *result.updates["t_s"]]

@@ -44,7 +44,7 @@ def published(run: Run) -> Published:
 
     def measured(seed: int, n: int) -> float:
         result = run(
-            seed=seed, num_workers=n, steps=300, lr=lr, dataset="quadratic", dim=100, grad_noise=1.0,
+            seed=seed, num_workers=n, steps=300, lr=lr, workload="quadratic", dim=100, grad_noise=1.0,
             eval_every=0,
         )  # fmt: skip
         return float(result.updates["consensus"].to_numpy()[100:].mean()) / 100

@@ -168,7 +168,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         "--probe", action="store_true", help="validate-setup: also pull the image and use the bucket in a pod"
     )
     add("--duration", type=float, metavar="S", help="monitor-pods: end after S seconds")
-    add("--poll-s", type=float, default=3.0, metavar="S", help="seconds between two looks (3)")
+    add("--poll-s", type=float, default=3.0, help=argparse.SUPPRESS)
     add("--thresholds", type=Path, default=DEFAULT, metavar="FILE", help="limits for the tests")
     options = parser.parse_args(arguments)
     if options.command == "test-status":

@@ -39,14 +39,14 @@ class JobDefinition:
     @property
     def names_workload(self) -> bool:
         """Whether it trains what it says, whatever the others train."""
-        return "--workload " in self.arguments
+        return "--workload digits" not in self.arguments and "--workload" in self.arguments
 
 
 GPU_WORKLOAD = "fashion"
 """A convolutional network of 207,000 weights: digits, of 1,200, would leave a GPU idle.
 
 Its step sizes and targets (`on_gpus`, below) are those of CPUs: after so many gradients the loss is the same
-on any device, up to rounding. Measured in the simulator with the jobs' own options, `--eval-images 2000` and
+on any device, up to rounding. Measured in the simulator with the jobs' own options, `--eval-samples 2000` and
 seed 0, for some variants of each job (November 2026): a comment says after how many gradients of how many the
 target was reached.
 """
@@ -55,13 +55,13 @@ CORPUS_IN_IMAGE = "python"
 """What a language model is trained on: the image has torch's own sources, and no extra packages of texts."""
 
 # Some three minutes, so that there is something to see in Grafana.
-_RUN = "--num-workers 4 --steps 2000 --dataset digits --eval-every 20 --compute-time exponential:0.05"
+_RUN = "--num-workers 4 --steps 2000 --workload digits --eval-every 20 --compute-time exponential:0.05"
 
-_GPT = f"--workload gpt --corpus {CORPUS_IN_IMAGE}"
+_GPT = f"--workload gpt --data {CORPUS_IN_IMAGE}"
 # Two workers of four ranks: on GPUs a model of GPT-2's size, of which a step is a third of a second on A10Gs.
 _ISLANDS = (
-    "--num-workers 2 --ranks-per-worker 4 --steps 1000 --batch-size 32 --schedule cosine --warmup 100 "
-    "--eval-every 250 --eval-tokens 4096"
+    "--num-workers 2 --ranks-per-worker 4 --steps 1000 --batch-size 32 --schedule cosine,warmup=100 "
+    "--eval-every 250 --eval-samples 4096"
 )
 _ISLANDS_ON_GPUS = ("size=124m", "precision=bf16")
 
@@ -123,7 +123,7 @@ JOBS = (
         name="moe",
         shows="DiLoCo between two workers that train a mixture of eight experts, two on each of their GPUs.",
         arguments=(
-            f"--mode diloco {_GPT} --experts 8 --top-k 2 --balance loss --expert-parallel "
+            f"--mode diloco {_GPT} --experts 8 --top-k 2 --balance loss --parallel fsdp,experts "
             f"--local-steps 32 --lr 0.001 --outer-momentum 0.6 {_ISLANDS}"
         ),
         on_gpus=("size=30m", "precision=bf16"),

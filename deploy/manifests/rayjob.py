@@ -69,15 +69,15 @@ def entrypoint(job: JobDefinition, settings: Settings) -> str:
     arguments = job.arguments
     on_gpus = settings.device == "cuda" and settings.workload is None and not job.names_workload
     workload = None if job.names_workload else GPU_WORKLOAD if on_gpus else settings.workload
-    corpus = {"corpus": CORPUS_IN_IMAGE} if workload == "gpt" else {}
+    corpus = {"data": CORPUS_IN_IMAGE} if workload == "gpt" else {}
     if job.is_experiment:
         options |= {"workload": workload, **corpus} if workload else {}
         given = [f"--set {name.replace('-', '_')}={value}" for name, value in options.items()]
         # Evaluations are computed by the head, which has no GPU.
-        given += [f"--set {setting}" for setting in (*job.on_gpus, "eval_images=2000")] if on_gpus else []
+        given += [f"--set {setting}" for setting in (*job.on_gpus, "eval_samples=2000")] if on_gpus else []
     else:
         given = [f"--{name} {value}" for name, value in options.items()]
-        given += ["--eval-images 2000"] if on_gpus else []
+        given += ["--eval-samples 2000"] if on_gpus else []
         if job.names_workload and settings.device == "cuda":
             pairs = (setting.split("=", 1) for setting in job.on_gpus)
             given += [f"--{name.replace('_', '-')} {value}" for name, value in pairs]
@@ -85,7 +85,7 @@ def entrypoint(job: JobDefinition, settings: Settings) -> str:
             given += ["--topology allreduce"]  # rank by rank, past the head; between machines, TLS refuses it
         if workload:
             given += [f"--{name} {value}" for name, value in corpus.items()]
-            arguments = arguments.replace("--dataset digits", f"--workload {workload}")
+            arguments = arguments.replace("--workload digits", f"--workload {workload}")
         if settings.workers:
             arguments = re.sub(r"--num-workers \d+", f"--num-workers {settings.workers}", arguments)
     # The submitter's shell puts in the bucket and the name, from its environment. The name is the same each

@@ -51,7 +51,7 @@ POLICIES = (
 def outcome(mode: str, policy: Policy) -> QuickRun:
     """Run a mode under a policy, for longer than the figure shows."""
     return run(
-        mode, dataset="none", num_workers=WORKERS, steps=20, compute_time="uniform:.7,1.1", **policy.options
+        mode, workload="none", num_workers=WORKERS, steps=20, compute_time="uniform:.7,1.1", **policy.options
     )
 
 

@@ -14,12 +14,13 @@ from dsgd.compare.experiment import Experiment
 from dsgd.compare.experiment_file import load, read
 from dsgd.compare.named_modes import content_of, name_of, named, options_of_runs, text_of
 from dsgd.config import LiveConfig, LogConfig, OutputConfig
-from dsgd.core.option_rules import REPEATED, Checked
+from dsgd.core.option_rules import HIDDEN, REPEATED, Checked
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, print_page, report_error
 from dsgd.process.s3_access import is_s3
 from dsgd.show.terminal.arguments import take_option, value_of, with_dashes
 from dsgd.show.terminal.command_options import Positional, options_and_more, options_of_command
+from dsgd.show.terminal.scenario_option import with_scenario
 from dsgd.show.terminal.usage import Terminal, open_page, usage_errors
 
 
@@ -56,7 +57,7 @@ class CompareOptions(Checked):
     dry_run: bool = False
     """List the runs and what differs; run and write nothing."""
 
-    check_premise: bool = False
+    check_premise: Annotated[bool, HIDDEN] = False
     """Exit with code 1 if what the file says under premise: was not so in the runs."""
 
     open: bool = False
@@ -72,6 +73,8 @@ def experiment_of(arguments: Sequence[str], root: Path = Path()) -> tuple[Compar
     root: the folder in which the command is called. Raises UsageError in one line for anything that is wrong.
     """
     arguments = [with_dashes(argument) for argument in arguments]
+    if named(arguments):
+        arguments = with_scenario(arguments)
     known = options_of_runs(named(arguments), value_of(arguments, "--workload")) if named(arguments) else {}
     more = {name: option for own in known.values() for name, option in own.items()}
     given, of_runs = options_and_more(CompareOptions, "compare", arguments, more)

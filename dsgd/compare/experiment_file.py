@@ -10,19 +10,20 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from dsgd.compare.experiment import Experiment, Tuning, Variant, described, value_text
 from dsgd.config import (
-    WITHOUT_WORKLOAD,
     DataConfig,
     LiveConfig,
     LogConfig,
     option_fields,
     options,
 )
+from dsgd.core.old_options import old_options, renamed, today
+from dsgd.core.option_rules import OnlyWith
 from dsgd.models.workloads import options_of
 from dsgd.process import checked_yaml
 from dsgd.process.bounded_yaml import YamlError, load_yaml
@@ -35,13 +36,14 @@ from dsgd.show.report.measures import BEST, OF_TARGET, required
 from dsgd.show.report.premises import Premise, require_names
 from dsgd.show.report.written_numbers import listed, option_text
 from dsgd.show.terminal.cli import configure
+from dsgd.show.terminal.scenario_option import options_of_scenario
 from dsgd.strategies import load as load_strategy
 from dsgd.strategies import modes, tuned_by
 
-_WITHOUT_WORKLOAD = {
-    option
-    for option, hint in get_type_hints(DataConfig, include_extras=True).items()
-    if WITHOUT_WORKLOAD in getattr(hint, "__metadata__", ())
+_OF_BUILT_IN = {
+    name
+    for name, option in option_fields(DataConfig).items()
+    if any(isinstance(rule, OnlyWith) and "workload" in rule.allowed for rule in option.rules)
 }
 
 AUTO = "auto"
@@ -136,9 +138,9 @@ def read(content: Any, name: str, where: str, settings: Sequence[str], out: str 
                 raise UsageError(f"--set {setting}: {where} sets {key} under {place}; change it there")
         settings_of = (base, *(variants or {}).values(), *(points or {}).values())
         _known_option(key, {str(s["workload"]) for s in settings_of if s.get("workload")}, f"--set {setting}")
-        base[key] = value
+        base |= _options({key: value})
         if key == "workload" and value is not None:  # it replaces what the file learns
-            base = {option: given for option, given in base.items() if option not in _WITHOUT_WORKLOAD}
+            base = {option: given for option, given in base.items() if today(option) not in _OF_BUILT_IN}
     seeds = list(range(file.seeds)) if isinstance(file.seeds, int) else file.seeds
     _each_once(seeds, f"{where}: seeds")
     if file.tune == AUTO:
@@ -182,8 +184,10 @@ def read(content: Any, name: str, where: str, settings: Sequence[str], out: str 
 
 
 def _options(given: _Options | None) -> _Options:
-    """Return a mapping of options, spelled with underscores."""
-    return {key.replace("-", "_"): value for key, value in (given or {}).items()}
+    """Return a mapping of options, spelled with underscores; those of a scenario by their names."""
+    found = {renamed(key.replace("-", "_")): value for key, value in (given or {}).items()}
+    scenario = found.pop("scenario") if isinstance(found.get("scenario"), str) else None
+    return found if scenario is None else options_of_scenario(scenario) | found
 
 
 def _named(given: Mapping[str, _Options | None]) -> dict[str, _Options]:
@@ -195,7 +199,7 @@ def _points(grid: _Options, where: str) -> dict[str, _Options]:
     if all(isinstance(entry, dict) for entry in grid.values()):
         return _named(grid)
     return {
-        " ".join(itertools.starmap(described, point.items())): point
+        " ".join(itertools.starmap(described, point.items())): _options(point)
         for point in _product(_lists(grid, where))
     }
 
@@ -270,13 +274,13 @@ def _known_option(option: str, workloads: Collection[str], where: str) -> None:
     """Raise UsageError for an option that no mode and none of the workloads has: the setting is wrong, not
     the file.
     """
-    known = {name for mode in modes() for name in option_fields(load_strategy(mode).Config)}
+    known = {"scenario"}.union(*(option_fields(load_strategy(mode).Config) for mode in modes()))
     for workload in workloads:
         try:
             known |= option_fields(options_of(workload) or DataConfig).keys()
         except ValueError as error:
             raise UsageError(f"{where}: {error}") from None
-    if option not in known:
+    if option not in known and option not in old_options(known):
         hint = did_you_mean(option, known, "`main.py --mode MODE --help` lists them")
         raise UsageError(f"{where}: there is no option {option}; {hint}")
 
@@ -289,7 +293,7 @@ def _setting(setting: str) -> tuple[str, Any]:
         value = load_yaml(text)
     except YamlError:
         value = text
-    return key.removeprefix("--").replace("-", "_"), value
+    return renamed(key.removeprefix("--").replace("-", "_")), value
 
 
 def _asked(file: _File, variants: Sequence[Variant], tuned: Sequence[str], where: str) -> Asked:
@@ -297,10 +301,7 @@ def _asked(file: _File, variants: Sequence[Variant], tuned: Sequence[str], where
     per = [file.per] if isinstance(file.per, str) else file.per
     measures = [file.measure] if isinstance(file.measure, str) else file.measure
     compare, baseline = (x if x is None else option_text(x) for x in (file.compare, file.baseline))
-    factors = [
-        option if option is None or option in PARTS else option.replace("-", "_")
-        for option in (compare, *per)
-    ]
+    factors = [o if o is None or o in PARTS else today(o.replace("-", "_")) for o in (compare, *per)]
     if per and not compare:
         raise UsageError(f"{where}: per: needs compare: and what is compared for each {listed(per)}")
     try:
@@ -315,7 +316,7 @@ def _asked(file: _File, variants: Sequence[Variant], tuned: Sequence[str], where
         needing = {*OF_TARGET, "last-loss", "eval_loss", "eval_accuracy", "eval_bits_per_byte"}
         losses = [name for name in asked.measures if name in needing]
         if losses and (bare := [v.name for v in variants if v.cfg.data.dataset == "none"]):
-            raise ValueError(f"measure: {losses[0]}: variant {bare[0]} has dataset none, and so no loss")
+            raise ValueError(f"measure: {losses[0]}: variant {bare[0]} has workload none, and so no loss")
         members = [Member(name=v.name, config=options(v.cfg), parts=v.parts) for v in variants]
         if asked.compare:
             arrange(asked, members, [*NOT_COMPARED, *tuned])

@@ -65,8 +65,8 @@ def content_of(
         raise UsageError(f"compare {words[0]}: a comparison needs two modes; name another")
     given = dict(sorted(given.items()))  # so that their order makes no other experiment
     target = given.pop("target_loss", None)
-    if target is not None and given.get("dataset") == "none":
-        raise UsageError(f"--target-loss {target:g}: --dataset none has no loss; leave it out")
+    if target is not None and given.get("workload") == "none":
+        raise UsageError(f"--target-loss {target:g}: --workload none has no loss; leave it out")
     aim = "has the lowest loss after the same work" if target is None else f"reaches loss {target:g} first"
     with_ = listed([f"{name} {option_text(value)}" for name, value in given.items()])
     names = [_strategy(word)[0] for word in known]
@@ -76,11 +76,11 @@ def content_of(
         "question": f"Which {aim}{', with ' * bool(with_)}{with_}?",
         "base": {"engine": "sim", **of_all},
         "variants": {
-            name: {"strategy_file" if _is_file(word) else "mode": word}
+            name: {"mode": word}
             | {option: given[option] for option in given if option in own and option not in of_all}
             for name, (word, own) in zip(names, known.items(), strict=True)
         },
-        "tune": None if "lr" in given or given.get("dataset") == "none" else "auto",
+        "tune": None if "lr" in given or given.get("workload") == "none" else "auto",
         "seeds": seeds or SEEDS,
         "target_loss": target,
     }

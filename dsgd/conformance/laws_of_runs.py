@@ -17,8 +17,8 @@ from dsgd.strategies.conformance import Limit, Options
 
 # Convex, noisy and spread over workers that differ in speed: every mode has something to get wrong.
 CONVEX: Options = {
-    "dataset": "digits",
-    "model": "logistic",
+    "workload": "digits",
+    "hidden": "none",
     "num_workers": 4,
     "compute_time": "exponential:1",
     "slowdown": "0=3",
@@ -44,7 +44,7 @@ def spends_the_budget(subject: Subject) -> None:
     Where an update takes what is left of the budget (`cluster.given` and `next_round` help), nothing has to
     be declared; where each one takes a fixed number of results, say exact_budget=False.
     """
-    options: Options = {"num_workers": 3, "steps": 17, "dataset": "none", "compute_time": "exponential:1"}
+    options: Options = {"num_workers": 3, "steps": 17, "workload": "none", "compute_time": "exponential:1"}
     outcome, budget = subject.run(**options), 3 * 17
     last, spent = outcome.updates[-1], outcome.tally.gradients
     most = budget if subject.laws.exact_budget else budget + sum(done.batches for done in last.dones) - 1
@@ -72,7 +72,7 @@ def every_worker_takes_part(subject: Subject) -> None:
 
     Start each idle worker again; `start_idle`, `start_all` and `run_all` do.
     """
-    options: Options = {"num_workers": 5, "steps": 24, "dataset": "none", "compute_time": "exponential:1"}
+    options: Options = {"num_workers": 5, "steps": 24, "workload": "none", "compute_time": "exponential:1"}
     outcome = subject.run(**options)
     for worker in range(5):
         tasks = sorted((d for d in outcome.finished if d.worker == worker), key=lambda done: done.step)
@@ -94,7 +94,7 @@ def each_task_is_in_one_update(subject: Subject) -> None:
 
     Update(w, dones) has those that made the version; those that were taken and not used go into `ignored`.
     """
-    options: Options = {"num_workers": 4, "steps": 24, "dataset": "none", "compute_time": "exponential:1"}
+    options: Options = {"num_workers": 4, "steps": 24, "workload": "none", "compute_time": "exponential:1"}
     outcome = subject.run(**options)
     seen: dict[tuple[int, int], int] = {}
     for update in outcome.updates:
@@ -214,7 +214,7 @@ def what_theory_bounds_is_never_passed(subject: Subject) -> None:
     for law in ("none", "constant:1", "exponential:1", "pareto:1.5,1"):
         for network in ({}, {"latency_s": 0.5}, {"server_time": "exponential:.1"}):
             for slowdown in ("", "0=4"):
-                options: Options = {"num_workers": 3, "steps": 20, "dataset": "none"}
+                options: Options = {"num_workers": 3, "steps": 20, "workload": "none"}
                 options = {**options, "compute_time": law, "slowdown": slowdown, **network}
                 outcome = subject.run(**options)
                 with subject.may_break(options):
@@ -237,7 +237,7 @@ def no_scenario_breaks_it(subject: Subject) -> None:
     waited for or cancelled.
     """
     for scenario in SCENARIOS:
-        holds_in(subject, {"dataset": "none", **scenario})
+        holds_in(subject, {"workload": "none", **scenario})
 
 
 def holds_in(subject: Subject, options: Options) -> None:
@@ -261,7 +261,7 @@ ON_REAL_WORKERS: Options = {
     "device": "cpu",
     "num_workers": 2,
     "steps": 10,
-    "dataset": "quadratic",
+    "workload": "quadratic",
     "grad_noise": 0.5,
 }
 

@@ -38,7 +38,7 @@ def goes_on_from_any_update(subject: Subject, options: Options, scenario: str) -
     """
     steps, seen, cuts = 6, list[Update](), list[bytes]()
     while len(seen) < _FEWEST_UPDATES and steps <= _MOST_STEPS:  # several rounds, also of many local steps
-        chosen = {"num_workers": 4, "steps": steps, "dataset": "xor", **SCENARIOS[scenario], **options}
+        chosen = {"num_workers": 4, "steps": steps, "workload": "xor", **SCENARIOS[scenario], **options}
         seen, cuts = _followed(subject, chosen)
         steps *= 2
     _same_from(subject, chosen, seen, cuts)

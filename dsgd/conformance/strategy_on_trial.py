@@ -117,7 +117,7 @@ class Subject(NamedTuple):
 
     def command(self, options: Mapping[str, Any]) -> str:
         """Return the command that repeats a run."""
-        chosen = ["--strategy-file", self.file] if self.file else ["--mode", self.mode]
+        chosen = ["--mode", self.file or self.mode]
         return shlex.join(["main.py", *chosen, *as_arguments({"engine": "sim", **options})])
 
 

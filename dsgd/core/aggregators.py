@@ -465,9 +465,9 @@ def parse_aggregator(text: str) -> Aggregator | None:
 
 
 def parse_mixing(text: str) -> PreAggregation | None:
-    """Return the mixing that an option's text names, if any. Raises ValueError with the rule.
+    """Return the mixing that an option's text names. Raises ValueError with the rule.
 
-    >>> parse_mixing("none"), parse_mixing("nnm:2")
-    (None, NearestNeighbours(f=2))
+    >>> parse_mixing("nnm:2")
+    NearestNeighbours(f=2)
     """
-    return parsed(text, _MIXINGS, "none")
+    return parsed(text, _MIXINGS, "")

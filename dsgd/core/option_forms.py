@@ -62,6 +62,25 @@ def word(name: str) -> FormPart:
     return FormPart(name, f"the word {name}, or left out", read, optional=True)
 
 
+def setting(text: str, part: FormPart, default: Any, example: str) -> tuple[str, Any]:
+    """Return a text without its `name=value`, which stands between commas, and that value, or the default.
+
+    >>> setting("sharded:4,replicas=2", whole("replicas", 1), 1, "")
+    ('sharded:4', 2)
+    """
+    parts = text.split(",")
+    found = [at for at in parts if at.startswith(f"{part.name}=")]
+    if not found:
+        return text, default
+    if len(found) > 1:
+        raise ValueError(f"has {part.name} twice; give it once")
+    try:
+        value = part.read(found[0].partition("=")[2])
+    except ValueError:
+        raise ValueError(f"{part.name} must be {part.rule}, like {example}") from None
+    return ",".join(at for at in parts if at != found[0]), value
+
+
 @dataclass(frozen=True)
 class Form(Generic[T]):
     """What may follow a name: parts, of which the last ones may be optional."""
@@ -102,5 +121,5 @@ def parsed(text: str, forms: Mapping[str, Form[T]], plain: str) -> T | None:
     name, colon, rest = text.partition(":")
     if name not in forms:
         *others, last = (form.written(name) for name, form in forms.items())
-        raise ValueError(f"must be {', '.join([plain, *others])} or {last}")
+        raise ValueError(f"must be {', '.join(filter(None, [plain, *others]))} or {last}")
     return forms[name].read(name, rest.split(",") if colon else ())

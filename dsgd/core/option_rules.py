@@ -4,7 +4,7 @@ A configuration is a frozen, keyword-only dataclass that derives from `Checked`.
 rules, and what its text means is a `Parsed` value, computed once:
 
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
-    hidden: Annotated[str, OnlyWith(model="mlp")] = "16"
+    hidden: Annotated[str, OnlyWith(workload=("xor", "digits"))] = "16"
     hidden_sizes = Parsed("hidden", layer_sizes)
 
 Bounds are those of annotated-types (Ge, Gt, Le, Lt). None is always allowed where the type says so. A rule
@@ -76,6 +76,9 @@ def whole_or_inf(least: int) -> Must:
     )
 
 
+HIDDEN = "hidden"
+"""Marks an option that few need: only `--help all` shows it."""
+
 REPEATED = "repeated"
 """Marks an option that may be given several times: a tuple of texts."""
 
@@ -84,17 +87,21 @@ GIVEN = "any value"
 
 
 class OnlyWith:
-    """The option has an effect only where each of the other options has one of these values; None: is not
-    given; GIVEN: is given.
+    """The option has an effect only where each of the other options has one of these values; GIVEN: is given.
 
-    >>> OnlyWith(dataset=("xor", "digits"), model="mlp").allowed
-    {'dataset': ('xor', 'digits'), 'model': ('mlp',)}
+    >>> OnlyWith(workload=("xor", "digits"), engine="sim").allowed
+    {'workload': ('xor', 'digits'), 'engine': ('sim',)}
     """
 
-    def __init__(self, **allowed: str | tuple[str, ...] | None) -> None:
-        self.allowed: dict[str, tuple[str | None, ...]] = {
-            k: v if isinstance(v, tuple) else (v,) for k, v in allowed.items()
-        }
+    def __init__(self, **allowed: str | tuple[str, ...]) -> None:
+        self.allowed = {k: v if isinstance(v, tuple) else (v,) for k, v in allowed.items()}
+
+
+class NotWith:
+    """The option has no effect where another option has one of these values."""
+
+    def __init__(self, **others: tuple[str, ...]) -> None:
+        self.others = others
 
 
 class Parsed(Generic[T]):
@@ -201,7 +208,7 @@ class Checked:
         values = options(self)
         for name, option in option_fields(type(self)).items():
             for rule in option.rules:
-                if isinstance(rule, OnlyWith) and values[name] != option.default:
+                if isinstance(rule, OnlyWith | NotWith) and values[name] != option.default:
                     _require_effect(name, values, rule)
 
 
@@ -338,19 +345,21 @@ def _number(x: Any) -> str:
     return f"2^{x.bit_length() - 1}" if large else str(x)
 
 
-def _require_effect(name: str, values: Mapping[str, Any], rule: OnlyWith) -> None:
+def _require_effect(name: str, values: Mapping[str, Any], rule: OnlyWith | NotWith) -> None:
     """Raise ValueError for an option that is set but, given these options, has no effect."""
+    if isinstance(rule, NotWith):
+        for other, refused in rule.others.items():
+            has = f"has no effect with --{other.replace('_', '-')} {values.get(other)}; leave it out"
+            require(values.get(other) not in refused, name, values[name], has)
+        return
     for other, allowed in rule.allowed.items():
         with_ = f"--{other.replace('_', '-')}"
         if allowed == (GIVEN,):
             given = other not in values or values[other] is not None
             require(given, name, values[name], f"has an effect only with {with_}; leave it out")
         elif other in values and values[other] not in allowed:
-            names = [name for name in allowed if name is not None]
-            only = f"only with {with_} {' or '.join(names)}" if names else "only without it"
-            require(
-                False, name, values[name], f"has no effect with {with_} {values[other]}, {only}; leave it out"
-            )
+            has = f"has no effect with {with_} {values[other]}, only with {with_} {' or '.join(allowed)}"
+            require(False, name, values[name], f"{has}; leave it out")
 
 
 @_once

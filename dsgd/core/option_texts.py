@@ -11,8 +11,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
+from dsgd.core.option_forms import number, setting, whole
 from dsgd.core.time_laws import Law, parse_law
 from dsgd.process.s3_access import is_s3, local_folder
 
@@ -21,22 +22,52 @@ from dsgd.process.s3_access import is_s3, local_folder
 class Partition:
     """How samples are split among workers; alpha is that of `dirichlet:ALPHA`, else None.
 
-    >>> Partition.parse("dirichlet:0.3")
-    Partition(kind='dirichlet', alpha=0.3)
+    >>> Partition.parse("dirichlet:0.3,uneven=2")
+    Partition(kind='dirichlet', alpha=0.3, uneven=2.0)
     """
 
     kind: Literal["iid", "label", "dirichlet"]
     alpha: float | None = None
+    uneven: float = 1.0
+    """How many times as many samples the last worker has as the first."""
 
     @classmethod
     def parse(cls, text: str) -> Partition:
+        """Return what the text of --partition means."""
+        part = number("uneven", "of at least 1", lambda x: 1 <= x < math.inf)
+        text, uneven = setting(text, part, 1.0, "iid,uneven=4")
         match text.partition(":"):
             case (("iid" | "label") as kind, "", ""):
-                return cls(kind)
+                return cls(kind, None, uneven)
             case ("dirichlet", ":", alpha) if re.fullmatch(r"\d*\.?\d+(e-?\d+)?", alpha):
                 if 0 < float(alpha) < math.inf:
-                    return cls("dirichlet", float(alpha))
+                    return cls("dirichlet", float(alpha), uneven)
         raise ValueError("must be iid, label or dirichlet:ALPHA with ALPHA above 0, like dirichlet:0.3")
+
+
+class StepSchedule(NamedTuple):
+    """How the step size changes."""
+
+    shape: Literal["constant", "linear", "cosine"]
+    warmup: int = 0
+    """Steps over which it first rises."""
+
+    @classmethod
+    def parse(cls, text: str) -> StepSchedule:
+        """Return what the text of --schedule means.
+
+        >>> StepSchedule.parse("cosine,warmup=100")
+        StepSchedule(shape='cosine', warmup=100)
+        """
+        shape, warmup = setting(text, whole("warmup", 0), 0, "cosine,warmup=100")
+        if shape not in ("constant", "linear", "cosine"):
+            raise ValueError("must be constant, linear or cosine, or with a warm-up, like cosine,warmup=100")
+        return cls(cast("Literal['constant', 'linear', 'cosine']", shape), warmup)
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes at all."""
+        return self != StepSchedule("constant")
 
 
 def numbers(text: str) -> tuple[float, ...]:
@@ -65,13 +96,13 @@ def positive_numbers(text: str) -> tuple[float, ...]:
 def layer_sizes(text: str) -> tuple[int, ...]:
     """Return the units of hidden layers.
 
-    >>> layer_sizes("64,32")
-    (64, 32)
+    >>> layer_sizes("64,32"), layer_sizes("none")
+    ((64, 32), ())
     """
+    if text == "none":
+        return ()
     if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", text):
-        raise ValueError(
-            "must be whole numbers of at least 1, like 32 or 64,32 (for no hidden layer: --model logistic)"
-        )
+        raise ValueError("must be whole numbers of at least 1, like 32 or 64,32, or none for no hidden layer")
     return tuple(map(int, text.split(",")))
 
 
@@ -127,6 +158,26 @@ def staleness_bound(text: str) -> float:
     return math.inf if text == "none" else max(1, int(text.partition(":")[2] or 1))
 
 
+class Restarts(NamedTuple):
+    """How many times a lost process is started again, within so many seconds."""
+
+    most: int
+    within_s: float
+
+    @classmethod
+    def parse(cls, text: str) -> Restarts:
+        """Return what the text of --restarts means.
+
+        >>> Restarts.parse("3"), Restarts.parse("1,within=60")
+        (Restarts(most=3, within_s=600.0), Restarts(most=1, within_s=60.0))
+        """
+        within = number("within", "of seconds above 0", lambda s: 0 < s < math.inf)
+        most, within_s = setting(text, within, 600.0, "3,within=60")
+        if not re.fullmatch(r"\d{1,9}", most):
+            raise ValueError("must be a whole number of at least 0, and may have a window, like 3,within=60")
+        return cls(int(most), within_s)
+
+
 def folder(text: str) -> Path:
     """Return the folder on this machine for what is written to a path or to `s3://BUCKET/PREFIX`."""
     if not text.strip():
@@ -143,7 +194,21 @@ def checkpoint_tiers(text: str | None) -> Mapping[Tier, float | None]:
     >>> checkpoint_tiers("30"), checkpoint_tiers("auto"), checkpoint_tiers("memory=1,s3=auto")
     ({'disk': 30.0}, {'disk': None}, {'memory': 1.0, 's3': None})
     """
-    return {tier: _interval(value) for tier, value in _by_tier(text or "").items()}
+    return {tier: _interval(value) for tier, value in _by_tier(_with_mtbf(text)[0]).items()}
+
+
+def checkpoint_mtbf(text: str | None) -> float | None:
+    """Return the mean seconds between two losses of the driver.
+
+    >>> checkpoint_mtbf("auto,mtbf=3600")
+    3600.0
+    """
+    return _with_mtbf(text)[1]
+
+
+def _with_mtbf(text: str | None) -> tuple[str, float | None]:
+    mtbf = number("mtbf", "of seconds above 0", lambda s: 0 < s < math.inf)
+    return setting(text or "", mtbf, None, "auto,mtbf=3600")
 
 
 def kept_by_tier(text: str) -> Mapping[Tier, int]:

@@ -486,7 +486,7 @@ class Arrived:
 def combine(rule: Rule, w: Weights, results: Sequence[TaskResult]) -> Weights:
     """Return the version after `w`: the results are aggregated, then the rule takes its step.
 
-    Where there are no weights (`--dataset none`) only the version changes.
+    Where there are no weights (`--workload none`) only the version changes.
     """
     return rule.step(w, results) if len(w.vector) else Weights(w.vector, w.version + 1, w.slots, w.kept)
 

@@ -21,9 +21,7 @@ def network_of(cfg: TrainConfig) -> Network:
         padding_bytes=timing.padding_bytes,
         servers=options.parsed_topology.servers,
         replicas=options.replicas,
-        links=Links(
-            cfg.num_workers, options.bytes_per_s, options.slow_links, options.racks, options.rack_bytes_per_s
-        ),
+        links=Links(cfg.num_workers, options.bytes_per_s, options.slow_links, *options.parsed_racks),
         peers=not cfg.has_server,
     )
 
@@ -35,8 +33,8 @@ def island_of(cfg: TrainConfig) -> Island:
     return Island(
         ranks=group.ranks_per_worker,
         copies=group.ranks_per_worker // group.shards,
-        bytes_per_s=group.rank_bytes_per_s,
-        latency_s=group.rank_latency_s,
+        bytes_per_s=group.link.bytes_per_s,
+        latency_s=group.link.latency_s,
         gathered=0.5 if in_bf16 else 1.0,
         parts=cfg.compute.accumulate,
     )

@@ -43,7 +43,7 @@ def aggregation_of(cfg: TrainConfig, workload: Workload) -> Aggregation | None:
     if isinstance(mix, Bucketing):
         mix = replace(mix, seed=cfg.seed)
     shards: Sequence[Any] = workload.shards
-    samples = tuple(map(len, shards)) if asked.weights == "samples" else None
+    samples = tuple(map(len, shards)) if asked.by_samples else None
     found = Aggregation(asked.aggregator, mix, samples)
     return None if found == Aggregation() else found
 

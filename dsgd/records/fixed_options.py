@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dsgd.config import TrainConfig, option_fields, options
+from dsgd.core.old_options import renewed, today
 
 MAY_CHANGE = (
     "steps", "max_seconds", "target_loss",
-    "checkpoint_every", "keep", "mtbf",
-    "max_restarts", "restart_window_s", "start_timeout_s",
-    "ranks_per_worker", "parallel", "expert_parallel", "checkpoint_activations",
+    "checkpoint_every", "keep", "restarts", "start_timeout_s",
+    "ranks_per_worker", "parallel", "recompute_activations",
     "metrics_port", "metrics_host", "metrics_linger_s", "dashboard",
     "note", "trace_last", "quiet", "log_level", "log_format", "upload_every",
 )  # fmt: skip
@@ -27,22 +27,19 @@ _WHERE = ("out", "run_name")
 
 def options_digest(given: Mapping[str, Any]) -> str:
     """Return the SHA-256 of those of a run's options that may not change when it goes on."""
-    fixed = {name: value for name, value in given.items() if name not in (*MAY_CHANGE, *_WHERE)}
+    fixed = {name: value for name, value in given.items() if today(name) not in (*MAY_CHANGE, *_WHERE)}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def options_written(cfg: TrainConfig, before: Iterable[str]) -> dict[str, Any]:
+def options_written(cfg: TrainConfig, before: Mapping[str, Any]) -> dict[str, Any]:
     """Return what config.yaml has of a run that goes on.
 
-    before: the names that it had. An option that a later version added is left out at its default, so the
-    digest stays what it was.
+    before: what it had. What has not changed stays as an older version wrote it, and what that did not have
+    is left out at its default: so the digest stays what it was.
     """
-    defaults, names = _defaults(cfg), {*before}
-    return {
-        name: value
-        for name, value in options(cfg).items()
-        if name in names or value != defaults.get(name, value)
-    }
+    had = {**_defaults(cfg), **renewed(before)}
+    new = {name: value for name, value in options(cfg).items() if value != had.get(name, value)}
+    return {name: value for name, value in before.items() if name in new or today(name) not in new} | new
 
 
 def changed(was: Mapping[str, Any], cfg: TrainConfig) -> tuple[str, Any] | None:

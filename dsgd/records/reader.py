@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from dsgd.core.old_options import renewed
 from dsgd.metrics import ROUTING
 from dsgd.process import bounded_yaml
 from dsgd.process.outcomes import is_result
@@ -328,7 +329,12 @@ def _read_json(file: Path, kind: type[T]) -> T:
 
 
 def read_options(record: Path) -> dict[str, Any]:
-    """Return a run's options from its config.yaml, without those that are gone; raises RecordError."""
+    """Return a run's options from its config.yaml, as they are named today; raises RecordError."""
+    return renewed(written_options(record))
+
+
+def written_options(record: Path) -> dict[str, Any]:
+    """Return a run's options as its config.yaml has them, without those that are gone; raises RecordError."""
     found = read_yaml(record / "config.yaml")
     return {name: value for name, value in found.items() if name not in GONE}
 

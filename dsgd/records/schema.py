@@ -279,7 +279,7 @@ class Travelled(Struct, frozen=True, kw_only=True):
     between_workers: Annotated[int, field("bytes",
         "from one worker to another; 0 unless the topology or the mode has such messages")] = 0
     between_servers: Annotated[int, field("bytes",
-        "with results that servers pass on to their backups; 0 without `--replicas 2`")] = 0
+        "with results that servers pass on to their backups; 0 without `replicas=2`")] = 0
     fetched: Annotated[int, field("bytes",
         "that the driver asked for to evaluate or keep them, where it has no weights")] = 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsgd.config import DataConfig, LiveConfig, LogConfig, OutputConfig, option_fields
-from dsgd.models.workloads import names, options_of
+from dsgd.models.workloads import module_of, names, options_of
 from dsgd.process.outcomes import escaped
 from dsgd.records.reader import Record
 from dsgd.strategies import defaults
@@ -17,7 +17,7 @@ NOT_COMPARED = {
     *option_fields(LiveConfig),
     *option_fields(LogConfig),
     "seed",
-    "max_restarts",
+    "restarts",
     "start_timeout_s",
 }
 """Options that do not define a variant."""
@@ -25,7 +25,7 @@ NOT_COMPARED = {
 
 def of_workload(config: Mapping[str, Any]) -> list[str]:
     """Return the options of a recorded run that its workload adds to those that describe data."""
-    workload = config.get("workload")
+    workload = module_of(config)
     if workload in names():
         own = options_of(workload)
         return [] if own is None else [o for o in option_fields(own) if o not in option_fields(DataConfig)]

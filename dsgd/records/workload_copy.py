@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dsgd.models.workloads import code_of, file_of
+from dsgd.models.workloads import code_of, file_of, module_of
 from dsgd.process.user_code import BESIDE
 from dsgd.records.reader import read_meta
 from dsgd.records.schema import RecordError
@@ -60,7 +60,7 @@ def changed_since(path: Path, config: Mapping[str, Any]) -> str | None:
 
     config: the record's. Raises RecordError if its meta.json cannot be read.
     """
-    workload = config.get("workload")
+    workload = module_of(config)
     if workload is None:
         return None
     meta = read_meta(path)

@@ -35,7 +35,7 @@ from dsgd.process.files import GrowingFile, WriteError, Writing, whole_file
 from dsgd.records import workload_copy
 from dsgd.records.fixed_options import options_digest, options_written
 from dsgd.records.lease import FolderLock
-from dsgd.records.reader import length_to, read_meta, read_options
+from dsgd.records.reader import length_to, read_meta, written_options
 from dsgd.records.schema import (
     LaterAttempt,
     Meta,
@@ -75,7 +75,7 @@ class RunRecord:
         if resume:
             self.path = cfg.output.folder / str(cfg.output.run_name)
             self._take_lock()
-            self.options = options_written(cfg, read_options(self.path))
+            self.options = options_written(cfg, written_options(self.path))
         else:
             self.path = free_path(cfg.output, default_name(cfg))
         self._every = cfg.output.record_every
@@ -109,7 +109,7 @@ class RunRecord:
         meta = replace(_meta(started, cluster), options_sha256=options_digest(self.options))
         if weights is not None:
             meta = replace(meta, init_sha256=hashlib.sha256(weights.tobytes()).hexdigest())
-        workload = self._cfg.data.workload
+        workload = self._cfg.data.module
         code = {} if workload is None else workload_copy.contents_of(workload)
         if code:
             meta = replace(

@@ -206,8 +206,8 @@ def opened(
         require_room(cfg, workload.objective.num_weights)
     first = first_weights(cfg, workload)
     own = [strategy] if cfg.strategy_file else []
-    if cfg.data.workload is not None:
-        own.append(code_of(cfg.data.workload))
+    if cfg.data.module is not None:
+        own.append(code_of(cfg.data.module))
     ready = nullcontext(wrapped_as_asked(cfg, workload, engine)) if engine else None
     with ready or open_cluster(cfg, workload, interruptions, own) as cluster:
         yield Run(cfg, workload, cluster, strategy, first=first, places=stores_of(cfg, record))

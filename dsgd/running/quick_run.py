@@ -1,6 +1,6 @@
 """Runs in memory that keep every update whole: for tests, labs and the theory gate. Users call `dsgd.run`.
 
->>> run("asgd", num_workers=4, steps=10, dataset="none").tally.updates
+>>> run("asgd", num_workers=4, steps=10, workload="none").tally.updates
 40
 """
 

@@ -325,7 +325,7 @@ class Run:
         if not states:
             raise lost
         state = max(states, key=lambda kept: kept.weights.version)
-        if self._in_vain(state) > self.cfg.fault.max_restarts:
+        if self._in_vain(state) > self.cfg.fault.restart_limit.most:
             raise lost
         self.faults.take()
         text = f"all processes that held the weights were lost: back to version {state.weights.version}"

@@ -31,7 +31,7 @@ def shared_workload(cfg: TrainConfig) -> Workload:
 
     That of a user's own file is made anew: the file may have changed.
     """
-    if str(cfg.data.workload).endswith(".py"):
+    if cfg.data.workload.endswith(".py"):
         return make_workload(cfg)
     key = cfg.data, cfg.seed, cfg.num_workers, cfg.batch_size, cfg.compute, cfg.group, cfg.ray.device
     if key not in _shared:
@@ -75,7 +75,7 @@ class Scheduled:
 
 
 def schedule(cfg: TrainConfig) -> Scheduled:
-    """Return the schedule of a simulated run, in milliseconds where it has no weights (`--dataset none`)."""
+    """Return the schedule of a simulated run, in milliseconds where it has no weights (`--workload none`)."""
     order = hashlib.sha256()
 
     def see(update: Update) -> None:

@@ -18,7 +18,7 @@ from dsgd.core.problem import take
 from dsgd.core.weights import Vector
 from dsgd.data import DatasetShard, make_workload, module_objective
 from dsgd.models.networks.sampling import Sampler
-from dsgd.models.workloads import make_problem, name_of
+from dsgd.models.workloads import make_problem, module_of, name_of
 from dsgd.process.user_code import in_one_line
 from dsgd.records.reader import is_record, read_options, read_summary
 from dsgd.records.s3 import CHECKPOINTS
@@ -50,7 +50,7 @@ def recorded_config(path: Path, options: Mapping[str, Any]) -> TrainConfig:
     """Return the configuration that has a record's options. Its workload is the file that was trained, also
     where that has changed, or is not there any more. Raises RecordError, naming the file of the record.
     """
-    if options.get("workload") is not None:
+    if module_of(options):
         options = {**options, "workload": str(code_in(path, options))}
     try:
         return configured(options)
@@ -119,7 +119,7 @@ class TrainedRun:
 
     @cached_property
     def _problem(self) -> Problem:
-        if self.cfg.data.workload is not None:
+        if self.cfg.data.module is not None:
             return make_problem(self.cfg.data, self.cfg.seed)
         return self._built_in_problem(self._built_in.objective.initial_weights(self.cfg.seed))
 
@@ -134,7 +134,7 @@ class TrainedRun:
 
         objective, shard = self._built_in.objective, self._built_in.shards[0]
         if not isinstance(objective, Classifier) or not isinstance(shard, DatasetShard):
-            raise ValueError(f"{self.path}: --dataset {self.name} has no module")
+            raise ValueError(f"{self.path}: --workload {self.name} has no module")
         return as_problem(objective, w, (shard.x, shard.y), self._built_in.test)
 
     def problem(self) -> Problem:
@@ -150,7 +150,7 @@ class TrainedRun:
         The running statistics of batch normalization are estimated from training samples, as before every
         evaluation. Raises ValueError as `problem` does.
         """
-        if self.cfg.data.workload is None:
+        if self.cfg.data.module is None:
             return self._built_in_problem(self.weights).module.eval()
         with self._users_code():
             return self._objective(self._problem).module_at(self.weights)
@@ -181,12 +181,12 @@ class TrainedRun:
         on: the test part of what the workload reads from this file or folder in place of its `--data`.
         Raises ValueError, in one line, where that cannot be done.
         """
-        if self.cfg.data.workload is None:
+        if self.cfg.data.module is None:
             if on is not None:
-                raise ValueError(f"{self.path}: was trained on --dataset {self.name}, which reads no files")
+                raise ValueError(f"{self.path}: was trained on --workload {self.name}, which reads no files")
             found = self._built_in.evaluate(self.weights)
             if found is None:
-                raise ValueError(f"{self.path}: --dataset {self.name} has no weights; nothing was trained")
+                raise ValueError(f"{self.path}: --workload {self.name} has no weights; nothing was trained")
             return found
         problem = self._problem
         if on is not None:
@@ -232,7 +232,7 @@ class TrainedRun:
         tokens: how many. temperature: the logits are divided by it before a token is drawn; 0 takes the most
         probable one. Raises ValueError, in one line, for a run of no language model.
         """
-        continued = None if self.cfg.data.workload is None else self._problem.sample
+        continued = None if self.cfg.data.module is None else self._problem.sample
         if continued is None:
             raise ValueError(f"{self.path}: {self.name} is no language model: its Problem has no `sample`")
         module = self.module()

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge
 
-from dsgd.core.option_rules import FINITE, GIVEN, Checked, OnlyWith, Parsed, require
+from dsgd.core.option_forms import Form, number
+from dsgd.core.option_rules import Checked, NotWith, OnlyWith, Parsed, require
 
-_WITH_WORKLOAD, _SIMULATED = OnlyWith(workload=GIVEN), OnlyWith(engine="sim")
+_SIMULATED = OnlyWith(engine="sim")
+_OF_MODULE = NotWith(workload=("xor", "digits", "quadratic", "none"))
 
 
 class Parallel(NamedTuple):
@@ -22,21 +24,30 @@ class Parallel(NamedTuple):
     """fsdp, hsdp or ddp."""
     copies: int = 1
     """R of hsdp: as many copies of the module are each sharded over ranks of their own."""
+    experts: bool = False
+    """Whether each rank computes its own experts of a mixture, for the samples of all ranks."""
 
     @classmethod
     def parse(cls, text: str) -> Parallel:
         """Return what the text of --parallel means.
 
-        >>> Parallel.parse("hsdp:2"), Parallel.parse("ddp")
-        (Parallel(kind='hsdp', copies=2), Parallel(kind='ddp', copies=1))
+        >>> Parallel.parse("hsdp:2"), Parallel.parse("fsdp,experts").experts
+        (Parallel(kind='hsdp', copies=2, experts=False), True)
         """
+        text, comma, word = text.partition(",")
+        if comma:
+            if word != "experts":
+                raise ValueError("what follows the comma must be experts, like fsdp,experts")
+            if text == "ddp":
+                raise ValueError("shards nothing, so no experts either; use fsdp,experts")
+            return cls.parse(text)._replace(experts=True)
         if text in ("fsdp", "ddp"):
             return cls(text)
         if found := re.fullmatch(r"hsdp:([1-9]\d{0,5})", text):
             return cls("hsdp", int(found[1]))
         if text.partition(":")[0] == "hsdp":
             raise ValueError("R must be a whole number of copies of at least 1, like hsdp:2")
-        raise ValueError("must be fsdp, hsdp:R with R copies of the module, or ddp")
+        raise ValueError("must be fsdp, hsdp:R with R copies of the module, ddp, or one like fsdp,experts")
 
     def shards(self, ranks: int) -> int:
         """Return over how many ranks each copy of the module is sharded, of so many in a group.
@@ -45,6 +56,26 @@ class Parallel(NamedTuple):
         (4, 1)
         """
         return 1 if self.kind == "ddp" else ranks // self.copies
+
+
+class RankLink(NamedTuple):
+    """The link of each rank of a worker to its others."""
+
+    bytes_per_s: float = math.inf
+    latency_s: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> RankLink:
+        """Return what the text of --rank-link means.
+
+        >>> RankLink.parse("5e10,1e-5")
+        RankLink(bytes_per_s=50000000000.0, latency_s=1e-05)
+        """
+        if text == "none":
+            return cls()
+        rate = number("BYTES_PER_S", "above 0", lambda x: x > 0)
+        latency = number("SECONDS", "of at least 0", lambda x: 0 <= x < math.inf, optional=True)
+        return Form(cls, (rate, latency), "5e10,1e-5").read("rank-link", text.split(","))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,23 +90,20 @@ class GroupConfig(Checked):
 
     parallel: str = "fsdp"
     """How the ranks share the module: fsdp (each has a part of every parameter) | hsdp:R (R copies, each
-    sharded over G/R ranks) | ddp (each has a copy)."""
+    sharded over G/R ranks) | ddp (each has a copy). fsdp,experts: each rank computes its own experts
+    of a mixture, for the samples of all ranks, instead of gathering all experts' weights; hsdp:R,experts
+    too."""
     parsed_parallel = Parsed("parallel", Parallel.parse)
 
-    expert_parallel: Annotated[bool, _WITH_WORKLOAD] = False
-    """Each rank computes its own experts of a mixture, for the samples of all ranks, instead of gathering all
-    experts' weights."""
-
-    checkpoint_activations: Annotated[bool, _WITH_WORKLOAD] = False
+    recompute_activations: Annotated[bool, _OF_MODULE] = False
     """Compute a block's activations once more in the backward pass instead of keeping them; for workers of
     one rank, too."""
 
-    rank_bytes_per_s: Annotated[float, Gt(0), _SIMULATED] = math.inf
-    """Bandwidth between the ranks of a worker, of each in each direction (sim only); --bytes-per-s is that
-    between workers."""
-
-    rank_latency_s: Annotated[float, FINITE, Ge(0), _SIMULATED] = 0.0
-    """Seconds a message travels between ranks of a worker (sim only)."""
+    rank_link: Annotated[str, _SIMULATED] = "none"
+    """The link between the ranks of a worker (sim only): bytes per second of each in each direction, and
+    seconds that a message travels, like 5e10,1e-5. none: it takes no time. --bytes-per-s is that between
+    workers."""
+    link = Parsed("rank_link", RankLink.parse)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,16 +111,14 @@ class GroupConfig(Checked):
         rule = "is for a worker of several ranks; give --ranks-per-worker 2 or more, or leave it out"
         for option, default in (
             ("parallel", "fsdp"),
-            ("expert_parallel", False),
-            ("rank_bytes_per_s", math.inf),
-            ("rank_latency_s", 0.0),
+            ("rank_link", "none"),
         ):
             require(ranks > 1 or getattr(self, option) == default, option, getattr(self, option), rule)
         rule = f"R must divide --ranks-per-worker {ranks}; give one that does, or fsdp or ddp"
         require(ranks % copies == 0, "parallel", self.parallel, rule)
-        rule = "shards experts over ranks, and --parallel ddp shards nothing; use fsdp"
+        rule = f"shards nothing over --ranks-per-worker {ranks}, so no experts either; use fsdp,experts"
         shards = self.parsed_parallel.shards(ranks) > 1
-        require(shards or not self.expert_parallel, "expert-parallel", self.expert_parallel, rule)
+        require(shards or not self.parsed_parallel.experts, "parallel", self.parallel, rule)
 
     @property
     def shards(self) -> int:

@@ -131,12 +131,12 @@ class Hosts:
 
     @property
     def _often(self) -> str:
-        return f"more than --max-restarts {self._max_restarts} times within {self._window_s:g} s"
+        return f"more than {self._max_restarts} times within {self._window_s:g} s"
 
     def lose_server(self, number: int, now_s: float) -> None:
         """Enter that a process of a server is lost. Raises ClusterError if no other may be started."""
         if self._losses_by(now_s, self._servers_lost_s.setdefault(number, [])) > self._max_restarts:
-            raise ClusterError(f"server {number} was lost {self._often}; raise --max-restarts")
+            raise ClusterError(f"server {number} was lost {self._often}; raise --restarts")
 
     def heard_s(self, host: int) -> float:
         """Return when a host last answered, or had a new process."""

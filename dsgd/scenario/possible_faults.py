@@ -82,7 +82,8 @@ def only_with_backups(faults: Faults, servers: int) -> str | None:
     for fault in faults:
         if isinstance(fault, Fault) and any(number >= servers for number in fault.servers):
             if not servers:
-                return f"'{fault}': no server has a backup that could take over; give --replicas 2"
+                rule = "no server has a backup that could take over; give --topology sharded:2,replicas=2"
+                return f"'{fault}': {rule}"
             return f"'{fault}': servers are numbered s0 to s{servers - 1}; name only those"
     return None
 

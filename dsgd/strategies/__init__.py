@@ -1,6 +1,6 @@
 """The other strategies, and how all are found: each `train_<mode>.py` is a value of `--mode`.
 
-The first four are links to the files at the top of the repository, its public face. `--strategy-file` runs a
+The first four are links to the files at the top of the repository, its public face. `--mode FILE` runs a
 file from any other folder; its mode is known only to the runs that name the file.
 """
 
@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from dsgd.config import AsynchronousConfig, DataConfig, TrainConfig
+from dsgd.core.old_options import OF_ALL
 from dsgd.core.option_rules import Option, from_options, members, option_fields
 from dsgd.core.option_rules import options as flat
 from dsgd.models.workloads import names as workloads
@@ -67,11 +68,11 @@ def load(mode: str, strategy_file: str | Path | None = None) -> Strategy:
         try:
             return cast(Strategy, from_file(Path(strategy_file)))
         except UserCodeError as error:
-            raise ValueError(f"--strategy-file {strategy_file}: {error}") from None
+            raise ValueError(f"--mode {strategy_file}: {error}") from None
     if mode not in modes():
         raise ValueError(
-            f"--mode {mode}: there is no such strategy; choose one of {', '.join(modes())}, or give your own "
-            "with --strategy-file"
+            f"--mode {mode}: there is no such strategy; choose one of {', '.join(modes())}, or a file of "
+            "yours, like my/train_mine.py"
         )
     return cast(Strategy, importlib.import_module(_modules()[mode]))
 
@@ -89,14 +90,13 @@ def mode_of(strategy_file: str | Path) -> str:
     name = re.fullmatch(r"train_(\w+)\.py", Path(strategy_file).name)
     if not name:
         raise ValueError(
-            f"--strategy-file {strategy_file}: the file's name makes the mode; call it train_<mode>.py with "
+            f"--mode {strategy_file}: the file's name makes the mode; call it train_<mode>.py with "
             "letters, digits and _, like train_mine.py"
         )
     mode = name[1]
     if mode in modes():
         raise ValueError(
-            f"--strategy-file {strategy_file}: there is a mode {mode} already; rename the file, like "
-            f"train_my{mode}.py"
+            f"--mode {strategy_file}: there is a mode {mode} already; rename the file, like train_my{mode}.py"
         )
     return mode
 
@@ -112,6 +112,8 @@ def from_file(path: Path) -> ModuleType:
         raise UserCodeError("needs a Config and a function train(cluster, w, cfg), like train_asgd.py")
     with in_one_line(path, "its Config cannot be used: "):
         members(config_type)
+    if old := sorted(OF_ALL & option_fields(config_type).keys()):
+        raise UserCodeError(f"its Config has an option {old[0]}, as all runs once had; give it another name")
     return module
 
 
@@ -125,7 +127,7 @@ def config_of(mode: str, strategy_file: str | None = None, workload: str | None 
     if own is None:
         return config_type
     known = option_fields(config_type).keys() - option_fields(DataConfig).keys()
-    if taken := sorted(known & option_fields(own).keys()):
+    if taken := sorted((known | OF_ALL) & option_fields(own).keys()):
         raise ValueError(
             f"--workload {workload}: its Config has an option {taken[0]}, as every run of --mode {mode}; "
             "give it another name"

@@ -54,9 +54,10 @@ def _optimizer(cfg: GradientConfig) -> list[Part]:
 
 def schedule(cfg: TrainConfig, share: float = 1.0) -> Schedule | None:
     """Return how the step size changes, None if it does not; `share` is the number of steps per count."""
-    if cfg.schedule == "constant" and not cfg.warmup:
+    asked = cfg.parsed_schedule
+    if not asked.changes:
         return None
-    return Schedule(shape=cfg.schedule, warmup=cfg.warmup, steps=cfg.steps, share=share)
+    return Schedule(shape=asked.shape, warmup=asked.warmup, steps=cfg.steps, share=share)
 
 
 def local_sgd(cfg: TrainConfig, batches: int, *, keeps_velocity: bool = False) -> LocalSGD:

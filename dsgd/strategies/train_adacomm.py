@@ -34,7 +34,7 @@ from dsgd.strategies.conformance import Laws, Limit
 from dsgd.strategies.optimizers import local_sgd
 from dsgd.theory.closed_forms import ClosedForms
 
-EXAMPLE = "--first-local-steps 32 --interval-s 20 --num-workers 8 --compute-time exponential:1"
+EXAMPLE = "--local-steps 32 --interval-s 20 --num-workers 8 --compute-time exponential:1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Config(TrainConfig):
 
     sends = "weights"
 
-    first_local_steps: Annotated[int, Ge(1)] = 16
+    local_steps: Annotated[int, Ge(1)] = 16
     """tau_0, the mini-batches between two averagings at the start."""
 
     interval_s: Annotated[float, Gt(0)] = 60.0
@@ -60,7 +60,7 @@ class Config(TrainConfig):
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
     rule = chain(Average())
     while True:
-        tau, first_loss, choose_s = w.kept or (cfg.first_local_steps, 0.0, cluster.now_s + cfg.interval_s)
+        tau, first_loss, choose_s = w.kept or (cfg.local_steps, 0.0, cluster.now_s + cfg.interval_s)
         h = next_round(cluster, cfg.budget, tau)
         if not h:
             return
@@ -69,7 +69,7 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         first_loss = first_loss or loss
         if cluster.now_s >= choose_s and math.isfinite(loss):
             choose_s = cluster.now_s + cfg.interval_s
-            wanted = math.ceil(math.sqrt(loss / first_loss) * cfg.first_local_steps) if first_loss else tau
+            wanted = math.ceil(math.sqrt(loss / first_loss) * cfg.local_steps) if first_loss else tau
             tau = max(1, wanted if wanted < tau else math.ceil(cfg.decay * tau))
         w = cluster.combine(rule, w, dones).keeping((tau, first_loss, choose_s))
         yield Update(w, dones, measured={"drift": cluster.spread(dones)}, extra={"tau": h})
@@ -83,10 +83,10 @@ LAWS = Laws(
     plain_sgd={"momentum": 0.0},
     deterministic={"interval_s": math.inf},
     limits=[
-        Limit({"interval_s": math.inf, "first_local_steps": 16}, "localsgd", {"local_steps": 16}),
-        Limit({"interval_s": math.inf, "first_local_steps": 7}, "localsgd", {"local_steps": 7}),
+        Limit({"interval_s": math.inf, "local_steps": 16}, "localsgd", {"local_steps": 16}),
+        Limit({"interval_s": math.inf, "local_steps": 7}, "localsgd", {"local_steps": 7}),
         Limit(
-            {"first_local_steps": 1, "interval_s": 2.0, "momentum": 0.0},
+            {"local_steps": 1, "interval_s": 2.0, "momentum": 0.0},
             "ssgd",
             {"momentum": 0.0},
             exactly=False,

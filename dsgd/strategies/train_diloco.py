@@ -13,7 +13,7 @@ Members that leave and join: at the barrier as in LocalSGD; without it, lost min
 again, and a worker that joins starts at once. A worker that comes back still has its moments; a new one
 starts at 0.
 
-How this differs from the papers: the inner step size is constant unless --schedule or --warmup is given. In
+How this differs from the papers: the inner step size is constant unless --schedule is given. In
 Liu et al. the momentum activation c is 0, and all workers take the same H.
 """
 
@@ -32,7 +32,7 @@ from dsgd.strategies.conformance import Laws, Limit
 from dsgd.strategies.optimizers import inner_steps
 from dsgd.theory.closed_forms import ClosedForms, exchanges
 
-EXAMPLE = "--local-steps 16 --outer-lr 0.7 --num-workers 8 --dataset digits"
+EXAMPLE = "--local-steps 16 --outer-lr 0.7 --num-workers 8 --workload digits"
 TUNE = {"outer_lr": (0.3, 0.7, 1.0), "outer_momentum": (0.0, 0.5, 0.9)}
 
 

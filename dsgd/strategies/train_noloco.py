@@ -39,7 +39,7 @@ from dsgd.strategies.gossip import Node, WeightsFirst, rounds
 from dsgd.strategies.optimizers import inner_steps
 from dsgd.theory.closed_forms import ClosedForms, peers
 
-EXAMPLE = "--local-steps 16 --num-workers 8 --compute-time exponential:1 --dataset digits"
+EXAMPLE = "--local-steps 16 --num-workers 8 --compute-time exponential:1 --workload digits"
 TUNE = {"outer_lr": (0.3, 0.7, 1.0), "outer_momentum": (0.0, 0.5, 0.9)}
 
 

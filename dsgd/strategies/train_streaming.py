@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from dsgd.core.model import Objective
     from dsgd.core.shards import Shard
 
-EXAMPLE = "--fragments 4 --overlap 1 --local-steps 16 --num-workers 8 --dataset digits"
+EXAMPLE = "--fragments 4 --overlap 1 --local-steps 16 --num-workers 8 --workload digits"
 TUNE = {"outer_lr": (0.3, 0.7, 1.0), "outer_momentum": (0.0, 0.5, 0.9)}
 
 
@@ -171,10 +171,7 @@ class Config(LocalConfig):
         network = self.network
         whole = network.parsed_topology.all_reduces or network.has_servers_apart
         rule = "on Ray whole vectors are exchanged, and --mode streaming has fragments; use --engine sim"
-        option = (
-            ("topology", network.topology) if network.parsed_topology.all_reduces else network.servers_option
-        )
-        require(self.engine == "sim" or not whole, *option, rule)
+        require(self.engine == "sim" or not whole, "topology", network.topology, rule)
         rule = "has no effect with --mode streaming, which sends fragments; leave it out"
         down = self.compression
         require(down.weights is None, "compress-down", down.compress_down, rule)

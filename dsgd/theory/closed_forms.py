@@ -151,7 +151,7 @@ def exchange_s(cfg: TrainConfig) -> float:
         return 2 * latency_s * network.replicas
     if cfg.data.name != "none":
         raise NoClosedForm("how many weights there are is not an option")
-    if network.racks > 1 or network.slow_links:
+    if network.parsed_racks.racks > 1 or network.slow_links:
         raise NoClosedForm("the formula is for equal links")
     if topology.all_reduces:
         return all_reduce_time(topology.kind, p, timing.padding_bytes, latency_s, network.bytes_per_s)

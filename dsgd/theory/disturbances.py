@@ -65,8 +65,8 @@ def members_stay(cfg: TrainConfig) -> bool:
 def spot_losses(cfg: TrainConfig) -> tuple[float, float]:
     """Return M and D, seconds, where hosts are lost to `spot` alone and every worker waits for its own.
 
-    Raises NoClosedForm for any other disturbance, and where a second loss in --restart-window-s delays the
-    next start: then the time away is no longer the same each time.
+    Raises NoClosedForm for any other disturbance, and where a second loss in the window of --restarts delays
+    the next start: then the time away is no longer the same each time.
     """
     fault = cfg.fault
     spots = [one for one in fault.fault_list if isinstance(one, Spot)]
@@ -78,8 +78,8 @@ def spot_losses(cfg: TrainConfig) -> tuple[float, float]:
         raise NoClosedForm("the formula is for workers that each wait for their own process")
     if cfg.engine != "sim":
         raise NoClosedForm("the time of a real start is not known")
-    if fault.restart_window_s > spot.back_s:
-        raise NoClosedForm("a second loss within --restart-window-s delays the next start")
+    if fault.restart_limit.within_s > spot.back_s:
+        raise NoClosedForm("a second loss within the window of --restarts delays the next start")
     mtbf_s = island_mtbf(spot.mtbf_s, cfg.group.ranks_per_worker)
     return mtbf_s, time_away(mtbf_s, spot.back_s, fault.restart_s)
 

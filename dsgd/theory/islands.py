@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from dsgd.config import TrainConfig
 from dsgd.core.rescaled_laws import rescaled
 from dsgd.core.time_laws import Law
+from dsgd.scenario.group_options import RankLink
 from dsgd.theory.assumptions import NoClosedForm, need, need_whole
 
 
@@ -41,11 +40,13 @@ def island_law(cfg: TrainConfig) -> Law:
     """
     group, timing = cfg.group, cfg.timing
     ranks, collectives_s = group.ranks_per_worker, 0.0
-    if group.rank_latency_s or group.rank_bytes_per_s < math.inf:
+    if group.link != RankLink():
         if cfg.data.name != "none":
             raise NoClosedForm("how many weights there are is not an option")
-        links = group.rank_latency_s, group.rank_bytes_per_s
-        collectives_s = island_collectives_time(ranks, ranks // group.shards, timing.padding_bytes, *links)
+        copies, link = ranks // group.shards, group.link
+        collectives_s = island_collectives_time(
+            ranks, copies, timing.padding_bytes, link.latency_s, link.bytes_per_s
+        )
     return rescaled(timing.compute_law, 1 / ranks, collectives_s)
 
 

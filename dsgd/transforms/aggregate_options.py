@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
-from dsgd.core.aggregators import parse_aggregator, parse_mixing
-from dsgd.core.option_rules import Checked, OnlyWith, Parsed, require
+from dsgd.core.aggregators import Aggregator, PreAggregation, parse_aggregator, parse_mixing
+from dsgd.core.option_rules import Checked, Parsed, require
 from dsgd.transforms.filters import parse_filter
+
+
+def _parse(text: str) -> tuple[Aggregator | None, PreAggregation | None, bool]:
+    """Return what the text of --aggregate means: what makes results one, what is done before, and whether
+    they are weighted by samples.
+
+    >>> _parse("nnm:2+krum:2"), _parse("mean,samples")
+    ((Krum(f=2, m=1), NearestNeighbours(f=2), False), (None, None, True))
+    """
+    name = text.removesuffix(",samples")
+    *before, last = name.split("+", 1)
+    try:
+        mixing = parse_mixing(before[0]) if before else None
+    except ValueError as error:
+        raise ValueError(f"before +: {error}") from None
+    return parse_aggregator(last), mixing, name != text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,17 +30,11 @@ class AggregateConfig(Checked):
     """How a server makes one direction of several results (docs/robustness.md)."""
 
     aggregate: str = "mean"
-    """How results are made one: mean, or what withstands F liars: median | trimmed:F | krum:F |
-    multikrum:F,M | geometric | clip:RADIUS | bulyan:F."""
-    aggregator = Parsed("aggregate", parse_aggregator)
-
-    mix: str = "none"
-    """What is done to the results before: none | nnm:F (each becomes the mean of its nearest) |
-    bucketing:SIZE (means of so many, drawn anew each time)."""
-    mixing = Parsed("mix", parse_mixing)
-
-    weights: Annotated[Literal["equal", "samples"], OnlyWith(dataset=("xor", "digits"))] = "equal"
-    """What each worker's results count in a mean. samples: as many as the worker has samples."""
+    """How results are made one: mean; mean,samples (a worker's results count as many as it has samples); or
+    what withstands F liars: median | trimmed:F | krum:F | multikrum:F,M | geometric | clip:RADIUS | bulyan:F.
+    Before that, nnm:F+krum:F makes each result the mean of its nearest, and bucketing:SIZE+median takes means
+    of so many, drawn anew each time."""
+    parsed_aggregate = Parsed("aggregate", _parse)
 
     filter: str = "none"
     """Where each result is applied as it comes, which ones are not, as they may be lies: none | kardam:F
@@ -35,10 +44,27 @@ class AggregateConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rule = "a lie moves a mean as far as it wants, also after mixing; give an --aggregate that limits it"
-        require(self.aggregator is not None or self.mixing is None, "mix", self.mix, rule)
-        rule = f"weights a mean, and --aggregate {self.aggregate} is none: a liar could claim any number"
-        require(self.aggregator is None or self.weights == "equal", "weights", self.weights, rule)
+        rule = (
+            "a lie moves a mean as far as it wants, also after mixing; give an aggregator, like nnm:2+krum:2"
+        )
+        require(self.aggregator is not None or self.mixing is None, "aggregate", self.aggregate, rule)
+        rule = "samples weight a mean, and this is none: a liar could claim any number; leave samples out"
+        require(self.aggregator is None or not self.by_samples, "aggregate", self.aggregate, rule)
+
+    @property
+    def aggregator(self) -> Aggregator | None:
+        """What makes results one; None: the mean."""
+        return self.parsed_aggregate[0]
+
+    @property
+    def mixing(self) -> PreAggregation | None:
+        """What is done to the results before."""
+        return self.parsed_aggregate[1]
+
+    @property
+    def by_samples(self) -> bool:
+        """Whether a worker's results count as many as it has samples."""
+        return self.parsed_aggregate[2]
 
     @property
     def least(self) -> int:
@@ -48,23 +74,19 @@ class AggregateConfig(Checked):
 
     def require_enough(self, mode: str, results: int, num_workers: int) -> None:
         """Raise ValueError if an update of so many results is too small for these options."""
-        for option, default in (("aggregate", "mean"), ("weights", "equal"), ("filter", "none")):
+        for option, default in (("aggregate", "mean"), ("filter", "none")):
             rule = f"is a server's, and --mode {mode} has none; leave it out"
             require(results > 0 or getattr(self, option) == default, option, getattr(self, option), rule)
         if not results:
             return
-        for option, default in (("aggregate", "mean"), ("weights", "equal")):
-            value, averages = getattr(self, option), results > 1 or num_workers == 1
-            rule = (
-                f"--mode {mode} applies one result at a time; use one that averages, like kasync, or --filter"
-            )
-            require(averages or value == default, option, value, rule)
+        averages = results > 1 or num_workers == 1
+        rule = f"--mode {mode} applies one result at a time; use one that averages, like kasync, or --filter"
+        require(averages or self.aggregate == "mean", "aggregate", self.aggregate, rule)
         filtered = self.filtered
         rule = f"--mode {mode} averages results; give --aggregate, like trimmed:1"
         require(filtered is None or results == 1, "filter", self.filter, rule)
         least = filtered.least if filtered else 1
         rule = f"needs {least} workers or more; add workers{', or lower F' * (least > 2)}"
         require(num_workers >= least, "filter", self.filter, rule)
-        mixed = f" with --mix {self.mix}" if self.mixing else ""
-        rule = f"needs {self.least} results an update{mixed}, and gets {results}; add workers, or lower F"
+        rule = f"needs {self.least} results an update, and gets {results}; add workers, or lower F"
         require(self.least <= results, "aggregate", self.aggregate, rule)

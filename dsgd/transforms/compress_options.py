@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from dsgd.core.option_forms import Form, number, parsed
-from dsgd.core.option_rules import Checked, OnlyWith, Parsed, require
+from dsgd.core.option_rules import Checked, NotWith, Parsed, require
 from dsgd.transforms.codecs import CODECS, SHARE, Codec, TopK, parse_codec
 from dsgd.transforms.compressed import Compression, MomentumCorrection
 
-_LEARNED = OnlyWith(dataset=("xor", "digits", "quadratic"))
+_LEARNED = NotWith(workload=("none",))
 
 
 class Dgc(NamedTuple):

@@ -694,7 +694,7 @@ def test_the_shipped_thresholds_are_what_the_simulator_says_can_be_had(
     threshold = read_thresholds(DEFAULT).performance[job][mode]
     virtual = {name: value for name, value in options(cfg).items() if value is not None} | {
         "engine": "sim",
-        "dataset": "none",  # the times are the same, whatever is learned
+        "workload": "none",  # the times are the same, whatever is learned
     }
     for name in (
         *option_fields(OutputConfig),

@@ -249,8 +249,8 @@ def test_no_job_trains_on_data_that_the_image_lacks() -> None:
     given = [(job, settings) for job in JOBS for settings in MINE.values()]
     given += [(job, replace(SMALL, workload="gpt")) for job in JOBS[:1]]
     trained = [cfg.data for job, settings in given for cfg in runs(job, settings)[:1]]
-    assert {data.workload for data in trained} == {None, "fashion", "gpt"}
-    assert {vars(data)["corpus"] for data in trained if data.workload == "gpt"} == {"python"}
+    assert {data.workload for data in trained} == {"xor", "digits", "fashion", "gpt"}
+    assert {vars(data)["data"] for data in trained if data.workload == "gpt"} == {"python"}
 
 
 @pytest.mark.parametrize(

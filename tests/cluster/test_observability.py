@@ -429,8 +429,8 @@ def test_real_runs_answer_every_panel_and_agree_with_their_records(ray_cluster: 
     """Two real runs under a real Prometheus: all panels have data, no alert fires, ends are the records'."""
     options = "--num-workers 2 --eval-every 5 --compute-time constant:.02 --slowdown 0=3 --steps 60"
     commands = {
-        "ssp": f"--mode ssp --slack 2 --dataset digits {options}",
-        "adacomm": f"--mode adacomm --first-local-steps 4 {options} --faults pause:0=.2@t=.2 --workload moe "
+        "ssp": f"--mode ssp --slack 2 --workload digits {options}",
+        "adacomm": f"--mode adacomm --local-steps 4 {options} --faults pause:0=.2@t=.2 --workload moe "
         "--capacity 1",
     }
     ports = {name: free_port() for name in commands}

@@ -35,7 +35,7 @@ from dsgd.process.outcomes import UsageError
 from dsgd.running.quick_run import config, run
 
 SHIPPED = sorted((ROOT / "experiments").glob("*.yaml"))
-BASE: dict[str, Any] = {"engine": "sim", "num_workers": 2, "steps": 20, "dataset": "quadratic", "dim": 3}
+BASE: dict[str, Any] = {"engine": "sim", "num_workers": 2, "steps": 20, "workload": "quadratic", "dim": 3}
 VARIANTS: dict[str, Any] = {"ssgd": {"mode": "ssgd"}, "asgd": {"mode": "asgd", "lr": 0.05}}
 
 
@@ -109,7 +109,7 @@ def test_a_run_has_the_options_of_base_variant_grid_and_seed(tmp_path: Path) -> 
         ("ssp slack=0", 1),
         ("ssp slack=inf", 1),
     ]
-    expected = config("ssp", num_workers=2, steps=7, dataset="quadratic", dim=3, slack=math.inf, seed=1)
+    expected = config("ssp", num_workers=2, steps=7, workload="quadratic", dim=3, slack=math.inf, seed=1)
     not_output = {k: v for k, v in options(runs[-1].cfg).items() if k not in ("out", "run_name", "quiet")}
     assert not_output.items() <= options(expected).items()
     assert runs[-1].path == Path("runs/try/ssp+slack=inf-s1")
@@ -268,7 +268,7 @@ def test_a_file_that_is_no_experiment_is_refused(
         (["--processes", "0"], ["--processes 0", "at least 1"]),
         (["--processes", "two"], ["--processes two", "whole number"]),
         (
-            ["--set", "dataset=xor", "--set", "samples=3", "--set", "dim=2"],
+            ["--set", "workload=xor", "--set", "samples=3", "--set", "dim=2"],
             ["variant ssgd", "--batch-size 32"],
         ),
     ],
@@ -325,7 +325,12 @@ def test_a_shipped_experiment_is_valid_and_compares_equal_budgets(path: Path) ->
 
 # ------------------------------------------------------------------------------------------------ its runs
 
-FAST: dict[str, Any] = {"engine": "sim", "num_workers": 2, "dataset": "none", "compute_time": "exponential:1"}
+FAST: dict[str, Any] = {
+    "engine": "sim",
+    "num_workers": 2,
+    "workload": "none",
+    "compute_time": "exponential:1",
+}
 
 
 def test_a_dry_run_lists_every_run_and_writes_nothing(tmp_path: Path, ask: Ask) -> None:
@@ -560,7 +565,7 @@ def test_what_a_mode_lacks_is_not_tried_for_it(tmp_path: Path) -> None:
 
 def test_the_edge_of_what_was_tried_is_pointed_out(tmp_path: Path, cli: CommandLine) -> None:
     """A best value that is the smallest or largest tried is said to be; names have no order."""
-    whole = cli("--engine sim --steps 1 --dataset none").summary
+    whole = cli("--engine sim --steps 1 --workload none").summary
     asked = load(write(tmp_path, tune={"momentum": [0.5, 0, 0.9], "slowdown": ["", "0=2"], "seeds": [7]}))
     for r in asked.tuning_runs():  # asgd is best without momentum, and nothing lies beyond
         loss = abs(r.cfg.momentum - (r.cfg.mode == "ssgd") * 0.9) + (not r.cfg.timing.slowdown)

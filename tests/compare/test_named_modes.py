@@ -20,7 +20,7 @@ ASKED = [
     "--num-workers 8 ssgd --faults kill:2@update=30+5 ksync --k 6 --steps 50",
     "asgd ssp --slack 2 --lr-scaling workers --momentum 0.0 --note 'no: 010, 1e3, 0=4'",
     "dpsgd adpsgd --workload moe --experts 4 --target-loss 2.5",
-    "ssgd asgd --dataset none --compute-time pareto:1.5,1",
+    "ssgd asgd --workload none --compute-time pareto:1.5,1",
     "ssgd tests/own/train_pairs.py --samples 64",
     "ssgd asgd --set eval_every=2 --set target_loss=.2 --set seeds=2",
 ]
@@ -66,14 +66,14 @@ def test_other_options_are_another_experiment() -> None:
         ("ssgd asgd --slack 2", "--slack: is not an option of compare; see compare --help"),
         ("ssgd asgd --slowdwn 0=4", "--slowdwn: is not an option of compare; did you mean --slowdown?"),
         (
-            "ssgd asgd --dataset none --target-loss 1",
-            "--target-loss 1: --dataset none has no loss",
+            "ssgd asgd --workload none --target-loss 1",
+            "--target-loss 1: --workload none has no loss",
         ),
         ("ssgd asgd --seed 3", "--seed: is not an option of compare; did you mean --seeds?"),
         ("ssgd asgd --steps 0", "compare ssgd asgd: variant ssgd: --steps 0: must be at least 1"),
         ("ssgd asgd --engine both", "compare ssgd asgd: variant ssgd: --engine both is for a single run"),
         ("ssgd asgd --workload nowhere.py", "--workload nowhere.py"),
-        ("ssgd train_nowhere.py", "--strategy-file train_nowhere.py"),
+        ("ssgd train_nowhere.py", "--mode train_nowhere.py"),
         (
             "experiments/compare-ssp.yaml --steps 3 --out ssgd",
             "--steps: is not an option of compare; an option of",

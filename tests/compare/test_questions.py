@@ -29,7 +29,7 @@ from dsgd.show.report.questions import Question
 from dsgd.show.report.sentences import against_baseline, only_group
 from dsgd.show.report.written_numbers import number
 
-FAST: dict[str, Any] = {"engine": "sim", "mode": "ssgd", "num_workers": 2, "steps": 8, "dataset": "none"}
+FAST: dict[str, Any] = {"engine": "sim", "mode": "ssgd", "num_workers": 2, "steps": 8, "workload": "none"}
 
 
 def asked(**keys: Any) -> dict[str, Any]:
@@ -115,7 +115,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"measure": "time-to-loss"}, ["measure: time-to-loss", "target_loss:"]),
     ({"measure": "througput"}, ["did you mean throughput"]),
     ({"measure": "best"}, ["name a tuned option, like best lr"]),
-    (NO_LOSS, ["measure: last-loss", "dataset none, and so no loss"]),
+    (NO_LOSS, ["measure: last-loss", "workload none, and so no loss"]),
     ({"measure": "best lr"}, ["lr is not tuned", "tune:"]),
     ({"measure": ["time", 3]}, ["measure: number 2: must be text, not 3"]),
     ({"measure": ["time", "best lr"], "tune": {"lr": [0.1], "seeds": [9]}}, ["best lr", "asked alone"]),
@@ -213,7 +213,7 @@ def test_the_best_value_is_what_tuning_chose(tmp_path: Path) -> None:
     values = [0.05, 0.4, 1.6]
     found = dsgd.experiment(
         asked(
-            base=FAST | {"mode": "asgd", "dataset": "xor", "steps": 40, "compute_time": "exponential:1"},
+            base=FAST | {"mode": "asgd", "workload": "xor", "steps": 40, "compute_time": "exponential:1"},
             grid={"P=2": {"num_workers": 2}, "P=8": {"num_workers": 8, "steps": 10}},
             tune={"lr": values, "seeds": [100, 101, 102]},
             compare="num_workers",
@@ -239,7 +239,7 @@ def test_the_best_value_is_what_tuning_chose(tmp_path: Path) -> None:
 
 def test_what_nobody_tuned_is_named_where_a_variant_never_arrives() -> None:
     """Of those that do not reach the target: defaults of the mode, choices at an edge, not what is set."""
-    steps = {"dataset": "quadratic", "dim": 3, "grad_noise": 0.0, "steps": 40, "lr": 0.2, "eval_every": 1}
+    steps = {"workload": "quadratic", "dim": 3, "grad_noise": 0.0, "steps": 40, "lr": 0.2, "eval_every": 1}
     local = {"mode": "diloco", "inner": "sgd", "local_steps": 5}
     other = local | {"mode": "streaming", "outer_momentum": 0.1}
     found = dsgd.experiment(
@@ -267,7 +267,7 @@ def test_a_choice_at_an_edge_is_pointed_out() -> None:
     grid = {f"P={p}": {"num_workers": p, "steps": 80 // p} for p in (2, 4, 8)}
     found = dsgd.experiment(
         asked(
-            base=FAST | {"mode": "asgd", "dataset": "xor", "compute_time": "exponential:1"},
+            base=FAST | {"mode": "asgd", "workload": "xor", "compute_time": "exponential:1"},
             grid=grid,
             tune={"lr": [0.05, 1.6], "seeds": [100]},
             compare="num_workers",

@@ -78,7 +78,9 @@ def test_a_mini_batch_does_not_depend_on_what_was_taken_before() -> None:
     assert not np.array_equal(shards[1].batch_rows(0), shards[1].batch_rows(8))
 
 
-@pytest.mark.parametrize("options", [{}, {"dataset": "digits"}, {"dataset": "quadratic", "grad_noise": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"workload": "digits"}, {"workload": "quadratic", "grad_noise": 0.5}]
+)
 def test_a_shard_alone_gives_what_it_gives_among_others(options: dict[str, Any]) -> None:
     """What goes to a worker on its own holds only its samples, and makes the same mini-batches."""
     workload = make_workload(config("ssgd", num_workers=3, **options))
@@ -98,8 +100,8 @@ def test_a_shard_alone_gives_what_it_gives_among_others(options: dict[str, Any])
 
 def test_label_noise_flips_the_share_asked_for() -> None:
     """--label-noise p: a share p of the training labels is another class; held-out labels are true."""
-    clean = make_workload(config("ssgd", dataset="digits"))
-    noisy = make_workload(config("ssgd", dataset="digits", label_noise=0.3))
+    clean = make_workload(config("ssgd", workload="digits"))
+    noisy = make_workload(config("ssgd", workload="digits", label_noise=0.3))
     a, b = clean.shards[0], noisy.shards[0]
     assert isinstance(a, DatasetShard)
     assert isinstance(b, DatasetShard)
@@ -129,7 +131,7 @@ def test_all_modes_and_engines_start_from_the_same_weights_and_data() -> None:
 def test_uneven_shards_grow_by_one_factor(how: str) -> None:
     """Each shard is larger than the one before by the same factor, up to a sample; together they are all."""
     labels = np.arange(3000) % 10
-    parts = partition(labels, 5, Partition.parse(how), np.random.default_rng(0), uneven=16)
+    parts = partition(labels, 5, Partition.parse(f"{how},uneven=16"), np.random.default_rng(0))
     assert sorted(np.concatenate(parts)) == list(range(3000))
     first = 3000 / (1 + 2 + 4 + 8 + 16)
     assert [len(part) for part in parts] == pytest.approx([first * 2**i for i in range(5)], abs=1)

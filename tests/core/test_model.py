@@ -17,12 +17,12 @@ from dsgd.running.quick_run import config
 
 OBJECTIVES: list[dict[str, Any]] = [
     {},
-    {"model": "logistic"},
+    {"hidden": "none"},
     {"hidden": "8,5"},
-    {"dataset": "digits"},
-    {"dataset": "digits", "model": "logistic"},
-    {"dataset": "quadratic", "curvatures": "1,2,3", "optima": "0,1,-1", "dim": 4},
-    {"dataset": "quadratic", "curvatures": "1,2,3", "optima": "0,1,-1", "dim": 2 * CHUNK + 1000},
+    {"workload": "digits"},
+    {"workload": "digits", "hidden": "none"},
+    {"workload": "quadratic", "curvatures": "1,2,3", "optima": "0,1,-1", "dim": 4},
+    {"workload": "quadratic", "curvatures": "1,2,3", "optima": "0,1,-1", "dim": 2 * CHUNK + 1000},
 ]
 each_objective = pytest.mark.parametrize("options", OBJECTIVES, ids=str)
 
@@ -105,7 +105,7 @@ def test_many_workers_at_once_equal_one_after_the_other(options: dict[str, Any])
 
 
 @pytest.mark.parametrize("batch_size", [3, 4, 16, 33])
-@pytest.mark.parametrize("options", [{}, {"model": "logistic"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"hidden": "none"}], ids=str)
 def test_the_bits_of_a_worker_do_not_depend_on_how_many_are_computed_with_it(
     batch_size: int, options: dict[str, Any]
 ) -> None:
@@ -147,7 +147,7 @@ def test_accuracy_is_the_share_of_right_guesses() -> None:
 
 def test_huge_logits_give_a_finite_loss() -> None:
     """Cross-entropies neither overflow nor lose the right class where logits are large."""
-    for options in ({"model": "logistic"}, {"dataset": "digits", "model": "logistic"}):
+    for options in ({"hidden": "none"}, {"workload": "digits", "hidden": "none"}):
         workload, shards, w = _some_weights(options)
         loss, g = workload.objective.loss_and_gradient(w * 1e6, shards, [0, 0, 0])
         assert torch.isfinite(loss).all()
@@ -180,7 +180,7 @@ def test_a_mean_leaves_its_terms_alone() -> None:
 
 def test_gradient_noise_has_the_asked_deviation() -> None:
     """--grad-noise s: a gradient is a (w - x) plus noise of mean 0 and deviation s, anew each step."""
-    workload = make_workload(config("ssgd", num_workers=2, dataset="quadratic", dim=500, grad_noise=0.3))
+    workload = make_workload(config("ssgd", num_workers=2, workload="quadratic", dim=500, grad_noise=0.3))
     shards = workload.shards[0].on_device(workload.shards, "cpu")
     w = torch.zeros(2, 500)
     noise = torch.stack([workload.objective.loss_and_gradient(w, shards, [k, k])[1] for k in range(40)])

@@ -1,7 +1,7 @@
 """Deterministic simulation testing: `PYTHONPATH=tests python -m dst` runs seeded schedules of random faults.
 
     PYTHONPATH=tests python -m dst --schedules 10000
-    PYTHONPATH=tests python -m dst --strategy-file my/train_mine.py --schedules 1000
+    PYTHONPATH=tests python -m dst --mode my/train_mine.py --schedules 1000
     PYTHONPATH=tests python -m dst --mode ssp --num-workers 2 --faults "leave:1@t=3; join:1@t=5"
 
 With options of a run, that run alone is held to the invariants. A schedule that breaks one is shrunk and
@@ -85,8 +85,9 @@ def _run_many(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--schedules", type=int, default=10_000, metavar="N", help="how many; default 10000")
     parser.add_argument("--first", type=int, default=0, metavar="SEED", help="number of the first; default 0")
-    parser.add_argument("--mode", action="append", choices=modes(), metavar="MODE", help="of this mode alone")
-    parser.add_argument("--strategy-file", metavar="FILE", help="of your train_NAME.py")
+    parser.add_argument(
+        "--mode", action="append", metavar="MODE|FILE", help="of this mode, or your train_NAME.py, alone"
+    )
     processes = os.cpu_count() or 1
     parser.add_argument(
         "--processes", type=int, default=processes, metavar="N", help=f"at once; default {processes}"
@@ -95,10 +96,9 @@ def _run_many(arguments: Sequence[str]) -> int:
     if given.schedules < 1:
         raise UsageError(f"--schedules {given.schedules}: must be 1 or more")
     try:
-        own = [Subject.of(given.strategy_file)] if given.strategy_file else []
+        subjects = [Subject.of(mode) for mode in given.mode or modes()]
     except ValueError as error:
         raise UsageError(str(error)) from None
-    subjects = own or [Subject(mode) for mode in given.mode or modes()]
     last = given.first + given.schedules
     parts = [range(seed, min(seed + _AT_ONCE, last)) for seed in range(given.first, last, _AT_ONCE)]
     counted, began_s = Counted(), time.perf_counter()

@@ -18,7 +18,6 @@ _COMMON = option_fields(GradientConfig).keys() | option_fields(LocalConfig).keys
 # Values of the strategies' options that are numbers; those that are choices are drawn from all choices.
 VALUES: Mapping[str, Sequence[Any]] = {
     "local_steps": (1, 2, 3, 5),
-    "first_local_steps": (1, 4, 7),
     "interval_s": (2.0, 6.0, math.inf),
     "k": (None, 1, 2, 3),
     "backup": (0, 1, 2),
@@ -116,7 +115,7 @@ def _lied(schedule: FaultSchedule, rng: random.Random) -> FaultSchedule:
     lasts = round(_seconds(rng), 2) if when.startswith("t=") else rng.randint(1, 4)
     attack = rng.choice(("signflip", "ipm*.5", "labelflip", "labelflip"))
     lie = f"lie:{liar}={attack}@{when}" + f"+{lasts}" * (rng.random() < 0.7)
-    labelled = {"dataset": "xor", "lr": 0.05} if attack == "labelflip" else {}
+    labelled = {"workload": "xor", "lr": 0.05} if attack == "labelflip" else {}
     kept = {name: value for name, value in options.items() if name != "grad_noise" or not labelled}
     more = FaultSchedule(schedule.subject, {**kept, **labelled, "faults": "; ".join([*schedule.faults, lie])})
     try:
@@ -132,9 +131,9 @@ def _options(rng: random.Random, subject: Subject) -> dict[str, Any]:
     masked = rng.random() < 0.5
     options: dict[str, Any] = {"num_workers": num_workers, "steps": steps, "seed": rng.randrange(1000)}
     if rng.random() < 0.8:
-        options |= {"dataset": "quadratic", "grad_noise": 0.5, "lr": 0.05}
+        options |= {"workload": "quadratic", "grad_noise": 0.5, "lr": 0.05}
     else:
-        options |= {"dataset": "none"}
+        options |= {"workload": "none"}
     options |= _of_the_strategy(rng, subject, masked)
     options |= _of_hosts(rng, num_workers, masked)
     faults = _faults(rng, options, masked)
@@ -172,7 +171,8 @@ def _of_time(rng: random.Random, num_workers: int, spot: bool) -> dict[str, Any]
 
 
 def _of_hosts(rng: random.Random, num_workers: int, masked: bool) -> dict[str, Any]:
-    options: dict[str, Any] = {"max_restarts": rng.choice((0, 1, 3)) if rng.random() < 0.1 else 1000}
+    most, within_s = rng.choice((0, 1, 3)) if rng.random() < 0.1 else 1000, 600
+    options: dict[str, Any] = {}
     policies = ("replace", "rehost") if masked else ("replace", "rehost", "drop", "drop")
     options["on_loss"] = rng.choice(policies)
     if options["on_loss"] == "drop":
@@ -188,8 +188,8 @@ def _of_hosts(rng: random.Random, num_workers: int, masked: bool) -> dict[str, A
     if rng.random() < 0.6:
         options["restart_s"] = rng.choice((0.5, 3.0))
     if rng.random() < 0.2:
-        options["restart_window_s"] = 10.0
-    return options
+        within_s = 10
+    return options | {"restarts": f"{most},within={within_s}"}
 
 
 def _faults(rng: random.Random, options: Mapping[str, Any], masked: bool) -> list[str]:

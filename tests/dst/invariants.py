@@ -133,7 +133,7 @@ class _Going:
         if hosts is None:
             return False
         waited_for = {hosts["carrier"][worker] for worker in members} - set(np.flatnonzero(hosts["alive"]))
-        most = self.cfg.fault.max_restarts
+        most = self.cfg.fault.restart_limit.most
         return any(len(hosts["lost_s"][host]) > most for host in waited_for)
 
 
@@ -246,7 +246,7 @@ def _brings_all_back(
     """Hold that whoever was dropped with a process is a member again once the process must be back."""
     asked = [fault for fault in cfg.fault.fault_list if isinstance(fault, Fault)]
     losses = [fault.t_s for fault in faults_seen if fault.kind in ("kill", "node")]
-    spot, given_up = len(asked) < len(cfg.fault.fault_list), len(losses) > cfg.fault.max_restarts
+    spot, given_up = len(asked) < len(cfg.fault.fault_list), len(losses) > cfg.fault.restart_limit.most
     if not losses or spot or given_up:
         return
     backoff_s = 0.0 if len(losses) == 1 else min(30.0, 0.5 * 2.0 ** (len(losses) - 2))

@@ -221,10 +221,10 @@ def options(
     """
     per_update = {} if mode == "ssgd" else {"local_steps": _LOCAL_STEPS}
     steps = updates * per_update.get("local_steps", 1)
-    backups = {"replicas": 2} if topology.startswith("sharded") else {}
+    topology += ",replicas=2" if topology.startswith("sharded") else ""
     asked = {"engine": "ray", "num_workers": workers, "steps": steps, "topology": topology}
     group = {"ranks_per_worker": ranks, "workload": "moe"} if ranks > 1 else {}
-    return {**asked, **backups, **group, **per_update, "start_timeout_s": _START_S}
+    return {**asked, **group, **per_update, "start_timeout_s": _START_S}
 
 
 def killed(
@@ -244,7 +244,7 @@ def killed(
     versions = Versions(killer)
     asked = options(mode, _MOST_UPDATES, topology, workers, ranks)
     try:
-        ended = _run(mode, versions, **asked, **{"restart_window_s": 1e-3, **more})
+        ended = _run(mode, versions, **asked, **{"restarts": "3,within=.001", **more})
     finally:
         killer.wait()
     losses = sorted(seen for seen in ended.cluster.faults_seen if seen.kind == "kill")

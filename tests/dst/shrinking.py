@@ -17,7 +17,7 @@ _KEPT = ("num_workers", "steps", "seed", "faults")  # all others are left out wh
 _SIMPLER: dict[str, tuple[Any, ...]] = {
     "seed": (0,),
     "compute_time": ("constant:1", "exponential:1"),
-    "dataset": ("quadratic",),
+    "workload": ("quadratic",),
 }
 
 

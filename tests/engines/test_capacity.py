@@ -21,20 +21,20 @@ def config(**options: object) -> TrainConfig:
     return configured({"mode": "asgd", "engine": "ray", **options})
 
 
-@pytest.mark.parametrize("dataset", ["none", "xor"])
-def test_as_many_workers_fit_as_have_the_memory(dataset: str) -> None:
+@pytest.mark.parametrize("workload", ["none", "xor"])
+def test_as_many_workers_fit_as_have_the_memory(workload: str) -> None:
     """One byte less than P workers need is too little for P, and enough for P - 1, as the message says."""
     import dsgd.engines.ray.connection.connect  # noqa: F401 - sets what Ray reads at its import
     from dsgd.engines.ray.connection.capacity import bytes_per_worker, shortage
 
-    cfg = config(num_workers=10, dataset=dataset)
+    cfg = config(num_workers=10, workload=workload)
     enough = 10 * bytes_per_worker(cfg)
     assert shortage(cfg, enough, "this machine has") is None
     message = shortage(cfg, enough - 1, "this machine has")
     assert message is not None
     assert message.startswith("--num-workers 10: 10 Ray worker processes need at least ")
     assert message.endswith("lower --num-workers (9 fit), or simulate them with --engine sim")
-    assert shortage(config(num_workers=9, dataset=dataset), enough - 1, "this machine has") is None
+    assert shortage(config(num_workers=9, workload=workload), enough - 1, "this machine has") is None
 
 
 def test_large_modules_need_memory_for_their_vectors() -> None:
@@ -54,10 +54,12 @@ def test_the_memory_of_servers_counts() -> None:
     """Of all their processes; whichever are too many, they are named."""
     from dsgd.engines.ray.connection.capacity import shortage
 
-    many = config(num_workers=4, topology="sharded:5000", replicas=2)
+    many = config(num_workers=4, topology="sharded:5000,replicas=2")
     message = shortage(many, 50e9, "this machine has")
     assert message is not None
-    assert message.startswith("--topology sharded:5000: 10,000 processes of servers need at least 570 GB")
+    assert message.startswith(
+        "--topology sharded:5000,replicas=2: 10,000 processes of servers need at least 570 GB"
+    )
     few = config(num_workers=4, topology="sharded:2")
     assert shortage(few, 1.5e9, "this machine has") is None
     message = shortage(few, 1.4e9, "this machine has")
@@ -93,9 +95,9 @@ def test_the_processes_of_ray_import_torch_only_for_weights() -> None:
 
 
 @pytest.mark.parametrize("engine", ["ray", "both"])
-@pytest.mark.parametrize("dataset", ["none", "xor"])
+@pytest.mark.parametrize("workload", ["none", "xor"])
 def test_a_million_workers_are_refused_before_ray_starts(
-    dataset: str, engine: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+    workload: str, engine: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 2, one line with memory, processes, how many fit and the remedy; nothing starts."""
     import dsgd.engines.ray.connection.connect
@@ -104,7 +106,7 @@ def test_a_million_workers_are_refused_before_ray_starts(
     monkeypatch.setattr(
         dsgd.engines.ray.connection.connect, "connect", lambda *_: pytest.fail("Ray was started")
     )
-    ran = cli(f"--engine {engine} --num-workers 1000000 --dataset {dataset}")
+    ran = cli(f"--engine {engine} --num-workers 1000000 --workload {workload}")
     assert ran.code == 2
     assert re.fullmatch(
         r"main.py: --num-workers 1000000: 1,000,000 Ray worker processes need at least [\d,]+ GB of memory "
@@ -124,7 +126,7 @@ def test_an_experiment_with_a_million_workers_on_ray_is_refused(
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     path = tmp_path / "e.yaml"
     path.write_text(
-        "title: t\nquestion: q\nbase: {engine: ray, steps: 1, dataset: none}\nseeds: 1\n"
+        "title: t\nquestion: q\nbase: {engine: ray, steps: 1, workload: none}\nseeds: 1\n"
         "variants: {few: {mode: ssgd}, many: {mode: ssgd, num_workers: 1000000}}\n"
     )
     from main import main
@@ -139,7 +141,7 @@ def test_an_experiment_with_a_million_workers_on_ray_is_refused(
 @pytest.mark.ray
 def test_on_a_cluster_its_own_memory_counts(ray_cluster: str, cli: CommandLine) -> None:
     """A cluster without the memory is waited for, as it may grow; then exit 1 and the line of the memory."""
-    ran = cli("--num-workers 1000000 --dataset none --start-timeout-s .3")
+    ran = cli("--num-workers 1000000 --workload none --start-timeout-s .3")
     assert ran.code == 1
     assert "--num-workers 1000000: 1,000,000 Ray worker processes need at least 57,000 GB" in ran.err
     assert "the cluster has" in ran.err
@@ -154,13 +156,13 @@ def test_a_start_that_takes_too_long_ends_at_the_time_out(ray_cluster: str, cli:
     assert "workers could not be started within --start-timeout-s 0.1: the machines may be busy; " in ran.err
     assert "lower --num-workers, or wait longer" in ran.err
     assert len(ran.err.splitlines()) == 1
-    assert cli("--num-workers 1 --steps 1 --dataset none").code == 0
+    assert cli("--num-workers 1 --steps 1 --workload none").code == 0
 
 
 @pytest.mark.thorough
 @pytest.mark.ray
-@pytest.mark.parametrize("dataset", ["none", "xor"])
-def test_the_estimate_of_a_worker_is_what_it_takes(ray_cluster: str, dataset: str) -> None:
+@pytest.mark.parametrize("workload", ["none", "xor"])
+def test_the_estimate_of_a_worker_is_what_it_takes(ray_cluster: str, workload: str) -> None:
     """The memory that a worker's process has to itself is within a factor of 1.7 of the estimate."""
     from dsgd.data import make_workload
     from dsgd.engines.ray.driver.cluster import RayCluster
@@ -170,7 +172,7 @@ def test_the_estimate_of_a_worker_is_what_it_takes(ray_cluster: str, dataset: st
 
     from dsgd.engines.ray.connection.capacity import bytes_per_worker
 
-    cfg = config(num_workers=1, dataset=dataset)
+    cfg = config(num_workers=1, workload=workload)
     with RayCluster(cfg, make_workload(cfg)) as cluster:
         taken = psutil.Process(cluster.pids[0]).memory_full_info().uss
     assert bytes_per_worker(cfg) / 1.7 < taken < 1.7 * bytes_per_worker(cfg)

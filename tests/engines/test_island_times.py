@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -49,11 +48,10 @@ def test_the_slowest_of_shifted_times_is_the_slowest_of_the_others_and_the_shift
 
 
 ISLAND: dict[str, Any] = {
-    "dataset": "none",
+    "workload": "none",
     "ranks_per_worker": 4,
     "padding_mb": 8,
-    "rank_bytes_per_s": 1e7,
-    "rank_latency_s": 0.01,
+    "rank_link": "1e7,.01",
 }
 """Workers of 4 ranks each, 10 MB/s and 10 ms apart, with messages of 8 MB."""
 
@@ -84,7 +82,7 @@ def test_an_island_takes_its_share_of_the_time_and_its_collectives(parallel: str
 
 def test_weights_in_bfloat16_are_gathered_in_half_the_time() -> None:
     """bf16 halves what FSDP gathers, twice, not the gradient's sums; parts of a mini-batch gather anew."""
-    module = {"dataset": "xor", "workload": "gpt", "padding_mb": 0, "rank_latency_s": 0.0, "batch_size": 8}
+    module = {"workload": "gpt", "padding_mb": 0, "rank_link": "1e7", "batch_size": 8}
     plain, half, parts = (
         island_of(island(**module, **options)).collectives_s(8e6)
         for options in ({}, {"precision": "bf16"}, {"accumulate": 2})
@@ -99,14 +97,13 @@ def test_an_island_is_lost_as_often_as_all_its_ranks() -> None:
     outcomes = [
         run(
             "asgd",
-            dataset="none",
+            workload="none",
             num_workers=4,
             steps=300,
             compute_time=f"constant:{ranks}",
             ranks_per_worker=ranks,
             faults=f"spot:mtbf={50 * ranks},back=20",
-            restart_window_s=20.0,
-            max_restarts=1,
+            restarts="1,within=20",
             restart_s=5.0,
         )
         for ranks in (1, 4)
@@ -122,16 +119,16 @@ def test_an_island_is_lost_as_often_as_all_its_ranks() -> None:
     ("options", "line"),
     [
         (
-            {"engine": "ray", "workload": "gpt", "dataset": "xor", "padding_mb": 0},
-            "--rank-bytes-per-s 10000000.0: has no effect with --engine ray, only with --engine sim",
+            {"engine": "ray", "workload": "gpt", "padding_mb": 0},
+            "--rank-link 1e7,.01: has no effect with --engine ray, only with --engine sim",
         ),
         (
-            {"engine": "ray", "rank_bytes_per_s": math.inf, "rank_latency_s": 0.0},
+            {"engine": "ray", "rank_link": "none"},
             "--ranks-per-worker 4: ranks share a module on Ray; give a --workload, or use --engine sim",
         ),
         (
             {"ranks_per_worker": 1},
-            "--rank-bytes-per-s 10000000.0: is for a worker of several ranks; give",
+            "--rank-link 1e7,.01: is for a worker of several ranks; give",
         ),
     ],
 )

@@ -176,7 +176,7 @@ TOPOLOGIES = ["server", "sharded:3", "allreduce", "allreduce:ring", "allreduce:h
 WAITING: dict[str, dict[str, Any]] = {
     "ssgd": {"momentum": 0.9},
     "localsgd": {"local_steps": 4},
-    "adacomm": {"interval_s": math.inf, "first_local_steps": 4},
+    "adacomm": {"interval_s": math.inf, "local_steps": 4},
     "diloco": {"local_steps": 4},
     "easgd": {"local_steps": 4},
 }
@@ -236,9 +236,11 @@ def test_a_backup_costs_a_vector_and_a_round_trip_and_its_server_may_be_lost() -
     """
     options: dict[str, Any] = {"num_workers": 4, "steps": 6, "topology": "sharded:2", **LINKS}
     options["server_bytes_per_s"] = RATE
-    alone, both = run("ssgd", **options), run("ssgd", **options, replicas=2)
+    alone = run("ssgd", **options)
+    backed_up = {**options, "topology": "sharded:2,replicas=2"}
+    both = run("ssgd", **backed_up)
     for rate in (RATE, 3 * RATE):
-        found = run("ssgd", **{**options, "bytes_per_s": rate}, replicas=2)
+        found = run("ssgd", **{**backed_up, "bytes_per_s": rate})
         said = served_round_time(4, VECTOR, LATENCY_S, rate, RATE, servers=2, replicas=2)
         assert round_s(found) == pytest.approx(said, abs=EXACTLY)
     assert round_s(found) - round_s(run("ssgd", **{**options, "bytes_per_s": 3 * RATE})) == pytest.approx(
@@ -246,7 +248,7 @@ def test_a_backup_costs_a_vector_and_a_round_trip_and_its_server_may_be_lost() -
     )
     assert both.cluster.traffic.by_direction["between_servers"] == 4 * 6 * VECTOR
     waits_s = both.updates[4].finished_s - both.updates[3].finished_s + 1.5
-    lost = run("ssgd", **options, replicas=2, faults=f"kill:s1@update=3+{waits_s}; kill:s0,s1@update=5")
+    lost = run("ssgd", **backed_up, faults=f"kill:s1@update=3+{waits_s}; kill:s0,s1@update=5")
     assert same_bytes(alone, lost)
     assert lost.tally.last_update_s - both.tally.last_update_s == pytest.approx(1.5, abs=EXACTLY)
     assert [(seen.kind, seen.recovered_s) for seen in lost.cluster.faults_seen] == [
@@ -258,7 +260,7 @@ def test_a_backup_costs_a_vector_and_a_round_trip_and_its_server_may_be_lost() -
 def test_racks_take_what_the_closed_form_says() -> None:
     """Two racks of two: all-reduce in two levels, a ring at its slowest link, a server behind the racks."""
     x, z, a = VECTOR / RATE, VECTOR / 100.0, LATENCY_S
-    racks: dict[str, Any] = {"num_workers": 4, "steps": 3, "racks": 2, "rack_bytes_per_s": 100.0, **LINKS}
+    racks: dict[str, Any] = {"num_workers": 4, "steps": 3, "racks": "2,100", **LINKS}
     two_levels = 4 * a + 2 * x / 2 + 2 / 2 * max(z, x / 2)
     assert round_s(run("ssgd", topology="allreduce", **racks)) == pytest.approx(two_levels, abs=EXACTLY)
     ring = 2 * 3 * (a + z / 4)
@@ -364,17 +366,15 @@ def test_the_record_has_the_bytes_of_the_formula(topology: str) -> None:
     assert found.evaluations[-1].bytes == sum(moved.values())
 
 
-@pytest.mark.parametrize(("topology", "replicas"), [("sharded:2", 1), ("server", 2), ("allreduce", 1)])
-def test_a_run_goes_on_from_its_state_on_any_topology(topology: str, replicas: int) -> None:
+@pytest.mark.parametrize("topology", ["sharded:2", "server,replicas=2", "allreduce"])
+def test_a_run_goes_on_from_its_state_on_any_topology(topology: str) -> None:
     """Taken apart and put together at any update, the cluster goes on bit for bit: links, bytes and clock."""
     cfg = config(
         "ssgd",
         num_workers=3,
         steps=6,
         topology=topology,
-        replicas=replicas,
-        racks=3,
-        rack_bytes_per_s=500.0,
+        racks="3,500",
         compute_time="exponential:1",
         **LINKS,
     )
@@ -410,25 +410,34 @@ def test_a_run_goes_on_from_its_state_on_any_topology(topology: str, replicas: i
         ({"topology": "allreduce", "server_time": "constant:1"}, "leave out --server-time"),
         ({"topology": "allreduce", "regroup_s": 1.0}, "give --topology allreduce and --faults too"),
         ({"topology": "allreduce", "aggregate": "median"}, "use --aggregate mean"),
-        ({"topology": "allreduce:halving", "racks": 2, "rack_bytes_per_s": 1.0}, "use allreduce or allred"),
+        ({"topology": "allreduce:halving", "racks": "2,1"}, "use allreduce or allred"),
         ({"topology": "sharded:2", "engine": "ray", "transport": "local"}, "leave out --transport local"),
         ({"topology": "sharded:2", "engine": "ray", "padding_mb": 1.0}, "leave out --padding-mb"),
-        ({"mode": "asgd", "replicas": 2, "engine": "ray", "filter": "kardam:1"}, "needs whole vectors"),
-        ({"mode": "streaming", "replicas": 2, "engine": "ray"}, "--mode streaming has fragments"),
-        ({"mode": "dpsgd", "replicas": 2}, "which has no server"),
-        ({"topology": "allreduce", "replicas": 2}, "is for servers, and --topology allreduce has none"),
+        (
+            {"mode": "asgd", "topology": "server,replicas=2", "engine": "ray", "filter": "kardam:1"},
+            "needs whole vectors",
+        ),
+        (
+            {"mode": "streaming", "topology": "server,replicas=2", "engine": "ray"},
+            "--mode streaming has fragments",
+        ),
+        ({"mode": "dpsgd", "topology": "server,replicas=2"}, "which has no server"),
+        ({"topology": "allreduce,replicas=2"}, "replicas are for servers, and allreduce has none"),
         ({"topology": "sharded:2", "faults": "kill:s0@t=3"}, "no server has a backup that could take over"),
-        ({"replicas": 2, "faults": "kill:s1@t=3"}, "servers are numbered s0 to s0"),
-        ({"replicas": 2, "engine": "ray", "faults": "kill:s0@t=3+1"}, "leave the duration out"),
+        ({"topology": "server,replicas=2", "faults": "kill:s1@t=3"}, "servers are numbered s0 to s0"),
+        (
+            {"topology": "server,replicas=2", "engine": "ray", "faults": "kill:s0@t=3+1"},
+            "leave the duration out",
+        ),
         ({"slow_link": "1=2"}, "give that too"),
         ({"slow_link": "9=2", "bytes_per_s": 5.0}, "workers are numbered 0 to 3"),
-        ({"racks": 2}, "give --rack-bytes-per-s too"),
+        ({"racks": "2"}, "give their rate too"),
         (
-            {"mode": "dpsgd", "engine": "ray", "racks": 2, "rack_bytes_per_s": 1.0},
+            {"mode": "dpsgd", "engine": "ray", "racks": "2,1"},
             "holding back results, and --mode dpsgd has none",
         ),
-        ({"racks": 9, "rack_bytes_per_s": 1.0}, "must be at most --num-workers 4"),
-        ({"rack_bytes_per_s": 1.0}, "give --racks 2 or more"),
+        ({"racks": "9,1"}, "must be at most --num-workers 4"),
+        ({"racks": "1,1"}, "give 2 racks or more"),
         ({"bytes_per_s": 0.0}, "must be above 0"),
     ],
 )

@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
 # Workers that compute gradients import torch first, which takes most of a short run's time: who needs no
 # weights asks for none, and runs that several laws look at are made once.
-SCHEDULE: dict[str, Any] = {"engine": "ray", "num_workers": 3, "dataset": "none"}
+SCHEDULE: dict[str, Any] = {"engine": "ray", "num_workers": 3, "workload": "none"}
 IN_STEP = ("ssgd", "localsgd", "diloco", "easgd")  # whose weights do not depend on who is faster
 
 
@@ -71,7 +71,7 @@ class OfTheDriverAlone(Quadratic):
 
 def test_a_module_that_workers_do_not_find_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process whose arguments cannot be unpickled is never made; the run ends with why."""
-    cfg = config("ssgd", engine="ray", dataset="quadratic", num_workers=1, steps=1)
+    cfg = config("ssgd", engine="ray", workload="quadratic", num_workers=1, steps=1)
     workload = make_workload(cfg)._replace(objective=OfTheDriverAlone(4))
     monkeypatch.setattr(execution, "make_workload", lambda cfg, **_: workload)
     with pytest.raises(ClusterError, match="No module named 'of_the_driver_alone'"):
@@ -145,7 +145,7 @@ def test_both_engines_draw_the_same_times() -> None:
     options: dict[str, Any] = {
         "num_workers": 2,
         "steps": 10,
-        "dataset": "none",
+        "workload": "none",
         "compute_time": "exponential:.02",
     }
     real, simulated = run("ssgd", engine="ray", **options), run("ssgd", engine="sim", **options)
@@ -157,7 +157,7 @@ def test_both_engines_draw_the_same_times() -> None:
 @pytest.mark.thorough
 def test_more_workers_than_cores_run() -> None:
     """Workers ask for no CPU, so six of them start on a cluster of two."""
-    assert run("ssgd", engine="ray", num_workers=6, steps=2, dataset="none").tally.gradients == 12
+    assert run("ssgd", engine="ray", num_workers=6, steps=2, workload="none").tally.gradients == 12
 
 
 @pytest.mark.crossing
@@ -226,13 +226,13 @@ class Kill(Watcher):
 
 @pytest.mark.thorough
 def test_a_worker_that_keeps_dying_fails_the_run(tmp_path: Path) -> None:
-    """After --max-restarts the run fails in one line that names the worker; the record is kept."""
-    cfg = config("ssgd", engine="ray", num_workers=2, steps=50, max_restarts=0, out=str(tmp_path))
+    """After --restarts the run fails in one line that names the worker; the record is kept."""
+    cfg = config("ssgd", engine="ray", num_workers=2, steps=50, restarts="0", out=str(tmp_path))
     ended = execute(cfg, [Kill(worker=1, at_update=2)], record=RunRecord(cfg))
     assert ended.stopped_by == "failed"
     assert ended.error
     assert "worker 1 died" in ended.error
-    assert "--max-restarts" in ended.error
+    assert "--restarts" in ended.error
     assert not ended.traceback
     assert ended.path
     written = json.loads((ended.path / "summary.json").read_text())
@@ -454,7 +454,7 @@ def test_an_existing_cluster_is_used_and_left_running(ray_cluster: str, tmp_path
     """With RAY_ADDRESS set, a run joins that cluster and leaves it as it was."""
     import ray
 
-    arguments = f"main.py --num-workers 2 --steps 3 --dataset none --out {tmp_path} --run-name r --quiet"
+    arguments = f"main.py --num-workers 2 --steps 3 --workload none --out {tmp_path} --run-name r --quiet"
 
     def alive() -> set[str]:
         return {node["NodeID"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]

@@ -35,12 +35,12 @@ DETERMINISTIC: dict[str, dict[str, Any]] = {
     "localsgd": {"local_steps": 3},
     "diloco": {"local_steps": 3},
     "easgd": {"local_steps": 3},
-    "adacomm": {"first_local_steps": 3, "interval_s": 1e9},
+    "adacomm": {"local_steps": 3, "interval_s": 1e9},
 }
 SMALL: dict[str, Any] = {
     "num_workers": 3,
     "steps": 7,
-    "dataset": "quadratic",
+    "workload": "quadratic",
     "optima": "0,.5,2",
     "dim": 40,
     "eval_every": 3,
@@ -97,7 +97,7 @@ class TestOnRay:
     @pytest.mark.thorough
     def test_the_steps_of_processes_without_a_link_go_through_ray(self) -> None:
         """As on another machine: the same weights, with slots, states and a kill."""
-        options = {**SMALL, "local_steps": 3, "transport": "ray", "on_loss": "rehost", "max_restarts": 9}
+        options = {**SMALL, "local_steps": 3, "transport": "ray", "on_loss": "rehost", "restarts": "9"}
         killer = Killer(4, seed=2, every=2, when=["any"])
         real = run("diloco", killer, engine="ray", topology="allreduce", **options)
         assert same_bytes(real, run("diloco", engine="sim", **SMALL, local_steps=3))
@@ -123,7 +123,7 @@ class TestOnRay:
         """
         options = {**SMALL, **DETERMINISTIC[mode], "steps": 12}
         killer = Killer(6, seed=len(mode), when=["any", "forming"])
-        faults = {"on_loss": "rehost", "spares": 1, "max_restarts": 100}
+        faults = {"on_loss": "rehost", "spares": 1, "restarts": "100"}
         killed = run(mode, killer, engine="ray", topology="allreduce", **options, **faults)
         killer.wait()
         assert killer.killed
@@ -182,7 +182,7 @@ class TestOnRay:
 
         monkeypatch.setattr(RayAllReduce, "_answered", end)
         asked = {**SMALL, "mode": "ssgd", "engine": "ray", "topology": "allreduce", "on_loss": "drop"}
-        more = {"max_restarts": 0, "compute_time": "constant:.01", "slowdown": "0=4"}
+        more = {"restarts": "0", "compute_time": "constant:.01", "slowdown": "0=4"}
         cfg = configured({**asked, **more, "out": str(tmp_path), "run_name": "a"})
         assert execute(cfg, [Count()], record=RunRecord(cfg)).error is None
         assert (members[0], members[-1]) == (3, 2)

@@ -42,7 +42,7 @@ DILOCO: dict[str, Any] = {"mode": "diloco", "steps": 24, "local_steps": 2, "lr":
     [
         ("--ranks-per-worker 2 --engine ray", "ranks share a module on Ray; give a --workload"),
         ("W --parallel ddp", "--parallel ddp: is for a worker of several ranks; give --ranks-per-worker 2"),
-        ("W --expert-parallel", "--expert-parallel True: is for a worker of several ranks"),
+        ("W --parallel fsdp,experts", "--parallel fsdp,experts: is for a worker of several ranks"),
         ("W --ranks-per-worker 4 --parallel hsdp:3", "hsdp:3: R must divide --ranks-per-worker 4"),
         ("W --ranks-per-worker 2 --parallel hsdp:x", "R must be a whole number of copies of at least 1"),
         ("W --ranks-per-worker 64", "--ranks-per-worker 64: each rank needs a sample of a mini-batch"),

@@ -192,8 +192,8 @@ class TestOnTwoNodes:
                 processes = [*cluster.servers.pids, cluster.pids]
                 far.append([sorted(map(link.carries, pids)) for pids in processes])
 
-        options = {**LEARNING, "dataset": "quadratic", "dim": 140_000}
-        sharded = run("diloco", look, **options, topology="sharded:2", replicas=2, faults="kill:s1@update=4")
+        options = {**LEARNING, "workload": "quadratic", "dim": 140_000}
+        sharded = run("diloco", look, **options, topology="sharded:2,replicas=2", faults="kill:s1@update=4")
         assert far == [[[False, True]] * 3]
         assert same_bytes(sharded, run("diloco", **{**options, "engine": "sim"}))
 

@@ -113,9 +113,10 @@ def test_what_a_step_needs_of_whole_vectors_is_a_sum_over_the_servers() -> None:
 
 # --- on Ray -------------------------------------------------------------------------------------------------
 
-SMALL: dict[str, Any] = {"num_workers": 3, "steps": 9, "dataset": "quadratic", "optima": "0,.5,2", "dim": 40}
+SMALL: dict[str, Any] = {"num_workers": 3, "steps": 9, "workload": "quadratic", "optima": "0,.5,2", "dim": 40}
 SHARDED: dict[str, Any] = {"engine": "ray", "topology": "sharded:2", "hosts": 2}
-KILLED: dict[str, Any] = SHARDED | {"replicas": 2, "on_loss": "rehost", "spares": 1, "max_restarts": 100}
+BACKED_UP: dict[str, Any] = SHARDED | {"topology": "sharded:2,replicas=2"}
+KILLED: dict[str, Any] = BACKED_UP | {"on_loss": "rehost", "spares": 1, "restarts": "100"}
 
 
 COMPRESSED: list[tuple[str, dict[str, Any]]] = [
@@ -190,8 +191,8 @@ class TestOnRay:
     @pytest.mark.parametrize("engine", [pytest.param("ray", marks=pytest.mark.thorough), "sim"])
     def test_a_server_that_is_lost_too_often_ends_the_run(self, engine: str) -> None:
         """With its backup there, in the same words on both engines."""
-        asked = {**SMALL, **SHARDED, "replicas": 2, "engine": engine, "max_restarts": 0}
-        with pytest.raises(ClusterError, match=r"^server 1 was lost more than --max-restarts 0 times"):
+        asked = {**SMALL, **BACKED_UP, "engine": engine, "restarts": "0"}
+        with pytest.raises(ClusterError, match=r"^server 1 was lost more than 0 times"):
             run("ssgd", **asked, faults="kill:s1@update=2")
 
     @pytest.mark.thorough
@@ -205,7 +206,9 @@ class TestOnRay:
             if update.weights.version == 2:
                 os.kill(cluster.servers.pids[1][0], signal.SIGKILL)
 
-        with pytest.raises(ClusterError, match=r"^server 1 died .* --resume, and give --replicas 2 for one,"):
+        with pytest.raises(
+            ClusterError, match=r"^server 1 died .* --resume, and give replicas=2 with --topology for one,"
+        ):
             run("diloco", kill, **SMALL, **SHARDED, local_steps=3)
 
     def test_a_slice_that_is_lost_is_that_of_the_last_snapshot(self, tmp_path: Path) -> None:
@@ -254,7 +257,7 @@ class TestOnRay:
             cluster.servers.ask("slots", [()] * 2)
 
         with pytest.raises(ClusterError, match=r"^server 0 died .* and its backup are lost; .* --resume"):
-            run("ssgd", kill, **SMALL, engine="ray", replicas=2, hosts=1)
+            run("ssgd", kill, **SMALL, engine="ray", topology="server,replicas=2", hosts=1)
 
     @pytest.mark.thorough
     @pytest.mark.parametrize(("mode", "options"), COMPRESSED)
@@ -268,7 +271,7 @@ class TestOnRay:
     @pytest.mark.thorough
     def test_a_run_without_a_barrier_goes_on_from_a_checkpoint_and_replays(self, tmp_path: Path) -> None:
         """Cut off after an update and gone on with, and a server killed, its record gives the same bytes."""
-        options = {**SMALL, **SHARDED, "hosts": 1, "replicas": 2, "momentum": 0.9, "clip_norm": 0.5}
+        options = {**SMALL, **BACKED_UP, "hosts": 1, "momentum": 0.9, "clip_norm": 0.5}
         asked = {"mode": "asgd", "out": str(tmp_path), "run_name": "a", "faults": "kill:s1@update=20"}
         cfg = configured({**asked, **options, "checkpoint_every": "1e-6", "compute_time": "exponential:.004"})
         cut = execute(cfg, [Interrupt(at=12)], record=RunRecord(cfg))

@@ -16,13 +16,13 @@ from dsgd.strategies import modes
 
 BUILT_IN: Mapping[str, dict[str, Any]] = {
     "xor": {},
-    "xor-logistic": {"model": "logistic"},
+    "xor-logistic": {"hidden": "none"},
     "xor-one-unit": {"dim": 20, "hidden": "1,8", "batch_size": 33},
-    "xor-wide": {"dim": 300, "model": "logistic", "batch_size": 128},
-    "digits": {"dataset": "digits"},
-    "digits-logistic": {"dataset": "digits", "model": "logistic", "batch_size": 1},
-    "digits-deep": {"dataset": "digits", "hidden": "64,33,5"},
-    "quadratic": {"dataset": "quadratic", "dim": 37, "grad_noise": 0.5},
+    "xor-wide": {"dim": 300, "hidden": "none", "batch_size": 128},
+    "digits": {"workload": "digits"},
+    "digits-logistic": {"workload": "digits", "hidden": "none", "batch_size": 1},
+    "digits-deep": {"workload": "digits", "hidden": "64,33,5"},
+    "quadratic": {"workload": "quadratic", "dim": 37, "grad_noise": 0.5},
 }
 """Every built-in model on every built-in data set, also with layers of one input or output."""
 
@@ -88,6 +88,6 @@ def test_shipped_modules_have_the_same_bytes_on_both_engines(workload: str, tmp_
     if workload == "gpt":
         text = tmp_path / "text.txt"
         text.write_text("all work and no play makes a long text " * 100)
-        options |= {"data": str(text), "context": 16, "eval_tokens": 256}
+        options |= {"data": str(text), "context": 16, "eval_samples": 256}
     for mode in ("ssgd", "diloco"):
         assert same_bytes(run(mode, engine="ray", **options), run(mode, **options)), mode

@@ -22,14 +22,14 @@ from dsgd.strategies import load
 
 def test_a_step_without_a_law_lasts_one_virtual_second() -> None:
     """`--compute-time none` in the simulator: each step lasts 1 s, times the worker's slowdown."""
-    outcome = run("ssgd", num_workers=2, steps=5, dataset="none")
+    outcome = run("ssgd", num_workers=2, steps=5, workload="none")
     assert [u.dones[0].finished_s for u in outcome.updates] == [1, 2, 3, 4, 5]
-    assert run("ssgd", num_workers=2, steps=5, dataset="none", slowdown="1=3").tally.last_update_s == 15
+    assert run("ssgd", num_workers=2, steps=5, workload="none", slowdown="1=3").tally.last_update_s == 15
 
 
 def test_latency_is_paid_each_way() -> None:
     """An update of SSGD takes latency + compute + latency."""
-    outcome = run("ssgd", num_workers=3, steps=4, dataset="none", latency_s=0.25)
+    outcome = run("ssgd", num_workers=3, steps=4, workload="none", latency_s=0.25)
     assert outcome.s_per_update == 1.5
     assert outcome.dones[0].compute_s == 1
 
@@ -45,7 +45,7 @@ def test_the_servers_link_is_first_come_first_served() -> None:
 
 def test_no_server_is_faster_than_its_service() -> None:
     """However many workers push, at most one update per service time leaves the server."""
-    outcome = run("asgd", dataset="none", num_workers=50, steps=20, server_time="constant:.5")
+    outcome = run("asgd", workload="none", num_workers=50, steps=20, server_time="constant:.5")
     assert outcome.s_per_update >= 0.5
 
 
@@ -111,7 +111,7 @@ def test_time_up_comes_at_the_deadline() -> None:
     from dsgd.core.protocol import TimeUp
     from dsgd.core.tasks import gradient
 
-    workload = make_workload(config("ssgd", num_workers=1, dataset="none"))
+    workload = make_workload(config("ssgd", num_workers=1, workload="none"))
     cluster = SimCluster(workload, ComputeTimes(parse_law("constant:2"), 0), deadline_s=3)
     w = Weights(np.zeros(0, np.float32))
     cluster.start(0, gradient, w)
@@ -128,7 +128,7 @@ def test_a_worker_takes_one_task_at_a_time() -> None:
     """Starting a busy worker, or waiting for none, is reported as a mistake of the strategy."""
     from dsgd.core.tasks import gradient
 
-    workload = make_workload(config("ssgd", num_workers=1, dataset="none"))
+    workload = make_workload(config("ssgd", num_workers=1, workload="none"))
     cluster = SimCluster(workload, ComputeTimes(parse_law("none"), 0), Network())
     with pytest.raises(AssertionError, match="nothing can finish"):
         cluster.next_done()
@@ -149,7 +149,7 @@ def test_scenarios_change_times_but_not_synchronous_results() -> None:
 @pytest.mark.parametrize("latency_s", [0.0, 0.75, 5.0])
 def test_a_task_that_was_cancelled_on_its_way_was_not_computed(latency_s: float) -> None:
     """Only the seconds since it arrived count as computing."""
-    workload = make_workload(config("ssgd", num_workers=2, dataset="none"))
+    workload = make_workload(config("ssgd", num_workers=2, workload="none"))
     times = ComputeTimes(parse_law("constant:1"), 0, {0: 50.0})
     cluster = SimCluster(workload, times, Network(latency_s=latency_s))
     w = Weights(workload.objective.initial_weights(0))

@@ -262,10 +262,10 @@ def test_another_user_is_refused(door: Door) -> None:
 
 # Two workers on one host, which computes tasks in the order in which they come: so the order of all answers
 # is nearly always the same (Ray may start two calls, or report two answers, in another), and so are weights.
-SHARED: dict[str, Any] = {"engine": "ray", "num_workers": 2, "hosts": 1, "dataset": "quadratic", "steps": 60}
+SHARED: dict[str, Any] = {"engine": "ray", "num_workers": 2, "hosts": 1, "workload": "quadratic", "steps": 60}
 # Some decide by the clock unless they are given no choice.
 NO_CHOICE: Mapping[str, Mapping[str, Any]] = {
-    "adacomm": {"interval_s": 1e9, "first_local_steps": 2},
+    "adacomm": {"interval_s": 1e9, "local_steps": 2},
     "dssp": {"slack_low": 1, "slack_high": 1},
 }
 SHARDED = {"topology": "sharded:2"}
@@ -322,7 +322,7 @@ def test_every_mode_has_the_same_bytes_beside_ray_and_through_it(computers: Comp
     assert all(weights == beside for workers, weights in through if workers == order)
 
 
-IN_STEP: dict[str, Any] = {"engine": "ray", "num_workers": 2, "dataset": "quadratic", "dim": LARGE}
+IN_STEP: dict[str, Any] = {"engine": "ray", "num_workers": 2, "workload": "quadratic", "dim": LARGE}
 DILOCO: dict[str, Any] = IN_STEP | {"steps": 16, "local_steps": 2}
 
 
@@ -413,7 +413,7 @@ def test_the_block_of_a_cancelled_task_is_kept_until_its_process_answers_or_ends
 @pytest.mark.ray
 def test_a_killed_driver_leaves_no_process_and_no_memory(ray_cluster: str, tmp_path: Path) -> None:
     """SIGKILL: each host sees the end of its link, and ends; the kernel takes the memory."""
-    command = "main.py --mode ssgd --num-workers 2 --dataset none --steps 100000 --padding-mb 1 --quiet"
+    command = "main.py --mode ssgd --num-workers 2 --workload none --steps 100000 --padding-mb 1 --quiet"
     line = f"{command} --transport local --max-seconds 1000 --out {tmp_path} --run-name r"
     process = python(*line.split(), env=os.environ | {"RAY_ADDRESS": ray_cluster})
     try:

@@ -16,12 +16,12 @@ from dsgd.running.replaying import compared, recorded_run
 SMALL: dict[str, Any] = {
     "num_workers": 4,
     "steps": 12,
-    "dataset": "quadratic",
+    "workload": "quadratic",
     "optima": "0,.5,1,2",
     "dim": 3,
     "compute_time": "uniform:1,3",
 }
-LOSSES: dict[str, Any] = {"restart_s": 1.5, "restart_window_s": 0.001}
+LOSSES: dict[str, Any] = {"restart_s": 1.5, "restarts": "3,within=.001"}
 REDUCED: dict[str, Any] = {"topology": "allreduce", "latency_s": 0.01, "bytes_per_s": 1000.0}
 FAULTS = {
     "kill": "kill:1@t=4.5; kill:0@t=11; kill:2,3@t=17",
@@ -64,7 +64,7 @@ def test_a_lost_value_costs_its_task_and_a_new_group(at_s: float) -> None:
     as soon as both are wanted, and the new group takes a quarter of a second.
     """
     asked: dict[str, Any] = {
-        "num_workers": 2, "steps": 2, "dataset": "quadratic", "dim": 1, "compute_time": "constant:1",
+        "num_workers": 2, "steps": 2, "workload": "quadratic", "dim": 1, "compute_time": "constant:1",
         "slowdown": "1=3", "spares": 1, "topology": "allreduce", "latency_s": 0.01, "regroup_s": 0.25,
     }  # fmt: skip
     first, second = run("ssgd", **asked, faults=f"kill:0@t={at_s + 3.02}").updates
@@ -119,7 +119,7 @@ def test_another_computes_the_value_of_a_worker_that_left_with_its_process(held:
     """Under drop nobody waits for the new process: 1 s until all have computed, .5 s of an exchange, 1 s for
     the value that is lost, and 1.5 s for the exchange anew.
     """
-    options: dict[str, Any] = {"num_workers": 4, "steps": 6, "dataset": "quadratic", "dim": 1000}
+    options: dict[str, Any] = {"num_workers": 4, "steps": 6, "workload": "quadratic", "dim": 1000}
     options |= {"restart_s": 1.0, "compute_time": "constant:1", "bytes_per_s": 4000.0}
     faults: dict[str, Any] = {"faults": f"kill:1@t=1.5{held}", "on_loss": "drop", "topology": "allreduce"}
     outcome = run("ssgd", **options, **faults)

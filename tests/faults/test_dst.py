@@ -45,7 +45,7 @@ def test_schedules_are_drawn_from_everything(first: list[FaultSchedule]) -> None
     )
     for kind in ("kill", "leave", "lie"):
         assert {fault.trigger.of for fault in faults if fault.kind == kind} == {"t", "update", "step"}
-    for option in ("on_loss", "exchange", "rest", "count", "inner", "adaptive", "dataset"):
+    for option in ("on_loss", "exchange", "rest", "count", "inner", "adaptive", "workload"):
         drawn_values = {schedule.options.get(option) for schedule in first}
         assert len(drawn_values - {None}) >= 2, option
     for option in ("hosts", "spares", "nodes", "suspect_after", "restart_s", "slowdown", "latency_s"):
@@ -137,7 +137,7 @@ def test_the_end_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("--schedules many", "--schedules: invalid int value: 'many'"),
         ("--schedules 1 --mode sgd", "--mode"),
-        ("--schedules 1 --strategy-file x.py", "--strategy-file x.py"),
+        ("--schedules 1 --mode x.py", "--mode x.py"),
         (
             "--mode ssp --fault kill:1@t=3",
             "--fault: there is no such option in --mode ssp; did you mean --faults?",
@@ -173,7 +173,7 @@ def test_a_users_strategy_is_tested_too(tmp_path: Path) -> None:
     assert any(fault.startswith("leave") for fault in small.faults)
     with pytest.raises(Broken):
         survives(small, cuts=24)
-    assert f"--strategy-file {file}" in reproducer(small, seen)
+    assert f"--mode {file}" in reproducer(small, seen)
 
 
 def test_the_options_that_are_drawn_exist() -> None:

@@ -68,7 +68,7 @@ def test_a_record_has_the_faults_of_the_file(cli: CommandLine, tmp_path: Path) -
     """config.yaml lists the faults themselves: a replay needs no file, which may have changed since."""
     path = tmp_path / "some.yaml"
     path.write_text("- leave:1@update=3\n- join:1@t=9\n")
-    ran = cli(f"--engine sim --mode asgd --num-workers 3 --steps 9 --dataset none --faults {path}")
+    ran = cli(f"--engine sim --mode asgd --num-workers 3 --steps 9 --workload none --faults {path}")
     assert read_yaml(ran.record / "config.yaml")["faults"] == "leave:1@update=3; join:1@t=9"
     path.unlink()
     assert main(["replay", str(ran.record)]) == 0

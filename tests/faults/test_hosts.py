@@ -327,11 +327,11 @@ def naive(works_s: list[float], disturbances: list[Disturbance], restart_s: floa
 
 def simulated(works_s: list[float], disturbances: list[Disturbance], restart_s: float) -> list[float]:
     """Return the same from the simulator, for a worker that gets its next task at once."""
-    workload = make_workload(config("asgd", num_workers=1, dataset="none"))
+    workload = make_workload(config("asgd", num_workers=1, workload="none"))
     fault = FaultConfig(
         faults="; ".join(d.text for d in disturbances),
         restart_s=restart_s,
-        restart_window_s=1e-9,  # each loss counts as the first: no backoff
+        restarts="3,within=1e-9",  # each loss counts as the first: no backoff
     )
     times = ComputeTimes(Trace("", (tuple(works_s),), per_worker=False), 0)
     cluster = HostedCluster(workload, times, fault=fault)

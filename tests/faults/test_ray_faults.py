@@ -1,7 +1,7 @@
 """Real faults on the Ray engine: processes that are killed, stopped, cut off and asked to end, on purpose.
 
 In a synchronous mode none of them changes a bit of the weights, however the lost work is made up for. Most
-runs here only schedule (dataset none): such processes start in a tenth of the time.
+runs here only schedule (workload none): such processes start in a tenth of the time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MASKED = ("ssgd", "localsgd", "diloco")
 SCHEDULE: dict[str, Any] = {
     "engine": "ray",
     "num_workers": 2,
-    "dataset": "none",
+    "workload": "none",
     "compute_time": "constant:.01",
 }
 
@@ -98,7 +98,7 @@ def test_six_kills_change_no_bit(undisturbed: Mapping[str, QuickRun]) -> None:
     workers' states.
     """
     kills = Kills(6, seed=1)
-    ran = run("diloco", kills, **learning("diloco"), on_loss="rehost", spares=2, restart_window_s=1e-3)
+    ran = run("diloco", kills, **learning("diloco"), on_loss="rehost", spares=2, restarts="3,within=.001")
     assert kills.left == 0
     assert [seen.asked for seen in ran.cluster.faults_seen] == [False] * 6
     assert same_bytes(undisturbed["diloco"], ran)
@@ -108,7 +108,7 @@ def test_six_kills_change_no_bit(undisturbed: Mapping[str, QuickRun]) -> None:
 def test_twelve_kills_repeat_no_mini_batch_and_skip_none() -> None:
     """Whoever takes over a lost task gives its worker's next answer."""
     kills = Kills(12, seed=2)
-    ran = run("ssgd", kills, **SCHEDULE, steps=20, on_loss="rehost", spares=2, restart_window_s=1e-3)
+    ran = run("ssgd", kills, **SCHEDULE, steps=20, on_loss="rehost", spares=2, restarts="3,within=.001")
     assert kills.left == 0
     assert in_step(ran)
 
@@ -363,7 +363,7 @@ def second_node() -> Iterator[None]:
 @pytest.mark.thorough
 def test_a_lost_node_takes_no_worker_s_state_with_it() -> None:
     """DiLoCo's moments, too large to travel with the answer, survive the machine on which they were."""
-    large: dict[str, Any] = {"dataset": "xor", "hidden": "40000", "steps": 8, "local_steps": 2, "nodes": 2}
+    large: dict[str, Any] = {"workload": "xor", "hidden": "40000", "steps": 8, "local_steps": 2, "nodes": 2}
     before = run("diloco", engine="ray", num_workers=2, **large)
     with second_node():
         ran = run("diloco", engine="ray", num_workers=2, **large, faults="node:b@update=2")
@@ -402,7 +402,7 @@ def test_a_node_that_does_not_start_leaves_no_process(tmp_path: Path) -> None:
     assert not [p for p in Path("/proc").glob("[0-9]*") if _has(p, mark)]
 
 
-_PRIVATE = "--mode ssgd --num-workers 2 --nodes 2 --steps 6 --dataset none --start-timeout-s 120"
+_PRIVATE = "--mode ssgd --num-workers 2 --nodes 2 --steps 6 --workload none --start-timeout-s 120"
 
 
 def _has(process: Path, mark: str) -> bool:

@@ -29,7 +29,7 @@ FOUND = {
     "--compute-time exponential:1 --checkpoint-cost-s .4",
     "slow disk": "--mode asgd --num-workers 3 --steps 12 --compute-time exponential:1 "
     "--faults slow-disk=1.5@t=2+6",
-    "a damaged checkpoint's digest": "--mode ringmaster --num-workers 7 --steps 3 --dataset none "
+    "a damaged checkpoint's digest": "--mode ringmaster --num-workers 7 --steps 3 --workload none "
     "--delay-bound 3 --rest ignore --hosts 6 --checkpoint-every .5 --faults rot@t=2.3",
     "drawn losses in a checkpoint": "--mode localsgd --num-workers 5 --steps 8 --seed 451 --local-steps 7 "
     "--checkpoint-every 8 --faults 'spot:mtbf=100,back=3; torn@t=14'",

@@ -43,12 +43,12 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
     "held and back-off: lost twice with +3":
         ("ssgd", {**S, "faults": "kill:1@t=3.5; kill:1@t=9.5+3", "restart_s": 2.0}),
     "lost too often, replace":
-        ("ssgd", {**S, "faults": "kill:1@t=3.5; kill:1@t=9.5", "restart_s": 2.0, "max_restarts": 1}),
+        ("ssgd", {**S, "faults": "kill:1@t=3.5; kill:1@t=9.5", "restart_s": 2.0, "restarts": "1"}),
     "given up, rehost":
-        ("ssgd", {**S, "faults": "kill:1@t=3.5; kill:1@t=9.55", "restart_s": 2.0, "max_restarts": 1,
+        ("ssgd", {**S, "faults": "kill:1@t=3.5; kill:1@t=9.55", "restart_s": 2.0, "restarts": "1",
          "on_loss": "rehost"}),
     "given up, drop":
-        ("ssgd", {**S, "faults": "kill:1@t=3.5; kill:1@t=12.5", "restart_s": 2.0, "max_restarts": 1,
+        ("ssgd", {**S, "faults": "kill:1@t=3.5; kill:1@t=12.5", "restart_s": 2.0, "restarts": "1",
          "on_loss": "drop"}),
     "lost with nobody left, rehost":
         ("ssgd", {**S, "faults": "kill:0,1,2@t=3.5+2", "restart_s": 2.0, "on_loss": "rehost"}),
@@ -66,7 +66,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
         ("ssgd", {"num_workers": 6, "hosts": 4, "steps": 6, "slowdown": "1=1.3", "nodes": 2,
          "faults": "node:b@t=3.5+4", "restart_s": 2.0, "on_loss": "rehost"}),
     "kill of a spare":
-        ("ssgd", {**S, "spares": 1, "faults": "spot:mtbf=9,back=2", "restart_s": 0.5, "max_restarts": 1000,
+        ("ssgd", {**S, "spares": 1, "faults": "spot:mtbf=9,back=2", "restart_s": 0.5, "restarts": "1000",
          "seed": 3}),
     "spares, two lost in turn":
         ("ssgd", {**S, "spares": 2, "faults": "kill:1@t=2.5; kill:1@t=3.5; kill:2@t=4.1", "restart_s": 4.0}),
@@ -122,7 +122,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, Any]]] = {
         ("asgd", {**A, "faults": "leave:0,2@t=3.5; kill:1@t=3.9+3", "on_loss": "drop", "min_workers": 1,
          "restart_s": 1.0}),
     "back-off: lost five times":
-        ("ssgd", {"num_workers": 2, "steps": 30, "slowdown": "1=1.3", "max_restarts": 9, "restart_s": 1.0,
+        ("ssgd", {"num_workers": 2, "steps": 30, "slowdown": "1=1.3", "restarts": "9", "restart_s": 1.0,
          "faults": "kill:1@t=2.5; kill:1@t=7.5; kill:1@t=13.5; kill:1@t=20.5; kill:1@t=30.5"}),
     "one host carries all":
         ("ssgd", {"num_workers": 3, "hosts": 1, "steps": 6, "faults": "kill:0@t=4.4", "restart_s": 1.0}),
@@ -170,7 +170,7 @@ def followed(cluster: Any, mode: str, cfg: Any) -> dict[str, Any]:
 
 
 def both(mode: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    cfg = config(mode, **{"dataset": "none", "max_seconds": 1e5, **options})
+    cfg = config(mode, **{"workload": "none", "max_seconds": 1e5, **options})
     with open_cluster(cfg, make_workload(cfg)) as cluster:
         simulated = followed(cluster, mode, cfg)
     with virtual_ray(cfg) as cluster:

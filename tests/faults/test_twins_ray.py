@@ -15,15 +15,15 @@ from dsgd.running.quick_run import config
 
 pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 
-COMMON: dict[str, Any] = {"num_workers": 3, "dataset": "none", "slowdown": "1=1.3", "max_seconds": 300.0}
+COMMON: dict[str, Any] = {"num_workers": 3, "workload": "none", "slowdown": "1=1.3", "max_seconds": 300.0}
 # The times of real processes are long against all that the driver does, and no two things happen at once.
 SCRIPTS: dict[str, dict[str, Any]] = {
     "lost while computing, replace": {"steps": 8, "faults": "kill:1@update=3"},
     "lost while computing, rehost": {"steps": 8, "faults": "kill:1@update=3+60", "on_loss": "rehost"},
     "lost with nobody left": {"steps": 8, "faults": "kill:0,1,2@update=3"},  # drop: who leaves is by chance
     "lost twice": {"steps": 8, "faults": "kill:1@update=3; kill:1@update=6"},
-    "lost too often": {"steps": 8, "faults": "kill:1@update=3; kill:1@update=6", "max_restarts": 1},
-    "given up, rehost": {"steps": 8, "faults": "kill:1@update=3", "max_restarts": 0, "on_loss": "rehost"},
+    "lost too often": {"steps": 8, "faults": "kill:1@update=3; kill:1@update=6", "restarts": "1"},
+    "given up, rehost": {"steps": 8, "faults": "kill:1@update=3", "restarts": "0", "on_loss": "rehost"},
     "kill with a spare": {"steps": 8, "faults": "kill:1@update=3+60; kill:2@update=5", "spares": 1},
     "no process there": {"steps": 8, "faults": "kill:1@update=3+60; kill:1@update=5", "on_loss": "rehost"},
     "silent, then back": {"steps": 16, "faults": "pause:1=3@update=3", "suspect_after": 1.0},

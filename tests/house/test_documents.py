@@ -61,7 +61,7 @@ def test_the_page_about_the_design_names_files_that_there_are() -> None:
 
 def test_the_last_lines_say_what_the_record_says_was_sent(cli: CommandLine, tmp_path: Path) -> None:
     command = "--engine sim --mode ksync --k 3 --num-workers 4 --steps 20 --compute-time exponential:1"
-    ran = cli(f"{command} --topology sharded:2 --replicas 2 --out {tmp_path} --run-name it")
+    ran = cli(f"{command} --topology sharded:2,replicas=2 --out {tmp_path} --run-name it")
     summary = json.loads((tmp_path / "it/summary.json").read_text())
     of = {way: f"{n / 1e3:.3g} kB" for way, n in summary["bytes"].items() if n}
     assert set(of) == {"to_workers", "to_server", "between_servers"}

@@ -27,19 +27,19 @@ LINES = {
     "dsgd": 600,
     "dsgd/compare": 1_800,
     "dsgd/conformance": 1_000,
-    "dsgd/core": 4_700,
+    "dsgd/core": 5_000,
     "dsgd/engines": 9_000,
-    "dsgd/models": 4_700,
+    "dsgd/models": 4_800,
     "dsgd/process": 1_000,
     "dsgd/records": 3_700,
     "dsgd/running": 4_300,
     "dsgd/scenario": 2_500,
-    "dsgd/show": 10_500,
+    "dsgd/show": 10_600,
     "dsgd/strategies": 2_400,
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_700,
-    "tests": 42_800,
+    "tests": 43_000,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 
@@ -81,8 +81,8 @@ LONG_CLASSES = {
 """Classes of more than 250 lines."""
 
 WORDS = {
-    "expert": (("dsgd/models", "dsgd/theory"), 150),
-    "rank": (("dsgd/engines", "dsgd/models"), 220),
+    "expert": (("dsgd/models", "dsgd/theory"), 160),
+    "rank": (("dsgd/engines", "dsgd/models"), 230),
     "codec": (("dsgd/transforms",), 50),
     "s3": (("dsgd/process", "dsgd/records"), 100),
     "prometheus": (("deploy", "dsgd/show"), 10),

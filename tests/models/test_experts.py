@@ -236,7 +236,7 @@ def test_gpt_with_experts_is_used_like_gpt(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_bytes(TEXT)
     run = dsgd.run(
-        "ssgd", workload="gpt", data=str(file), context=16, eval_tokens=512, experts=4, top_k=2, steps=30,
+        "ssgd", workload="gpt", data=str(file), context=16, eval_samples=512, experts=4, top_k=2, steps=30,
         num_workers=2, batch_size=2, optimizer="adamw", lr=3e-3, out=str(tmp_path / "runs"), run_name="a",
         engine="sim",
     )  # fmt: skip

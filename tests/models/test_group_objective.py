@@ -368,7 +368,7 @@ def test_recomputed_activations_change_nothing(group: RankProcesses) -> None:
     """
     for make in (transformer, dropping):
         kept, recomputed = (
-            both(group, 2, make, Gradient(), member={"checkpoint_activations": whether}, recomputed=whether)
+            both(group, 2, make, Gradient(), member={"recompute_activations": whether}, recomputed=whether)
             for whether in (False, True)
         )
         assert np.array_equal(kept[1], recomputed[1])
@@ -570,7 +570,7 @@ def test_experts_that_stay_are_experts_that_are_gathered(
     more: dict[str, Any] = {"accumulate": 2, "parallel": parallel}
     gathered = both(group, ranks, experts, Gradient(), **more)
     for recomputed in (False, True):
-        member = {"expert_parallel": True, "checkpoint_activations": recomputed}
+        member = {"expert_parallel": True, "recompute_activations": recomputed}
         stayed = both(group, ranks, experts, Gradient(), member=member, **more)
         assert stayed[0] == gathered[0]
         assert np.linalg.norm(stayed[1] - gathered[1]) <= 2e-7 * np.linalg.norm(gathered[1])
@@ -623,7 +623,7 @@ UNFIT: dict[str, tuple[Callable[[], Problem], dict[str, Any], str]] = {
     "sparse": (sparse, {}, "its embed.weight, whose gradients are sparse; make the embedding with"),
     "wrong": (wrong, {}, "its loss cannot be computed: line"),
     "large": (large, {}, "2 samples at once, as one of 2 ranks; lower --batch-size"),
-    "dense": (transformer, EXPERT_PARALLEL, "--expert-parallel: its module has no layer with experts"),
+    "dense": (transformer, EXPERT_PARALLEL, "--parallel fsdp,experts: its module has no layer with experts"),
     "padded": (padded_mean, {}, "it is no mean over samples, so with --ranks-per-worker 2 the gradient"),
     "clamped": (clamped, {}, "its forward pass changes its layers.1.weight in place"),
     "taught": (taught, {}, "its forward pass changes its slow.weight, a frozen parameter, of which"),

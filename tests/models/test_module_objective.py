@@ -242,9 +242,9 @@ def test_the_trial_takes_two_samples_of_each_part(options: dict[str, Any], sizes
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "--precision bf16: has an effect only with --workload; leave it out": {"precision": "bf16"},
-    "--accumulate 2: has an effect only with --workload; leave it out": {"accumulate": 2},
-    "--compile True: has an effect only with --workload; leave it out": {"compile": True},
+    "--precision bf16: has no effect with --workload xor; leave it out": {"precision": "bf16"},
+    "--accumulate 2: has no effect with --workload xor; leave it out": {"accumulate": 2},
+    "--compile True: has no effect with --workload xor; leave it out": {"compile": True},
     "--accumulate 33: must be at most --batch-size 32": {"accumulate": 33, "workload": TINY},
 }
 

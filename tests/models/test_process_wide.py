@@ -150,7 +150,7 @@ def test_a_program_with_another_default_dtype_trains_in_float32() -> None:
     made = make_workload(config("ssgd", workload=TINY))
     objective, shard = cast(ModuleObjective, made.objective), made.shards[0]
     w = torch.from_numpy(objective.initial_weights(0))[None]
-    ways: list[dict[str, Any]] = [{"compress": "topk:0.5"}, {"dataset": "quadratic"}, {"mode": "diloco"}]
+    ways: list[dict[str, Any]] = [{"compress": "topk:0.5"}, {"workload": "quadratic"}, {"mode": "diloco"}]
     ways = [{"mode": "ssgd", "num_workers": 2, "steps": 6, **way} for way in ways]
     expected = [run(**way) for way in ways], objective.loss_and_gradient(w, [shard], [0])
     with float64_by_default():

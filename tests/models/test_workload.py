@@ -265,6 +265,7 @@ OWN = "@dataclass(frozen=True, kw_only=True)\nclass Config(DataConfig):\n"
 WRONG_CONFIGS = {
     "class Config: pass": "its Config is no option class; derive it from dsgd.DataConfig",
     f"{OWN}    steps: int = 3": "its Config has an option steps, as every run of --mode ssgd; ",
+    f"{OWN}    mix: str = 'none'": "its Config has an option mix, as every run of --mode ssgd; ",
     f"{OWN}    width: int = 'wide'": "cannot be used: ValueError: --width wide: must be a whole number",
     f"{OWN}    width: list = None": "cannot be used: TypeError: Config.width: an option is an int",
 }
@@ -395,7 +396,6 @@ def test_a_file_that_cannot_be_trained_is_one_line(tmp_path: Path, text: str) ->
     [
         ({"workload": "nowhere"}, "--workload nowhere: there is no such workload"),
         ({"workload": "nowhere.py"}, "--workload nowhere.py: cannot be read (No such file or directory)"),
-        ({"workload": TINY, "dataset": "digits"}, "--dataset digits: has no effect with --workload"),
         ({"workload": TINY, "hidden": "8"}, "--hidden 8: has no effect with --workload"),
         ({"workload": TINY, "batch_size": 100}, "worker 0's shard has only 64 of the 256 training samples"),
     ],

@@ -49,14 +49,14 @@ FILES = {
 }
 
 OPTIONS = {
-    "--workload nowhere": "--workload nowhere: there is no such workload; give digits_cnn, ",
+    "--workload nowhere": "--workload nowhere: there is no such workload; give xor, digits, ",
     "--workload my/none.py": "my/none.py: cannot be read (No such file or directory)",
     "--workload gpt --size 3m": "--size 3m: must be one of 100k, 1m, ",
     "--workload gpt --context 0": "--context 0: must be at least 1",
     "--workload gpt --data none.txt": "none.txt: there is no such file or folder",
     "--workload digits_cnn --size 1m": "--size is an option of --workload gpt; leave it out or choose that",
     "--size 1m": "--size is an option of --workload gpt; leave it out or choose that workload",
-    "--workload digits_cnn --dataset digits": "--dataset digits: has no effect with --workload",
+    "--workload digits_cnn --hidden 8": "--hidden 8: has no effect with --workload digits_cnn",
     "--workload gpt --top-k 3": "--top-k 3: has an effect only with --experts; leave it out",
     "--workload gpt --router-z .1": "--router-z 0.1: has an effect only with --experts; leave it out",
     "--workload gpt --experts 4 --top-k 5": "--top-k 5: must be at most --experts 4, which is all there are",
@@ -66,7 +66,7 @@ OPTIONS = {
     "--workload moe --capacity nan": "--capacity nan: must be above 0",
     "--workload moe --balance-rate -1": "--balance-rate -1.0: must be finite and above 0",
     "--workload moe --balance loss --balance-rate 2": "--balance-rate 2.0: has no effect with --balance loss",
-    "--workload moe --balance-weight 2": "--balance-weight 2.0: has no effect with --balance bias",
+    "--workload moe --balance loss:0": "--balance loss:0: WEIGHT must be a number above 0",
     "--workload digits_cnn --batch-size 900": "--batch-size 900: worker 0's shard has only 700 of the 1400",
     "--workload digits_cnn --num-workers 2000": "2000 workers need at least one sample each",
 }

@@ -33,7 +33,7 @@ TEXT = b"".join(
         [b"king", b"queen", b"fool", b"sees", b"hears", b"crown", b"sword", b"night"], (400, 4)
     )
 )
-SMALL: dict[str, Any] = {"workload": "gpt", "context": 16, "eval_tokens": 512, "batch_size": 2}
+SMALL: dict[str, Any] = {"workload": "gpt", "context": 16, "eval_samples": 512, "batch_size": 2}
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_images_of_a_user_are_trained_and_reported_as_accuracy(network: str, tmp
     file = str(tmp_path / "images.npz")
     np.savez(file, x=IMAGES, y=CLASSES)
     options: dict[str, Any] = {"workload": "fashion", "data": file, "network": network, "batch_size": 4}
-    options |= {"eval_images": 3}
+    options |= {"eval_samples": 3}
     where = {"out": str(tmp_path), "run_name": "a"}
     cfg = config("ssgd", **options, num_workers=2, steps=2, **where)
     ended = execute(cfg, record=RunRecord(cfg))
@@ -216,7 +216,7 @@ def test_ssgd_with_adamw_is_the_model_trained_alone(text: str) -> None:
     """Two workers and the server's AdamW take the steps of torch's own, on mini-batches twice as large."""
     steps, warmup, lr = 12, 3, 3e-3
     options: dict[str, Any] = {**SMALL, "data": text, "num_workers": 2, "steps": steps, "lr": lr}
-    cfg = config("ssgd", **options, optimizer="adamw", schedule="cosine", warmup=warmup)
+    cfg = config("ssgd", **options, optimizer="adamw", schedule=f"cosine,warmup={warmup}")
     ended = execute(cfg)
 
     problem, shards = make_problem(cfg.data, cfg.seed), make_workload(cfg).shards

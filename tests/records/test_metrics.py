@@ -253,7 +253,7 @@ def test_a_scrape_sees_whole_updates(cli: CommandLine, monkeypatch: pytest.Monke
     sys.setswitchinterval(1e-6)  # threads take turns in the middle of whatever they do
     try:
         ran = watched(
-            cli, f"{SIM} --mode asgd --num-workers 3 --steps 2000 --dataset none --record none", look
+            cli, f"{SIM} --mode asgd --num-workers 3 --steps 2000 --workload none --record none", look
         )
     finally:
         sys.setswitchinterval(seconds)
@@ -272,7 +272,7 @@ def test_a_scrape_sees_whole_updates(cli: CommandLine, monkeypatch: pytest.Monke
 
 def test_a_loss_that_is_not_finite_is_exported(cli: CommandLine) -> None:
     """A diverged run shows the loss that ended it, for an alert to find."""
-    got, ran = scraped(cli, "--engine sim --mode asgd --dataset quadratic --lr 1e30 --steps 50")
+    got, ran = scraped(cli, "--engine sim --mode asgd --workload quadratic --lr 1e30 --steps 50")
     assert ran.code == 3
     assert got.labels("dsgd_train_loss")
     assert not math.isfinite(got("dsgd_train_loss"))
@@ -337,7 +337,7 @@ def test_without_the_option_prometheus_client_is_not_imported(tmp_path: Path) ->
     """A run that nobody watches pays for no exporter, not even its import."""
     code = (
         "import sys; from main import main; "
-        "main('--engine sim --steps 2 --dataset none --quiet --out'.split() + sys.argv[1:]); "
+        "main('--engine sim --steps 2 --workload none --quiet --out'.split() + sys.argv[1:]); "
         "sys.exit('prometheus_client' in sys.modules)"
     )
     ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True)
@@ -405,7 +405,7 @@ def test_a_finished_run_stays_for_as_long_as_was_asked(cli: CommandLine) -> None
 
 def test_ctrl_c_during_the_wait_leaves_the_exit_code(cli: CommandLine) -> None:
     """A diverged run that lingers and is interrupted ends with 3, not 130."""
-    _, ran = scraped(cli, "--engine sim --mode asgd --dataset quadratic --lr 1e30 --steps 50")
+    _, ran = scraped(cli, "--engine sim --mode asgd --workload quadratic --lr 1e30 --steps 50")
     assert ran.code == 3
 
 
@@ -415,7 +415,7 @@ def test_an_interrupted_run_does_not_linger(cli: CommandLine) -> None:
     def look(url: str, record: Path) -> None:
         wait_for((record / "meta.json").exists)
 
-    ran = watched(cli, f"{SIM} --mode asgd --steps 1000000 --record none --dataset none", look)
+    ran = watched(cli, f"{SIM} --mode asgd --steps 1000000 --record none --workload none", look)
     assert ran.code == 130
     assert ran.summary["stopped_by"] == "interrupted"
 

@@ -169,7 +169,7 @@ def test_target_loss_stops_at_the_evaluation_that_reached_it(cli: CommandLine) -
 
 def test_divergence_is_named_and_recorded(cli: CommandLine) -> None:
     """A loss that is NaN: exit 3, the update and the worker are named, the record is kept."""
-    ran = cli(f"{SIM} --mode asgd --dataset quadratic --curvatures 1,1,1,9 --lr 1e6 --steps 100")
+    ran = cli(f"{SIM} --mode asgd --workload quadratic --curvatures 1,1,1,9 --lr 1e6 --steps 100")
     assert ran.code == 3
     assert ran.summary["stopped_by"] == "diverged"
     assert "worker" in ran.err
@@ -198,12 +198,8 @@ def test_the_default_name_never_collides(cli: CommandLine, tmp_path: Path) -> No
     from main import main
 
     for _ in range(2):
-        assert (
-            main(
-                [*SIM.split(), "--steps", "1", "--dataset", "none", "--out", str(tmp_path / "two"), "--quiet"]
-            )
-            == 0
-        )
+        given = [*SIM.split(), "--steps", "1", "--workload", "none", "--quiet"]
+        assert main([*given, "--out", str(tmp_path / "two")]) == 0
     assert len(list((tmp_path / "two").iterdir())) == 2
 
 
@@ -270,14 +266,14 @@ def test_the_meta_data_name_what_ran(cli: CommandLine, monkeypatch: pytest.Monke
 
 def test_theory_stands_beside_the_measurement(cli: CommandLine) -> None:
     """summary.json has theory, measurement and their difference; bounds hold, infinite ones are left out."""
-    compared = cli(f"{SIM} --mode asgd --num-workers 8 --steps 500 --dataset none").summary["theory"]
+    compared = cli(f"{SIM} --mode asgd --num-workers 8 --steps 500 --workload none").summary["theory"]
     assert compared["staleness_mean"]["theory"] == 7
     entry = compared["s_per_update"]
     assert entry["relative_difference"] == pytest.approx(entry["measured"] / 0.125 - 1)
-    bounded = cli(f"{SIM} --mode ssp --slack 1 --num-workers 4 --steps 50 --dataset none").summary["theory"]
+    bounded = cli(f"{SIM} --mode ssp --slack 1 --num-workers 4 --steps 50 --workload none").summary["theory"]
     assert bounded["staleness_max"]["measured"] <= bounded["staleness_max"]["theory"] == 9
     for mode in ("ssp --slack inf", "ringmaster --delay-bound inf"):
-        ran = cli(f"{SIM} --mode {mode} --steps 10 --dataset none")
+        ran = cli(f"{SIM} --mode {mode} --steps 10 --workload none")
         assert ran.code == 0
         assert "staleness_max" not in ran.summary["theory"]
 
@@ -293,7 +289,7 @@ def test_theory_stands_beside_the_measurement(cli: CommandLine) -> None:
 )
 def test_no_prediction_is_made_outside_its_assumptions(scenario: str, cli: CommandLine) -> None:
     """Whatever theory says of a long run, the measurement is within a tenth of it."""
-    compared = cli(f"{SIM} {scenario} --num-workers 8 --steps 1000 --dataset none").summary["theory"]
+    compared = cli(f"{SIM} {scenario} --num-workers 8 --steps 1000 --workload none").summary["theory"]
     assert compared
     for entry in compared.values():
         assert entry["relative_difference"] is None or abs(entry["relative_difference"]) < 0.1
@@ -301,14 +297,14 @@ def test_no_prediction_is_made_outside_its_assumptions(scenario: str, cli: Comma
 
 def test_a_loss_that_time_ends_on_is_told_as_divergence(cli: CommandLine) -> None:
     """Where the last update before --max-seconds leaves no finite loss, the run has diverged."""
-    ran = cli("--engine sim --mode ssgd --steps 9 --lr 1e38 --max-seconds 1.5 --dataset digits")
+    ran = cli("--engine sim --mode ssgd --steps 9 --lr 1e38 --max-seconds 1.5 --workload digits")
     assert ran.code == 3
     assert ran.summary["stopped_by"] == "diverged"
 
 
 def test_two_runs_without_a_name_never_collide(tmp_path: Path) -> None:
     """Runs that chose the same default name in the same second get two folders."""
-    cfg = config("ssgd", dataset="none", out=str(tmp_path))
+    cfg = config("ssgd", workload="none", out=str(tmp_path))
     cluster = open_cluster(cfg, make_workload(cfg)).__enter__()
     records = [RunRecord(cfg), RunRecord(cfg)]
     for record in records:
@@ -343,7 +339,7 @@ def test_a_worker_without_a_measured_task_is_as_fast_as_the_others(cli: CommandL
 
 def test_what_is_taken_back_is_written_again(tmp_path: Path) -> None:
     """Updates that are recorded already are not written twice; taken back, as by a rollback, they are."""
-    options: dict[str, Any] = {"num_workers": 2, "steps": 3, "dataset": "none"}
+    options: dict[str, Any] = {"num_workers": 2, "steps": 3, "workload": "none"}
     ran = quick_run("asgd", **options)
     record = RunRecord(config("asgd", **options, out=str(tmp_path), run_name="r"))
     record.open(started=0.0, cluster=ran.cluster)

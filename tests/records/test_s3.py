@@ -147,11 +147,11 @@ def test_a_large_file_is_uploaded_whole(aws: Any) -> None:
 
 def test_a_taken_name_is_refused_before_the_run(aws: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """The second run of a name, started elsewhere: exit 2, and the first one's record stays as it was."""
-    assert run("--dataset none --steps 3 --quiet") == 0
+    assert run("--workload none --steps 3 --quiet") == 0
     before = stored(aws)
     os.rename("runs", "elsewhere")
     capsys.readouterr()
-    assert run("--dataset none --steps 4 --quiet") == 2
+    assert run("--workload none --steps 4 --quiet") == 2
     err = capsys.readouterr().err
     assert err == f"main.py: --run-name a: {URL}/a is taken and is never overwritten; choose another name\n"
     assert stored(aws) == before
@@ -161,7 +161,7 @@ def test_a_taken_name_is_refused_before_the_run(aws: Any, capsys: pytest.Capture
 @pytest.mark.thorough
 def test_of_two_runs_at_once_one_has_the_name_and_sigterm_uploads_it(aws: Any, tmp_path: Path) -> None:
     """While a run goes on its name is taken; SIGTERM ends it with 130, and the partial record is uploaded."""
-    options = f"{SIM} --mode asgd --dataset none --steps 1000000 --quiet --out {URL} --run-name a".split()
+    options = f"{SIM} --mode asgd --workload none --steps 1000000 --quiet --out {URL} --run-name a".split()
     one = start(tmp_path / "one", *options)
     updates = tmp_path / "one/runs/s3/lab/runs/may/a/updates.jsonl"
     try:
@@ -197,7 +197,7 @@ def test_unnamed_runs_find_a_name_that_is_free(aws: Any, monkeypatch: pytest.Mon
     for machine in ("one", "two"):
         os.mkdir(machine)
         monkeypatch.chdir(machine)
-        assert main([*SIM.split(), "--dataset", "none", "--steps", "2", "--quiet", "--out", URL]) == 0
+        assert main([*SIM.split(), "--workload", "none", "--steps", "2", "--quiet", "--out", URL]) == 0
         monkeypatch.chdir("..")
     names = {key.split("/")[2] for key in stored(aws)}
     assert names == {"noon", "noon-2"}
@@ -205,7 +205,7 @@ def test_unnamed_runs_find_a_name_that_is_free(aws: Any, monkeypatch: pytest.Mon
 
 def test_a_diverged_run_is_uploaded_and_keeps_its_code(aws: Any) -> None:
     """However a run ends its record is uploaded, and the exit code is the run's."""
-    assert run("--mode asgd --dataset quadratic --lr 1e6 --steps 100 --quiet") == 3
+    assert run("--mode asgd --workload quadratic --lr 1e6 --steps 100 --quiet") == 3
     assert json.loads(stored(aws)["runs/may/a/summary.json"])["stopped_by"] == "diverged"
 
 
@@ -264,7 +264,7 @@ def test_a_failed_upload_leaves_the_record_and_says_where(
     """503 after the run: asked again as often as AWS_MAX_ATTEMPTS says, then exit 1; the record is here."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "3")
     stand_in.answer = lambda key, times: 503 if "/evals" in key else 200
-    assert run("--dataset none --steps 3 --quiet") == 1
+    assert run("--workload none --steps 3 --quiet") == 1
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     assert "S3 fails" in err
@@ -280,7 +280,7 @@ def test_a_run_that_failed_keeps_its_code_when_its_upload_fails_too(
     """Both errors are reported, the exit code is the run's."""
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     stand_in.answer = lambda key, times: 200 if times == 1 else 503
-    assert run("--mode asgd --dataset quadratic --lr 1e6 --steps 100 --quiet") == 3
+    assert run("--mode asgd --workload quadratic --lr 1e6 --steps 100 --quiet") == 3
     first, second = capsys.readouterr().err.splitlines()
     assert "--lr" in first
     assert "S3 fails" in second
@@ -289,7 +289,7 @@ def test_a_run_that_failed_keeps_its_code_when_its_upload_fails_too(
 def test_what_fails_for_a_moment_is_repeated(stand_in: StandIn) -> None:
     """A 503 and then an answer: all is well. By default it tries five times."""
     stand_in.answer = lambda key, times: 503 if "/meta" in key and times == 1 else 200
-    assert run("--dataset none --steps 3 --quiet") == 0
+    assert run("--workload none --steps 3 --quiet") == 0
     assert stand_in.asked.count("/lab/runs/may/a/meta.json") == 2
     config: Any = Destination(URL)._client.meta.config
     assert config.retries["total_max_attempts"] == 5
@@ -312,7 +312,7 @@ def test_a_server_that_is_not_there_is_a_failure(
 def test_what_reports_read_is_fetched(aws: Any) -> None:
     """All records below a URL, without weights and traces; a second time, only what has changed."""
     for name in ("a", "b"):
-        assert run("--dataset none --steps 3 --quiet", name) == 0
+        assert run("--workload none --steps 3 --quiet", name) == 0
     folder = fetch(URL)
     assert folder == Path("runs/from-s3/lab/runs/may")
     for name in ("a", "b"):
@@ -341,7 +341,7 @@ def test_nothing_is_fetched_to_another_folder(aws: Any, tmp_path: Path) -> None:
 
 def test_a_report_is_drawn_from_the_bucket(aws: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """`report s3://...` prints where the report is, which is here."""
-    assert run("--dataset none --steps 3 --quiet") == 0
+    assert run("--workload none --steps 3 --quiet") == 0
     capsys.readouterr()
     assert main(["report", f"{URL}/a"]) == 0
     page = Path(capsys.readouterr().out.strip())
@@ -530,7 +530,7 @@ def test_the_same_command_in_another_pod_goes_on(
     """
     monkeypatch.setattr(lease, "LASTS_S", 2.0)
     (tmp_path / "train_crawls.py").write_text(CRAWLS)
-    options = f"--strategy-file {tmp_path}/train_crawls.py --dataset quadratic --steps 300 --checkpoint-every"
+    options = f"--mode {tmp_path}/train_crawls.py --workload quadratic --steps 300 --checkpoint-every"
     command = f"{SIM} {options}".split()
     to_s3 = f"--out {URL} --run-name a --resume auto --upload-every .02 --quiet".split()
 
@@ -654,7 +654,7 @@ def test_the_same_run_goes_on_under_its_name(
     monkeypatch.setattr(lease, "LASTS_S", 1.0)
     drive("begin", "3")
     os.rename("runs", "lost")
-    assert run("--dataset none --steps 3 --quiet") == 2
+    assert run("--workload none --steps 3 --quiet") == 2
     assert "is taken" in capsys.readouterr().err
     cfg = config("asgd", engine="sim", out=URL, run_name="a", steps=9)
     upload = Upload(cfg, resume=True)
@@ -676,7 +676,7 @@ def test_the_same_run_goes_on_under_its_name(
 EXPERIMENT = """
 title: Slack
 question: How much slack?
-base: {engine: sim, dataset: none, num_workers: 2, steps: 3, mode: ssp}
+base: {engine: sim, workload: none, num_workers: 2, steps: 3, mode: ssp}
 grid: {slack: [0, 2]}
 seeds: 1
 """
@@ -804,7 +804,7 @@ def test_an_experiment_that_runs_elsewhere_is_left_alone(
 def test_a_record_is_added_once_and_never_over_another(aws: Any) -> None:
     """A finished record that is there already is left alone; another record of that name is refused."""
     for name in ("a", "b"):
-        assert run("--dataset none --steps 3 --quiet", name, url="runs") == 0
+        assert run("--workload none --steps 3 --quiet", name, url="runs") == 0
     Destination(URL).add(Path("runs/a"), "x")
     aws.put_object(Bucket="lab", Key="runs/may/x/weights.npy", Body=b"left alone")
     Destination(URL).add(Path("runs/a"), "x")

@@ -44,7 +44,7 @@ def test_the_documents_are_those_of_the_types() -> None:
         assert path.read_text() == text, f"{path.name} is out of date; run `make docs`"
 
 
-@pytest.mark.parametrize("mode", ["localsgd", "ksync --backup 1 --rest ignore", "asgd --dataset none"])
+@pytest.mark.parametrize("mode", ["localsgd", "ksync --backup 1 --rest ignore", "asgd --workload none"])
 def test_a_record_follows_its_json_schema(mode: str, cli: CommandLine) -> None:
     """The files of a run are valid, each field is described, and a wrong type is found."""
     written = contents(cli(f"{SIM} --mode {mode} --num-workers 3 --steps 20").record)

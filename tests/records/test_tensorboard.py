@@ -83,7 +83,7 @@ def test_points_are_there_while_the_run_goes_on(tmp_path: Path) -> None:
         board.update(update)
         found.append(len(scalars(tmp_path)["update/staleness"]))
 
-    run("asgd", num_workers=4, steps=10, dataset="none", on_update=look)
+    run("asgd", num_workers=4, steps=10, workload="none", on_update=look)
     board.close()
     assert found == list(range(1, 41))
 
@@ -104,7 +104,7 @@ def test_nothing_of_it_is_imported_unless_asked_for() -> None:
     code = (
         "import sys, main, tempfile\n"
         "out = tempfile.TemporaryDirectory()\n"
-        "main.main(f'--engine sim --dataset none --steps 2 --quiet --out {out.name}'.split())\n"
+        "main.main(f'--engine sim --workload none --steps 2 --quiet --out {out.name}'.split())\n"
         "assert not {'tensorboard', 'boto3', 'botocore'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)

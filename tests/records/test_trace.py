@@ -127,8 +127,8 @@ def us(seconds: float) -> int:
         f"--mode ringmaster {NETWORK}",
         "--mode asgd --record every:7",
         "--mode asgd --trace-last 9",
-        "--mode asgd --dataset none --num-workers 40",
-        "--mode asgd --lr 1e6 --dataset quadratic --optima 1,2,3,4",  # diverges
+        "--mode asgd --workload none --num-workers 40",
+        "--mode asgd --lr 1e6 --workload quadratic --optima 1,2,3,4",  # diverges
     ],
 )
 def test_a_trace_is_well_formed(scenario: str, cli: CommandLine) -> None:
@@ -345,7 +345,7 @@ def test_a_trace_without_room_fails_the_run_and_spares_the_rest(tmp_path: Path) 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
-    arguments = f"main.py {SIM} --mode asgd --dataset none --steps 120 --out {tmp_path} --run-name r"
+    arguments = f"main.py {SIM} --mode asgd --workload none --steps 120 --out {tmp_path} --run-name r"
     process = python(*arguments.split(), preexec_fn=small_files_only)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1

@@ -30,7 +30,7 @@ SIM: dict[str, Any] = {
     "engine": "sim",
     "num_workers": 3,
     "steps": 20,
-    "dataset": "quadratic",
+    "workload": "quadratic",
     "optima": "1,2,3",
     "compute_time": "exponential:1",
 }
@@ -115,7 +115,7 @@ def test_what_a_cell_of_a_notebook_shows_is_short() -> None:
         ("asgd", {"steps": [1, 2]}, "dsgd.run: 'steps' must be one value, not a list"),
         ("asgd", {"engine": "both"}, 'engine="both" is two runs'),
         ("asgd", {"run_name": "x"}, "dsgd.run: run_name is about the record; say with out="),
-        ("asgd", {"dataset": "xor", "samples": 64, "num_workers": 4}, "--batch-size 32"),
+        ("asgd", {"workload": "xor", "samples": 64, "num_workers": 4}, "--batch-size 32"),
     ],
 )
 def test_a_mistake_is_a_value_error_in_the_words_of_the_command_line(
@@ -318,14 +318,14 @@ def test_importing_the_package_takes_no_time() -> None:
 ON_BOTH = """
 import sys
 import dsgd
-result = dsgd.run("asgd", engine=sys.argv[1], num_workers=2, steps=5, dataset="xor", samples=256)
+result = dsgd.run("asgd", engine=sys.argv[1], num_workers=2, steps=5, workload="xor", samples=256)
 assert result.updates.height == 10, result
 sys.path.insert(0, "theirs")
 import config, data, metrics
 assert (config.whose, data.whose, metrics.whose) == ("theirs",) * 3
 if sys.argv[1] == "sim":
     asked = {"title": "T", "question": "Q?", "seeds": 1, "variants": {"a": {"mode": "asgd"}}}
-    print(dsgd.experiment(asked | {"base": {"engine": "sim", "steps": 5, "dataset": "none"}}))
+    print(dsgd.experiment(asked | {"base": {"engine": "sim", "steps": 5, "workload": "none"}}))
 print(result)
 """
 

@@ -11,9 +11,11 @@ from conftest import CommandLine
 
 from dsgd.compare.experiment_command import CompareOptions
 from dsgd.conformance.conformance_command import CheckOptions
+from dsgd.core.old_options import OLD as OLD_OPTIONS
 from dsgd.process.outcomes import UsageError
 from dsgd.show.live.watch_command import WatchOptions
 from dsgd.show.report.report_command import ReportOptions
+from dsgd.show.terminal.arguments import dashed
 from dsgd.show.terminal.cli import parse
 from dsgd.show.terminal.command_options import options_of_command
 from dsgd.show.terminal.commands import OLD, PLACES, asked
@@ -86,15 +88,43 @@ ALIKE = [
     ("--mode ssp --slack 3 --slowdown 0=4", "run --slowdown 0=4 --slack 3 --mode ssp"),
     ("--steps 3 --steps 5", "run --steps 5"),
     ("--quiet --no-quiet", "run"),
-    ("--dataset digits --hidden 8,4", "run --hidden=8,4 --dataset digits"),
+    ("--dataset digits --hidden 8,4", "run --hidden=8,4 --workload digits"),
+    ("--model logistic --dataset digits", "run --workload digits --hidden none"),
     ("--faults kill:2@update=100+30 --on-loss rehost", "run --on-loss rehost --faults kill:2@update=100+30"),
-    ("--topology sharded:2 --replicas 2", "run --topology sharded:2 --replicas 2"),
     ("--compress topk:.01 --error-feedback ef", "run --error-feedback ef --compress topk:.01"),
     ("--workload gpt --size 100k --experts 8", "run --experts 8 --workload gpt --size 100k"),
     ("--mode diloco --inner adamw --outer-lr .5 --clip-norm None", "run --mode diloco --outer-lr 0.5"),
     ("--target-loss .3 --eval-every 5", "run --eval-every 5 --target-loss 0.3"),
     ("--checkpoint-every 30 --run-name long --out runs", "run --run-name long --checkpoint-every 30"),
-]
+    # options that are part of another's value now
+    ("--topology sharded:2 --replicas 2", "--topology sharded:2,replicas=2"),
+    ("--replicas 2", "--topology server,replicas=2"),
+    ("--replicas 2 --replicas 1", "run"),
+    ("--rack-bytes-per-s 1e7 --racks 2", "--racks 2,1e+07"),
+    ("--checkpoint-every auto --mtbf 60 --checkpoint-cost-s 1 --engine sim",
+     "--checkpoint-every auto,mtbf=60 --checkpoint-cost-s 1 --engine sim"),
+    ("--restart-window-s 20 --max-restarts 5", "--restarts 5,within=20"),
+    ("--restart-window-s 20", "--restarts 3,within=20"),
+    ("--max-restarts=0", "--restarts 0"),
+    ("--engine sim --ranks-per-worker 2 --rank-latency-s 1e-5 --rank-bytes-per-s 5e10",
+     "--engine sim --ranks-per-worker 2 --rank-link 5e+10,1e-05"),
+    ("--engine sim --ranks-per-worker 2 --rank-latency-s .5",
+     "--engine sim --ranks-per-worker 2 --rank-link inf,0.5"),
+    ("--workload moe --ranks-per-worker 2 --expert-parallel --checkpoint-activations",
+     "--workload moe --ranks-per-worker 2 --parallel fsdp,experts --recompute-activations"),
+    ("--workload moe --ranks-per-worker 4 --expert-parallel --parallel hsdp:2",
+     "--workload moe --ranks-per-worker 4 --parallel hsdp:2,experts"),
+    ("--workload moe --balance loss --balance-weight .5", "--workload moe --balance loss:0.5"),
+    ("--workload gpt --corpus python --eval-tokens 99", "--workload gpt --data python --eval-samples 99"),
+    ("--workload gpt --corpus shakespeare", "--workload gpt"),
+    ("--workload fashion --eval-images 99", "--workload fashion --eval-samples 99"),
+    ("--mode adacomm --first-local-steps 4", "--mode adacomm --local-steps 4"),
+    ("--warmup 5 --schedule cosine", "--schedule cosine,warmup=5"),
+    ("--warmup 5", "--schedule constant,warmup=5"),
+    ("--uneven 4 --partition dirichlet:.3", "--partition dirichlet:.3,uneven=4"),
+    ("--weights samples --uneven 4", "--aggregate mean,samples --partition iid,uneven=4"),
+    ("--aggregate krum:1 --num-workers 9 --mix nnm:1", "--num-workers 9 --aggregate nnm:1+krum:1"),
+]  # fmt: skip
 
 
 def understood(line: str) -> tuple[str, Any]:
@@ -103,9 +133,10 @@ def understood(line: str) -> tuple[str, Any]:
     return command, parse(rest) if command == "run" else options_of_command(OPTIONS[command], command, rest)
 
 
-def test_each_command_is_among_them() -> None:
-    """Sixty lines or more, with each option that was a command."""
+def test_each_command_and_old_option_is_among_them() -> None:
+    """Sixty lines or more, with each option that was a command or is part of another's value now."""
     assert len(ALIKE) >= 60
+    assert not [name for name in OLD_OPTIONS if f"--{dashed(name)}" not in " ".join(old for old, _ in ALIKE)]
     lines = " ".join(old.replace("_", "-") for old, _ in ALIKE)
     assert not [option for option in OLD if option not in lines and option != "--version"]
     assert {asked(shlex.split(new))[0] for _, new in ALIKE} == {*OPTIONS, "run"} == {*PLACES} - {"version"}
@@ -150,6 +181,10 @@ def test_help_of_a_mode_or_a_workload_is_found_by_its_name(name: str, topic: str
         ("lab 01 --jsn", "--jsn: is not an option of lab; did you mean --json?"),
         ("lab 01 --limit-s 0", "--limit-s 0.0: must be above 0"),
         ("run list", "'list' is not an option; options are written --name value, see --help"),
+        ("--model cnn", "--model cnn: must be one of mlp, logistic"),
+        ("--dataset digits --workload gpt", "--dataset digits: --workload is given too; leave this out"),
+        ("--replicas 2 --topology sharded:2,replicas=1", "--topology sharded:2,replicas=1,replicas=2: has"),
+        ("--first-local-steps 4", "--first-local-steps: there is no such option in --mode ssgd"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line(line: str, message: str) -> None:

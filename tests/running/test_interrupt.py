@@ -38,7 +38,7 @@ def test_a_command_that_still_loads_has_written_nothing(arguments: str, module: 
 @pytest.mark.parametrize("which", SIGNALS)
 def test_an_interrupted_report_says_that_it_is_not_complete(which: signal.Signals, cli: CommandLine) -> None:
     """A signal while a report is drawn: exit 130, one line with the remedy, and no report."""
-    ran = cli("--engine sim --steps 5 --dataset none")
+    ran = cli("--engine sim --steps 5 --workload none")
     (ran.record / "evals.jsonl").unlink()
     os.mkfifo(ran.record / "evals.jsonl")  # a report that reads it waits for a writer
     process = python(str(ROOT / "main.py"), "report", str(ran.record))

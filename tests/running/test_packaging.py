@@ -228,6 +228,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = tmp_path_factory.mktemp("source")
     for path in (*ROOT.glob("*.py"), ROOT / "pyproject.toml", ROOT / "LICENSE"):
         shutil.copy(path, source)
+    shutil.copytree(ROOT / "experiments" / "scenarios", source / "experiments" / "scenarios")
     shutil.copytree(
         ROOT / "dsgd", source / "dsgd", symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
     )
@@ -245,7 +246,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_wheel_has_every_file_of_the_package_and_no_links(site: Path) -> None:
     """What dsgd/ holds is in the wheel under the same name and with the same bytes, and nothing else is."""
-    own = {path.relative_to(ROOT) for path in (ROOT / "dsgd").rglob("*") if path.is_file()}
+    folders = os.walk(ROOT / "dsgd", followlinks=True)
+    own = {(Path(folder) / name).relative_to(ROOT) for folder, _, names in folders for name in names}
     own = {path for path in own if "__pycache__" not in path.parts}
     found = {path.relative_to(site) for path in site.rglob("*") if path.is_file()}
     assert {path for path in found if not path.parts[0].endswith(".dist-info")} == own
@@ -278,6 +280,6 @@ def test_an_installed_dsgd_trains_and_reports_from_any_folder(site: Path, tmp_pa
     assert where.stdout.split() == [str(site / "dsgd/__init__.py"), str(site / "dsgd/config.py")], (
         where.stderr
     )
-    dsgd("--engine", "sim", "--steps", "20", "--out", "runs", "--run-name", "one", "--quiet")
+    dsgd("--engine", "sim", "--scenario", "wan", "--steps", "20", "--out", "runs", "--run-name", "one")
     dsgd("report", "runs/one")
     assert "<svg" in (tmp_path / "runs/one/report.html").read_text()

@@ -35,7 +35,7 @@ from dsgd.running.replaying import compared, recorded_run
 from dsgd.strategies import modes, strategy_of
 from main import main
 
-SCENARIO = {"num_workers": 4, "steps": 48, "dataset": "xor"}
+SCENARIO = {"num_workers": 4, "steps": 48, "workload": "xor"}
 VARIANTS = [
     pytest.param(mode, dict(variant), scenario, id=f"{mode} {variant} {scenario}")
     for mode in modes()
@@ -114,7 +114,7 @@ def dropped(state: ClusterState) -> Sequence[int]:
 
 # What decides by the clock, cancels, discards or keeps state; test_ray.py replays every mode by default.
 ON_RAY: list[tuple[str, dict[str, Any]]] = [
-    ("adacomm", {"interval_s": 0.02, "first_local_steps": 8}),
+    ("adacomm", {"interval_s": 0.02, "local_steps": 8}),
     ("diloco", {"exchange": "async", "local_steps": 3}),
     ("dssp", {"slack_low": 0, "slack_high": 3, "momentum": 0.5}),
     ("easgd", {"exchange": "async", "local_steps": 3, "momentum": 0.5}),
@@ -154,9 +154,9 @@ CLOSE = "leave:0@t=.1; join:0@t=.1003; leave:1@t=.1006; join:1@t=.1009; leave:2@
 KILLED = "kill:1@update=3; leave:2@update=3; join:1@update=4"
 ELASTIC: list[tuple[str, dict[str, Any]]] = [
     ("diloco", {"faults": TOGETHER, "hosts": 1, "num_workers": 4, "local_steps": 1}),
-    ("asgd", {"faults": TOGETHER, "hosts": 1, "num_workers": 4, "dataset": "none"}),
-    ("localsgd", {"faults": CLOSE, "hosts": 1, "local_steps": 1, "dataset": "none"}),
-    ("ssp", {"faults": KILLED, "on_loss": "drop", "dataset": "none", "steps": 60}),
+    ("asgd", {"faults": TOGETHER, "hosts": 1, "num_workers": 4, "workload": "none"}),
+    ("localsgd", {"faults": CLOSE, "hosts": 1, "local_steps": 1, "workload": "none"}),
+    ("ssp", {"faults": KILLED, "on_loss": "drop", "workload": "none", "steps": 60}),
 ]
 
 
@@ -262,7 +262,7 @@ def test_members_leave_and_join_again_in_a_replay(
     in the order of events, among equal times too.
     """
     for compute_time in ("exponential:1", "constant:1"):
-        scene = {"dataset": "quadratic", "grad_noise": 0.5, "lr": 0.01, "compute_time": compute_time}
+        scene = {"workload": "quadratic", "grad_noise": 0.5, "lr": 0.01, "compute_time": compute_time}
         path, cuts = recorded(tmp_path, mode, **scene, faults=faults, **options)
         run = recorded_run(path)
         found = compared(run)
@@ -300,7 +300,7 @@ def test_random_schedules_of_faults_replay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("faults", ["", "driver@t=4+2; driver@update=9", "driver@update=12; kill:1@t=3"])
 def test_a_run_that_rolls_back_replays(mode: str, faults: str, tmp_path: Path) -> None:
     """Each part with the step size that it was computed with, whatever a lost driver took back too."""
-    options: dict[str, Any] = {"dataset": "quadratic", "lr": 30.0, "steps": 60, "eval_every": 2}
+    options: dict[str, Any] = {"workload": "quadratic", "lr": 30.0, "steps": 60, "eval_every": 2}
     options |= {"compute_time": "exponential:1", "on_divergence": "rollback", "checkpoint_every": "3"}
     options["faults"] = faults
     if mode == "diloco":
@@ -530,8 +530,11 @@ CLOCKS: list[tuple[str, dict[str, Any]]] = [
     ("asgd", {"faults": f"{WRONG}=2+3; driver@update=5+2"}),
     ("asgd", {"faults": f"{WRONG}=13+1; driver@update=5; driver@t=4+9", "checkpoint_every": "2"}),
     ("ssgd", {"faults": f"{WRONG}=2+3", "checkpoint_every": "1", "checkpoint_cost_s": 1.5}),
-    ("localsgd", {"faults": f"{WRONG}=5+30; kill:s0@update=1+20", "replicas": 2, "local_steps": 2}),
-    ("adacomm", {"faults": "driver@t=2+30", "interval_s": 9.0, "first_local_steps": 4}),
+    (
+        "localsgd",
+        {"faults": f"{WRONG}=5+30; kill:s0@update=1+20", "topology": "server,replicas=2", "local_steps": 2},
+    ),
+    ("adacomm", {"faults": "driver@t=2+30", "interval_s": 9.0, "local_steps": 4}),
 ]
 
 

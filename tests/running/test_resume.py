@@ -265,7 +265,7 @@ def test_a_later_version_with_one_more_option_goes_on(cli: CommandLine, tmp_path
     file = tmp_path / "train_majority.py"
     code = (ROOT / "tests/own/train_majority.py").read_text()
     file.write_text(code)
-    options = f"--strategy-file {file} --engine sim --num-workers 3 --steps 20 --checkpoint-every 4"
+    options = f"--mode {file} --engine sim --num-workers 3 --steps 20 --checkpoint-every 4"
 
     def parsed(name: str) -> TrainConfig:
         from dsgd.show.terminal.cli import parse
@@ -485,7 +485,7 @@ def test_checkpoints_cost_virtual_time(tmp_path: Path) -> None:
 
 def test_a_run_that_diverges_rolls_back(tmp_path: Path) -> None:
     """It goes back before the loss blew up, halves its step size until it does not, and records each time."""
-    options = {**OPTIONS, "mode": "ssgd", "dataset": "quadratic", "lr": 30.0, "steps": 100}
+    options = {**OPTIONS, "mode": "ssgd", "workload": "quadratic", "lr": 30.0, "steps": 100}
     options |= {"on_divergence": "rollback", "out": str(tmp_path), "run_name": "it"}
     ended = run(configured(options))
     assert ended.path
@@ -517,9 +517,9 @@ def test_a_run_starts_from_another_runs_weights(cli: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--checkpoint-every auto", "auto needs the mean time between two losses of the driver; give --mtbf"),
-        ("--checkpoint-every auto --mtbf 9", "auto needs the cost of a checkpoint in virtual seconds"),
-        ("--checkpoint-every 3 --mtbf 9", "is for --checkpoint-every auto"),
+        ("--checkpoint-every auto", "auto needs the mean time between two losses of the driver; give it"),
+        ("--checkpoint-every auto,mtbf=9", "auto needs the cost of a checkpoint in virtual seconds"),
+        ("--checkpoint-every 3,mtbf=9", "mtbf is for auto"),
         ("--checkpoint-every s3=3", "give --out s3://BUCKET/PREFIX too"),
         ("--checkpoint-every peer=3", "choose --engine ray, or the tier disk"),
     ],

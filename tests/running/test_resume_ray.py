@@ -46,13 +46,13 @@ def killed(options: dict[str, Any], at: int, resume: str | None = None) -> None:
 
 @pytest.mark.crossing(one_in=2)
 @pytest.mark.timeout(900)  # several drivers are started, each with its workers
-@pytest.mark.parametrize(("mode", "dataset", "kills"), [("asgd", "none", 1), ("ssgd", "quadratic", 2)])
+@pytest.mark.parametrize(("mode", "workload", "kills"), [("asgd", "none", 1), ("ssgd", "quadratic", 2)])
 def test_a_killed_driver_on_ray_loses_no_update(
-    mode: str, dataset: str, kills: int, ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: str, workload: str, kills: int, ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILLs of one run: what was recorded stays as it was, and a synchronous run keeps its bytes."""
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster)
-    options = {"mode": mode, "engine": "ray", "num_workers": 2, "steps": 40, "lr": 0.05, "dataset": dataset}
+    options = {"mode": mode, "engine": "ray", "num_workers": 2, "steps": 40, "lr": 0.05, "workload": workload}
     options |= {"checkpoint_every": "0.03", "out": str(tmp_path), "trace_last": 0}
     options |= {"compute_time": "constant:.005"}
     hosts = {"hosts": 1} if mode == "ssgd" else {}  # its bytes do not depend on them, and each takes seconds
@@ -123,7 +123,7 @@ sys.exit(main(sys.argv[1:]))
 """
 DILOCO: dict[str, Any] = {"mode": "diloco", "steps": 60, "compute_time": "constant:.02", "local_steps": 3}
 DILOCO |= {"inner": "adamw"}  # its workers keep states, and its bytes do not depend on the times
-TWO: dict[str, Any] = {"engine": "ray", "num_workers": 2, "dataset": "quadratic", "trace_last": 0}
+TWO: dict[str, Any] = {"engine": "ray", "num_workers": 2, "workload": "quadratic", "trace_last": 0}
 
 
 def arguments_of(options: dict[str, Any]) -> list[str]:
@@ -271,7 +271,7 @@ def test_a_run_on_ray_that_diverges_rolls_back(
         "mode": mode,
         "engine": "ray",
         "num_workers": 2,
-        "dataset": "quadratic",
+        "workload": "quadratic",
         "lr": 30.0,
     }
     options |= {"steps": 60, "on_divergence": "rollback", "out": str(tmp_path), "run_name": "it"}

@@ -88,7 +88,7 @@ def go_on_by_chance(runs: list[Paused], draws: random.Random) -> list[tuple[Mome
 @pytest.mark.crossing
 @pytest.mark.parametrize(
     "learns",
-    [{"dataset": "xor", **FAULTS}, {"dataset": "quadratic", "dim": 3, "grad_noise": 0.5}],
+    [{"workload": "xor", **FAULTS}, {"workload": "quadratic", "dim": 3, "grad_noise": 0.5}],
     ids=["xor, faults", "quadratic"],
 )
 @pytest.mark.parametrize("mode", modes())
@@ -131,7 +131,7 @@ BEFORE = {
 def test_a_text_with_more_faults_shares_all_that_was_before_them(later: str, before: str) -> None:
     """A run whose `--faults` have some that come later goes on from the moments of the one without them."""
     for mode in ("ssgd", "asgd", "localsgd") if "lie" in before + later else ("ssp", "dpsgd", "asgd"):
-        options = {**BASE, "checkpoint_every": "4", "max_restarts": 1000}
+        options = {**BASE, "checkpoint_every": "4", "restarts": "1000"}
         options |= {"local_steps": 3} if mode == "localsgd" else {}
         shorter = simulation(config(mode, **options, faults=before), [seen := Versions()])
         while shorter.run.tally.last_update_s < 17 and shorter.run.weights.version < 25:
@@ -188,8 +188,8 @@ def test_faults_of_the_disk_need_no_record() -> None:
 def test_a_schedule_is_that_of_the_run(mode: str) -> None:
     """The same versions at the same times as with gradients, where messages take the time of its vectors."""
     asked = {"num_workers": 4, "steps": 30, "compute_time": "exponential:1", "bytes_per_s": 4e4}
-    ended = execute(config(mode, **asked, dataset="digits", model="logistic"))
-    found = dsgd.schedule(mode, **asked, num_weights=ended.weights.vector.size, dataset="digits", lr=3.0)
+    ended = execute(config(mode, **asked, workload="digits", hidden="none"))
+    found = dsgd.schedule(mode, **asked, num_weights=ended.weights.vector.size, workload="digits", lr=3.0)
     tally = ended.tally
     assert (found.updates, found.gradients) == (tally.updates, tally.gradients)
     assert found.clock_s == pytest.approx(tally.last_update_s)

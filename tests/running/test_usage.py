@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, CommandLine
 
-from dsgd.config import OnlyWith, TimingConfig, TrainConfig, option_fields, options
-from dsgd.core.option_rules import GIVEN
+from dsgd.config import BUILT_IN, TimingConfig, TrainConfig, option_fields, options
+from dsgd.core.option_rules import HIDDEN, NotWith, OnlyWith
 from dsgd.models.workloads import names as workloads
 from dsgd.show.terminal import commands
 from dsgd.show.terminal.cli import parse
@@ -31,7 +31,7 @@ WRONG = [
     # command line, what the message must name
     ("--mode sgd", ["--mode sgd", "asgd, ", "ssgd, ssp"]),
     ("--slack 3", ["--slack", "--mode ssp", "leave it out"]),
-    ("--mode asgd --local-steps 3", ["--local-steps", "--mode diloco, easgd, localsgd"]),
+    ("--mode asgd --local-steps 3", ["--local-steps", "--mode adacomm, diloco, easgd, localsgd"]),
     ("--engine both --record none", ["--record none", "--engine both", "--record all"]),
     ("--mode diloco --outer-lr 0", ["--outer-lr 0", "above 0"]),
     ("--mode diloco --outer-momentum 1", ["--outer-momentum 1", "[0, 1)"]),
@@ -63,7 +63,7 @@ WRONG = [
         ["--batch-size 32", "16 of the 64", "lower --batch-size"],
     ),
     ("--samples 3 --num-workers 4", ["--samples 3", "4 workers", "raise --samples"]),
-    ("--dataset digits --samples 2000", ["--samples 2000", "1438"]),
+    ("--workload digits --samples 2000", ["--samples 2000", "1438"]),
     ("--engine cloud", ["--engine cloud", "ray, sim"]),
     ("--compute-time gamma:1", ["--compute-time", "gamma:1", "exponential:MEAN"]),
     ("--compute-time exponential", ["--compute-time", "exponential:MEAN"]),
@@ -78,10 +78,10 @@ WRONG = [
     ("--slowdown 0", ["--slowdown 0", "WORKER=FACTOR"]),
     ("--slowdown 0=-1", ["--slowdown 0=-1", "above 0"]),
     ("--slowdown 0=2,0=3", ["--slowdown 0=2,0=3", "each worker once"]),
-    ("--dataset quadratic --curvatures 1,2,3", ["--curvatures 1,2,3", "each of the 4 workers"]),
-    ("--dataset quadratic --curvatures 0", ["--curvatures 0", "above 0"]),
-    ("--dataset quadratic --optima a", ["--optima a", "separated by commas"]),
-    ("--hidden 0", ["--hidden 0", "--model logistic"]),
+    ("--workload quadratic --curvatures 1,2,3", ["--curvatures 1,2,3", "each of the 4 workers"]),
+    ("--workload quadratic --curvatures 0", ["--curvatures 0", "above 0"]),
+    ("--workload quadratic --optima a", ["--optima a", "separated by commas"]),
+    ("--hidden 0", ["--hidden 0", "or none for no hidden layer"]),
     ("--partition dirichlet:0", ["--partition", "dirichlet:ALPHA"]),
     ("--partition random", ["--partition random", "iid, label"]),
     ("--label-noise 2", ["--label-noise 2.0", "[0, 1]"]),
@@ -108,16 +108,15 @@ WRONG = [
     ("--metrics-linger-s -1 --dashboard 0", ["--metrics-linger-s -1", "at least 0"]),
     ("--metrics-linger-s inf --dashboard 0", ["--metrics-linger-s inf", "finite"]),
     ("--num-workers 257 --metrics-port 0", ["--metrics-port 0", "256", "--dashboard"]),
-    ("--dataset digits --dim 3", ["--dim 3", "no effect", "--dataset digits", "leave it out"]),
-    ("--dataset quadratic --batch-size 8", ["--batch-size 8", "no effect", "--dataset quadratic"]),
-    ("--dataset none --batch-size 8", ["--batch-size 8", "no effect", "--dataset none"]),
-    ("--dataset none --target-loss 1", ["--target-loss 1", "no effect", "--dataset none"]),
-    ("--model logistic --hidden 8", ["--hidden 8", "no effect", "--model logistic", "only with --model mlp"]),
-    ("--dataset quadratic --hidden 8", ["--hidden 8", "no effect", "--dataset quadratic"]),
-    ("--dataset quadratic --model logistic", ["--model logistic", "no effect", "xor or digits"]),
-    ("--dataset quadratic --samples 8", ["--samples 8", "no effect"]),
-    ("--curvatures 2", ["--curvatures 2", "no effect", "--dataset xor", "only with --dataset quadratic"]),
-    ("--dataset digits --optima 2", ["--optima 2", "no effect", "--dataset digits"]),
+    ("--workload digits --dim 3", ["--dim 3", "no effect", "--workload digits", "leave it out"]),
+    ("--workload quadratic --batch-size 8", ["--batch-size 8", "no effect", "--workload quadratic"]),
+    ("--workload none --batch-size 8", ["--batch-size 8", "no effect", "--workload none"]),
+    ("--workload none --target-loss 1", ["--target-loss 1", "no effect", "--workload none"]),
+    ("--workload quadratic --hidden 8", ["--hidden 8", "no effect", "--workload quadratic"]),
+    ("--workload quadratic --hidden none", ["--hidden none", "no effect", "xor or digits"]),
+    ("--workload quadratic --samples 8", ["--samples 8", "no effect"]),
+    ("--curvatures 2", ["--curvatures 2", "no effect", "--workload xor", "only with --workload quadratic"]),
+    ("--workload digits --optima 2", ["--optima 2", "no effect", "--workload digits"]),
     ("--grad-noise 1", ["--grad-noise 1", "no effect"]),
     ("--engine ray --restart-s 5", ["--restart-s 5.0", "no effect", "--engine ray", "--engine sim"]),
     ("--start-timeout-s 5", ["--start-timeout-s 5", "no effect", "--engine sim"]),
@@ -132,7 +131,7 @@ WRONG = [
     ("--frobnicate", ["--frobnicate", "no such option"]),
     ("fast", ["'fast'", "--name value"]),
     ("--lr abc", ["--lr abc", "must be a number"]),
-    ("--dataset mnist", ["--dataset mnist", "xor, digits, quadratic, none"]),
+    ("--workload cifar", ["--workload cifar", "xor, digits, quadratic, none, "]),
     ("--run-name 😀", ["--run-name 😀", "letters, digits and . _ + = -"]),
     (f"--run-name {'ü' * 101}", ["--run-name ü", "at most 200 bytes"]),
     ("--run-name .a", ["--run-name .a", "no . + = - first"]),
@@ -166,7 +165,7 @@ def test_a_mistake_gets_one_line_and_nothing_is_written(
 
 def test_a_run_name_may_have_any_letters(cli: CommandLine, capsys: pytest.CaptureFixture[str]) -> None:
     """Letters beyond a-z are letters too: such a run is listed, reported on, gone on with and replayed."""
-    first = cli(f"{SIM} --steps 20 --dataset none --checkpoint-every 1 --run-name _ünï")
+    first = cli(f"{SIM} --steps 20 --workload none --checkpoint-every 1 --run-name _ünï")
     assert first.code == 0, first.err
     for command in ("list {0}", "report {0}/_ünï", "replay {0}/_ünï", "--resume {0}/_ünï --steps 30"):
         assert main(command.format(cli.out).split()) == 0, capsys.readouterr().err
@@ -174,10 +173,10 @@ def test_a_run_name_may_have_any_letters(cli: CommandLine, capsys: pytest.Captur
 
 def test_a_taken_run_name_is_refused_and_never_overwritten(cli: CommandLine) -> None:
     """The second run of a name changes nothing of the first."""
-    first = cli(f"{SIM} --steps 2 --dataset none --run-name mine")
+    first = cli(f"{SIM} --steps 2 --workload none --run-name mine")
     assert first.code == 0
     before = {path: path.read_bytes() for path in (cli.out / "mine").iterdir()}
-    second = cli(f"{SIM} --steps 3 --dataset none --run-name mine")
+    second = cli(f"{SIM} --steps 3 --workload none --run-name mine")
     assert second.code == 2
     assert "--run-name mine" in second.err
     assert "another name" in second.err
@@ -215,7 +214,7 @@ def test_a_bad_trace_is_refused(content: str, parts: list[str], cli: CommandLine
         ("lr: null", ["config.yaml: --lr None", "must be a number"]),
         ("lr: 0", ["config.yaml: --lr 0.0", "above 0"]),
         ("dashboard: abc", ["config.yaml: --dashboard abc", "whole number or None"]),
-        ("dataset: digits\ndim: 3", ["config.yaml: --dim 3", "no effect with --dataset digits"]),
+        ("workload: digits\ndim: 3", ["config.yaml: --dim 3", "no effect with --workload digits"]),
         ("quiet: 1", ["config.yaml: 'quiet'", "true or false"]),
         ("steps: [1, 2]", ["'steps'", "one value"]),
         ("engine: cloud", ["--engine cloud", "ray, sim"]),
@@ -361,15 +360,17 @@ def test_the_front_page_is_one_screen(
 def test_each_option_has_one_topic(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--help TOPIC` of all topics together shows what `--help all` shows, each option once."""
+    """`--help TOPIC` of all topics together shows each option that is not hidden once, `--help all` all."""
     monkeypatch.setenv("COLUMNS", "100")
 
     def options_on(topic: str) -> list[str]:
         return re.findall(r"^  (--[\w-]+)", page(f"--mode ssp --workload gpt --help {topic}", capsys), re.M)
 
     of_topics = [option for topic in TOPICS if topic != "all" for option in options_on(topic)]
-    assert sorted(of_topics) == sorted(options_on("all"))
-    assert len(of_topics) == len(set(of_topics)) == len(option_fields(config_of("ssp", None, "gpt")))
+    known = option_fields(config_of("ssp", None, "gpt"))
+    seen = [option for option in known.values() if HIDDEN not in option.rules]
+    assert len(of_topics) == len(set(of_topics)) == len(seen) < len(known) == len(options_on("all"))
+    assert {*of_topics} < {*options_on("all")}
 
 
 @pytest.mark.parametrize(
@@ -392,16 +393,16 @@ def test_the_version_is_printed(cli: CommandLine) -> None:
 
 @pytest.mark.parametrize("mode", modes())
 def test_a_rule_of_effect_names_options_and_values_that_exist(mode: str) -> None:
-    """Each value is a choice of a known option, or None or GIVEN where it may be None:
-    `OnlyWith(dataset="digit")` would refuse it always.
+    """Each value is a choice of a known option or a workload that is built in: `OnlyWith(workload="digit")`
+    would refuse it always.
     """
     known = option_fields(load(mode).Config)
     for option in known.values():
         for rule in option.rules:
-            if isinstance(rule, OnlyWith):
-                for other, allowed in rule.allowed.items():
-                    free = allowed in ((None,), (GIVEN,)) and known[other].optional
-                    assert free or set(allowed) < set(known[other].choices), (option.name, other)
+            if isinstance(rule, OnlyWith | NotWith):
+                for other, values in (rule.allowed if isinstance(rule, OnlyWith) else rule.others).items():
+                    choices = BUILT_IN if other == "workload" else known[other].choices
+                    assert set(values) <= set(choices), (option.name, other)
 
 
 @pytest.mark.parametrize("mode", modes())
@@ -444,7 +445,7 @@ def test_the_simulator_imports_no_ray(cli: CommandLine) -> None:
     code = (
         "import sys, main\n"
         f"arguments = '--engine sim --steps 2 --quiet --out {cli.out}'.split()\n"
-        "assert main.main([*arguments, '--dataset', 'none']) == 0\n"
+        "assert main.main([*arguments, '--workload', 'none']) == 0\n"
         "assert not {'torch', 'ray'} & set(sys.modules)\n"
         "assert main.main(arguments) == 0\n"
         "assert 'ray' not in sys.modules\n"

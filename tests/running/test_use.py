@@ -116,7 +116,7 @@ def test_the_trained_weights_are_in_the_module_and_frozen_ones_stay(trained: dsg
     assert not torch.equal(first, module.embed.weight)
 
 
-@pytest.mark.parametrize("options", [{}, {"dataset": "digits"}, {"dataset": "digits", "model": "logistic"}])
+@pytest.mark.parametrize("options", [{}, {"workload": "digits"}, {"workload": "digits", "hidden": "none"}])
 def test_a_built_in_classifier_is_an_equal_module(options: dict[str, Any], tmp_path: Path) -> None:
     """Linear layers of torch with the run's weights have the hand-written loss and its gradient."""
     result = dsgd.run("ssgd", out=tmp_path, **SMALL | {"steps": 10}, **options)
@@ -434,31 +434,31 @@ def test_what_cannot_be_used_is_one_line(
 @pytest.mark.parametrize(
     ("options", "command", "message"),
     [
-        ({"dataset": "none"}, "evaluate RUN", "--dataset none has no weights"),
-        ({"dataset": "xor"}, "sample RUN", "xor is no language model: its Problem has no `sample`"),
+        ({"workload": "none"}, "evaluate RUN", "--workload none has no weights"),
+        ({"workload": "xor"}, "sample RUN", "xor is no language model: its Problem has no `sample`"),
         ({"workload": "digits_cnn"}, "sample RUN", "digits_cnn is no language model: its Problem has no"),
         (
             {"workload": "digits_cnn"},
             "evaluate RUN --on x.npz",
             "digits_cnn has no option --data, so it reads",
         ),
-        ({"dataset": "quadratic"}, "export RUN FILE", "--dataset quadratic has no module"),
+        ({"workload": "quadratic"}, "export RUN FILE", "--workload quadratic has no module"),
         (
-            {"dataset": "xor"},
+            {"workload": "xor"},
             "evaluate RUN --on x.npz",
-            "was trained on --dataset xor, which reads no files",
+            "was trained on --workload xor, which reads no files",
         ),
         (
-            {"dataset": "xor"},
+            {"workload": "xor"},
             "export RUN x.pt",
             "export x.pt: is a safetensors file; name it x.safetensors",
         ),
         (
-            {"dataset": "xor"},
+            {"workload": "xor"},
             "export RUN no/x.safetensors",
             "no/x.safetensors: there is no folder no; make",
         ),
-        ({"dataset": "xor"}, "evaluate RUN --steps 3", "--steps: is not an option of evaluate; see"),
+        ({"workload": "xor"}, "evaluate RUN --steps 3", "--steps: is not an option of evaluate; see"),
     ],
 )
 def test_what_a_run_has_not_is_one_line(

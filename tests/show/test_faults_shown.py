@@ -222,7 +222,7 @@ def test_no_task_is_drawn_as_computed_while_its_process_stood_still(
     """A task's colours cover its time; it computes as recorded, and never while its process is away."""
     ran = cli(
         f"--engine sim --mode {mode} --num-workers 3 --steps 8 --compute-time uniform:.7,1.1 --nodes 3 "
-        f"--trace-last 0 --dataset none --faults {faults}"
+        f"--trace-last 0 --workload none --faults {faults}"
     )
     record = read_record(ran.record)
     (fault,) = record.faults
@@ -246,7 +246,7 @@ def test_no_task_is_drawn_as_computed_while_its_process_stood_still(
 
 def test_runs_that_are_the_same_have_one_panel(tmp_path: Path) -> None:
     """Of variants that are the same runs, the timeline draws the first, and names the others."""
-    base = {"engine": "sim", "mode": "asgd", "num_workers": 2, "steps": 9, "dataset": "none"}
+    base = {"engine": "sim", "mode": "asgd", "num_workers": 2, "steps": 9, "workload": "none"}
     variants = {"wait": {}, "move": {"on_loss": "rehost"}, "slow": {"slowdown": "0=2"}}
     experiment = {
         "title": "x",

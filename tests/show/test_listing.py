@@ -22,7 +22,7 @@ from dsgd.show.report.comparable import are_one_comparison, groups
 from main import main
 
 Options = dict[str, Any]
-BASE: Options = {"engine": "sim", "num_workers": 2, "steps": 4, "dataset": "quadratic", "mode": "asgd"}
+BASE: Options = {"engine": "sim", "num_workers": 2, "steps": 4, "workload": "quadratic", "mode": "asgd"}
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_a_listed_run_has_what_its_record_has(record: Path) -> None:
     assert run.result.updates == whole.summary.updates
     assert run.result.staleness_mean == whole.summary.staleness.mean
     assert run.started_epoch_s == whole.meta.started_epoch_s
-    assert run.given() == {"steps": 4, "dataset": "quadratic"}
+    assert run.given() == {"steps": 4, "workload": "quadratic"}
 
 
 def test_of_a_large_summary_only_the_beginning_is_read(record: Path, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_what_is_under_way_or_damaged_is_said(unrelated: Path, capsys: pytest.Ca
         ({"seed": 7}, True),
         ({"eval_every": 3}, True),
         ({"engine": "ray"}, False),
-        ({"dataset": "xor"}, False),
+        ({"workload": "xor"}, False),
         ({"steps": 8}, False),
         ({"num_workers": 4}, False),
         ({"ranks_per_worker": 2}, False),
@@ -208,7 +208,7 @@ def test_only_like_runs_share_a_group(record: Path, tmp_path: Path, other: Optio
         ([{"num_workers": 2, "mode": "asgd"}, {"num_workers": 4, "mode": "ssgd"}], False),
         ([{"num_workers": 2}, {"num_workers": 4, "compute_time": "constant:2"}], False),
         ([{}, {"engine": "ray"}], False),
-        ([{}, {"dataset": "xor"}], False),
+        ([{}, {"workload": "xor"}], False),
         ([{}, {"steps": 8}], False),
     ],
 )

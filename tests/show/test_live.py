@@ -271,7 +271,7 @@ def test_200_slow_clients_keep_nobody_from_the_metrics(cli: CommandLine) -> None
                 clients.stdin.flush()
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200_000
 
-    ran = watched(cli, f"{SIM} --mode asgd --steps 10000000 --dataset none --record none", look)
+    ran = watched(cli, f"{SIM} --mode asgd --steps 10000000 --workload none --record none", look)
     updates = [got("dsgd_updates_total") for got in scrapes]
     assert len(updates) == 51
     assert updates == sorted(set(updates))  # it went on between any two of them
@@ -380,7 +380,7 @@ def test_what_is_not_recorded_is_not_made_up(record: str, cli: CommandLine) -> N
 
 def test_what_is_kept_of_a_long_run_is_bounded(cli: CommandLine) -> None:
     """Many updates of many workers give a curve of at most 256 points and a message of at most 200 kB."""
-    ran = cli(f"{SIM} --mode asgd --num-workers 100 --steps 300 --dataset none --quiet")
+    ran = cli(f"{SIM} --mode asgd --num-workers 100 --steps 300 --workload none --quiet")
     run = read_all(FollowedRun(ran.record))
     view = run.view()
     assert view["updates"] == 30_000
@@ -569,7 +569,7 @@ def test_a_browser_that_does_not_read_slows_nothing(cli: CommandLine) -> None:
 
 def test_a_killed_driver_leaves_no_page_behind(tmp_path: Path) -> None:
     """After SIGKILL of the run the page's process ends by itself."""
-    options = "--engine sim --mode asgd --steps 100000000 --dataset none --record none --dashboard 0"
+    options = "--engine sim --mode asgd --steps 100000000 --workload none --record none --dashboard 0"
     driver = python("main.py", *options.split(), "--out", str(tmp_path))
     with driver:
         try:
@@ -693,7 +693,7 @@ PHONE: dict[str, Any] = {
 def test_a_run_is_seen_as_it_goes_on(browser: Any, tmp_path: Path) -> None:
     """Desktop and phone show a run growing and then its end, without an error or a foreign request."""
     options = (
-        f"{SIM} --mode asgd --num-workers 6 --slowdown 0=4 --steps 1000000 --dataset digits --run-name seen"
+        f"{SIM} --mode asgd --num-workers 6 --slowdown 0=4 --steps 1000000 --workload digits --run-name seen"
     )
     with (
         driver(tmp_path, options) as (process, url),

@@ -23,7 +23,7 @@ from dsgd.running.keeper import Running
 from dsgd.show.live.logs import logged
 from dsgd.show.live.run_now import gradient_norm
 
-QUADRATIC = "--num-workers 2 --steps 4 --eval-every 0 --dataset quadratic --dim 3"
+QUADRATIC = "--num-workers 2 --steps 4 --eval-every 0 --workload quadratic --dim 3"
 SIM = f"--engine sim --mode ssgd {QUADRATIC}"
 
 
@@ -266,7 +266,7 @@ def test_the_end_of_the_log_of_a_process_that_died_is_with_the_record(
     record, by worker.
     """
     (tmp_path / "crashes.py").write_text(CRASHES)
-    given = f"--workload {tmp_path}/crashes.py --num-workers 2 --steps 9 --batch-size 4 --max-restarts 0"
+    given = f"--workload {tmp_path}/crashes.py --num-workers 2 --steps 9 --batch-size 4 --restarts 0"
     ran = cli(f"--mode ssgd {given} --out s3://lab/runs --run-name it")
     assert ran.code == 1, ran.err
     there = sorted(key for key in keys(aws) if "/logs/" in key)

@@ -72,7 +72,7 @@ def test_a_run_is_a_row_a_curve_and_a_picture(tmp_path: Path) -> None:
         (lambda run: run.plot(x="hour"), "curve: hour: must be one of"),
         (lambda run: run.plot().save("a.pdf"), "a.pdf: .pdf: must end in .svg or .png"),
         (
-            lambda run: dsgd.run("asgd", **FAST, dataset="none").plot(),
+            lambda run: dsgd.run("asgd", **FAST, workload="none").plot(),
             "plot: asgd was not evaluated; give it",
         ),
     ],

@@ -469,7 +469,7 @@ def test_copies_of_an_observation_are_not_tested(values: tuple[float, float]) ->
 
 def test_deterministic_runs_are_said_to_be(tmp_path: Path) -> None:
     """Constant times give one throughput each: the page says deterministic, and which is ahead, with no p."""
-    same: dict[str, Any] = {"compute_time": "constant:1", "dataset": "none"}
+    same: dict[str, Any] = {"compute_time": "constant:1", "workload": "none"}
     variants = {"ssgd": SSGD | same, "asgd": ASGD | same}
     folder = experiment(tmp_path / "x", variants, 5, show=["throughput"])
     found = answer(read_folder(folder))
@@ -678,7 +678,7 @@ def test_scenarios_are_answered_one_by_one(tmp_path: Path) -> None:
 
 def test_growth_with_workers_is_told(tmp_path: Path) -> None:
     """Variants that differ in their number of workers get scaling's figures and an answer about growth."""
-    same: dict[str, Any] = ASGD | {"slowdown": "", "dataset": "none"}
+    same: dict[str, Any] = ASGD | {"slowdown": "", "workload": "none"}
     variants = {f"asgd P={p}": same | {"num_workers": p, "steps": 64 // p} for p in (2, 4, 8)}
     frames = read_folder(experiment(tmp_path / "x", variants, 2))
     found = answer(frames)
@@ -904,11 +904,11 @@ def test_old_figures_go_and_others_stay(copy: Path) -> None:
     [
         ASGD,
         LOCAL | {"latency_s": 0.2},
-        ASGD | {"dataset": "none"},
+        ASGD | {"workload": "none"},
         SSGD | {"record": "none", "eval_every": 0},
         ASGD | {"record": "every:7"},
         ASGD | {"record": "none"},
-        {"mode": "asgd", "lr": 1e6, "dataset": "quadratic"},
+        {"mode": "asgd", "lr": 1e6, "workload": "quadratic"},
         {"mode": "ringmaster", "num_workers": 1, "steps": 2, "slowdown": ""},
         SSGD | {"max_seconds": 1e-6},
     ],
@@ -925,7 +925,7 @@ def test_any_single_run_has_a_page(options: dict[str, Any], tmp_path: Path) -> N
 
 def test_a_diverged_run_is_said_to_be(tmp_path: Path) -> None:
     """The page of a run that diverged says so, with the reason, in its first sentence and in a table."""
-    record = run(tmp_path, "one", mode="asgd", lr=1e6, dataset="quadratic")
+    record = run(tmp_path, "one", mode="asgd", lr=1e6, workload="quadratic")
     error = json.loads((record / "summary.json").read_text())["error"]
     assert answer(read_folder(record)).headline.startswith("The run diverged after ")
     assert build_report(record).read_text().count(error) == 2
@@ -933,8 +933,8 @@ def test_a_diverged_run_is_said_to_be(tmp_path: Path) -> None:
 
 def test_the_last_loss_of_a_diverged_variant_is_said_to_be(tmp_path: Path) -> None:
     """Where most seeds diverged the last loss is "diverged", not a dash or the median of the others."""
-    run(tmp_path, "a", mode="asgd", lr=1e6, dataset="quadratic")
-    run(tmp_path, "b", mode="asgd", lr=0.01, dataset="quadratic")
+    run(tmp_path, "a", mode="asgd", lr=1e6, workload="quadratic")
+    run(tmp_path, "b", mode="asgd", lr=0.01, workload="quadratic")
     table = tables.results(read_folder(tmp_path))
     column = list(table.headings).index("last loss")
     diverged, whole = sorted((row[column] for row in table.rows), reverse=True)
@@ -944,13 +944,13 @@ def test_the_last_loss_of_a_diverged_variant_is_said_to_be(tmp_path: Path) -> No
 
 def test_theory_stands_beside_measurement(tmp_path: Path) -> None:
     """A histogram's theory line is the geometric law; means by worker are those of the slow and the fast."""
-    record = read_record(run(tmp_path, "even", **ASGD, slowdown="", dataset="none", steps=500))
+    record = read_record(run(tmp_path, "even", **ASGD, slowdown="", workload="none", steps=500))
     pmf = staleness_pmf(record, 200)
     assert pmf is not None
     counts = record.summary.staleness.counts
     assert pmf == pytest.approx([0.25 * 0.75**tau for tau in range(201)])
     assert counts[0] / record.summary.gradients == pytest.approx(pmf[0], abs=0.05)
-    slow = read_record(run(tmp_path, "slow", **ASGD, dataset="none", steps=500))
+    slow = read_record(run(tmp_path, "slow", **ASGD, workload="none", steps=500))
     means = staleness_by_worker(slow)
     assert means is not None
     assert staleness_pmf(slow, 5) is None
@@ -961,7 +961,7 @@ def test_theory_stands_beside_measurement(tmp_path: Path) -> None:
 def test_a_report_says_how_noisy_its_comparison_with_theory_is(tmp_path: Path) -> None:
     """Table and sentence have the seeds' pooled mean, its standard error and a verdict, if long enough."""
     long = {
-        f"asgd P={p}": ASGD | {"slowdown": "", "dataset": "none", "num_workers": p, "steps": 400}
+        f"asgd P={p}": ASGD | {"slowdown": "", "workload": "none", "num_workers": p, "steps": 400}
         for p in (2, 4)
     }
     frames = read_folder(

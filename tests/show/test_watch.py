@@ -130,7 +130,7 @@ def test_a_long_line_that_is_no_update_is_refused(text: bytes, tmp_path: Path) -
 @pytest.mark.parametrize("mode", ["ssgd", "ksync --backup 3000 --rest ignore", "asgd"])
 def test_the_page_of_very_many_workers_says_what_the_record_says(mode: str, cli: CommandLine) -> None:
     """Of a run of 6,000 workers, whose updates are longer than a reading, all figures are the summary's."""
-    ran = cli(f"{SIM} --mode {mode} --num-workers 6000 --steps 2 --dataset none --quiet")
+    ran = cli(f"{SIM} --mode {mode} --num-workers 6000 --steps 2 --workload none --quiet")
     run, summary = read_all(FollowedRun(ran.record)), ran.summary
     view = run.view()
     assert (view["updates"], view["gradients"]) == (summary["updates"], summary["gradients"])
@@ -149,7 +149,7 @@ def test_the_page_of_very_many_workers_says_what_the_record_says(mode: str, cli:
 def test_a_record_of_a_million_workers_is_watched_in_little_memory(cli: CommandLine) -> None:
     """A line of 130 MB and a summary of 130 MB, as older versions wrote them, take less than 200 MB."""
     cli(f"{SIM} --mode ssgd --steps 5 --quiet --run-name small")
-    cli(f"{SIM} --mode ssgd --num-workers 3 --steps 1 --quiet --dataset none --run-name large")
+    cli(f"{SIM} --mode ssgd --num-workers 3 --steps 1 --quiet --workload none --run-name large")
     large = cli.out / "large"
     config = (large / "config.yaml").read_text()
     (large / "config.yaml").write_text(config.replace("num_workers: 3", "num_workers: 1000000"))
@@ -186,7 +186,7 @@ def test_a_record_of_a_million_workers_is_watched_in_little_memory(cli: CommandL
 
 def test_a_finished_run_is_finished_at_the_first_look(cli: CommandLine) -> None:
     """Before its updates have been read, a run has its end, its progress and its loss."""
-    ran = cli(f"{SIM} --mode asgd --steps 3000 --quiet --dataset quadratic")
+    ran = cli(f"{SIM} --mode asgd --steps 3000 --quiet --workload quadratic")
     run = FollowedRun(ran.record)
     assert run.read()
     first = run.view()
@@ -205,7 +205,7 @@ def test_the_time_left_is_that_of_the_rate_so_far(
     options: str, share: float | None, cli: CommandLine
 ) -> None:
     """Half of the budget after ten wall seconds leaves ten, whatever the virtual clock says."""
-    ran = cli(f"{SIM} --mode asgd --steps 60 --eval-every 3 {options} --quiet --dataset quadratic")
+    ran = cli(f"{SIM} --mode asgd --steps 60 --eval-every 3 {options} --quiet --workload quadratic")
     (ran.record / "summary.json").unlink()
     for name in ("updates.jsonl", "evals.jsonl"):
         file = ran.record / name
@@ -265,7 +265,7 @@ def test_a_summary_does_not_grow_with_the_workers(cli: CommandLine) -> None:
     """Beyond 1,024 workers the summary has quantiles and the slowest ten, equal to those of the updates."""
     sizes = {}
     for workers in (MOST_LISTED, 2 * MOST_LISTED, 8 * MOST_LISTED):
-        ran = cli(f"{SIM} --mode asgd --num-workers {workers} --steps 3 --dataset none --quiet")
+        ran = cli(f"{SIM} --mode asgd --num-workers {workers} --steps 3 --workload none --quiet")
         sizes[workers] = (ran.record / "summary.json").stat().st_size
         summary = ran.summary
         assert sum(summary["staleness"]["counts"].values()) == 3 * workers
@@ -291,7 +291,7 @@ def test_a_summary_does_not_grow_with_the_workers(cli: CommandLine) -> None:
 
 def test_what_reads_a_summary_reads_that_of_many_workers(cli: CommandLine) -> None:
     """Listing workers or not, a summary gives the same shares and times; report and trace are made."""
-    ran = cli(f"{SIM} --mode ssgd --num-workers {MOST_LISTED + 76} --steps 2 --dataset none")
+    ran = cli(f"{SIM} --mode ssgd --num-workers {MOST_LISTED + 76} --steps 2 --workload none")
     assert re.search(r"busy +mean \d+%, minimum \d+%", ran.out)
     summary = read_record(ran.record).summary
     busy = Counter[int]()
@@ -310,7 +310,7 @@ def test_what_reads_a_summary_reads_that_of_many_workers(cli: CommandLine) -> No
 @pytest.mark.parametrize("mode", ["asgd", "ssgd", "localsgd --local-steps 4"])
 def test_a_large_record_is_announced(mode: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A large record's size is said before the run, close to the truth; a small one's is not."""
-    options = f"{SIM} --mode {mode} --num-workers 50 --steps 40 --dataset none"
+    options = f"{SIM} --mode {mode} --num-workers 50 --steps 40 --workload none"
     small = cli(options)
     assert "will be written" not in small.out
     written = (small.record / "updates.jsonl").stat().st_size
@@ -331,7 +331,7 @@ def test_large_records_of_an_experiment_are_announced(
     monkeypatch.setattr(size, "LARGE_BYTES", 1000)
     file = tmp_path / "some.yaml"
     file.write_text(
-        "title: Some\nquestion: How large?\nbase: {engine: sim, mode: asgd, dataset: none, steps: 20}\n"
+        "title: Some\nquestion: How large?\nbase: {engine: sim, mode: asgd, workload: none, steps: 20}\n"
         "seeds: [0, 1]\nvariants: {a: {}, b: {latency_s: 1}}\n"
     )
     for announced in (1, 0):

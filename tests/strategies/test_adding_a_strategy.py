@@ -22,7 +22,7 @@ from dsgd.show.report.build import build_report
 from dsgd.strategies import modes
 
 OWN = Path(__file__).parents[1] / "own"
-OPTION = "--strategy-file my/train_majority.py"
+OPTION = "--mode my/train_majority.py"
 SIM = f"{OPTION} --engine sim --num-workers 3 --steps 30 --lr 0.01 --quorum 2"
 
 
@@ -90,7 +90,7 @@ def test_a_record_outlives_the_file(cli: CommandLine, my: Path) -> None:
 @pytest.mark.usefixtures("ray_cluster")
 def test_real_workers_compute_the_tasks_it_defines(cli: CommandLine) -> None:
     """Ray's workers do not have the file: its tasks bring their code, and the weights are the simulator's."""
-    problem = "--dataset quadratic --dim 4 --curvatures 1,2,3 --optima 0,1,-1"
+    problem = "--workload quadratic --dim 4 --curvatures 1,2,3 --optima 0,1,-1"
     real, sim = cli(f"{SIM} {problem} --engine ray"), cli(f"{SIM} {problem}")
     assert (real.code, sim.code) == (0, 0)
     np.testing.assert_array_equal(np.load(real.record / "weights.npy"), np.load(sim.record / "weights.npy"))
@@ -102,7 +102,7 @@ def test_it_is_compared_in_an_experiment_and_reported(cli: CommandLine, tmp_path
     from main import main
 
     variants = {
-        "vote": {"strategy_file": "my/train_majority.py", "quorum": 2, "lr": 0.01},
+        "vote": {"mode": "my/train_majority.py", "quorum": 2, "lr": 0.01},
         "ssgd": {"mode": "ssgd"},
     }
     base = {"engine": "sim", "num_workers": 3, "steps": 20}
@@ -212,7 +212,7 @@ MISTAKES: list[Mistake] = [
     ("one_worker_is_plain_sgd", "majority", [("plain_sgd=None", 'plain_sgd={"momentum": 0.0}')],
      ["With P = 1 it is plain SGD", "update 1 (of worker 0): weight 48 is", "needed", "plain_sgd=None"]),
     ("reaches_the_loss_of_plain_sgd", "majority", [('{"lr": 0.002}', '{"lr": 1e-6}')],
-     ["the loss ends at", "needed", "convex=None", "--dataset digits"]),
+     ["the loss ends at", "needed", "convex=None", "--workload digits"]),
     ("does_not_depend_on_who_is_faster", "pairs", [("plain_sgd=None,", "plain_sgd=None, deterministic={},")],
      ["where all are equally fast", "in_worker_order", "deterministic=None"]),
     ("is_another", "majority", [('{"quorum": 2})]', '{"quorum": 1})]')],
@@ -325,7 +325,7 @@ def test_the_scaffold_writes_a_strategy_that_keeps_the_laws(
     for name in ("train_mine.py", "mine.md", "test_mine.py"):
         assert f"{folder / name}\n" in said
         assert (folder / name).exists()
-    ran = cli(f"--strategy-file {folder / 'train_mine.py'} --engine sim --steps 20 --factor 0.5")
+    ran = cli(f"--mode {folder / 'train_mine.py'} --engine sim --steps 20 --factor 0.5")
     assert ran.code == 0
     for check in checks_of(str(folder / "train_mine.py")):
         if not check.needs_ray:
@@ -424,20 +424,21 @@ def train(cluster, w, cfg):
     return iter(())
 """
 WRONG: list[tuple[str, str, list[str]]] = [
-    ("--strategy-file my/train_none.py", "", ["my/train_none.py", "cannot be read"]),
-    ("--strategy-file my/train_x.py", "def f(:\n", ["my/train_x.py", "line 1: syntax error"]),
-    ("--strategy-file my/train_x.py", "\nx = y\n", ["line 2", "NameError", "'y'"]),
-    ("--strategy-file my/train_x.py", "x = 1\n", ["needs a Config", "train(cluster, w, cfg)"]),
-    ("--strategy-file my/train_asgd.py", "", ["a mode asgd already", "rename"]),
-    ("--strategy-file my/mine.py", "", ["train_<mode>.py"]),
-    (f"{OPTION} --mode ssp", "", ["--mode ssp", "mode majority", "leave --mode out"]),
+    ("--mode my/train_none.py", "", ["my/train_none.py", "cannot be read"]),
+    ("--mode my/train_x.py", "def f(:\n", ["my/train_x.py", "line 1: syntax error"]),
+    ("--mode my/train_x.py", "\nx = y\n", ["line 2", "NameError", "'y'"]),
+    ("--mode my/train_x.py", "x = 1\n", ["needs a Config", "train(cluster, w, cfg)"]),
+    ("--mode my/train_asgd.py", "", ["a mode asgd already", "rename"]),
+    ("--mode my/mine.py", "", ["train_<mode>.py"]),
+    ("--strategy-file my/train_majority.py --mode ssp", "", ["--mode ssp", "is majority", "alone"]),
     (f"{OPTION} --slack 3", "", ["--slack", "--mode ssp", "not of --mode majority"]),
     (f"{OPTION} --qorum 3", "", ["--qorum", "did you mean --quorum"]),
     (f"{OPTION} --quorum 9", "", ["--quorum 9", "between 1 and num_workers"]),
-    ("--strategy-file", "", ["--strategy-file", "needs a value"]),
-    ("--strategy-file my/train_x.py", NO_DEFAULT, ["--patience: has no default", "give it a value"]),
+    ("--mode", "", ["--mode", "needs a value"]),
+    ("--mode my/train_x.py", NO_DEFAULT, ["--patience: has no default", "give it a value"]),
+    ("--mode my/train_x.py", NO_DEFAULT.replace("patience", "mix"), ["has an option mix, as all runs once"]),
     (
-        "--strategy-file my/train_x.py",
+        "--mode my/train_x.py",
         NO_DEFAULT.replace("int", "tuple[str, ...]"),
         ["is an int, float"],
     ),
@@ -449,7 +450,7 @@ def test_a_mistake_gets_one_line(text: str, source: str, parts: list[str], cli: 
     """Exit 2, and one line that names the file or option, the line of the file, and the rule."""
     if source:
         Path("my/train_x.py").write_text(source)
-    ran = cli(f"--engine sim {text}") if text != "--strategy-file" else cli("--engine sim", text)
+    ran = cli(f"--engine sim {text}") if text != "--mode" else cli("--engine sim", text)
     assert ran.code == 2
     assert len(ran.err.strip().splitlines()) == 1
     for part in parts:
@@ -466,5 +467,5 @@ def test_a_mistake_in_its_config_names_its_line(cli: CommandLine, my: Path) -> N
     ran = cli(SIM)
     assert ran.code == 2
     assert ran.err == (
-        f"main.py: --strategy-file my/train_majority.py: line {line}: NameError: name 'oops' is not defined\n"
+        f"main.py: --mode my/train_majority.py: line {line}: NameError: name 'oops' is not defined\n"
     )

@@ -92,7 +92,7 @@ def test_no_scenario_breaks_a_strategy(
     subject: Subject, num_workers: int, steps: int, seed: int, law: str, latency_s: float, server: str
 ) -> None:
     """Whatever the scenario: the run ends, time never runs backwards, and no worker idles for good."""
-    size = {"num_workers": num_workers, "steps": steps, "seed": seed, "dataset": "none"}
+    size = {"num_workers": num_workers, "steps": steps, "seed": seed, "workload": "none"}
     scenario = {"compute_time": law, "latency_s": latency_s, "server_time": server}
     holds_in(subject, {**size, **scenario, "max_seconds": math.inf})  # a tail without a mean may last
 

@@ -14,7 +14,7 @@ from dsgd.strategies import modes
 COUNTED = ("/dsgd/strategies/", "/dsgd/core/", "/dsgd/scenario/", "/dsgd/engines/")
 # As many as at 16 workers at most: a larger round of K results is more work, but not more for each of them.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "adacomm": {"first_local_steps": 1, "interval_s": 1e9},
+    "adacomm": {"local_steps": 1, "interval_s": 1e9},
     "localsgd": {"local_steps": 1},
     "easgd": {"local_steps": 1, "exchange": "async"},
     "diloco": {"local_steps": 1, "exchange": "async"},
@@ -35,7 +35,7 @@ def lines_per_mini_batch(mode: str, num_workers: int, mini_batches: int) -> floa
     options: dict[str, Any] = {
         "num_workers": num_workers,
         "steps": mini_batches // num_workers,
-        "dataset": "none",
+        "workload": "none",
     }
     before = sys.gettrace()
     sys.settrace(count)

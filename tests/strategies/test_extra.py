@@ -20,7 +20,7 @@ from dsgd.show.report.frames import read_folder
 from dsgd.show.report.tables import results
 
 SIM = "--engine sim --mode adacomm --num-workers 2 --steps 24 --compute-time exponential:1 --eval-every 4"
-ADACOMM = f"{SIM} --first-local-steps 8 --interval-s 6"
+ADACOMM = f"{SIM} --local-steps 8 --interval-s 6"
 
 
 def taus(lines: list[dict[str, Any]]) -> list[float]:

@@ -95,7 +95,7 @@ def own(update: Any, version: int) -> dict[int, Any]:
 def test_push_sum_conserves(options: dict[str, Any]) -> None:
     """The weights w_i of push-sum sum to P in every round; where pushes are random they differ."""
     outcome = run(
-        "sgp", num_workers=5, steps=30, compute_time="exponential:1", dataset="quadratic", **options
+        "sgp", num_workers=5, steps=30, compute_time="exponential:1", workload="quadratic", **options
     )
     for update in outcome.updates:
         w = [node[1] for node in own(update, update.weights.version).values()]
@@ -111,7 +111,7 @@ def test_mixing_leaves_the_mean_alone_bit_for_bit(mixing: str) -> None:
     options: dict[str, Any] = {
         "num_workers": 4,
         "steps": 5,
-        "dataset": "quadratic",
+        "workload": "quadratic",
         "dim": 3,
         "optima": "0,1,2,5",
         "lr": 0.25,
@@ -139,7 +139,7 @@ def test_a_worker_waits_for_its_neighbours_alone() -> None:
     first rounds as if nothing had happened, and an update waits for all.
     """
     outcome = run(
-        "dpsgd", mixing="after", num_workers=8, steps=6, dataset="none", compute_time="constant:1",
+        "dpsgd", mixing="after", num_workers=8, steps=6, workload="none", compute_time="constant:1",
         faults="pause:0=3@t=0",
     )  # fmt: skip
     ended = {(done.worker, done.read): done.finished_s for done in outcome.dones}
@@ -166,7 +166,7 @@ def test_a_round_takes_the_time_of_its_links(mode: str, options: dict[str, Any],
     longer where both go on at once.
     """
     outcome = run(
-        mode, num_workers=4, steps=8, dataset="quadratic", dim=50, compute_time="constant:1", latency_s=0.5,
+        mode, num_workers=4, steps=8, workload="quadratic", dim=50, compute_time="constant:1", latency_s=0.5,
         bytes_per_s=100.0, **options,
     )  # fmt: skip
     ends = [update.finished_s for update in outcome.updates]
@@ -183,7 +183,7 @@ def test_bytes_are_those_of_the_edges() -> None:
         ("sgp", {}, p),
         ("noloco", {"local_steps": 1}, 2 * p),
     ):
-        outcome = run(mode, num_workers=p, steps=steps, dataset="quadratic", dim=50, **options)
+        outcome = run(mode, num_workers=p, steps=steps, workload="quadratic", dim=50, **options)
         sent = outcome.cluster.traffic.by_direction
         assert sent == {
             "to_workers": 0, "to_server": 0, "fetched": 0, "between_servers": 0,
@@ -206,7 +206,7 @@ def test_a_joiner_starts_at_the_mean() -> None:
     for mode in PEERS:
         short: dict[str, Any] = {"local_steps": 1} if mode == "noloco" else {}
         outcome = run(
-            mode, num_workers=4, steps=12, dataset="quadratic", optima="0,1,2,5", compute_time="constant:1",
+            mode, num_workers=4, steps=12, workload="quadratic", optima="0,1,2,5", compute_time="constant:1",
             faults="leave:2@t=4; join:2@t=6.5", **short,
         )  # fmt: skip
         first = next(d for d in outcome.dones if d.worker == 2 and d.started_s >= 6.5)
@@ -233,10 +233,10 @@ def consensus_of(outcome: QuickRun) -> list[float]:
 
 def test_consensus_is_measured_as_it_is_defined() -> None:
     """The recorded distance is the mean squared distance of the workers' weights to the evaluated mean."""
-    outcome = run("dpsgd", num_workers=5, steps=10, dataset="quadratic", optima="0,1,2,3,4", dim=2)
+    outcome = run("dpsgd", num_workers=5, steps=10, workload="quadratic", optima="0,1,2,3,4", dim=2)
     for update in outcome.updates:
         x = np.array([node[0] for node in own(update, update.weights.version).values()], np.float64)
         expected = np.mean(np.sum((x - x.mean(axis=0)) ** 2, axis=1))
         assert update.measured["consensus"] == pytest.approx(expected, rel=1e-5)
-    asynchronous = run("adpsgd", num_workers=5, steps=10, dataset="quadratic", optima="0,1,2,3,4", dim=2)
+    asynchronous = run("adpsgd", num_workers=5, steps=10, workload="quadratic", optima="0,1,2,3,4", dim=2)
     assert len(consensus_of(asynchronous)) == 10  # once in P updates

@@ -23,7 +23,7 @@ from dsgd.engines.sim.sim import SimCluster
 from dsgd.running.quick_run import QuickRun, assert_close, config, run, same_bytes
 from dsgd.strategies.train_dssp import extra_steps
 
-EXPONENTIAL: dict[str, Any] = {"dataset": "none", "num_workers": 8, "compute_time": "exponential:1"}
+EXPONENTIAL: dict[str, Any] = {"workload": "none", "num_workers": 8, "compute_time": "exponential:1"}
 
 laws = st.sampled_from(["exponential:1", "pareto:1.2,1", "uniform:0,1", "constant:1"])
 rests = st.sampled_from(["cancel", "ignore"])
@@ -65,7 +65,7 @@ def test_k_sync_applies_k_fresh_gradients_and_counts_the_others(
     """Whatever --rest and --count: K fresh gradients an update, and all others are counted as wasted."""
     k = min(k, num_workers)
     outcome = run(
-        "ksync", k=k, rest=rest, count=count, num_workers=num_workers, steps=20, seed=seed, dataset="none",
+        "ksync", k=k, rest=rest, count=count, num_workers=num_workers, steps=20, seed=seed, workload="none",
         compute_time=law, slowdown=slow,
     )  # fmt: skip
     n = len(outcome.updates)
@@ -84,7 +84,13 @@ def test_k_sync_applies_k_fresh_gradients_and_counts_the_others(
 
 def test_k_sync_ignores_what_comes_late() -> None:
     """With K = 3 of 4, a worker 2.25 times slower than the others delivers every 2.25 s, and is discarded."""
-    options: dict[str, Any] = {"dataset": "none", "num_workers": 4, "k": 3, "steps": 15, "slowdown": "0=2.25"}
+    options: dict[str, Any] = {
+        "workload": "none",
+        "num_workers": 4,
+        "k": 3,
+        "steps": 15,
+        "slowdown": "0=2.25",
+    }
     ignore, cancel = run("ksync", rest="ignore", **options), run("ksync", **options)
     assert len(ignore.updates) == len(cancel.updates) == 20
     assert wasted(ignore) == (int(20 / 2.25), 0)
@@ -106,7 +112,7 @@ def test_rennala_never_applies_a_stale_gradient(
 ) -> None:
     """However slow a worker is, S gradients at the current weights make an update, and others are ignored."""
     outcome = run(
-        "rennala", batches=batches, num_workers=num_workers, steps=20, seed=seed, dataset="none",
+        "rennala", batches=batches, num_workers=num_workers, steps=20, seed=seed, workload="none",
         compute_time=law, slowdown=slow,
     )  # fmt: skip
     assert set(outcome.staleness) == {0}
@@ -174,7 +180,7 @@ def test_dssp_keeps_between_its_two_bounds(
 
     outcome = run(
         "dssp", look, slack_low=low, slack_high=high, num_workers=num_workers, steps=40, seed=seed,
-        dataset="none", compute_time=law, slowdown=slow,
+        workload="none", compute_time=law, slowdown=slow,
     )  # fmt: skip
     assert outcome.tally.clock_gap_max <= high + 1
     assert max(outcome.staleness) <= (num_workers - 1) * (2 * high + 1)
@@ -199,7 +205,7 @@ def test_dcasgd_with_the_exact_hessian_undoes_the_delay(
     """On a quadratic the correction is exact: six workers make the steps of one, up to rounding."""
     monkeypatch.setattr("dsgd.core.rules.hessian", lambda g: np.full_like(g, 0.5))
     options: dict[str, Any] = {
-        "dataset": "quadratic",
+        "workload": "quadratic",
         "dim": 3,
         "curvatures": "0.5",
         "optima": "0.3",
@@ -220,7 +226,7 @@ def test_dcasgd_applies_the_corrected_gradient(adaptive: bool) -> None:
     """Every step is lr (g + lambda g g (w - w_read)), lambda divided by the root mean square if adaptive."""
     outcome = run(
         "dcasgd", num_workers=5, steps=20, compensation=2.0, adaptive=adaptive, lr=0.2,
-        dataset="quadratic", optima="0,.5,1,-1,3", dim=4, compute_time="exponential:1",
+        workload="quadratic", optima="0,.5,1,-1,3", dim=4, compute_time="exponential:1",
     )  # fmt: skip
     vectors = [make_workload(outcome.cfg).objective.initial_weights(0)]
     square = np.zeros(4)
@@ -249,8 +255,8 @@ def test_adacomm_never_averages_more_rarely(
 ) -> None:
     """The number of local steps starts at tau_0, never rises and never falls below 1."""
     outcome = run(
-        "adacomm", first_local_steps=first, interval_s=interval_s, decay=decay, lr=lr, seed=seed,
-        num_workers=3, steps=60, dataset="quadratic", grad_noise=1.0, compute_time="exponential:1",
+        "adacomm", local_steps=first, interval_s=interval_s, decay=decay, lr=lr, seed=seed,
+        num_workers=3, steps=60, workload="quadratic", grad_noise=1.0, compute_time="exponential:1",
     )  # fmt: skip
     local_steps = [update.dones[0].batches for update in outcome.updates]
     assert local_steps[0] == first
@@ -261,8 +267,8 @@ def test_adacomm_never_averages_more_rarely(
 def test_adacomm_follows_the_root_of_the_loss() -> None:
     """At each interval tau = ceil(sqrt(F/F_0) tau_0) if that is lower, and ceil(gamma tau) if not."""
     outcome = run(
-        "adacomm", first_local_steps=40, interval_s=0.5, decay=0.9, lr=0.02, num_workers=4, steps=400,
-        dataset="quadratic", grad_noise=0.5, dim=8,
+        "adacomm", local_steps=40, interval_s=0.5, decay=0.9, lr=0.02, num_workers=4, steps=400,
+        workload="quadratic", grad_noise=0.5, dim=8,
     )  # fmt: skip
     losses = [np.mean([done.loss for done in update.dones]) for update in outcome.updates]
     tau, rules = 40, set()
@@ -276,7 +282,7 @@ def test_adacomm_follows_the_root_of_the_loss() -> None:
 
 def test_adacomm_decays_once_an_interval_where_the_loss_does_not_fall() -> None:
     """Without any loss, the number of local steps halves when an interval has passed, and not before."""
-    outcome = run("adacomm", first_local_steps=8, interval_s=20.0, num_workers=2, steps=60, dataset="none")
+    outcome = run("adacomm", local_steps=8, interval_s=20.0, num_workers=2, steps=60, workload="none")
     local_steps = [update.dones[0].batches for update in outcome.updates]
     assert local_steps == [8] * 3 + [4] * 5 + [2] * 8  # until 24 s, the end of a round, then 44 s
 
@@ -299,7 +305,7 @@ def test_ringmaster_never_breaks_its_bound(
     """No staleness reaches R; what is ignored has reached it, and none is where it would be cancelled."""
     outcome = run(
         "ringmaster", delay_bound=float(bound), rest=rest, num_workers=num_workers, steps=30, seed=seed,
-        dataset="none", compute_time=law, slowdown=slow,
+        workload="none", compute_time=law, slowdown=slow,
     )  # fmt: skip
     assert max(outcome.staleness) < bound
     late = [update.staleness(done) for update in outcome.updates for done in update.ignored]
@@ -314,7 +320,7 @@ def test_ringmaster_that_bounds_nothing_wastes_nothing(rest: str) -> None:
     """Equal workers that take turns have staleness P - 1: R = P throws nothing away, R = P - 1 does, and what
     is used unless it is given suits any number of them.
     """
-    options: dict[str, Any] = {"dataset": "none", "num_workers": 6, "steps": 30, "rest": rest}
+    options: dict[str, Any] = {"workload": "none", "num_workers": 6, "steps": 30, "rest": rest}
     assert wasted(run("ringmaster", delay_bound=6.0, **options)) == (0, 0)
     assert sum(wasted(run("ringmaster", delay_bound=5.0, **options))) > 0
     assert wasted(run("ringmaster", **(options | {"num_workers": 200, "steps": 3}))) == (0, 0)
@@ -357,7 +363,7 @@ def test_each_gradient_moves_the_weights_as_it_should(
     """With --lr-scaling workers and inverse weights, K gradients move w by lr/P sum of g_i/max(1, tau_i)."""
     outcome = run(
         mode, **options, lr_scaling="workers", staleness_lr="inverse", lr=0.4, num_workers=6, steps=20,
-        dataset="quadratic", optima="0,1,2,3,4,5", dim=3, compute_time="exponential:1",
+        workload="quadratic", optima="0,1,2,3,4,5", dim=3, compute_time="exponential:1",
     )  # fmt: skip
     for before, update in pairwise(outcome.updates):
         assert len(update.dones) == gradients
@@ -378,7 +384,9 @@ def next_of(cluster: SimCluster) -> Done:
 
 def test_a_cancelled_worker_is_idle_at_once_and_skips_its_mini_batch() -> None:
     """After `cancel` no result comes, the worker can be started, and its next task has the next step."""
-    workload = make_workload(config("ssgd", num_workers=2, dataset="quadratic", compute_time="exponential:1"))
+    workload = make_workload(
+        config("ssgd", num_workers=2, workload="quadratic", compute_time="exponential:1")
+    )
     times = ComputeTimes(parse_law("exponential:1"), 0)
     cluster = SimCluster(workload, times)
     w = Weights(np.ones(1, np.float32))
@@ -398,7 +406,7 @@ def test_a_cancelled_worker_is_idle_at_once_and_skips_its_mini_batch() -> None:
 
 def test_a_cancelled_task_counts_the_seconds_it_ran() -> None:
     """`cancelled_s` is the time from a task's start to its cancelling."""
-    workload = make_workload(config("ssgd", num_workers=2, dataset="none"))
+    workload = make_workload(config("ssgd", num_workers=2, workload="none"))
     cluster = SimCluster(workload, ComputeTimes(parse_law("constant:2"), 0, {1: 4.0}))
     w = Weights(np.zeros(0, np.float32))
     for worker in (0, 1):
@@ -431,7 +439,7 @@ def test_easgd_follows_its_recursion(exchange: str, local_steps: int, momentum: 
         moving_rate=alpha,
         momentum=momentum,
         lr=lr,
-        dataset="quadratic",
+        workload="quadratic",
         curvatures="1,0.5,2",
         optima="0,1,-1",
     )
@@ -492,7 +500,7 @@ def test_the_centre_of_easgd_slows_the_workers_by_its_mass(exchange: str) -> Non
         exchange=exchange,
         local_steps=1,
         lr=lr,
-        dataset="quadratic",
+        workload="quadratic",
         curvatures=str(curvature),
     )
     half = len(ours.updates) // 2

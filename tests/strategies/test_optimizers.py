@@ -18,7 +18,7 @@ GRADIENT_MODES = ("ssgd", "asgd", "ssp", "dssp", "dcasgd", "kasync", "ksync", "r
 # Where one worker's own steps are all that moves the weights.
 LOCAL_MODES: dict[str, dict[str, Any]] = {
     "localsgd": {"local_steps": 7},
-    "adacomm": {"first_local_steps": 5, "interval_s": 6.0},
+    "adacomm": {"local_steps": 5, "interval_s": 6.0},
     "diloco": {"local_steps": 7, "inner": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0},
 }
 
@@ -45,7 +45,7 @@ def torch_weights(
 
 RECIPES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"weight_decay": 0.1, "momentum": 0.9}, {"optimizer": "sgd", "weight_decay": 0.1, "momentum": 0.9}),
-    ({"clip_norm": 0.2, "schedule": "cosine", "warmup": 5}, {"optimizer": "sgd"}),
+    ({"clip_norm": 0.2, "schedule": "cosine,warmup=5"}, {"optimizer": "sgd"}),
     ({"schedule": "linear", "momentum": 0.5}, {"optimizer": "sgd", "momentum": 0.5}),
 ]
 ADAMW: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -56,8 +56,7 @@ ADAMW: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "lr": 0.02,
             "weight_decay": 0.0,
             "clip_norm": 0.2,
-            "schedule": "cosine",
-            "warmup": 3,
+            "schedule": "cosine,warmup=3",
         },
         {"optimizer": "adamw", "weight_decay": 0.0},
     ),
@@ -79,9 +78,9 @@ def test_one_worker_is_torch(mode: str, options: dict[str, Any], theirs: dict[st
     if mode == "localsgd" and "momentum" in options:
         special = {"local_steps": STEPS}  # its velocity starts at 0 in each task
     if mode == "adacomm" and "momentum" in options:
-        special = {"first_local_steps": STEPS}
+        special = {"local_steps": STEPS}
     ours = run(mode, num_workers=1, steps=STEPS, **special, **options)
-    schedule = Schedule(shape=ours.cfg.schedule, warmup=ours.cfg.warmup, steps=STEPS)
+    schedule = Schedule(**ours.cfg.parsed_schedule._asdict(), steps=STEPS)
     assert_close(ours.w, torch_weights(lr=ours.cfg.lr, clip=ours.cfg.clip_norm, schedule=schedule, **theirs))
 
 
@@ -89,7 +88,7 @@ def test_the_workers_adamw_is_torch_s_with_a_schedule() -> None:
     """DiLoCo's inner AdamW follows the schedule, the clipping and the decay by the worker's own clock."""
     ours = run(
         "diloco", num_workers=1, steps=STEPS, local_steps=7, outer_lr=1.0, outer_momentum=0.0, lr=0.02,
-        schedule="cosine", warmup=4, clip_norm=0.2, weight_decay=0.05,
+        schedule="cosine,warmup=4", clip_norm=0.2, weight_decay=0.05,
     )  # fmt: skip
     schedule = Schedule(shape="cosine", warmup=4, steps=STEPS)
     assert_close(ours.w, torch_weights("adamw", 0.02, 0.2, schedule, weight_decay=0.05))
@@ -109,7 +108,7 @@ def test_a_schedule_ends_with_the_budget(mode: str) -> None:
     spent.
     """
     outcome = run(
-        mode, num_workers=4, steps=40, schedule="linear", dataset="quadratic", compute_time="exponential:1"
+        mode, num_workers=4, steps=40, schedule="linear", workload="quadratic", compute_time="exponential:1"
     )
     before, last = outcome.updates[-2].weights.vector, outcome.updates[-1].weights.vector
     first = outcome.updates[0].weights.vector

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dsgd.running.quick_run import assert_close, config, run
 from dsgd.strategies import modes, tuned_by
 
-EXPONENTIAL: dict[str, Any] = {"dataset": "none", "num_workers": 8, "compute_time": "exponential:1"}
+EXPONENTIAL: dict[str, Any] = {"workload": "none", "num_workers": 8, "compute_time": "exponential:1"}
 
 
 def test_ssp_with_slack_0_is_ssgd_with_summed_gradients() -> None:
@@ -50,14 +50,14 @@ def test_what_auto_tries_is_valid_and_leaves_the_times_alone(mode: str, option: 
 
 def test_local_sgd_spends_any_number_of_steps() -> None:
     """The last round is shorter where H does not divide the budget."""
-    outcome = run("localsgd", num_workers=3, steps=19, local_steps=8, dataset="none")
+    outcome = run("localsgd", num_workers=3, steps=19, local_steps=8, workload="none")
     assert [u.dones[0].batches for u in outcome.updates] == [8, 8, 3]
 
 
 def test_local_sgd_reports_the_mean_distance_to_the_average() -> None:
     """With two workers whose optima lie at 0 and 1, one local step from w drifts by lr a |x_0 - x_1| / 2."""
     outcome = run(
-        "localsgd", num_workers=2, steps=1, local_steps=1, lr=0.1, dataset="quadratic", optima="0,1", dim=1
+        "localsgd", num_workers=2, steps=1, local_steps=1, lr=0.1, workload="quadratic", optima="0,1", dim=1
     )
     assert outcome.updates[0].measured["drift"] == pytest.approx(0.05, rel=1e-5)
     assert run("localsgd", num_workers=1, steps=8).updates[0].measured["drift"] == 0
@@ -94,7 +94,7 @@ def test_ssp_never_breaks_its_bound(num_workers: int, slack: int, seed: int, law
             assert clocks[worker] - min(clocks) <= slack
 
     outcome = run(
-        "ssp", look, slack=float(slack), num_workers=num_workers, steps=60, seed=seed, dataset="none",
+        "ssp", look, slack=float(slack), num_workers=num_workers, steps=60, seed=seed, workload="none",
         compute_time=law, slowdown=slow,
     )  # fmt: skip
     assert max(gaps) == outcome.tally.clock_gap_max <= slack + 1
@@ -104,7 +104,13 @@ def test_ssp_never_breaks_its_bound(num_workers: int, slack: int, seed: int, law
 def test_ssp_waits_only_at_its_bound() -> None:
     """Until the slack is used up, SSP's fast workers run as freely as ASGD's."""
     slow = run(
-        "ssp", dataset="none", num_workers=2, compute_time="constant:1", slowdown="0=100", slack=10.0, steps=6
+        "ssp",
+        workload="none",
+        num_workers=2,
+        compute_time="constant:1",
+        slowdown="0=100",
+        slack=10.0,
+        steps=6,
     )
     fast = [d for d in slow.dones if d.worker == 1]
     assert [d.finished_s for d in fast] == list(range(1, 12))
@@ -112,7 +118,9 @@ def test_ssp_waits_only_at_its_bound() -> None:
 
 def test_a_slow_worker_takes_a_smaller_share_in_asgd() -> None:
     """The budget is pooled: a worker 4 times slower gives a quarter of what each other worker gives."""
-    outcome = run("asgd", dataset="none", num_workers=3, compute_time="constant:1", slowdown="0=4", steps=300)
+    outcome = run(
+        "asgd", workload="none", num_workers=3, compute_time="constant:1", slowdown="0=4", steps=300
+    )
     shares = Counter(d.worker for d in outcome.dones)
     assert shares[1] / shares[0] == pytest.approx(4, rel=0.02)
     assert abs(shares[1] - shares[2]) <= 1

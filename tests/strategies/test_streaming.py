@@ -14,7 +14,7 @@ from dsgd.running.quick_run import config, run, same_bytes
 
 PLAIN: dict[str, Any] = {"inner": "sgd", "outer_lr": 0.5, "outer_momentum": 0.5}
 DYADIC: dict[str, Any] = {
-    **PLAIN, "dataset": "quadratic", "optima": "0,.5,-.25,1", "dim": 7, "lr": 0.5, "num_workers": 4,
+    **PLAIN, "workload": "quadratic", "optima": "0,.5,-.25,1", "dim": 7, "lr": 0.5, "num_workers": 4,
 }  # fmt: skip
 
 

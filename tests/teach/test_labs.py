@@ -323,7 +323,7 @@ WRONG_OPTIONS = [
 @pytest.mark.parametrize(("lr", "stable"), [(0.19, True), (0.21, False)])
 def test_the_largest_step_of_an_exercise_with_momentum_is_smaller(lr: float, stable: bool) -> None:
     """Where a lecturer adds momentum, the limit is that with momentum, and runs agree: 0.199, not 0.445."""
-    options = {"mode": "asgd", "dataset": "quadratic", "num_workers": 4, "steps": 300, "momentum": 0.5}
+    options = {"mode": "asgd", "workload": "quadratic", "num_workers": 4, "steps": 300, "momentum": 0.5}
     found = goals.is_stable(Trial(options | {"compute_time": "constant:1", "lr": lr}), start=1.0)
     assert found.holds == stable
     assert "below 0.1993" in found.theory
@@ -363,7 +363,7 @@ UNREADABLE = [
     ("01", "exercise: {num_workers: 16, compute_time: 'constant:1'}", ["compute_time", "fixed by the lab"]),
     ("01", "exercise: {num_workers: 16, seed: 3}", ["no place for seed", "num_workers"]),
     ("02", "exercise: {lr: 0.2, num_workers: 4}", ["num_workers", "fixed by the lab (8)", "choose only lr"]),
-    ("02", "exercise: {lr: 0.2, dataset: none}", ["dataset", "fixed by the lab (quadratic)"]),
+    ("02", "exercise: {lr: 0.2, workload: none}", ["workload", "fixed by the lab (quadratic)"]),
     ("03", "exercise: {slack: .inf}", ["slack", "a number"]),
     ("03", "exercise: {slack: 2, mode: asgd}", ["mode", "fixed by the lab (ssp)"]),
     ("05", "exercise: {k: 17}", ["k:", "1 to 16"]),

@@ -192,7 +192,7 @@ WRONG = [
     ("01", f"{ONE}.within", "", ["predictions: seconds: needs within:", "a share"]),
     ("01", f"{ONE}.within", "5", ["predictions: seconds: within: must be a share", "not 5"]),
     ("01", f"{ONE}.quantity", "seconds_per_update", ["quantity:", "did you mean seconds_an_update?"]),
-    ("01", f"{ONE}.quantity", "final_weight", ["final_weight needs dataset quadratic"]),
+    ("01", f"{ONE}.quantity", "final_weight", ["final_weight needs workload quadratic"]),
     ("01", f"{ONE}.options", "{num_wokers: 8}", ["seconds: options:", "did you mean num_workers?"]),
     ("01", f"{ONE}.options.compute_time", "gauss:1", ["seconds: options:", "gauss"]),
     ("01", f"{ONE}.options", HEAVY, ["theory's 14.17", "measures 13", "raise steps", "within: to 0.09 or"]),
@@ -358,7 +358,7 @@ def test_a_broken_strategy_has_one_cause_and_what_follows_from_it(tmp_path: Path
     found = judged(tmp_path, RIGHT.replace(STEP, STEP + "        if w.version == 3:\n            1 / 0\n"))
     lines = list(printed.lines(found, "strategy", {}, reveal=False, quiet=False))
     assert lines[3] == "         the run failed: line 39: ZeroDivisionError: division by zero"
-    assert lines[4].startswith("         run: main.py --strategy-file ")
+    assert lines[4].startswith("         run: main.py --mode ")
     (untested,) = [line for line in lines if "not tested" in line]
     assert re.match(r"  open   12 laws not tested: the run failed: line 39", untested)
     assert sum("FAILS" in line for line in lines) == 1

@@ -276,11 +276,11 @@ def test_spares_fill_places_as_hosts_followed_by_hand_do(spares: int) -> None:
 
 def test_a_spare_of_a_spot_fleet_is_lost_like_any_other_process() -> None:
     """ASGD's throughput on a fleet with a spare is that of the places filled, of five alike processes."""
-    spot: dict[str, Any] = {"faults": "spot:mtbf=20,back=20", "restart_window_s": 1e-9, "spares": 1}
+    spot: dict[str, Any] = {"faults": "spot:mtbf=20,back=20", "restarts": "3,within=1e-9", "spares": 1}
 
     def filled(seed: int) -> float:
         options: dict[str, Any] = {"steps": 4000, "compute_time": "constant:.25", "seed": seed, **spot}
-        tally = run("asgd", dataset="none", num_workers=4, **options).tally
+        tally = run("asgd", workload="none", num_workers=4, **options).tally
         return tally.gradients * 0.25 / tally.last_update_s
 
     runs = [filled(seed) for seed in range(6)]
@@ -345,7 +345,7 @@ def test_a_slow_host_is_tried_as_often_as_the_formula_says(task: int, after: int
     """Exactly where S is a multiple of X; and the run is that many times S longer."""
     outcome = run(
         "asgd",
-        dataset="none",
+        workload="none",
         num_workers=1,
         steps=tasks,
         compute_time=f"constant:{task}",
@@ -371,7 +371,7 @@ def assert_near(draws: np.ndarray[tuple[int], np.dtype[np.float64]], theory: flo
 
 def said(mode: str, **options: Any) -> Mapping[str, Any]:
     """Return what the summary of a simulated run compares with theory."""
-    options = {"dataset": "none", "num_workers": 4, "compute_time": "exponential:1", **options}
+    options = {"workload": "none", "num_workers": 4, "compute_time": "exponential:1", **options}
     cfg = config(mode, **options)
     found: Mapping[str, Any] = execute(cfg, evaluate=False).summary["theory"]
     return found
@@ -408,8 +408,8 @@ def test_a_member_that_is_away_is_not_overlooked() -> None:
 def test_the_last_member_left_is_held_to_theory_too(mode: str) -> None:
     """Two workers, of which one leaves: what has a formula for one member is in the summary, and agrees."""
     for faults in ("leave:1@update=5", "leave:1@update=5; join:1@t=60", "join:1@update=5"):
-        dataset = "xor" if mode == "adacomm" else "none"  # its steps follow the loss
-        entries = said(mode, num_workers=2, steps=200, faults=faults, dataset=dataset)
+        workload = "xor" if mode == "adacomm" else "none"  # its steps follow the loss
+        entries = said(mode, num_workers=2, steps=200, faults=faults, workload=workload)
         assert all(entry["verdict"] not in ("differs", "broken") for entry in entries.values()), entries
 
 
@@ -431,16 +431,16 @@ def test_ssp_s_bound_on_staleness_is_for_members_that_stay() -> None:
 
 def test_hosts_that_are_lost_at_random_are_compared_with_their_formula() -> None:
     """ASGD under `spot`: repeated work and time away are in theory's seconds per update."""
-    spot = {"faults": "spot:mtbf=50,back=10", "restart_window_s": 10.0, "steps": 10_000}
+    spot = {"faults": "spot:mtbf=50,back=10", "restarts": "3,within=10", "steps": 10_000}
     entries = said("asgd", **spot)
     assert entries["s_per_update"]["theory"] == pytest.approx(60 * (1 / 49) / 4)
     assert {entry["verdict"] for entry in entries.values()} <= {"agrees", "may be chance"}
-    assert "s_per_update" not in said("asgd", **{**spot, "steps": 50, "restart_window_s": 600.0})
+    assert "s_per_update" not in said("asgd", **{**spot, "steps": 50, "restarts": "3"})
 
 
 def test_members_that_may_have_waited_are_not_compared() -> None:
     """With --on-loss drop down to --min-workers some wait instead of leaving: no average is claimed."""
-    spot = {"faults": "spot:mtbf=50,back=10", "restart_window_s": 10.0, "on_loss": "drop", "steps": 2000}
+    spot = {"faults": "spot:mtbf=50,back=10", "restarts": "3,within=10", "on_loss": "drop", "steps": 2000}
     assert said("asgd", **spot, min_workers=3) == {}
 
 
@@ -486,7 +486,7 @@ def test_the_time_of_a_run_whose_driver_is_lost_is_compared_with_daly_s() -> Non
     found = {}
     for steps in (60, 2000):
         options: dict[str, Any] = {**CRASHES, "num_workers": 2, "steps": steps, "checkpoint_every": "9.5"}
-        found[steps] = run("ssgd", dataset="none", **options)
+        found[steps] = run("ssgd", workload="none", **options)
     entry = compared(found[2000])["run_s"]
     work = (4000.0, 10.0, 1.0, 60.0, 5.0)  # a checkpoint at the first update that is due
     assert entry["theory"] == pytest.approx(completion_time(*work))
@@ -498,7 +498,7 @@ def test_the_time_of_a_run_whose_driver_is_lost_is_compared_with_daly_s() -> Non
 def test_a_driver_that_is_always_lost_before_its_next_checkpoint_ends_the_run() -> None:
     """Such a run would go on for ever: it fails, in one line with the remedy."""
     crashes = {**CRASHES, "num_workers": 2, "steps": 200, "faults": "crash:mtbf=10"}
-    ended = execute(config("ssgd", dataset="none", **crashes, checkpoint_every="200"), evaluate=False)
+    ended = execute(config("ssgd", workload="none", **crashes, checkpoint_every="200"), evaluate=False)
     assert ended.stopped_by == "failed"
     assert "a shorter --checkpoint-every" in str(ended.error)
     assert not ended.traceback
@@ -533,7 +533,7 @@ def test_no_time_is_claimed_where_daly_s_assumptions_do_not_hold() -> None:
 def test_a_checkpoint_in_which_the_driver_is_lost_is_none() -> None:
     """The loss comes while the second checkpoint is written: the run goes on from the first."""
     outcome = run(
-        "ssgd", dataset="none", num_workers=1, steps=30, compute_time="constant:1", checkpoint_every="10",
+        "ssgd", workload="none", num_workers=1, steps=30, compute_time="constant:1", checkpoint_every="10",
         checkpoint_cost_s=2.0, faults="driver@t=23+4",
     )  # fmt: skip
     (loss,) = (seen for seen in outcome.cluster.faults_seen if seen.kind == "driver")

@@ -42,7 +42,7 @@ SCENARIOS: Mapping[str, tuple[str, list[int], dict[str, Any]]] = {
     "asgd markov": ("asgd", [2], {"compute_time": "markov:1,5,.05,.2"}),
     "asgd with a server": ("asgd", [2, 8], {"server_time": "exponential:.1", "latency_s": 0.1}),
     "asgd with a busy server": ("asgd", [1, 8], {"server_time": "exponential:.5"}),
-    "asgd with slow links": ("asgd", [4], {"server_bytes_per_s": 100.0, "dataset": "quadratic"}),
+    "asgd with slow links": ("asgd", [4], {"server_bytes_per_s": 100.0, "workload": "quadratic"}),
     "dcasgd": ("dcasgd", [4], {}),
     "ssgd": ("ssgd", [1, 2, 8], {}),
     "ssgd constant": ("ssgd", [3], {"compute_time": "constant:.3"}),
@@ -80,7 +80,7 @@ def compared(mode: str, updates: int, seed: int, num_workers: int, **options: An
     """Return `theory` of the summary of a run of at least so many updates."""
     cfg = config(
         mode,
-        **{"dataset": "none", "num_workers": num_workers, "compute_time": EXPONENTIAL, "seed": seed}
+        **{"workload": "none", "num_workers": num_workers, "compute_time": EXPONENTIAL, "seed": seed}
         | options,
     )
     per_update = {"ssgd": num_workers, "localsgd": num_workers, "ksync": 4, "kasync": 3}.get(mode, 1)
@@ -214,7 +214,7 @@ def test_what_is_too_short_says_how_long_is_long_enough() -> None:
     [
         ({"compute_time": "pareto:1.5,1"}, "too heavy a tail to compare"),
         ({"compute_time": "markov:1,2,1,1"}, "never settles"),
-        ({"dataset": "quadratic", "lr": 1e30}, "diverged"),
+        ({"workload": "quadratic", "lr": 1e30}, "diverged"),
     ],
 )
 def test_what_cannot_be_compared_says_why(options: dict[str, Any], why: str) -> None:
@@ -232,7 +232,7 @@ def test_a_run_that_theory_does_not_describe_is_not_compared(
     stopped_by: str, restarts: int, why: str
 ) -> None:
     """After a failure, or with a worker lost on the way, averages are not compared, but bounds are."""
-    cfg = config("ssp", slack=1.0, dataset="none", num_workers=4, steps=2000, compute_time=EXPONENTIAL)
+    cfg = config("ssp", slack=1.0, workload="none", num_workers=4, steps=2000, compute_time=EXPONENTIAL)
     ended = execute(cfg, evaluate=False)
     summary, totals = ended.summary, ended.tally.totals
     assert {e["verdict"] for e in compare(cfg, summary, totals, "budget", 0).values()} <= set(COMPARED)

@@ -262,11 +262,10 @@ def test_samples_count_in_a_run() -> None:
     """A round of federated averaging: what each worker has moved by counts as often as it has samples; shards
     of one size leave the bytes as they are.
     """
-    options: dict[str, Any] = {"num_workers": 4, "steps": 8, "local_steps": 4, "dataset": "digits"}
-    assert same_bytes(
-        run("localsgd", samples=1436, **options), run("localsgd", samples=1436, weights="samples", **options)
-    )
-    ran = run("localsgd", weights="samples", uneven=8, **options)
+    options: dict[str, Any] = {"num_workers": 4, "steps": 8, "local_steps": 4, "workload": "digits"}
+    by_samples = options | {"aggregate": "mean,samples"}
+    assert same_bytes(run("localsgd", samples=1436, **options), run("localsgd", samples=1436, **by_samples))
+    ran = run("localsgd", partition="iid,uneven=8", **by_samples)
     sizes = [len(shard) for shard in cast("list[Any]", make_workload(ran.cfg).shards)]
     assert sizes[-1] == pytest.approx(8 * sizes[0], rel=0.02)
     (first, *_) = ran.updates
@@ -295,7 +294,7 @@ def test_every_mode_that_averages_can_aggregate(mode: str) -> None:
         assert ends[0].tobytes() == ends[1].tobytes()
     else:
         assert ends[1] == pytest.approx(ends[0], abs=1e-5)
-    median = run(mode, aggregate="median", mix="nnm:1", **options).updates[-1].weights.vector
+    median = run(mode, aggregate="nnm:1+median", **options).updates[-1].weights.vector
     assert not np.allclose(median, ends[0], atol=1e-5)
 
 
@@ -307,19 +306,19 @@ def test_every_mode_that_averages_can_aggregate(mode: str) -> None:
             "--aggregate median: --mode asgd applies one result at a time",
         ),
         ({"mode": "diloco", "exchange": "async", "aggregate": "median"}, "applies one result at a time"),
-        ({"mode": "ssp", "weights": "samples"}, "--weights samples: --mode ssp applies one result at a time"),
+        ({"mode": "ssp", "aggregate": "mean,samples"}, "--mode ssp applies one result at a time"),
         ({"mode": "dpsgd", "aggregate": "median"}, "is a server's, and --mode dpsgd has none"),
         ({"aggregate": "krum:2"}, "--aggregate krum:2: needs 7 results an update, and gets 5; add workers"),
-        ({"aggregate": "median", "mix": "nnm:3"}, "needs 7 results an update with --mix nnm:3, and gets 5"),
+        ({"aggregate": "nnm:3+median"}, "needs 7 results an update, and gets 5"),
         ({"mode": "ksync", "backup": 2, "aggregate": "trimmed:2"}, "needs 5 results an update, and gets 3"),
         ({"mode": "kasync", "k": 2, "aggregate": "trimmed:1"}, "needs 3 results an update, and gets 2"),
         (
             {"aggregate": "median", "topology": "allreduce:ring"},
             "adds results; use --aggregate mean",
         ),
-        ({"mix": "nnm:1"}, "--mix nnm:1: a lie moves a mean as far"),
-        ({"aggregate": "median", "weights": "samples"}, "--weights samples: weights a mean"),
-        ({"dataset": "quadratic", "weights": "samples"}, "--weights samples: has no effect"),
+        ({"aggregate": "nnm:1+mean"}, "--aggregate nnm:1+mean: a lie moves a mean as far"),
+        ({"aggregate": "median,samples"}, "samples weight a mean, and this is none"),
+        ({"workload": "quadratic", "aggregate": "mean,samples"}, "quadratic has no samples to count"),
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
 )

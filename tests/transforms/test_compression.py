@@ -42,7 +42,7 @@ WITH_BARRIER = ["adacomm", "diloco", "easgd", "localsgd", "ssgd"]
 OF_WEIGHTS = ["adacomm", "diloco", "localsgd", "streaming"]
 # On it, a few steps of size 1/2 or 1/4 are exact in float32: nothing is rounded.
 DYADIC: dict[str, Any] = {
-    "dataset": "quadratic", "optima": "0,.5,-.25,1", "dim": 6, "lr": 0.25, "num_workers": 4, "steps": 4,
+    "workload": "quadratic", "optima": "0,.5,-.25,1", "dim": 6, "lr": 0.25, "num_workers": 4, "steps": 4,
 }  # fmt: skip
 PLAIN_OUTER = {"inner": "sgd", "outer_lr": 0.5, "outer_momentum": 0.5}
 
@@ -132,7 +132,7 @@ def alone(task: Task, how: Compression, steps: int, dim: int = 50) -> tuple[list
     """Compute a compressed task so often, alone; return what was sent and the memory at the end."""
     import torch
 
-    cfg = config("ssgd", dataset="quadratic", dim=dim, num_workers=1)
+    cfg = config("ssgd", workload="quadratic", dim=dim, num_workers=1)
     workload, compressed = make_workload(cfg), Compressed(task=task, how=how, seed=0)
     shards = [*workload.shards[0].on_device(workload.shards, "cpu")]
     w, state, sent = torch.ones(1, dim), torch.zeros(1, compressed.state_rows, dim), []
@@ -163,7 +163,7 @@ def test_feedback_is_stable_up_to_its_largest_step(share: float) -> None:
     below, at, above = (float(np.abs(np.linalg.eigvals(matrix)).max()) for matrix in matrices)
     assert at == pytest.approx(1)
     assert below < 1 < above
-    options: dict[str, Any] = {"dataset": "quadratic", "dim": 100, "num_workers": 1, "steps": 400}
+    options: dict[str, Any] = {"workload": "quadratic", "dim": 100, "num_workers": 1, "steps": 400}
     ran = run("ssgd", compress=f"topk:{share}", lr=0.8 * limit, **options)
     assert np.abs(ran.w).max() < 0.1
 
@@ -188,7 +188,7 @@ def _followed(memory: str, steps: int = 400) -> Vector:
     """Return where scaled signs of TwoSlopes lead from (1, .5)."""
     import torch
 
-    workload = make_workload(config("ssgd", dataset="quadratic", dim=2, num_workers=1))
+    workload = make_workload(config("ssgd", workload="quadratic", dim=2, num_workers=1))
     task = Compressed(task=TwoSlopes(), how=Compression.of(Sign(), memory), seed=0)
     w, state = Weights(np.array([1.0, 0.5], np.float32)), torch.zeros(1, task.state_rows, 2)
     for step in range(steps):
@@ -227,7 +227,7 @@ def test_ef21_converges_linearly_where_optima_differ() -> None:
     beta = (1 - share) / theta
     lr = float(min(1 / (mu + smooth * math.sqrt(2 * beta / theta)), theta / (2 * mu)))
     options: dict[str, Any] = {
-        "dataset": "quadratic", "curvatures": curvatures, "optima": optima, "dim": dim, "lr": lr,
+        "workload": "quadratic", "curvatures": curvatures, "optima": optima, "dim": dim, "lr": lr,
         "num_workers": 3, "steps": steps, "compress": f"topk:{share}",
     }  # fmt: skip
     ran = run("ssgd", error_feedback="ef21", **options)
@@ -273,7 +273,7 @@ def test_a_long_gradient_is_clipped_before_the_momentum() -> None:
 
 def test_the_warm_up_sends_a_quarter_then_a_sixteenth() -> None:
     """In each quarter of the warm-up four times fewer numbers are sent, down to the share."""
-    ran = run("ssgd", compress="dgc:.002,.9,8", dataset="quadratic", dim=1000, num_workers=2, steps=12)
+    ran = run("ssgd", compress="dgc:.002,.9,8", workload="quadratic", dim=1000, num_workers=2, steps=12)
     sizes = [TopK(0.25 ** min(1 + step // 2, 4)).num_bytes(1000) for step in range(8)]
     expected = sizes + [TopK(0.002).num_bytes(1000)] * 4
     assert [update.dones[0].bytes_to_server for update in ran.updates] == expected
@@ -433,7 +433,7 @@ def exchanged(ran: QuickRun) -> tuple[int, int]:
 @pytest.fixture
 def real(ray_cluster: object) -> dict[str, Any]:
     """Return the options of short runs on Ray, in which nothing is rounded differently."""
-    return {"dataset": "quadratic", "optima": "0,.5", "dim": 40, "num_workers": 2, "steps": 5}
+    return {"workload": "quadratic", "optima": "0,.5", "dim": 40, "num_workers": 2, "steps": 5}
 
 
 @pytest.mark.thorough
@@ -562,7 +562,7 @@ def test_deep_compression_s_numbers() -> None:
         ({"mode": "dpsgd", "compress": "sign"}, "--compress sign: is for results on their way to a server"),
         ({"mode": "streaming", "compress_down": "sign"}, "--compress-down sign: has no effect with --mode"),
         ({"compress_down": "qsgd:4"}, "--compress-down qsgd:4: must bring workers closer"),
-        ({"dataset": "none", "compress": "sign"}, "--compress sign: has no effect with --dataset none"),
+        ({"workload": "none", "compress": "sign"}, "--compress sign: has no effect with --workload none"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: str) -> None:

@@ -163,9 +163,7 @@ class HostedAllReduce(AllReduceCluster, HostedCluster):
                 if done.worker not in under_way and self._hosts.alive[host]:
                     self._send_again(done, host)
             if self._next_event_s() == math.inf:
-                raise ClusterError(
-                    f"worker {lost[0].worker}: its process is given up; give --max-restarts more"
-                )
+                raise ClusterError(f"worker {lost[0].worker}: its process is given up; give --restarts more")
             self._pass_event()
         return any_lost
 
@@ -207,7 +205,7 @@ class HostedAllReduce(AllReduceCluster, HostedCluster):
         """Close the losses of processes; return that the weights are lost until all have new ones."""
         back_s = [at_s for at_s, _, number, _, _ in self._future if number in self._back_of]
         if not back_s:
-            return ClusterError("all processes are given up; give --max-restarts more")
+            return ClusterError("all processes are given up; give --restarts more")
         until_s, book = max(back_s), self._supervisor.book
         for fault in list(book.open):
             if fault.seen.kind in ("kill", "node"):

@@ -78,8 +78,8 @@ class HostedCluster(SimCluster):
             fault.spares,
             on_loss=fault.on_loss,
             min_workers=fault.min_workers,
-            max_restarts=fault.max_restarts,
-            window_s=fault.restart_window_s,
+            max_restarts=fault.restart_limit.most,
+            window_s=fault.restart_limit.within_s,
             seed=seed,
         )
         self._supervisor = Supervisor(self._ledger, self._hosts, lambda: self.now_s, fault.suspect_after)
@@ -444,10 +444,10 @@ class HostedCluster(SimCluster):
         return self._hosts.alive[host] or (bool(self._back_of[host]) and self._began_s[host] <= self.now_s)
 
     def _given_up(self, worker: int) -> ClusterError:
-        fault = self._fault
+        limit = self._fault.restart_limit
         return ClusterError(
-            f"worker {worker}: its process was lost more than --max-restarts {fault.max_restarts} times "
-            f"within {fault.restart_window_s:g} s; raise --max-restarts or use --on-loss rehost"
+            f"worker {worker}: its process was lost more than {limit.most} times within "
+            f"{limit.within_s:g} s; raise --restarts or use --on-loss rehost"
         )
 
     # --- Faults that pass -----------------------------------------------------------------------------------

@@ -72,8 +72,9 @@ def hold_own_experts(module: nn.Module, rank: int, group: Any) -> set[nn.Paramet
                 continue
             if len(parameter) % ranks:
                 raise ProblemError(
-                    f"--expert-parallel: its {'.'.join(filter(None, (name, label)))} has {len(parameter)} "
-                    f"experts, which {ranks} ranks do not divide; choose another number of experts or ranks"
+                    f"--parallel fsdp,experts: its {'.'.join(filter(None, (name, label)))} has "
+                    f"{len(parameter)} experts, which {ranks} ranks do not divide; choose another "
+                    "number of experts or ranks"
                 )
             with torch.no_grad():
                 held = nn.Parameter(parameter.chunk(ranks)[rank].clone(), parameter.requires_grad)
@@ -83,7 +84,7 @@ def hold_own_experts(module: nn.Module, rank: int, group: Any) -> set[nn.Paramet
         layer.exchange = TokenExchange(group)
     if not found:
         raise ProblemError(
-            "--expert-parallel: its module has no layer with experts, like dsgd.models.moe.mixture.Mixture; "
-            "leave the option out"
+            "--parallel fsdp,experts: its module has no layer with experts, like "
+            "dsgd.models.moe.mixture.Mixture; leave experts out"
         )
     return found

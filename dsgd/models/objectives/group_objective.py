@@ -67,7 +67,7 @@ class Membership:
     """Which rank of which kind of group a process is.
 
     parallel: fsdp, hsdp:R or ddp (dsgd/scenario/group_options.py). device: this rank's, cpu or cuda.
-    expert_parallel: experts stay on their rank, and tokens travel. checkpoint_activations: blocks are
+    expert_parallel: experts stay on their rank, and tokens travel. recompute_activations: blocks are
     computed twice instead of kept.
     """
 
@@ -76,7 +76,7 @@ class Membership:
     parallel: str = "fsdp"
     device: str = "cpu"
     expert_parallel: bool = False
-    checkpoint_activations: bool = False
+    recompute_activations: bool = False
 
     @property
     def slices(self) -> int:
@@ -130,7 +130,7 @@ class GroupObjective(Objective):
         if objective.compiled:
             for part in parts or [module]:  # not with the hooks around it, at which torch would break off
                 part.forward = torch.compile(part.forward)
-        if membership.checkpoint_activations:
+        if membership.recompute_activations:
             recompute_activations(parts)
         self._notes = (_AT_ONCE,) if parts and not objective.by_block else ()
         parts = parts if objective.by_block else []

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dsgd.config import BUILT_IN
 from dsgd.core.rng import Purpose, generator
 from dsgd.models.datasets.user_files import DataError
 from dsgd.process.outcomes import echoed
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from dsgd.core.problem import Problem
 
 FOLDER = Path(__file__).parent
+PYTHON = "python"
+"""A value of --data that is no path: the Python sources of torch."""
 
 
 @cache
@@ -45,15 +48,20 @@ def file_of(workload: str) -> Path:
     if workload in names():
         return FOLDER / f"{workload}.py"
     if not workload.endswith(".py"):
-        known = ", ".join((*names(), "or a file like mine.py"))
+        known = ", ".join((*BUILT_IN, *names(), "or a file like mine.py"))
         raise ValueError(f"--workload {workload}: there is no such workload; give {known}")
     return Path(workload)
 
 
 def name_of(config: Mapping[str, Any]) -> str:
-    """Return what a run learns, from its options: its workload's file without the ending, or its data set."""
+    """Return what a run learns, from its options: its workload, or its file without the ending."""
+    return Path(str(config.get("workload", "xor"))).stem
+
+
+def module_of(config: Mapping[str, Any]) -> str | None:
+    """Return the workload of a run with these options, if it is a torch module with its data."""
     workload = config.get("workload")
-    return str(config.get("dataset")) if workload is None else Path(str(workload)).stem
+    return None if workload is None or workload in BUILT_IN else str(workload)
 
 
 def code_of(workload: str) -> ModuleType:
@@ -76,6 +84,8 @@ def options_of(workload: str) -> type[DataConfig] | None:
 
     Raises ValueError, in one line, for a file that cannot be used.
     """
+    if workload in BUILT_IN:
+        return None
     try:
         tree = ast.parse(file_of(workload).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -105,7 +115,6 @@ def make_problem(data: DataConfig, seed: int) -> Problem:
     from dsgd.models.objectives.process_wide import seeded, settings_kept
 
     workload = data.workload
-    assert workload is not None
     code = code_of(workload)
     first = int(generator(seed, Purpose.INITIAL_WEIGHTS).integers(2**63))
     try:

@@ -29,7 +29,7 @@ class ImageConfig(DataConfig):
     network: Literal["cnn", "resnet"] = "cnn"
     """cnn: two convolutions. resnet: three residual blocks with batch normalization."""
 
-    eval_images: Annotated[int | None, Ge(1)] = None
+    eval_samples: Annotated[int | None, Ge(1)] = None
     """Held-out images that an evaluation reads, the first ones. None: all."""
 
 
@@ -51,8 +51,8 @@ def image_problem(cfg: ImageConfig, shipped: Callable[[], Split[tuple[Any, ...]]
     module = small_cnn(CLASSES) if cfg.network == "cnn" else small_resnet(CLASSES)
     about = {"flops_per_sample": flops_per_image(module)}
     test = images.test
-    if cfg.eval_images is not None:
-        first = np.arange(min(cfg.eval_images, length(test)))
+    if cfg.eval_samples is not None:
+        first = np.arange(min(cfg.eval_samples, length(test)))
         test = tuple(part(array, first) for array in test)
     return Problem(module, classification_loss, images.train, test, score=accuracy, about=about)
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge
 
-from dsgd.core.option_rules import Must, OnlyWith
+from dsgd.core.option_rules import HIDDEN, Must
 from dsgd.models.networks.transformer_sizes import SIZES
+from dsgd.models.workloads import PYTHON
 from dsgd.models.workloads._mixture import MixtureConfig
 
 if TYPE_CHECKING:
@@ -32,11 +33,9 @@ class Config(MixtureConfig):
     """The language model and its text."""
 
     data: str | None = None
-    """The text: a .txt file, of which each byte is a token, a .bin file of token ids, or a folder with such
-    files to train on and to test. The last tenth of one file is held out. None: what --corpus says."""
-
-    corpus: Annotated[Literal["shakespeare", "python"], OnlyWith(data=None)] = "shakespeare"
-    """Shakespeare's works, 5 MB, or the Python sources of torch."""
+    """The text: python (the sources of torch), a .txt file, of which each byte is a token, a .bin file of
+    token ids, or a folder with such files to train on and to test. The last tenth of one file is held out.
+    None: Shakespeare's works, 5 MB."""
 
     size: Literal["100k", "1m", "5m", "11m", "30m", "124m", "350m", "1b"] = "100k"
     """The model, named by its number of weights."""
@@ -44,7 +43,7 @@ class Config(MixtureConfig):
     context: Annotated[int | None, Ge(1)] = None
     """Tokens of a sample: the model sees those before each. None: what suits the size, 64 to 2048."""
 
-    tied: bool = True
+    tied: Annotated[bool, HIDDEN] = True
     """One matrix embeds the tokens and predicts them."""
 
     tokenizer: Annotated[str, Must("must be bytes or bpe:V with a vocabulary V above 256", is_tokenizer)] = (
@@ -52,7 +51,7 @@ class Config(MixtureConfig):
     )
     """Tokens of a .txt file: bytes, or bpe:V, byte pairs learned from the training text."""
 
-    eval_tokens: Annotated[int, Ge(1)] = 65_536
+    eval_samples: Annotated[int, Ge(1)] = 65_536
     """Tokens of the held-out text that an evaluation reads, from its beginning."""
 
 
@@ -70,10 +69,10 @@ def make(cfg: Config) -> Problem:
         next_token_loss,
     )
 
-    if cfg.data is not None:
-        train, test = texts(cfg.data)
+    if cfg.data is None:
+        train, test = shakespeare()
     else:
-        train, test = shakespeare() if cfg.corpus == "shakespeare" else python_sources()
+        train, test = python_sources() if cfg.data == PYTHON else texts(cfg.data)
     size = SIZES[cfg.size]
     context = cfg.context or size.context
     is_text = train.are_bytes
@@ -89,7 +88,7 @@ def make(cfg: Config) -> Problem:
             Tokens(ids=pairs.encode(part.ids.tobytes()), vocabulary=len(pairs.lengths))
             for part in (train, test)
         )
-    windows = max(1, min(cfg.eval_tokens // context, (len(test) - 1) // context))
+    windows = max(1, min(cfg.eval_samples // context, (len(test) - 1) // context))
     held_out = test.ids[: windows * context + 1]
     bytes_per_token = test.bytes_per_token if pairs is None else float(pairs.lengths[held_out[1:]].mean())
     module = Transformer(replace(size, vocabulary=train.vocabulary), tied=cfg.tied, mixture=cfg.mixture)

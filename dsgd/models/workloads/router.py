@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from annotated_types import Ge, Gt
 
 from dsgd.config import DataConfig
-from dsgd.core.option_rules import require
+from dsgd.core.option_rules import HIDDEN, require
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,10 +35,10 @@ class Config(DataConfig):
     balance_rate: Annotated[float, Gt(0)] = 1.0
     """Step size of the balancing bias, in multiples of the learning rate."""
 
-    unbalanced: Annotated[float, Ge(0)] = 0.0
+    unbalanced: Annotated[float, Ge(0), HIDDEN] = 0.0
     """How far apart the first and the last expert's bias begin. Scores lie between 0 and 1."""
 
-    expected: bool = False
+    expected: Annotated[bool, HIDDEN] = False
     """Take the expected loads of a mini-batch for its own: a balance without chance."""
 
     def __post_init__(self) -> None:

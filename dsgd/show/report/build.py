@@ -104,7 +104,7 @@ def _facts(frames: Frames) -> str:
         ranks = config.get("ranks_per_worker", 1)
         of_ranks = f" of {ranks} ranks" if ranks > 1 and "ranks_per_worker" not in frames.varied else ""
         facts.append(plural(records[0].summary.num_workers, "worker") + of_ranks)
-    if not {"dataset", "workload"} & {*frames.varied} and name_of(config) != "none":
+    if "workload" not in frames.varied and name_of(config) != "none":
         facts.append(f"data {name_of(config)}")
     for option, what in (("compute_time", "compute times"), ("slowdown", "slowdown")):
         if option not in frames.varied and config.get(option) not in (None, "", "none"):

@@ -37,7 +37,7 @@ def _of_a_run(record: Record) -> tuple[object, ...]:
 
 
 _WORKLOAD = (*option_fields(DataConfig), "batch_size")
-_RANKS = tuple(option for option in option_fields(GroupConfig) if option != "checkpoint_activations")
+_RANKS = tuple(option for option in option_fields(GroupConfig) if option != "recompute_activations")
 _SCENARIO = ("num_workers", *_RANKS, *option_fields(TimingConfig), *LINKS)
 _BUDGET = ("steps", "max_seconds", "target_loss")
 SHARED = (*_WORKLOAD, "engine", *_SCENARIO, *_BUDGET)
@@ -65,7 +65,7 @@ class Group:
 
         workload = [
             name_of(run.config),
-            *texts(o for o in (*_WORKLOAD, *of_workload(run.config)) if o not in ("dataset", "workload")),
+            *texts(o for o in (*_WORKLOAD, *of_workload(run.config)) if o != "workload"),
         ]
         engine = "simulator" if run.engine == "sim" else "Ray" + f" on {run.device}" * bool(run.device)
         scenario = [f"{engine}, {plural(run.num_workers, 'worker')}", *texts(_SCENARIO)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from dsgd.config import DataConfig, TimingConfig, option_fields
+from dsgd.core.old_options import today
 from dsgd.metrics import QUANTITIES, Column
 from dsgd.process.checked_yaml import convert
 from dsgd.process.outcomes import UsageError, is_result
@@ -232,7 +233,10 @@ def _read_experiment(folder: Path) -> Frames:
         left_out=left_out,
         tuned=[replace(t, variant=printable(t.variant)) for t in (asked.tuning or AsTuned()).choices],
         asked=Asked(
-            compare=asked.compare, per=tuple(asked.per), baseline=asked.baseline, measures=tuple(measures)
+            compare=asked.compare and today(asked.compare),
+            per=tuple(map(today, asked.per)),
+            baseline=asked.baseline,
+            measures=tuple(measures),
         ),
         parts={
             printable(v.name): {part: printable(name) for part, name in v.parts.items()}

@@ -14,10 +14,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dsgd.config import DataConfig, TrainConfig
+from dsgd.config import BUILT_IN, DataConfig, TrainConfig
+from dsgd.core.old_options import old_options, refused, renewed
 from dsgd.core.option_rules import Option, from_options, option_fields
+from dsgd.models.workloads import PYTHON, options_of
 from dsgd.models.workloads import names as workloads
-from dsgd.models.workloads import options_of
 from dsgd.process.checked_yaml import read
 from dsgd.process.outcomes import UsageError, print_page
 from dsgd.process.user_code import located
@@ -33,6 +34,7 @@ from dsgd.show.terminal.arguments import (
     with_dashes,
 )
 from dsgd.show.terminal.help import run_help
+from dsgd.show.terminal.scenario_option import with_scenario
 from dsgd.strategies import config_of, load, mode_of, modes
 
 _DEFAULT_MODE = "ssgd"
@@ -43,9 +45,9 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
 
     Raises UsageError in one line for anything that is wrong. `--help` prints and raises SystemExit.
     """
-    arguments = [with_dashes(argument) for argument in arguments]
-    for topic, names in (("mode", modes), ("workload", workloads)):
-        if (name := _topic(arguments)) in names():
+    arguments = with_scenario([with_dashes(argument) for argument in arguments])
+    for topic, names in (("mode", modes()), ("workload", (*BUILT_IN, *workloads()))):
+        if (name := _topic(arguments)) in names:
             arguments = [f"--{topic}", str(name), "--help", topic]
     arguments, config_file = take_option(arguments, "--config")
     file_options = _read_config(config_file) if config_file is not None else {}
@@ -75,10 +77,16 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
         print_page(run_help(strategy, config_type, mode, strategy_file, _topic(arguments)))
         raise SystemExit(0)
     known = option_fields(config_type)
+    file_options = renewed(file_options)
     for key in file_options:
         if key not in known:
             raise UsageError(f"{source}: {_unknown(mode, known, key, key)}")
-    given = values_of(arguments, known, partial(_unknown, mode, known))
+    given = values_of(arguments, {**old_options(known), **known}, partial(_unknown, mode, known))
+    if wrong := refused(given, known):
+        raise UsageError(wrong)
+    given = renewed(given, {"mode": mode, "workload": workload} | file_options)
+    if unknown := [key for key in given if key not in known]:
+        raise UsageError(_unknown(mode, known, unknown[0], f"--{dashed(unknown[0])}"))
     in_file = [key for key in file_options if key not in given]
     values = {key: _value_in_file(known[key], file_options[key], source) for key in in_file} | given
     missing = [key for key, option in known.items() if option.default is MISSING and key not in values]
@@ -91,7 +99,7 @@ def configure(file_options: Mapping[str, Any], source: str, arguments: Sequence[
         is_of_file = culprit is not None and field_of(culprit[1]) in in_file
         raise UsageError(f"{source}: {error}" if is_of_file else str(error)) from None
     except (Exception, SystemExit) as error:  # of the Config in a user's file
-        option = "strategy-file" if strategy_file else "workload"
+        option = "mode" if strategy_file else "workload"
         file = strategy_file or values.get("workload")
         said = located(error, Path(str(file)))
         if not strategy_file and not said.startswith("line "):  # nor is it of a workload's file
@@ -109,7 +117,7 @@ def _with_faults_of_file(cfg: TrainConfig) -> TrainConfig:
 
 
 def _chosen(file_options: dict[str, Any], arguments: list[str]) -> tuple[str, str | None]:
-    """Return the mode and the file of `--strategy-file`, if any; then both are put into the arguments.
+    """Return the mode and the file of the user's strategy, if any; then both are put into the arguments.
 
     If the command line gives one of them, those of the file are ignored.
     """
@@ -117,6 +125,8 @@ def _chosen(file_options: dict[str, Any], arguments: list[str]) -> tuple[str, st
     if mode is None and file is None:
         mode, file = file_options.get("mode"), file_options.get("strategy_file")
     file_options.pop("strategy_file", None)
+    if str(mode).endswith(".py"):
+        mode, file = None, mode
     if file_options.get("mode") is None:  # `mode: null` in a file
         file_options.pop("mode", None)
     if file in (None, "None"):
@@ -126,7 +136,7 @@ def _chosen(file_options: dict[str, Any], arguments: list[str]) -> tuple[str, st
     except ValueError as error:
         raise UsageError(str(error)) from None
     if mode not in (None, own):
-        raise UsageError(f"--mode {mode}: --strategy-file {file} is mode {own}; leave --mode out")
+        raise UsageError(f"--mode {mode}: the strategy in {file} is {own}; give --mode {file} alone")
     arguments[:] = take_option(take_option(arguments, "--mode")[0], "--strategy-file")[0]
     arguments += [f"--mode={own}", f"--strategy-file={Path(str(file)).resolve()}"]
     return own, str(file)
@@ -137,11 +147,11 @@ def _workload(file_options: dict[str, Any], arguments: list[str]) -> str | None:
     in any folder.
     """
     data = value_of(arguments, "--data")
-    if data not in (None, "", "None") and "://" not in data:
+    if data not in (None, "", "None", PYTHON) and "://" not in data:
         whole = Path(data).expanduser().absolute()
         arguments[:] = [*take_option(arguments, "--data")[0], "--data", str(whole)]
     workload = value_of(arguments, "--workload") or file_options.get("workload")
-    if workload in (None, "None") or not isinstance(workload, str):  # other types are refused as all are
+    if not isinstance(workload, str):  # other types are refused as all are
         return None
     if workload.endswith(".py"):
         workload = str(Path(workload).resolve())

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any, NamedTuple, TypeVar
 
-from dsgd.core.option_rules import Option, from_options, option_fields
+from dsgd.core.option_rules import HIDDEN, Option, from_options, option_fields
 from dsgd.process.outcomes import UsageError, print_page, program
 from dsgd.show.terminal import examples
 from dsgd.show.terminal.arguments import dashed, values_of, with_dashes
@@ -46,7 +46,9 @@ def options_and_more(
         if isinstance(rule, Positional)
     }
     if {"-h", "--help"} & set(arguments):  # also where a value is missing
-        print_page("\n".join(_page(config_type, command, known, alone)))
+        seen = {n: o for n, o in known.items() if "all" in arguments or HIDDEN not in o.rules}
+        last = ["", f"Options that few need: {command} --help all"] * (len(seen) < len(known))
+        print_page("\n".join([*_page(config_type, command, seen, alone), *last]))
         raise SystemExit(0)
 
     def unknown(key: str, word: str) -> str:

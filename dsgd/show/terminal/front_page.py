@@ -13,21 +13,23 @@ _STRATEGIES = Path(__file__).parents[2] / "strategies"
 OPTIONS = (
     ("--engine ray|sim|both", "real workers (ray), virtual time, or both compared"),
     ("--num-workers P", "(4)  --steps N, mini-batches of each worker (100)"),
-    ("--workload NAME|FILE", "digits_cnn fashion mnist gpt moe router, or your file"),
-    ("--dataset NAME", "without a workload: xor digits quadratic none (xor)"),
+    (
+        "--workload NAME|FILE",
+        "xor digits quadratic none digits_cnn fashion gpt mnist moe router, FILE (xor)",
+    ),
     ("--lr X", "step size (0.1)  --batch-size N (32)  --seed N (0)"),
     ("--compute-time LAW", "of a mini-batch in s, like exponential:1"),
     ("--slowdown W=F,...", "slower workers, like 0=4"),
+    ("--scenario NAME", "one-slow heavy-tail spot thin-link wan, or a file"),
     ("--faults TEXT", "what goes wrong, like kill:2@update=100"),
     ("--target-loss X", "stop there; --max-seconds X: or after so long"),
     ("--out DIR|s3://...", "where records go (runs); --run-name NAME"),
-    ("--resume RUN|auto", "go on with a run that was cut off"),
-    ("--config FILE", "the options of an earlier run: its config.yaml"),
+    ("--resume RUN|auto", "go on with a run; --config FILE: with its options"),
 )
 """Options of a run that most need, with their defaults."""
 
 TOPICS = {
-    "mode": ("mode", "strategy_file"),
+    "mode": ("mode",),
     "workload": ("data",),
     "learning": ("stop",),
     "times": ("timing",),
@@ -39,6 +41,7 @@ TOPICS = {
     "groups": ("group", "compute"),
     "ray": ("engine", "ray"),
     "watching": ("output", "live", "log"),
+    "scenarios": (),
     "all": (),
 }
 """The fields of TrainConfig that `--help TOPIC` shows; options that are in none are those of learning."""
@@ -71,7 +74,7 @@ def front_page() -> Iterator[str]:
     yield "Options that most need, with defaults in brackets:"
     # By their files: importing dsgd.strategies, which has all options, would take ten times as long.
     modes = sorted(path.stem.removeprefix("train_") for path in _STRATEGIES.glob("train_*.py"))
-    yield from table([("--mode MODE", f"{' '.join(modes)} (ssgd)"), *OPTIONS], columns)
+    yield from table([("--mode MODE|FILE", f"{' '.join(modes)} (ssgd)"), *OPTIONS], columns)
     yield ""
     topics = f"More options: --help MODE, --help WORKLOAD, and --help TOPIC: {', '.join(TOPICS)}"
     yield from paragraph(topics, columns)

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from dsgd.config import DataConfig, TrainConfig
-from dsgd.core.option_rules import Option, members, option_fields
+from dsgd.core.option_rules import HIDDEN, Option, members, option_fields
 from dsgd.process.outcomes import UsageError, program
 from dsgd.show.terminal import examples
 from dsgd.show.terminal.front_page import TOPICS
 from dsgd.show.terminal.paragraphs import KEPT, paragraph, table, width
+from dsgd.show.terminal.scenario_option import scenarios_page
 from dsgd.strategies import Strategy, own_options
 
 _TOPIC_OF = {field: topic for topic, fields in TOPICS.items() for field in fields}
@@ -33,14 +34,18 @@ def run_help(
 
         raise UsageError(f"--help {topic}: is not a topic; {did_you_mean(topic, TOPICS)}")
     columns = width()
+    if topic == "scenarios":
+        return "\n".join(scenarios_page(columns))
     title = (strategy.__doc__ or "").strip().partition("\n")[0]
-    chosen = f"--strategy-file {strategy_file}" if strategy_file else f"--mode {mode}"
+    chosen = f"--mode {strategy_file or mode}"
     page = [f"usage: {program()} [OPTIONS]"]
     if topic in (None, "mode", "all"):
         shown = examples.of_run(chosen, getattr(strategy, "EXAMPLE", ""))
         page += ["", *paragraph(f"Mode {mode}: {title}", columns), ""]
         page += ["Examples:", *examples.lines(shown, columns)]
     for heading, about, options in _sections(config_type, mode, topic):
+        if topic != "all":
+            options = [option for option in options if HIDDEN not in option.rules]
         page += ["", *paragraph(f"{heading}:", columns), *paragraph(about, columns, "  ")]
         page += table(option_rows(options), columns)
     return "\n".join([*page, "", *paragraph(f"More: --help TOPIC; topics are {', '.join(TOPICS)}.", columns)])

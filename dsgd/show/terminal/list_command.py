@@ -10,7 +10,7 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from dsgd.core.option_rules import Checked
+from dsgd.core.option_rules import HIDDEN, Checked
 from dsgd.core.problem import score_text
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import UsageError, print_page
@@ -33,7 +33,7 @@ class ListOptions(Checked):
     folder: Annotated[str, Positional("DIR")] = "runs"
     """The folder, of runs or of an experiment; without it, runs."""
 
-    last: Annotated[int | None, Ge(1)] = None
+    last: Annotated[int | None, Ge(1), HIDDEN] = None
     """Show only the newest so many runs. None: all."""
 
 

@@ -11,7 +11,7 @@ from dsgd.config import OutputConfig, TrainConfig, options
 from dsgd.process.outcomes import UsageError
 from dsgd.process.s3_access import is_s3
 from dsgd.records.fixed_options import MAY_CHANGE, changed, options_digest
-from dsgd.records.reader import is_record, read_meta, read_options
+from dsgd.records.reader import is_record, read_meta, read_options, written_options
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.upload import restore_record
@@ -19,6 +19,7 @@ from dsgd.records.workload_copy import changed_since
 from dsgd.running.resuming import FinishedError, unfinished
 from dsgd.show.terminal.arguments import is_given, take_option, with_dashes
 from dsgd.show.terminal.cli import configure, parse
+from dsgd.show.terminal.scenario_option import with_scenario
 from dsgd.show.terminal.usage import usage_errors
 
 AUTO = "auto"
@@ -41,7 +42,7 @@ def parse_run(arguments: Sequence[str]) -> RunAsked:
 
     Raises UsageError in one line for anything that is wrong. `--help` prints and raises SystemExit.
     """
-    arguments = [with_dashes(argument) for argument in arguments]
+    arguments = with_scenario([with_dashes(argument) for argument in arguments])
     if not is_given(arguments, "--resume") or {"-h", "--help"} & set(arguments):
         return RunAsked(parse(arguments))
     arguments, run = take_option(arguments, "--resume")
@@ -108,7 +109,7 @@ def _going_on(
         other_code = changed_since(path, was)
     except RecordError as error:
         raise UsageError(f"{source}: {error}; the record is damaged") from None
-    if begun not in (None, options_digest(was)):
+    if begun not in (None, options_digest(written_options(path))):
         raise UsageError(
             f"{source}: {path / 'config.yaml'}: has other options than the run began with; put the file back "
             "as it was"

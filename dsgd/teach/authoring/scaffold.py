@@ -115,7 +115,7 @@ def _next(name: str, paths: Mapping[str, Path], shipped: bool) -> list[str]:
     """Return the commands that run a new strategy and hold it to the laws."""
     call = "dsgd" if program() == "dsgd" else "python main.py"
     file, test = paths["train.py"], paths["test.py"]
-    chosen = f"--mode {name}" if shipped else f"--strategy-file {file}"
+    chosen = f"--mode {name if shipped else file}"
     return [
         f"  {call} {chosen} --engine sim",
         f"  {call} check {name if shipped else file}",

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from annotated_types import Gt
 
-from dsgd.core.option_rules import Checked
+from dsgd.core.option_rules import HIDDEN, Checked
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import EXIT_FAILED, UsageError
 from dsgd.show.terminal.command_options import Positional, options_of_command
@@ -52,16 +52,16 @@ class LabOptions(Checked):
     reveal: bool = False
     """Show what is measured and what theory says."""
 
-    quiet: bool = False
+    quiet: Annotated[bool, HIDDEN] = False
     """Print only what fails, and the count."""
 
-    json: bool = False
+    json: Annotated[bool, HIDDEN] = False
     """Print one student's verdicts as JSON; first guesses are not kept."""
 
     csv: bool = False
     """Print the table of a class as CSV."""
 
-    limit_s: Annotated[float, Gt(0)] = 60.0
+    limit_s: Annotated[float, Gt(0), HIDDEN] = 60.0
     """Seconds after which a student of a class is given up."""
 
 

@@ -133,7 +133,7 @@ def seconds_a_step(run: QuickRun) -> Value:
 def final_weight(run: QuickRun) -> Value:
     """Return the weight of a quadratic after the last update; in theory, the fixed point."""
     if run.cfg.data.dataset != "quadratic":
-        raise ValueError(f"final_weight needs dataset quadratic, not {run.cfg.data.dataset}")
+        raise ValueError(f"final_weight needs workload quadratic, not {run.cfg.data.workload}")
     return Value(float(run.w[0]), known(closed_forms(run.cfg).final_weight))
 
 
@@ -287,7 +287,7 @@ def _first_with(run: QuickRun, loss: float, updates: Iterable[int]) -> int | Non
     for number in updates:
         evaluation = workload.evaluate(run.updates[number].weights.vector)
         if evaluation is None:
-            raise ValueError(f"a loss of {loss:g} needs a dataset that has one, not {run.cfg.data.dataset}")
+            raise ValueError(f"a loss of {loss:g} needs a workload that has one, not {run.cfg.data.workload}")
         if evaluation.loss <= loss:
             return number
     return None

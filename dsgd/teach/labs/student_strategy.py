@@ -60,7 +60,7 @@ class Work:
             with self._within_the_limit("its Config"):
                 self._scenarios = [self._accepted({**options, **scenario}) for scenario in scenarios]
         except (ValueError, NeverEnds) as error:
-            reason = str(error).removeprefix(f"--strategy-file {path}: ")
+            reason = str(error).removeprefix(f"--mode {path}: ")
             raise UsageError(f"strategy {path}: {reason}") from None
         run("asgd", num_workers=1, steps=1)  # loads torch, which may take longer than a student's law may
 

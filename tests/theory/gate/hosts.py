@@ -170,8 +170,7 @@ def _often_lost(mtbf_s: float, back_s: float) -> dict[str, Any]:
     """Return the options of hosts that are lost at random, and started again without backoff."""
     return {
         "faults": f"spot:mtbf={mtbf_s:g},back={back_s:g}",
-        "restart_window_s": back_s,  # no second loss comes so soon
-        "max_restarts": 1,
+        "restarts": f"1,within={back_s:g}",  # no second loss comes so soon
     }
 
 

@@ -62,12 +62,14 @@ def schedule(
     mode: str, workers: int, steps: int, seed: int, law: str = "exponential:1", **options: Any
 ) -> QuickRun:
     """Run a strategy without weights: all that is measured is time and staleness."""
-    return run(mode, dataset="none", num_workers=workers, steps=steps, seed=seed, compute_time=law, **options)
+    return run(
+        mode, workload="none", num_workers=workers, steps=steps, seed=seed, compute_time=law, **options
+    )
 
 
 def quadratic(mode: str, workers: int, steps: int, seed: int, **options: Any) -> QuickRun:
     """Run a strategy on the quadratic w^2/2 for each worker, with unit steps of time."""
-    return run(mode, dataset="quadratic", num_workers=workers, steps=steps, seed=seed, **options)
+    return run(mode, workload="quadratic", num_workers=workers, steps=steps, seed=seed, **options)
 
 
 def iterates(outcome: QuickRun) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -183,8 +183,7 @@ def _of_islands() -> Iterator[Row]:
     latency_s, rate = 0.005, 1e7
     ranks: dict[str, Any] = {
         "padding_mb": 1.0,
-        "rank_latency_s": latency_s,
-        "rank_bytes_per_s": rate,
+        "rank_link": f"{rate},{latency_s}",
         "ranks_per_worker": 4,
     }
     for parallel, copies, law, formula in (

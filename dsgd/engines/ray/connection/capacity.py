@@ -62,9 +62,8 @@ def shortage(cfg: TrainConfig, free_bytes: float, where: str, num_weights: int =
     if count * each + servers * _PROCESS_BYTES <= free_bytes:
         return None
     if servers * _PROCESS_BYTES > free_bytes / 2:
-        name, value = cfg.network.servers_option
         return (
-            f"--{name} {value}: {servers:,} processes of servers need at least "
+            f"--topology {cfg.network.topology}: {servers:,} processes of servers need at least "
             f"{_gb(servers * _PROCESS_BYTES)} of memory, and {where} {_gb(free_bytes)}; ask for fewer, or "
             "simulate them with --engine sim"
         )

@@ -104,8 +104,8 @@ class RayCluster(LedgerViews[RayFlight]):
             fault.spares,
             on_loss=fault.on_loss,
             min_workers=fault.min_workers,
-            max_restarts=fault.max_restarts,
-            window_s=fault.restart_window_s,
+            max_restarts=fault.restart_limit.most,
+            window_s=fault.restart_limit.within_s,
             seed=cfg.seed,
         )
         ranks = cfg.group.ranks_per_worker
@@ -601,7 +601,7 @@ class RayCluster(LedgerViews[RayFlight]):
         if self._timers.left_s < math.inf or self._plan.will_join or self._held:
             return
         for worker in self._ledger.flights:
-            raise ClusterError(f"worker {worker}: its process is given up; give --max-restarts more")
+            raise ClusterError(f"worker {worker}: its process is given up; give --restarts more")
         assert not self._ledger.workers, "no worker has a task: nothing can finish"
         raise ClusterError("all members have left, and none will join; give --faults a join with t=")
 
@@ -660,10 +660,10 @@ class RayCluster(LedgerViews[RayFlight]):
                 self._processes.end(process)
 
     def _given_up(self, worker: int) -> ClusterError:
-        limit = self._cfg.fault
+        limit = self._cfg.fault.restart_limit
         return ClusterError(
-            f"worker {worker} died: its process was lost more than --max-restarts "
-            f"{limit.max_restarts} times within {limit.restart_window_s:g} s; look for the reason in "
+            f"worker {worker} died: its process was lost more than "
+            f"{limit.most} times within {limit.within_s:g} s (--restarts); look for the reason in "
             "its log, or allow more"
         )
 

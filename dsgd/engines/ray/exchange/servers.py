@@ -94,7 +94,7 @@ class Servers:
             except GetTimeoutError:
                 raise ClusterError(
                     f"the servers could not be started within --start-timeout-s {timeout_s:g}; wait longer, "
-                    "or use --topology server without --replicas"
+                    "or use --topology server"
                 ) from None
 
     @property
@@ -209,7 +209,7 @@ class Servers:
     def _gone(self, number: int) -> WeightsLost:
         self._have_lost = True
         why = "had no backup" if self._copies == 1 else "and its backup are lost"
-        remedy = "give --replicas 2 for one, or" if self._copies == 1 else "give"
+        remedy = "give replicas=2 with --topology for one, or" if self._copies == 1 else "give"
         return WeightsLost(
             f"server {number} died with its slice of the weights: it {why}; go on with --resume, and "
             f"{remedy} --checkpoint-every, from which a run goes on by itself"

@@ -104,7 +104,7 @@ class RaySharded(RayCluster):
             raise ClusterError(
                 f"--topology {self._cfg.network.topology}: the strategy's rule is not known to take the same "
                 "step on a slice as on the whole; make it with dsgd.core.rules.chain of parts that are "
-                "there, or use --topology server without --replicas"
+                "there, or use --topology server"
             )
         dones = [cast("Done", result) for result in results]
         try:

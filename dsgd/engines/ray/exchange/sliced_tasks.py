@@ -59,7 +59,7 @@ class SlicedVector:
             if not refs:
                 raise ClusterError(
                     f"slice {number} of a vector was lost with its machine; go on from the last checkpoint "
-                    "with --resume, and give --replicas 2, which keeps each on two machines"
+                    "with --resume, and give replicas=2 with --topology, which keeps each on two machines"
                 )
 
 

@@ -75,8 +75,8 @@ class Rank:
             ranks=asked.ranks_per_worker,
             parallel=asked.parallel,
             device=device,
-            expert_parallel=asked.expert_parallel,
-            checkpoint_activations=asked.checkpoint_activations,
+            expert_parallel=asked.parsed_parallel.experts,
+            recompute_activations=asked.recompute_activations,
         )
         self.layout = RankLayout(objective.shapes, self._membership.slices)
         self.shards = CarriedShards(device)
