@@ -74,9 +74,9 @@ OLD: Mapping[str, Now] = {
     "dataset": Now("workload"),
     "model": Now("hidden", lambda _, value: "none" if value == "logistic" else "16"),
     "first_local_steps": Now("local_steps", only={"mode": ("adacomm",)}),
-    "eval_images": Now("eval_samples", only={"workload": ("digits_cnn", "fashion", "mnist")}),
-    "eval_tokens": Now("eval_samples", only={"workload": ("gpt", "moe")}),
-    "corpus": Now("data", only={"workload": ("gpt", "moe")}),
+    "eval_images": Now("eval_samples", only={"workload": ("fashion", "mnist")}),
+    "eval_tokens": Now("eval_samples", only={"workload": ("gpt",)}),
+    "corpus": Now("data", only={"workload": ("gpt",)}),
     "balance_weight": Now(
         "balance", lambda _, value: f"loss:{number_text(value)}", only={"workload": ("gpt", "moe")}
     ),
@@ -151,6 +151,6 @@ def renewed(given: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -
         if now.written:
             base = found.get(now.option, (beside or {}).get(now.option))
             found[now.option] = now.written(base, given[name])
-        else:
-            found.setdefault(now.option, given[name])
+        elif found.get(now.option) is None:
+            found[now.option] = given[name]
     return found

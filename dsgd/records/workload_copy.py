@@ -20,7 +20,7 @@ CARRIED = "carried.safetensors"
 COPY = "workload.py"
 CODE = "code"
 """The folder with that file, by its name, and those that it imports, if there are any."""
-# Digests of files that ship, from before other modules got new names. They are the same workloads.
+# Digests of files that ship, from before modules or options got new names. They are the same workloads.
 _BEFORE = {
     "5d740985a6febc88f37e1bfc8c04953b6d53297b91ff3ee4b7d53817df692b2b": "digits_cnn",
     "0b1702ad373cf2c8e4d50283b2ce261b904a8b0202a639ab5ceda5f3de518f21": "fashion",
@@ -30,6 +30,8 @@ _BEFORE = {
     "35a4766f5fe3dec81648ab5c966b52b03b917e246527cd64e0836e241b5127b0": "router",
     "f2dcc5e68218f9ab23b6053c8840136c3ea798895f999c5b5ff03b43a07d0103": "gpt",
     "1f73375dc38680f14bc47149e521df5746880a85480193c95e99c03d732b404b": "router",
+    "6ae3654d8abc72025e55b501793b1a70d7c78722625518e2c95e079b0014524e": "gpt",
+    "540cb108e623ef8bb260076c784a780fc3ab48836bccbd3c29381d9925ddccbc": "router",
 }
 
 
