@@ -1,5 +1,5 @@
 """An engine around an engine: what an option changes on the way between a strategy and any engine; with
-`--aggregate`, `--mix`, `--weights` and `--filter`, how results become one direction.
+`--aggregate` and `--filter`, how results become one direction.
 """
 
 from __future__ import annotations
