@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 import numpy as np
 
 from dsgd.config import FINITE, Ge, Gt, Le, LocalConfig, Lt, OnlyWith, require
+from dsgd.core.option_rules import HIDDEN
 from dsgd.core.protocol import Cluster, Done, Update, next_round, run_all
 from dsgd.core.rules import Descend, Momentum, Moved, Rule, chain
 from dsgd.core.tasks import LocalAdamW, LocalSGD
@@ -151,7 +152,7 @@ class Config(LocalConfig):
     fragments: Annotated[int, Ge(1)] = 2
     """N, the parts of the weights that are exchanged one after the other, each every --local-steps."""
 
-    pattern: Literal["strided", "sequential"] = "strided"
+    pattern: Annotated[Literal["strided", "sequential"], HIDDEN] = "strided"
     """Which weights make a fragment. strided: every N-th. sequential: neighbours."""
 
     overlap: Annotated[int, Ge(0)] = 0

@@ -125,7 +125,7 @@ def folded(line: str, width: int) -> Iterator[str]:
     parts = [words[a:b] for a, b in zip([0, *starts], [*starts, len(words)], strict=True)]
     current = "  "
     for part in filter(None, parts):
-        text = " ".join(part)
+        text = shlex.join(part)
         if current.strip() and len(current) + len(text) + 3 > width:
             yield f"{current.rstrip()} \\"
             current = "      "

@@ -102,7 +102,7 @@ def _usage(option: Option) -> str:
 
 
 def _default(value: Any) -> str:
-    """Return a default as it would be given.
+    r"""Return a default as it would be given.
 
     >>> _default(0.5), _default(None), _default(False), _default("")
     ('0.5', 'None', 'no', "''")
@@ -111,4 +111,4 @@ def _default(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return "inf" if math.isinf(value) else f"{value:g}"
-    return "none" if value == () else str(value) or "''"
+    return "none" if value == () else str(value) if str(value).strip() else repr(value)
