@@ -65,9 +65,11 @@ def content_of(
         raise UsageError(f"compare {words[0]}: a comparison needs two modes; name another")
     given = dict(sorted(given.items()))  # so that their order makes no other experiment
     target = given.pop("target_loss", None)
-    if target is not None and given.get("workload") == "none":
+    learns = given.get("workload") != "none"
+    if target is not None and not learns:
         raise UsageError(f"--target-loss {target:g}: --workload none has no loss; leave it out")
-    aim = "has the lowest loss after the same work" if target is None else f"reaches loss {target:g} first"
+    aim = "has the lowest loss after the same work" if learns else "does the same work first"
+    aim = aim if target is None else f"reaches loss {target:g} first"
     with_ = listed([f"{name} {option_text(value)}" for name, value in given.items()])
     names = [_strategy(word)[0] for word in known]
     of_all = {name: value for name, value in given.items() if all(name in own for own in known.values())}
@@ -80,7 +82,7 @@ def content_of(
             | {option: given[option] for option in given if option in own and option not in of_all}
             for name, (word, own) in zip(names, known.items(), strict=True)
         },
-        "tune": None if "lr" in given or given.get("workload") == "none" else "auto",
+        "tune": "auto" if learns and "lr" not in given else None,
         "seeds": seeds or SEEDS,
         "target_loss": target,
     }

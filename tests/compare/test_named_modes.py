@@ -47,6 +47,8 @@ def test_an_option_goes_to_the_modes_that_have_it() -> None:
     assert content["variants"]["asgd"] == {"mode": "asgd"}
     assert (content["tune"], content["seeds"], content["target_loss"]) == ("auto", 5, 0.3)
     assert content["question"] == "Which reaches loss 0.3 first, with slack 2 and slowdown 0=4?"
+    none = experiment_of(["ssgd", "asgd", "--workload", "none"])[1]
+    assert none.question.startswith("Which does the same work first")
     other = experiment_of(shlex.split("ssgd asgd --engine ray --lr .2 --seeds 2"))[1]
     assert (other.tuning, list(other.seeds), other.base["engine"]) == (None, [0, 1], "ray")
 
