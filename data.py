@@ -253,7 +253,7 @@ def make_xor(cfg: TrainConfig) -> Dataset:
 
     The held-out samples (a quarter as many) have no label noise.
     """
-    num_train = cfg.data.num_samples
+    num_train = cfg.data.samples or 4096
     num_test = max(1, num_train // 4)
     rng = generator(cfg.seed, Purpose.SAMPLES)
     x = rng.uniform(-1, 1, (num_train + num_test, cfg.data.num_dims)).astype(np.float32)

@@ -22,12 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsgd.config import AsynchronousConfig
-from dsgd.core.protocol import Cluster, Update, start_idle
-from dsgd.core.tasks import gradient
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import server_rule
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import ClosedForms, asynchronous
 
 EXAMPLE = "--lr-scaling workers --num-workers 8 --compute-time exponential:1"

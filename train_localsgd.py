@@ -23,17 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from dsgd.config import LocalConfig
-from dsgd.core.protocol import Cluster, Update, next_round, run_all
-from dsgd.core.rules import Average, chain
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import local_sgd
-from dsgd.theory.assumptions import need
-from dsgd.theory.closed_forms import ClosedForms, rounds
-from dsgd.theory.quadratics import local_sgd_fixed_point
+from dsgd.strategy import *
+from dsgd.theory.closed_forms import ClosedForms, averaging_fixed_point, rounds
 
 EXAMPLE = "--local-steps 16 --num-workers 8 --workload digits --partition dirichlet:0.1"
 
@@ -42,11 +33,7 @@ EXAMPLE = "--local-steps 16 --num-workers 8 --workload digits --partition dirich
 class Config(LocalConfig):
     mode: str = "localsgd"
 
-    sends = "weights"
-
-    @property
-    def waits_for_all(self) -> bool:
-        return True
+    traits = Traits(sends="steps", waits_for_all=True)
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
@@ -58,17 +45,7 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
 
 
 def theory(cfg: Config) -> ClosedForms:
-    def final_weight() -> float:
-        plain = not (cfg.parsed_schedule.changes or cfg.momentum or cfg.clip_norm or cfg.weight_decay)
-        plain = plain and not cfg.fault.lies and cfg.aggregation.aggregator is None
-        known = cfg.data.dataset == "quadratic" and plain
-        need(known, "the fixed point is known for plain steps on quadratics")
-        a, x = np.broadcast_arrays(
-            cfg.data.curvature_values, cfg.data.optimum_values, np.empty(cfg.num_workers)
-        )[:2]
-        return local_sgd_fixed_point(cfg.lr, a.tolist(), x.tolist(), cfg.local_steps)
-
-    return replace(rounds(cfg), final_weight=final_weight)
+    return replace(rounds(cfg), final_weight=lambda: averaging_fixed_point(cfg))
 
 
 LAWS = Laws(

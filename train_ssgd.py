@@ -22,25 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsgd.config import GradientConfig
-from dsgd.core.protocol import Cluster, Update, run_all
-from dsgd.core.tasks import gradient
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws
-from dsgd.strategies.optimizers import server_rule
-from dsgd.theory.closed_forms import (
-    ClosedForms,
-    equal_workers,
-    exchange_s,
-    known_times,
-    slowest_skewness,
-    timed,
-    workers,
-)
-from dsgd.theory.disturbances import shared_hosts
-from dsgd.theory.failures import ssgd_time_on_hosts
-from dsgd.theory.laws_of_times import memory_steps
-from dsgd.theory.times import ssgd_time
+from dsgd.strategy import *
+from dsgd.theory import closed_forms as th
+from dsgd.theory import disturbances, failures, laws_of_times, times
 
 EXAMPLE = "--momentum 0.9 --num-workers 8 --compute-time exponential:1"
 
@@ -49,9 +33,7 @@ EXAMPLE = "--momentum 0.9 --num-workers 8 --compute-time exponential:1"
 class Config(GradientConfig):
     mode: str = "ssgd"
 
-    @property
-    def waits_for_all(self) -> bool:
-        return True
+    traits = Traits(sends="gradients", waits_for_all=True)
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
@@ -63,14 +45,16 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
         del dones  # P gradients: not kept while the next are computed
 
 
-def theory(cfg: Config) -> ClosedForms:
-    return ClosedForms(
+def theory(cfg: Config) -> th.ClosedForms:
+    return th.ClosedForms(
         staleness_mean=lambda: 0.0,
-        s_per_update=lambda: ssgd_time(*workers(known_times(cfg))) + exchange_s(cfg),
-        run_s=lambda: cfg.steps * ssgd_time(*workers(timed(cfg))),
-        s_per_update_disturbed=lambda: ssgd_time_on_hosts(*equal_workers(timed(cfg)), shared_hosts(cfg)),
-        memory=lambda: memory_steps(cfg.timing.compute_law),
-        skewness=lambda: slowest_skewness(cfg),
+        s_per_update=lambda: times.ssgd_time(*th.workers(th.known_times(cfg))) + th.exchange_s(cfg),
+        s_per_update_disturbed=lambda: failures.ssgd_time_on_hosts(
+            *th.equal_workers(th.timed(cfg)), disturbances.shared_hosts(cfg)
+        ),
+        run_s=lambda: cfg.steps * times.ssgd_time(*th.workers(th.timed(cfg))),
+        memory=lambda: laws_of_times.memory_steps(cfg.timing.compute_law),
+        skewness=lambda: th.slowest_skewness(cfg),
     )
 
 

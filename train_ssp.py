@@ -8,39 +8,25 @@ but a worker may start its next mini-batch only while it is at most `slack` ahea
 
     start worker i  iff  clock_i - min_j clock_j <= slack
 
-Limits: slack = inf is ASGD; slack = 0 is bulk-synchronous, SSGD with summed gradients (and so with a P
-times larger step). Staleness is at most (P - 1)(2 slack + 1), and one permanently slow worker holds
-all others to its rate, whatever the slack.
+Limits: slack = inf is ASGD; slack = 0 is SSGD with summed gradients, so with a P times larger step. Staleness
+is at most (P - 1)(2 slack + 1). One worker that stays slow holds all others to its rate, whatever the slack.
 
 Members that leave and join: only the members' clocks count, so a worker that leaves holds nobody up;
 one that joins starts at once, with the slowest clock.
 
-How this differs from the paper: the server sends whole vectors at the start of each mini-batch, so a
-worker always reads the newest weights there are, never an older cached copy that the bound would
-still allow.
+How this differs from the paper: the server sends whole vectors at the start of each mini-batch, so a worker
+always reads the newest weights there are, never an older cached copy that the bound would still allow.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import Annotated
 
-from dsgd.config import AsynchronousConfig, whole_or_inf
-from dsgd.core.protocol import Cluster, Update, start_idle
-from dsgd.core.tasks import gradient
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import server_rule
-from dsgd.theory.bounded_staleness import (
-    ssp_clock_gap_bound,
-    ssp_mean_staleness,
-    ssp_memory,
-    ssp_staleness_bound,
-    ssp_steps_per_s,
-)
-from dsgd.theory.closed_forms import ClosedForms, equal_workers, same_members, timed, workers
+from dsgd.strategy import *
+from dsgd.theory.closed_forms import ClosedForms, stale_synchronous
 
 EXAMPLE = "--slack 2 --num-workers 8 --compute-time exponential:1 --slowdown 0=4"
 
@@ -64,27 +50,13 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
 
 
 def theory(cfg: Config) -> ClosedForms:
-    def s_per_update() -> float:
-        law, p, slowdown = workers(timed(cfg))
-        return 1 / (p * ssp_steps_per_s(law, p, cfg.slack, slowdown))
-
-    return ClosedForms(
-        staleness_mean=lambda: ssp_mean_staleness(*equal_workers(cfg), cfg.slack),
-        staleness_max=lambda: ssp_staleness_bound(same_members(cfg).num_workers, cfg.slack),
-        clock_gap_max=lambda: ssp_clock_gap_bound(cfg.num_workers, cfg.slack),
-        s_per_update=s_per_update,
-        memory=lambda: ssp_memory(cfg.timing.compute_law, cfg.num_workers, cfg.timing.slowdowns, cfg.slack),
-    )
+    return stale_synchronous(cfg, cfg.slack)
 
 
 LAWS = Laws(
     limits=[
-        Limit({"slack": math.inf}, "asgd"),
+        Limit({"slack": inf}, "asgd"),
         Limit({"staleness_lr": "threshold:0"}, "ssp", {"staleness_lr": "inverse"}),
     ],
-    variants=[
-        {"slack": 2.0},
-        {"slack": 0.0, "momentum": 0.5},
-        {"slack": math.inf, "staleness_lr": "inverse"},
-    ],
+    variants=[{"slack": 2.0}, {"slack": 0.0, "momentum": 0.5}, {"slack": inf, "staleness_lr": "inverse"}],
 )

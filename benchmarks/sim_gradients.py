@@ -2,10 +2,9 @@
 
     python benchmarks/sim_gradients.py
 
-xor, mini-batches of 32, 1,024 workers, one thread each. Two loops, one mini-batch after the other, with
-neither scheduling nor update: over a torch.nn.Sequential, with separate parameters, and over one flat
-vector, as in the suite and its optimizers (the suite's own loss, differentiated by autograd). The
-simulator's time includes everything: schedule, mini-batches, gradients, updates, staleness.
+xor, mini-batches of 32, 1,024 workers, one thread each. Two loops over mini-batches, without schedule or
+updates: one with a torch.nn.Sequential, one with a flat vector of weights, as here (autograd of the same
+loss). The simulator's time includes everything: schedule, mini-batches, gradients, updates, staleness.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from itertools import pairwise
 
 import torch
 
-from dsgd.config import DataConfig, TimingConfig
+from dsgd.config import DataConfig
 from dsgd.core.model import Objective
 from dsgd.core.timing import ComputeTimes
 from dsgd.core.weights import Weights
 from dsgd.data import make_workload
 from dsgd.engines.sim.sim import SimCluster
 from dsgd.metrics import Tally
+from dsgd.scenario.timing_options import TimingConfig
 from dsgd.strategies import load
 
 WORKERS = 1024

@@ -19,22 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dsgd.config import (
-    MEGABYTE,
-    DataConfig,
-    LiveConfig,
-    LogConfig,
-    OutputConfig,
-    StopConfig,
-    TrainConfig,
-    option_fields,
-)
-from dsgd.config import options as flat
+from dsgd.config import DataConfig, StopConfig, TrainConfig
+from dsgd.core.option_rules import option_fields
+from dsgd.core.option_rules import options as flat
 from dsgd.metrics import QUANTITIES, taken_of_updates
 from dsgd.models.workloads import options_of
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import StoppedBy, UsageError
 from dsgd.process.s3_access import is_s3
+from dsgd.records.output_options import OutputConfig
 from dsgd.records.s3 import fetch
 from dsgd.records.upload import Upload
 from dsgd.records.writer import RunRecord
@@ -42,9 +35,11 @@ from dsgd.running import simulating
 from dsgd.running.execute import Ended, execute
 from dsgd.running.keeper import RunKeeper, Watcher
 from dsgd.running.simulating import Scheduled
+from dsgd.scenario.timing_options import MEGABYTE
 from dsgd.show.live.observers import Observers
 from dsgd.show.terminal.cli import configure
 from dsgd.show.terminal.resume_option import AUTO, RunAsked, going_on, going_on_by_name
+from dsgd.show.watching_options import LiveConfig, LogConfig
 from dsgd.strategies import modes
 
 if TYPE_CHECKING:

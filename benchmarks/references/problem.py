@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dsgd.config import DataConfig, TimingConfig, TrainConfig
+from dsgd.config import DataConfig, TrainConfig
 from dsgd.core.timing import ComputeTimes
 from dsgd.data import DatasetShard, make_workload
 from dsgd.scenario.graphs import Graph
+from dsgd.scenario.timing_options import TimingConfig
 
 INPUTS, HIDDEN, CLASSES = 64, 16, 10
 

@@ -13,15 +13,16 @@ from annotated_types import Ge
 from dsgd.compare.experiment import Experiment
 from dsgd.compare.experiment_file import load, read
 from dsgd.compare.named_modes import content_of, name_of, named, options_of_runs, text_of
-from dsgd.config import LiveConfig, LogConfig, OutputConfig
 from dsgd.core.option_rules import HIDDEN, REPEATED, Checked
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, UsageError, print_page, report_error
 from dsgd.process.s3_access import is_s3
+from dsgd.records.output_options import OutputConfig
 from dsgd.show.terminal.arguments import take_option, value_of, with_dashes
 from dsgd.show.terminal.command_options import Positional, options_and_more, options_of_command
 from dsgd.show.terminal.scenario_option import with_scenario
 from dsgd.show.terminal.usage import Terminal, open_page, usage_errors
+from dsgd.show.watching_options import LiveConfig, LogConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +109,7 @@ def compare(arguments: Sequence[str], interruptions: Interruptions) -> int:
     live = given.live
     with usage_errors():
         for run in (*asked.tuning_runs(), *asked.runs()):
-            live.require_few(run.cfg.num_workers)
+            live.require_possible(run.cfg)
             if run.cfg.engine == "sim" and live.metrics_port is not None:
                 raise ValueError(
                     f"--metrics-port: variant {run.variant} is simulated, in a separate process; metrics are "

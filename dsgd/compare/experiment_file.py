@@ -15,15 +15,9 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from dsgd.compare.experiment import Experiment, Tuning, Variant, described, value_text
-from dsgd.config import (
-    DataConfig,
-    LiveConfig,
-    LogConfig,
-    option_fields,
-    options,
-)
+from dsgd.config import DataConfig
 from dsgd.core.old_options import old_options, renamed, today
-from dsgd.core.option_rules import OnlyWith
+from dsgd.core.option_rules import OnlyWith, option_fields, options
 from dsgd.models.workloads import options_of
 from dsgd.process import checked_yaml
 from dsgd.process.bounded_yaml import YamlError, load_yaml
@@ -37,6 +31,7 @@ from dsgd.show.report.premises import Premise, require_names
 from dsgd.show.report.written_numbers import listed, option_text
 from dsgd.show.terminal.cli import configure
 from dsgd.show.terminal.scenario_option import options_of_scenario
+from dsgd.show.watching_options import LiveConfig, LogConfig
 from dsgd.strategies import load as load_strategy
 from dsgd.strategies import modes, tuned_by
 

@@ -15,7 +15,7 @@ import yaml
 
 from dsgd.compare.experiment import PlannedRun
 from dsgd.compare.experiment_file import NOT_HERE
-from dsgd.config import option_fields, options
+from dsgd.core.option_rules import option_fields, options
 from dsgd.process.bounded_yaml import load_yaml
 from dsgd.process.outcomes import UsageError, is_result
 from dsgd.records.reader import read_brief_summary, read_options

@@ -19,7 +19,7 @@ from typing import IO
 
 from dsgd.compare.experiment import PlannedRun
 from dsgd.compare.worker import Outcome
-from dsgd.config import options
+from dsgd.core.option_rules import options
 from dsgd.core.protocol import ClusterError
 
 _WORK = "import sys; from dsgd.compare.worker import work; work(sys.argv[1:])"

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from dsgd.config import options as flat
 from dsgd.conformance.strategy_on_trial import Broken, Subject
+from dsgd.core.option_rules import options as flat
 from dsgd.strategies import configured
 
 # Clocks, randomness, metrics and engines are not a strategy's: the run has them.

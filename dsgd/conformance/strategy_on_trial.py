@@ -82,7 +82,7 @@ class Subject(NamedTuple):
     def possible(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return options as they are without a server, if the strategy has none."""
         renamed: Mapping[str, str | None] = {}
-        if not self.strategy.Config.has_server:
+        if not config(self.mode, strategy_file=self.file).traits.has_server:
             renamed = {"server_time": None, "server_bytes_per_s": "bytes_per_s"}
         return {new: x for name, x in options.items() if (new := renamed.get(name, name)) is not None}
 

@@ -211,6 +211,9 @@ class Checked:
                 if isinstance(rule, OnlyWith | NotWith) and values[name] != option.default:
                     _require_effect(name, values, rule)
 
+    def require_possible(self, run: Any) -> None:
+        """Raise ValueError for options of a group that cannot be in a run. run: its `TrainConfig`."""
+
 
 def require(condition: bool, option: str, got: object, rule: str) -> None:
     """Raise ValueError, naming the option and its value, unless the condition holds."""

@@ -22,7 +22,7 @@ def network_of(cfg: TrainConfig) -> Network:
         servers=options.parsed_topology.servers,
         replicas=options.replicas,
         links=Links(cfg.num_workers, options.bytes_per_s, options.slow_links, *options.parsed_racks),
-        peers=not cfg.has_server,
+        peers=not cfg.traits.has_server,
     )
 
 

@@ -127,7 +127,7 @@ class ReplayCluster(LedgerViews[_Flight]):
         self._version_of: dict[int, int] = {}  # by worker: of the weights that it has, where that matters
         # Tasks in flight that will come in: (when, for which version, place there, serial number, worker).
         self._coming: list[tuple[float, int, int, int, int]] = []
-        self._peers = not cfg.has_server and cfg.engine == "sim"
+        self._peers = not cfg.traits.has_server and cfg.engine == "sim"
         topology, network = cfg.network.parsed_topology, network_of(cfg)
         self._has_backups = network.replicas > 1
         self._exchange = AllReduce(topology.kind, network.links) if topology.all_reduces else None

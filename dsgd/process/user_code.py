@@ -84,6 +84,10 @@ def know_former_names() -> None:
     """Have imports find modules by their former names too, from now on."""
     if not any(isinstance(finder, _FormerNames) for finder in sys.meta_path):
         sys.meta_path.insert(0, _FormerNames())
+        # The rules of an option's type were imported from here.
+        vars(import_module("dsgd.config"))["__getattr__"] = partial(
+            getattr, import_module("dsgd.core.option_rules")
+        )
 
 
 class UserCodeError(ValueError):

@@ -7,8 +7,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dsgd.config import TrainConfig, option_fields, options
+from dsgd.config import TrainConfig
 from dsgd.core.old_options import renewed, today
+from dsgd.core.option_rules import option_fields, options
 
 MAY_CHANGE = (
     "steps", "max_seconds", "target_loss",

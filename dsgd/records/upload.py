@@ -26,7 +26,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from dsgd.config import TrainConfig, options
+from dsgd.config import TrainConfig
+from dsgd.core.option_rules import options
 from dsgd.process.outcomes import echoed, is_result
 from dsgd.records.lease import TakenError
 from dsgd.records.reader import read_brief_summary

@@ -6,10 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsgd.config import DataConfig, LiveConfig, LogConfig, OutputConfig, option_fields
+from dsgd.config import DataConfig
+from dsgd.core.option_rules import option_fields
 from dsgd.models.workloads import module_of, names, options_of
 from dsgd.process.outcomes import escaped
+from dsgd.records.output_options import OutputConfig
 from dsgd.records.reader import Record
+from dsgd.show.watching_options import LiveConfig, LogConfig
 from dsgd.strategies import defaults
 
 NOT_COMPARED = {

@@ -25,8 +25,9 @@ import yaml
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dsgd.config import OutputConfig, TrainConfig, options
+from dsgd.config import TrainConfig
 from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.option_rules import options
 from dsgd.core.protocol import Done, Engine, Evaluated, Update
 from dsgd.core.routing import ExpertUse
 from dsgd.core.weights import Vector
@@ -35,6 +36,7 @@ from dsgd.process.files import GrowingFile, WriteError, Writing, whole_file
 from dsgd.records import workload_copy
 from dsgd.records.fixed_options import options_digest, options_written
 from dsgd.records.lease import FolderLock
+from dsgd.records.output_options import OutputConfig
 from dsgd.records.reader import length_to, read_meta, written_options
 from dsgd.records.schema import (
     LaterAttempt,

@@ -10,13 +10,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from dsgd.config import TimingConfig, TrainConfig
+from dsgd.config import TrainConfig
 from dsgd.process.files import Writing
 from dsgd.process.outcomes import EXIT_CODES
 from dsgd.records.reader import read_record, read_summary
 from dsgd.records.schema import Difference, Distance, EngineComparison, Summary
 from dsgd.records.writer import write_file
 from dsgd.running.execute import Ended
+from dsgd.scenario.timing_options import TimingConfig
 
 
 def measured_timing(timing: TimingConfig, ray_record: Path, *, limited_links: bool = False) -> TimingConfig:

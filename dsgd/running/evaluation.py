@@ -105,12 +105,12 @@ class Evaluations:
         compressed, and in parts.
         """
         cfg, objective = self._run.cfg, self._run.workload.objective
-        whole = cfg.compression.results is None and (cfg.returns_weights or cfg.sends == "gradients")
+        whole = cfg.compression.results is None and cfg.traits.sends != "neither"
         if not (objective.has_experts and whole and dones):
             return None, None
         last = sorted({done.worker: done for done in dones}.items())[:MOST_WORKERS]
         values = self._run.engine.values([done for _, done in last])
-        if cfg.returns_weights:  # their memory is used again
+        if cfg.traits.returns_weights:  # their memory is used again
             return {worker: value.copy() for worker, value in values.items()}, None
         loads = {worker: objective.loads_in(value) for worker, value in values.items()}
         return None, {worker: load for worker, load in loads.items() if load}

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dsgd.config import TrainConfig, require
+from dsgd.config import TrainConfig
 from dsgd.core.model import Workload
+from dsgd.core.option_rules import require
 from dsgd.core.weights import Vector, Weights
 from dsgd.models.datasets.array_files import NOT_NPY
 from dsgd.process.outcomes import echoed

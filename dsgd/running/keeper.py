@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dsgd.config import TrainConfig, options
+from dsgd.config import TrainConfig
 from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.option_rules import options
 from dsgd.core.protocol import DriverLost, Engine, Evaluated, Update, WeightsLost
 from dsgd.engines.open_cluster import wrapped_as_asked
 from dsgd.engines.replay import ReplayCluster, rollbacks_at, rolled_forward

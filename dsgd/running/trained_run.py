@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import safetensors.numpy
 
-from dsgd.config import TrainConfig, option_fields
+from dsgd.config import TrainConfig
 from dsgd.core.model import Classifier, Evaluation, Objective, Workload
+from dsgd.core.option_rules import option_fields
 from dsgd.core.problem import take
 from dsgd.core.weights import Vector
 from dsgd.data import DatasetShard, make_workload, module_objective

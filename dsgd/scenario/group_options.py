@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge
 
+from dsgd.core.option_effects import OF_MODULE, SIMULATED
 from dsgd.core.option_forms import Form, number
-from dsgd.core.option_rules import Checked, NotWith, OnlyWith, Parsed, require
-
-_SIMULATED = OnlyWith(engine="sim")
-_OF_MODULE = NotWith(workload=("xor", "digits", "quadratic", "none"))
+from dsgd.core.option_rules import Checked, Parsed, require
 
 
 class Parallel(NamedTuple):
@@ -95,11 +92,11 @@ class GroupConfig(Checked):
     too."""
     parsed_parallel = Parsed("parallel", Parallel.parse)
 
-    recompute_activations: Annotated[bool, _OF_MODULE] = False
+    recompute_activations: Annotated[bool, OF_MODULE] = False
     """Compute a block's activations once more in the backward pass instead of keeping them; for workers of
     one rank, too."""
 
-    rank_link: Annotated[str, _SIMULATED] = "none"
+    rank_link: Annotated[str, SIMULATED] = "none"
     """The link between the ranks of a worker (sim only): bytes per second of each in each direction, and
     seconds that a message travels, like 5e10,1e-5. none: it takes no time. --bytes-per-s is that between
     workers."""
@@ -125,16 +122,18 @@ class GroupConfig(Checked):
         """Into how many slices a group's vector is cut: one for each rank of a copy of the module."""
         return self.parsed_parallel.shards(self.ranks_per_worker)
 
-    def require_possible(self, samples: int | None, others: Mapping[str, bool]) -> None:
-        """Raise ValueError for what cannot be in this run.
-
-        samples: that are computed at once; None: there are none. others: by their text, options that a group
-        cannot go with, and whether they are given.
-        """
-        ranks = self.ranks_per_worker
+    def require_possible(self, run: Any) -> None:
+        """Raise ValueError for what cannot be in this run."""
+        ranks, samples = self.ranks_per_worker, run.batch_size // run.compute.accumulate
         if ranks > 1:
             rule = f"each rank needs a sample of a mini-batch, and {samples} are computed at once; raise "
             rule += "--batch-size, or lower --accumulate"
-            require(samples is None or ranks <= samples, "ranks-per-worker", ranks, rule)
-            for text, given in others.items():
-                require(not given, "ranks-per-worker", ranks, text)
+            sampled = run.data.name not in ("none", "quadratic")
+            require(not sampled or ranks <= samples, "ranks-per-worker", ranks, rule)
+            rule = "each rank needs a GPU of its own; give --gpus-per-worker 1, or leave that out"
+            require(run.ray.gpus_per_worker >= 1, "ranks-per-worker", ranks, rule)
+            rule = "ranks share a module on Ray; give a --workload, or use --engine sim"
+            require(run.engine == "sim" or run.data.module is not None, "ranks-per-worker", ranks, rule)
+        rule = "experts are a workload's; give --workload, or leave them out"
+        of_module = run.data.module is not None
+        require(of_module or not self.parsed_parallel.experts, "parallel", self.parallel, rule)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Gt
 
 from dsgd.core import option_texts as texts
+from dsgd.core.option_effects import SIMULATED
 from dsgd.core.option_forms import Form, number, setting, whole
-from dsgd.core.option_rules import HIDDEN, Checked, OnlyWith, Parsed, option_fields, require
+from dsgd.core.option_rules import HIDDEN, Checked, Parsed, option_fields, require
 
-_SIMULATED = OnlyWith(engine="sim")
+_NO_PADDING = "sends no padding on Ray; leave out --padding-mb"
 
 
 class Topology(NamedTuple):
@@ -110,7 +110,7 @@ class NetworkConfig(Checked):
     the link between a rack and all others, in each direction, like 2,1e7."""
     parsed_racks = Parsed("racks", Racks.parse)
 
-    regroup_s: Annotated[float, Ge(0), _SIMULATED, HIDDEN] = 0.0
+    regroup_s: Annotated[float, Ge(0), SIMULATED, HIDDEN] = 0.0
     """Seconds until workers that all-reduce have formed a new group, because one was lost or its worker is on
     another host; on Ray it takes what it takes."""
 
@@ -123,25 +123,60 @@ class NetworkConfig(Checked):
         halving = self.parsed_topology.kind == "halving"
         require(self.parsed_racks.racks == 1 or not halving, "topology", self.topology, rule)
 
-    def require_possible(
-        self, num_workers: int, others: Mapping[str, bool], by_slices: Mapping[str, bool]
-    ) -> None:
-        """Raise ValueError for what cannot be in this run.
-
-        others: by their text, options that an all-reduce cannot go with, and whether they are given.
-        by_slices: the same of servers on Ray that hold slices.
-        """
-        known = all(worker < num_workers for worker in self.slow_links)
-        rule = f"workers are numbered 0 to {num_workers - 1}; name only those"
+    def require_possible(self, run: Any) -> None:
+        """Raise ValueError for what cannot be in this run."""
+        chosen, timing, simulated = self.parsed_topology, run.timing, run.engine == "sim"
+        rule = "is only simulated; use --engine sim"
+        require(chosen.kind != "halving" or simulated, "topology", self.topology, rule)
+        rule = "is the time to form a group anew after a loss; give --topology allreduce and --faults too"
+        regroups = chosen.all_reduces and run.fault.hosts_matter(run.num_workers)
+        require(regroups or not self.regroup_s, "regroup-s", self.regroup_s, rule)
+        if not run.traits.has_server:
+            rule = f"has no effect in --mode {run.mode}, which has no server"
+            require(self.topology == "server", "topology", self.topology, f"{rule}; leave it out")
+            rate = timing.server_bytes_per_s
+            require(rate == math.inf, "server-bytes-per-s", rate, f"{rule}; use --bytes-per-s")
+            rule = f"is emulated by holding back results, and --mode {run.mode} has none; use --engine sim"
+            require(simulated or not timing.latency_s, "latency-s", timing.latency_s, rule)
+            require(simulated or self.bytes_per_s == math.inf, "bytes-per-s", self.bytes_per_s, rule)
+            require(simulated or self.racks == "1", "racks", self.racks, rule)
+        known = all(worker < run.num_workers for worker in self.slow_links)
+        rule = f"workers are numbered 0 to {run.num_workers - 1}; name only those"
         require(known, "slow-link", self.slow_link, rule)
-        rule = f"must be at most --num-workers {num_workers}"
-        require(self.parsed_racks.racks <= num_workers, "racks", self.racks, rule)
-        if self.parsed_topology.all_reduces:
-            for text, given in others.items():
-                require(not given, "topology", self.topology, text)
-        if self.has_servers_apart:
-            for text, given in by_slices.items():
-                require(not given, "topology", self.topology, text)
+        rule = f"must be at most --num-workers {run.num_workers}"
+        require(self.parsed_racks.racks <= run.num_workers, "racks", self.racks, rule)
+        refused = self._of_all_reduce(run) if chosen.all_reduces else {}
+        if self.has_servers_apart and not simulated:
+            refused = self._of_slices(run)
+        for text, given in refused.items():
+            require(not given, "topology", self.topology, text)
+
+    def _of_all_reduce(self, run: Any) -> dict[str, bool]:
+        """Return, by their text, what an all-reduce cannot go with, and whether the run has it."""
+        waits = (
+            f"needs a mode in which every update waits for all workers, and {run.mode} does not as asked for"
+        )
+        lies = (lie for lie in run.fault.lies if lie.says is None or lie.says.name != "labelflip")
+        return {
+            f"{waits}; use --topology server": not run.traits.waits_for_all,
+            "has no server; leave out --server-bytes-per-s": run.timing.server_bytes_per_s < math.inf,
+            "has no server; leave out --server-time": run.timing.server_law is not None,
+            _NO_PADDING: run.timing.padding_bytes > 0 and run.engine != "sim",
+            "adds results; use --aggregate mean": run.aggregation.aggregator is not None,
+            "adds results as they are; use --aggregate mean alone": run.aggregation.by_samples,
+            "keeps results among the workers; no lie but labelflip can replace them": any(lies),
+            "adds whole vectors; leave out --compress": run.compression.results is not None,
+            "sends no weights; leave out --compress-down": run.compression.weights is not None,
+        }
+
+    def _of_slices(self, run: Any) -> dict[str, bool]:
+        """Return the same of servers on Ray that hold slices."""
+        whole = "on Ray servers see slices, and --filter needs whole vectors; leave it out"
+        return {
+            "on Ray its vectors are Ray's objects; leave out --transport local": run.ray.transport == "local",
+            _NO_PADDING: run.timing.padding_bytes > 0,
+            whole: run.aggregation.filtered is not None,
+        }
 
     @property
     def has_servers_apart(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field, make_dataclass
+from dataclasses import field, make_dataclass, replace
 from functools import cache
 from inspect import get_annotations
 from pathlib import Path
@@ -20,6 +20,7 @@ from dsgd.config import AsynchronousConfig, DataConfig, TrainConfig
 from dsgd.core.old_options import OF_ALL
 from dsgd.core.option_rules import Option, from_options, members, option_fields
 from dsgd.core.option_rules import options as flat
+from dsgd.core.traits import Traits
 from dsgd.models.workloads import names as workloads
 from dsgd.models.workloads import options_of
 from dsgd.process.user_code import UserCodeError, in_one_line, load_code
@@ -112,9 +113,30 @@ def from_file(path: Path) -> ModuleType:
         raise UserCodeError("needs a Config and a function train(cluster, w, cfg), like train_asgd.py")
     with in_one_line(path, "its Config cannot be used: "):
         members(config_type)
+        _know_former_traits(config_type)
     if old := sorted(OF_ALL & option_fields(config_type).keys()):
         raise UserCodeError(f"its Config has an option {old[0]}, as all runs once had; give it another name")
     return module
+
+
+def _know_former_traits(config_type: Any) -> None:
+    """Have a Config that says its traits one by one, as all once did, say them in `traits` too."""
+    names = "sends", "waits_for_all", "has_server", "directed", "returns_weights"
+    said = [name for name in names if hasattr(config_type, name)]
+    if not said or hasattr(config_type, "own_traits"):
+        return
+    config_type.own_traits = config_type.traits
+
+    def traits(cfg: Any) -> Traits:
+        given = {name: getattr(cfg, name) for name in said}
+        if given.get("sends") == "weights":
+            given["sends"] = "steps"
+        if given.pop("returns_weights", False) and "sends" not in given:
+            given["sends"] = "weights"
+        own: Traits = cfg.own_traits
+        return replace(own, **given)
+
+    config_type.traits = property(traits)
 
 
 def config_of(mode: str, strategy_file: str | None = None, workload: str | None = None) -> type[TrainConfig]:

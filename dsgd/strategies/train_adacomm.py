@@ -26,12 +26,7 @@ from typing import Annotated
 
 import numpy as np
 
-from dsgd.config import Ge, Gt, Lt, TrainConfig
-from dsgd.core.protocol import Cluster, Update, next_round, run_all
-from dsgd.core.rules import Average, chain
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import local_sgd
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import ClosedForms
 
 EXAMPLE = "--local-steps 32 --interval-s 20 --num-workers 8 --compute-time exponential:1"
@@ -41,7 +36,7 @@ EXAMPLE = "--local-steps 32 --interval-s 20 --num-workers 8 --compute-time expon
 class Config(TrainConfig):
     mode: str = "adacomm"
 
-    sends = "weights"
+    traits = Traits(sends="steps", waits_for_all=True)
 
     local_steps: Annotated[int, Ge(1)] = 16
     """tau_0, the mini-batches between two averagings at the start."""
@@ -51,10 +46,6 @@ class Config(TrainConfig):
 
     decay: Annotated[float, Gt(0), Lt(1)] = 0.5
     """gamma, the factor on the number of local steps where the loss alone would not lower it."""
-
-    @property
-    def waits_for_all(self) -> bool:
-        return True
 
 
 def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:

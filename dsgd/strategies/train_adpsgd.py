@@ -27,12 +27,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dsgd.config import PeerConfig
-from dsgd.core.protocol import Cluster, Done, Update
-from dsgd.core.tasks import Task
-from dsgd.core.weights import Vector, Weights, consensus, mean
-from dsgd.strategies.conformance import Laws
-from dsgd.strategies.optimizers import local_sgd
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import ClosedForms, asynchronous
 
 EXAMPLE = "--graph complete --num-workers 8 --compute-time exponential:1 --slowdown 0=10"

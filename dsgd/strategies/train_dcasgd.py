@@ -26,13 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from dsgd.config import FINITE, AsynchronousConfig, Ge
-from dsgd.core.protocol import Cluster, Update, start_idle
-from dsgd.core.rules import Compensate
-from dsgd.core.tasks import gradient
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import server_rule
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import ClosedForms, asynchronous
 
 EXAMPLE = "--compensation 0.04 --adaptive --num-workers 8 --compute-time exponential:1"

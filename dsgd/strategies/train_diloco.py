@@ -23,13 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from dsgd.config import FINITE, ExchangeConfig, Ge, Gt, Lt, OnlyWith
-from dsgd.core.protocol import Cluster, Update, next_round, run_all, start_portions
-from dsgd.core.rules import DelayedNesterov, Descend, Momentum, Moved, chain
-from dsgd.core.tasks import LocalAdamW, LocalSGD
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import inner_steps
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import ClosedForms, exchanges
 
 EXAMPLE = "--local-steps 16 --outer-lr 0.7 --num-workers 8 --workload digits"
@@ -54,8 +48,6 @@ class Config(ExchangeConfig):
 
     outer_momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     """b, of the server's Nesterov momentum."""
-
-    returns_weights = True
 
     def task(self, h: int) -> LocalAdamW | LocalSGD:
         return inner_steps(self, self.inner, h)

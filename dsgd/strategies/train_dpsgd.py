@@ -29,13 +29,9 @@ from typing import Literal
 
 import numpy as np
 
-from dsgd.config import PeerConfig
-from dsgd.core.protocol import Cluster, Done, Update
-from dsgd.core.weights import Vector, Weights
 from dsgd.scenario.graphs import Mixing
-from dsgd.strategies.conformance import Laws, Limit
 from dsgd.strategies.gossip import Node, WeightsFirst, rounds
-from dsgd.strategies.optimizers import local_sgd
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import ClosedForms, peers
 
 EXAMPLE = "--graph ring --num-workers 8 --compute-time exponential:1"

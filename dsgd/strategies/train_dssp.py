@@ -25,12 +25,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from dsgd.config import AsynchronousConfig, Ge, require
-from dsgd.core.protocol import Cluster, Update, start_idle
-from dsgd.core.tasks import gradient
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import server_rule
+from dsgd.strategy import *
 from dsgd.theory.bounded_staleness import ssp_clock_gap_bound, ssp_staleness_bound
 from dsgd.theory.closed_forms import ClosedForms, same_members
 

@@ -25,13 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from dsgd.config import ExchangeConfig, Gt, Le, require
-from dsgd.core.protocol import Cluster, Update, next_round, run_all, start_portions
-from dsgd.core.rules import Pull, chain
-from dsgd.core.tasks import Elastic
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import schedule
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import ClosedForms, exchanges
 
 EXAMPLE = "--exchange async --moving-rate 0.1 --num-workers 8 --compute-time exponential:1"
@@ -40,8 +34,6 @@ EXAMPLE = "--exchange async --moving-rate 0.1 --num-workers 8 --compute-time exp
 @dataclass(frozen=True, kw_only=True)
 class Config(ExchangeConfig):
     mode: str = "easgd"
-
-    returns_weights = True
 
     moving_rate: Annotated[float | None, Gt(0), Le(1)] = None
     """alpha, the share of the distance that worker and centre move. None: 0.9 / num_workers, as the paper."""

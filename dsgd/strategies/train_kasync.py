@@ -25,12 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dsgd.config import AsynchronousConfig, require
-from dsgd.core.protocol import Cluster, Done, Update, in_worker_order, start_all
-from dsgd.core.tasks import gradient
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import server_rule
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import (
     ClosedForms,
     delivery_cycle,

@@ -28,12 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dsgd.config import GradientConfig, require
-from dsgd.core.protocol import Cluster, Done, Update, in_worker_order, start_all
-from dsgd.core.tasks import gradient
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import server_rule
+from dsgd.strategy import *
 from dsgd.theory.assumptions import need
 from dsgd.theory.closed_forms import ClosedForms, equal_workers, timed
 from dsgd.theory.laws_of_times import memory_steps

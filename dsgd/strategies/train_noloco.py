@@ -29,14 +29,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from dsgd.config import FINITE, Ge, Gt, Lt, OnlyWith, PeerConfig
-from dsgd.core.protocol import Cluster, Done, Update
-from dsgd.core.tasks import LocalAdamW, LocalSGD
-from dsgd.core.weights import Vector, Weights
 from dsgd.scenario.graphs import Mixing
-from dsgd.strategies.conformance import Laws, Limit
 from dsgd.strategies.gossip import Node, WeightsFirst, rounds
-from dsgd.strategies.optimizers import inner_steps
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import ClosedForms, peers
 
 EXAMPLE = "--local-steps 16 --num-workers 8 --compute-time exponential:1 --workload digits"

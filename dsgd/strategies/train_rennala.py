@@ -24,12 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsgd.config import GradientConfig, require
-from dsgd.core.protocol import Cluster, Done, Update, in_worker_order, start_all
-from dsgd.core.tasks import gradient
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import server_rule
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import ClosedForms
 
 EXAMPLE = "--batches 16 --num-workers 8 --compute-time pareto:1.5,1"

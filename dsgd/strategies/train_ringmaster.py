@@ -23,12 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from dsgd.config import AsynchronousConfig, whole_or_inf
-from dsgd.core.protocol import Cluster, Done, Update, start_all
-from dsgd.core.tasks import gradient
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import server_rule
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import ClosedForms
 
 EXAMPLE = "--delay-bound 4 --num-workers 8 --compute-time exponential:1 --slowdown 0=20"

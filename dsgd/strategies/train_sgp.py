@@ -27,17 +27,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from dsgd.config import PeerConfig
-from dsgd.core.protocol import Cluster, Done, Update
-from dsgd.core.weights import Vector, Weights
 from dsgd.scenario.graphs import Mixing, shares
-from dsgd.strategies.conformance import Laws, Limit
 from dsgd.strategies.gossip import Node, rounds
-from dsgd.strategies.optimizers import local_sgd
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import ClosedForms, peers
 
 EXAMPLE = "--graph random --num-workers 8 --compute-time exponential:1"
@@ -51,7 +46,7 @@ class Config(PeerConfig):
     """Who sends to whom: ring (the next one) | exponential (one peer a round) | random (one a round) |
     complete, or a file with an arc like `0 1` in each line (docs/gossip.md)."""
 
-    directed: ClassVar[bool] = True
+    traits = Traits(sends="weights", has_server=False, directed=True)
 
 
 @dataclass(frozen=True)

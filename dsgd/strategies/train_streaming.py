@@ -29,14 +29,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 
-from dsgd.config import FINITE, Ge, Gt, Le, LocalConfig, Lt, OnlyWith, require
-from dsgd.core.option_rules import HIDDEN
-from dsgd.core.protocol import Cluster, Done, Update, next_round, run_all
-from dsgd.core.rules import Descend, Momentum, Moved, Rule, chain
-from dsgd.core.tasks import LocalAdamW, LocalSGD
-from dsgd.core.weights import Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import inner_steps
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import ClosedForms
 
 if TYPE_CHECKING:
@@ -134,6 +127,8 @@ class InnerSteps:
 class Config(LocalConfig):
     mode: str = "streaming"
 
+    traits = Traits(waits_for_all=True)
+
     lr: Annotated[float, FINITE, Gt(0)] = 0.01
     """Step size of the workers' own steps."""
 
@@ -176,10 +171,6 @@ class Config(LocalConfig):
         rule = "has no effect with --mode streaming, which sends fragments; leave it out"
         down = self.compression
         require(down.weights is None, "compress-down", down.compress_down, rule)
-
-    @property
-    def waits_for_all(self) -> bool:
-        return True
 
     @property
     def parts(self) -> Fragments:

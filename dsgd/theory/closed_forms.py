@@ -18,10 +18,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
-from dsgd.config import ExchangeConfig, LocalConfig, PeerConfig, TrainConfig
+import numpy as np
+
+from dsgd.config import AsynchronousConfig, ExchangeConfig, LocalConfig, PeerConfig, TrainConfig
 from dsgd.core.time_laws import Constant, Floats, Law
 from dsgd.scenario.graphs import Mixing
-from dsgd.theory.assumptions import NoClosedForm, factors_of, known
+from dsgd.theory.assumptions import NoClosedForm, factors_of, known, need
+from dsgd.theory.bounded_staleness import (
+    ssp_clock_gap_bound,
+    ssp_mean_staleness,
+    ssp_memory,
+    ssp_staleness_bound,
+    ssp_steps_per_s,
+)
 from dsgd.theory.disturbances import members_stay, shared_hosts, spot_losses, spot_skewness
 from dsgd.theory.exchanges import all_reduce_time, served_round_time
 from dsgd.theory.failures import asgd_time_on_hosts, asgd_time_with_losses
@@ -29,6 +38,7 @@ from dsgd.theory.islands import island_law
 from dsgd.theory.laws_of_times import memory_steps, plain_law
 from dsgd.theory.mixing import longest_way, one_peer_rounds
 from dsgd.theory.order_statistics import order_statistic_skewness
+from dsgd.theory.quadratics import local_sgd_fixed_point
 from dsgd.theory.queueing import server_updates_per_s
 from dsgd.theory.stale_gradients import asgd_mean_staleness, asgd_mean_staleness_by_worker, asgd_staleness_pmf
 from dsgd.theory.times import asgd_time, local_sgd_run_time, local_sgd_time_per_step, ssgd_time
@@ -206,6 +216,35 @@ def asynchronous(cfg: TrainConfig) -> ClosedForms:
         memory=memory,
         skewness=skewness,
     )
+
+
+def stale_synchronous(cfg: AsynchronousConfig, slack: float) -> ClosedForms:
+    """Return the closed forms of SSP; slack: mini-batches a worker may be ahead when it starts one."""
+
+    def s_per_update() -> float:
+        law, p, slowdown = workers(timed(cfg))
+        return 1 / (p * ssp_steps_per_s(law, p, slack, slowdown))
+
+    return ClosedForms(
+        staleness_mean=lambda: ssp_mean_staleness(*equal_workers(cfg), slack),
+        staleness_max=lambda: ssp_staleness_bound(same_members(cfg).num_workers, slack),
+        clock_gap_max=lambda: ssp_clock_gap_bound(cfg.num_workers, slack),
+        s_per_update=s_per_update,
+        memory=lambda: ssp_memory(cfg.timing.compute_law, cfg.num_workers, cfg.timing.slowdowns, slack),
+    )
+
+
+def averaging_fixed_point(cfg: LocalConfig) -> float:
+    """Return where each coordinate of the weights ends if workers average after H plain steps on quadratics.
+
+    Raises NoClosedForm for other steps and other objectives.
+    """
+    plain = not (cfg.parsed_schedule.changes or cfg.momentum or cfg.clip_norm or cfg.weight_decay)
+    plain = plain and not cfg.fault.lies and cfg.aggregation.aggregator is None
+    need(cfg.data.dataset == "quadratic" and plain, "the fixed point is known for plain steps on quadratics")
+    values = cfg.data.curvature_values, cfg.data.optimum_values
+    a, x, _ = np.broadcast_arrays(*values, np.empty(cfg.num_workers))
+    return local_sgd_fixed_point(cfg.lr, a.tolist(), x.tolist(), cfg.local_steps)
 
 
 def rounds(cfg: LocalConfig) -> ClosedForms:

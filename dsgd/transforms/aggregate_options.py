@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dsgd.core.aggregators import Aggregator, PreAggregation, parse_aggregator, parse_mixing
 from dsgd.core.option_rules import Checked, Parsed, require
@@ -72,8 +73,12 @@ class AggregateConfig(Checked):
         rows = self.aggregator.least if self.aggregator else 1
         return self.mixing.least(rows) if self.mixing else rows
 
-    def require_enough(self, mode: str, results: int, num_workers: int) -> None:
-        """Raise ValueError if an update of so many results is too small for these options."""
+    def require_possible(self, run: Any) -> None:
+        """Raise ValueError if an update of the run has too few results for these options, or no samples."""
+        rule = f"--workload {run.data.name} has no samples to count; use --aggregate mean alone"
+        counted = not self.by_samples or run.data.name not in ("quadratic", "none")
+        require(counted, "aggregate", self.aggregate, rule)
+        mode, results, num_workers = run.mode, run.results_per_update, run.num_workers
         for option, default in (("aggregate", "mean"), ("filter", "none")):
             rule = f"is a server's, and --mode {mode} has none; leave it out"
             require(results > 0 or getattr(self, option) == default, option, getattr(self, option), rule)

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
+from dsgd.core.option_effects import LEARNED
 from dsgd.core.option_forms import Form, number, parsed
-from dsgd.core.option_rules import Checked, NotWith, Parsed, require
+from dsgd.core.option_rules import Checked, Parsed, require
 from dsgd.transforms.codecs import CODECS, SHARE, Codec, TopK, parse_codec
 from dsgd.transforms.compressed import Compression, MomentumCorrection
-
-_LEARNED = NotWith(workload=("none",))
 
 
 class Dgc(NamedTuple):
@@ -52,7 +51,7 @@ class CompressConfig(Checked):
     randk:SHARE,scaled | sign | qsgd:LEVELS | int8 | fp4 | powersgd:RANK.
     """
 
-    compress: Annotated[str, _LEARNED] = "none"
+    compress: Annotated[str, LEARNED] = "none"
     """CODEC of the results on their way to the server, or dgc:SHARE,MOMENTUM,WARMUP,CLIP (deep gradient
     compression; only SHARE is needed, MOMENTUM is 0.9, WARMUP counts a worker's mini-batches)."""
     results = Parsed("compress", codec_or_dgc)
@@ -62,7 +61,7 @@ class CompressConfig(Checked):
     it sends changes, which the server adds up. None: none with an unbiased codec (qsgd, int8, randk scaled),
     else ef."""
 
-    compress_down: Annotated[str, _LEARNED] = "none"
+    compress_down: Annotated[str, LEARNED] = "none"
     """CODEC of the weights on their way to the workers: what has changed in them is sent to all. Only in
     modes in which every update waits for all workers."""
     weights = Parsed("compress_down", parse_codec)
@@ -80,6 +79,19 @@ class CompressConfig(Checked):
         rule = "must bring workers closer to the weights each time; choose topk, sign, int8, fp4 or powersgd"
         down = self.weights is None or self.weights.contracts
         require(down, "compress-down", self.compress_down, rule)
+
+    def require_possible(self, run: Any) -> None:
+        """Raise ValueError for codecs that the run's mode has no use for."""
+        rule = f"is for results on their way to a server, and --mode {run.mode} has none; leave it out"
+        require(run.traits.has_server or self.results is None, "compress", self.compress, rule)
+        down = self.weights is None or run.traits.waits_for_all
+        rule = f"needs a mode in which every update waits for all workers, not {run.mode}; leave it out"
+        require(down, "compress-down", self.compress_down, rule)
+        if isinstance(self.results, Dgc):
+            rule = "needs a mode whose workers send gradients, and --optimizer sgd; choose another codec"
+            require(getattr(run, "optimizer", None) == "sgd", "compress", self.compress, rule)
+            rule = f"--compress {self.compress} has a momentum already; leave it out"
+            require(not run.momentum, "momentum", run.momentum, rule)
 
     def of_results(self, num_workers: int) -> Compression | None:
         """Return how results travel; None: as they are."""

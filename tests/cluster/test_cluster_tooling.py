@@ -38,8 +38,11 @@ from deploy.jobs.probe_pod import probe, probe_manifest
 from deploy.jobs.run_job import delete
 from deploy.jobs.thresholds import DEFAULT, read_thresholds
 from deploy.project import GPU
-from dsgd.config import LiveConfig, LogConfig, OutputConfig, RayConfig, option_fields, options
+from dsgd.core.option_rules import option_fields, options
+from dsgd.engines.ray_options import RayConfig
+from dsgd.records.output_options import OutputConfig
 from dsgd.running.quick_run import config
+from dsgd.show.watching_options import LiveConfig, LogConfig
 
 STANDIN = ROOT / "tests/cluster/kubectl_standin"
 FOLDERS = ("deploy", "dsgd", "experiments")

@@ -34,7 +34,8 @@ from deploy.manifests.rendered_files import files, problems, render
 from deploy.manifests.settings import FILE, Device, Settings, Tls, read_settings, settings_text
 from deploy.project import GPU, NAMESPACE
 from dsgd.compare.experiment_command import experiment_of
-from dsgd.config import TrainConfig, options
+from dsgd.config import TrainConfig
+from dsgd.core.option_rules import options
 from dsgd.show.terminal.arguments import take_option
 from dsgd.show.terminal.cli import parse
 from dsgd.show.terminal.commands import asked

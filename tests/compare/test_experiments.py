@@ -30,7 +30,7 @@ from dsgd.compare.experiment_file import load
 from dsgd.compare.pool import Pool
 from dsgd.compare.runner import check_data
 from dsgd.compare.tuning import choose
-from dsgd.config import options
+from dsgd.core.option_rules import options
 from dsgd.process.outcomes import UsageError
 from dsgd.running.quick_run import config, run
 

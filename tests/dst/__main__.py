@@ -19,8 +19,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import NoReturn
 
-from dsgd.config import options
 from dsgd.conformance.strategy_on_trial import Subject
+from dsgd.core.option_rules import options
 from dsgd.process.outcomes import EXIT_FAILED, EXIT_USAGE, UsageError, report_error
 from dsgd.show.terminal.cli import parse
 from dsgd.strategies import modes

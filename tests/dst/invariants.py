@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dsgd.config import FaultConfig, TrainConfig
+from dsgd.config import TrainConfig
 from dsgd.conformance import differences
 from dsgd.conformance.strategy_on_trial import Broken
 from dsgd.core.cluster_state import ClusterState
@@ -29,6 +29,7 @@ from dsgd.running.checkpoints.codec import vocabulary
 from dsgd.running.checkpoints.run_state import RunState, from_bytes, to_parts
 from dsgd.running.predict.predictions import closed_forms
 from dsgd.scenario.fault import MEMBERSHIP, Fault, named
+from dsgd.scenario.fault_options import FaultConfig
 from dsgd.theory.assumptions import known
 from dst.audited_cluster import Audit
 from dst.fault_schedule import FaultSchedule, keeps_members, keeps_weights

@@ -294,7 +294,7 @@ class Computers:
         cfg = config(mode, **self.options, **NO_CHOICE.get(mode, {}))
         found = []
         for cluster, first, way in self._clusters:
-            if way is SHARDED and not (cfg.has_server and mode != "streaming"):
+            if way is SHARDED and not (cfg.traits.has_server and mode != "streaming"):
                 continue
             w = Weights(make_workload(cfg).objective.initial_weights(0))
             updates = islice(load(mode).train(cluster, w, cfg), 8)

@@ -11,9 +11,9 @@ from statistics import median
 import pytest
 from test_tensorboard import scalars
 
-from dsgd.config import OutputConfig
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import Update
+from dsgd.records.output_options import OutputConfig
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordedFault, RecordError
 from dsgd.records.writer import RunRecord

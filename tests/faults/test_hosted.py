@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsgd.config import FaultConfig, TrainConfig
+from dsgd.config import TrainConfig
 from dsgd.core.protocol import ClusterError, DriverLost, Update
 from dsgd.core.timing import ComputeTimes
 from dsgd.core.weights import Weights
@@ -24,6 +24,7 @@ from dsgd.engines.open_cluster import open_cluster
 from dsgd.engines.sim.sim import SimCluster
 from dsgd.engines.sim.sim_with_faults import HostedCluster
 from dsgd.running.quick_run import QuickRun, config, run
+from dsgd.scenario.fault_options import FaultConfig
 from dsgd.strategies import load
 
 SMALL: dict[str, Any] = {"num_workers": 4, "steps": 12, "workload": "quadratic", "grad_noise": 0.5}

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsgd.config import FaultConfig
 from dsgd.core.tasks import gradient
 from dsgd.core.time_laws import Trace
 from dsgd.core.timing import ComputeTimes
@@ -18,6 +17,7 @@ from dsgd.core.weights import Weights
 from dsgd.data import make_workload
 from dsgd.engines.sim.sim_with_faults import HostedCluster
 from dsgd.running.quick_run import config
+from dsgd.scenario.fault_options import FaultConfig
 from dsgd.scenario.hosts import Hosts, OnLoss
 
 # --- Decisions ----------------------------------------------------------------------------------------------

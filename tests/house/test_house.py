@@ -29,6 +29,12 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+GROUPS_OF_OPTIONS = frozenset(
+    f"dsgd.{name}_options"
+    for name in ("engines.ray", "models.compute", "records.output", "running.checkpoint", "show.watching")
+)
+"""Parts of config that stand beside the capabilities they configure: they may import what config may."""
+
 CODE = sorted([*PACKAGE.rglob("*.py"), *(ROOT / "deploy").rglob("*.py")])
 MODULES = {module_of(path): path for path in PACKAGE.rglob("*.py")}
 
@@ -69,6 +75,8 @@ def graph() -> Graph:
 
 def room(module: str) -> str:
     """Return the folder of a module in the package; empty for the files outside the folders."""
+    if module in GROUPS_OF_OPTIONS:
+        return "config"
     parts = module.split(".")
     known = len(parts) > 1 and (parts[1] in PUBLIC or (PACKAGE / parts[1]).is_dir())
     return parts[1] if known else ""
@@ -120,6 +128,7 @@ def _upwards(graph: Graph) -> Iterator[str]:
 
 def test_nothing_imports_upwards(graph: Graph) -> None:
     """What computes knows nothing of what runs it, and what runs it nothing of what shows it."""
+    assert graph["dsgd.config"] > GROUPS_OF_OPTIONS
     assert not sorted(_upwards(graph))
     assert {name for names in FLOORS for name in names} - {*PUBLIC} == {
         path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()
@@ -140,6 +149,8 @@ def _folders_beside(graph: Graph, folder: str) -> dict[str, set[str]]:
 
 def folder_in(begin: str, module: str) -> str:
     """Return the folder right inside another that a module is in; empty for a module elsewhere."""
+    if begin == "dsgd." and module in GROUPS_OF_OPTIONS:
+        return ""
     name, point, _ = module.removeprefix(begin).partition(".")
     is_folder = MODULES.get(begin + name, Path()).name == "__init__.py"
     return name if module.startswith(begin) and (point or is_folder) else ""

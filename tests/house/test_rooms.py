@@ -20,31 +20,30 @@ SOURCE = sorted(
 )
 
 LINES = {
-    ".": 2_300,
+    ".": 1_700,
     "benchmarks": 4_100,
     "deploy": 4_300,
     "docs": 600,
-    "dsgd": 600,
+    "dsgd": 700,
     "dsgd/compare": 1_800,
     "dsgd/conformance": 1_000,
     "dsgd/core": 5_000,
     "dsgd/engines": 9_000,
     "dsgd/models": 4_800,
     "dsgd/process": 1_000,
-    "dsgd/records": 3_700,
-    "dsgd/running": 4_300,
-    "dsgd/scenario": 2_500,
-    "dsgd/show": 10_600,
-    "dsgd/strategies": 2_400,
+    "dsgd/records": 3_800,
+    "dsgd/running": 4_400,
+    "dsgd/scenario": 2_700,
+    "dsgd/show": 10_700,
+    "dsgd/strategies": 2_300,
     "dsgd/teach": 2_500,
-    "dsgd/theory": 3_100,
-    "dsgd/transforms": 1_700,
-    "tests": 43_000,
+    "dsgd/theory": 3_200,
+    "dsgd/transforms": 1_800,
+    "tests": 43_100,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 
 LONG_FILES = {
-    "config.py",
     "dsgd/api.py",
     "dsgd/core/aggregators.py",
     "dsgd/core/rules.py",

@@ -8,11 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dsgd.config import AsynchronousConfig, require
-from dsgd.core.protocol import Cluster, Update
-from dsgd.core.tasks import gradient
-from dsgd.core.weights import Weights
-from dsgd.strategies.optimizers import server_rule
+from dsgd.strategy import AsynchronousConfig, Cluster, Update, Weights, gradient, require, server_rule
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from conftest import ROOT
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
-from dsgd.config import options
+from dsgd.core.option_rules import options
 from dsgd.core.problem import labels, take
 from dsgd.data import make_workload
 from dsgd.models import datasets

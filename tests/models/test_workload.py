@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset, TensorDataset
 
 from dsgd.compare.experiment_file import load
-from dsgd.config import options
 from dsgd.core.model import Workload
+from dsgd.core.option_rules import options
 from dsgd.core.problem import Problem, labels, length, take
 from dsgd.data import make_workload
 from dsgd.engines.task_values import LoneValues

@@ -22,12 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from dsgd.config import GradientConfig, require
-from dsgd.core.protocol import Cluster, Update, run_all
-from dsgd.core.rules import Slots, TaskResult
-from dsgd.core.weights import Vector, Weights
-from dsgd.strategies.conformance import Laws, Limit
-from dsgd.strategies.optimizers import server_rule
+from dsgd.strategy import *
 from dsgd.theory.closed_forms import ClosedForms, timed, workers
 from dsgd.theory.times import ssgd_time
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from dsgd import Problem
 from dsgd.core import option_rules, protocol, rules
+from dsgd.core.traits import Traits
 from dsgd.models.datasets import token_files
 from dsgd.process.user_code import _MODULES, know_former_names, load_code
+from dsgd.strategies import config_of
 
 WRITTEN_BEFORE = """
 import dsgd.models.transformer
@@ -32,6 +35,42 @@ def test_a_file_from_before_the_move_gets_the_very_modules(tmp_path: Path) -> No
     assert code.Windows is token_files.Windows
     assert code.rules is rules
     assert code.Must is option_rules.Must
+
+
+STRATEGY_OF_BEFORE = """
+from dataclasses import dataclass
+from typing import Annotated
+
+from dsgd.config import Ge, LocalConfig, Must, matches, require, whole_or_inf
+from dsgd.core.tasks import gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(LocalConfig):
+    mode: str = "before"
+    bound: Annotated[float, whole_or_inf(0)] = 1.0
+    sends = "weights"
+
+    @property
+    def waits_for_all(self) -> bool:
+        return self.bound == 0
+
+
+def train(cluster, w, cfg):
+    yield
+"""
+
+
+def test_a_strategy_from_before_says_its_traits(tmp_path: Path) -> None:
+    """It imports rules from dsgd.config, and what it said attribute by attribute is in its `traits`."""
+    file = tmp_path / "train_before.py"
+    file.write_text(STRATEGY_OF_BEFORE)
+    for _ in range(2):
+        config_type: Any = config_of("before", str(file))
+        assert config_type(strategy_file=str(file)).traits == Traits(sends="steps")
+        assert config_type(strategy_file=str(file), bound=0).traits == Traits(
+            sends="steps", waits_for_all=True
+        )
 
 
 def test_every_former_name_leads_to_a_file() -> None:

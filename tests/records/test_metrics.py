@@ -23,7 +23,6 @@ import pytest
 from conftest import PATIENCE_S, ROOT, CommandLine, Ran, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
-from dsgd.config import LiveConfig
 from dsgd.core.protocol import Update
 from dsgd.metrics import Tally, families
 from dsgd.process.interruptions import Interruptions
@@ -32,6 +31,7 @@ from dsgd.running.execute import execute
 from dsgd.running.quick_run import config, run
 from dsgd.show.live.observers import Observers
 from dsgd.show.live.prometheus import STALENESS_BUCKETS, RunMetrics, RunsCollector
+from dsgd.show.watching_options import LiveConfig
 from main import main
 
 SIM = "--engine sim --compute-time exponential:1"

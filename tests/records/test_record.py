@@ -15,7 +15,6 @@ import pytest
 import yaml
 from conftest import PATIENCE_S, ROOT, CommandLine, python, wait_for
 
-from dsgd.config import TimingConfig
 from dsgd.core.model import Workload
 from dsgd.core.time_laws import Trace
 from dsgd.data import make_workload
@@ -25,6 +24,7 @@ from dsgd.records.writer import RunRecord
 from dsgd.running.comparison import measured_timing
 from dsgd.running.quick_run import config
 from dsgd.running.quick_run import run as quick_run
+from dsgd.scenario.timing_options import TimingConfig
 
 SIM = "--engine sim --compute-time exponential:1"
 

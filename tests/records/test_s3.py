@@ -573,7 +573,7 @@ import os, signal, sys
 from dsgd.records.stores.store import name_of
 from dsgd.running.quick_run import config
 from dsgd.records.upload import Upload
-from dsgd.config import options
+from dsgd.core.option_rules import options
 from dsgd.records.writer import config_text
 
 cfg = config("asgd", engine="sim", out=sys.argv[1], run_name="a", steps=9)

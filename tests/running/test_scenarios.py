@@ -11,7 +11,7 @@ from conftest import ROOT, CommandLine
 
 from dsgd.compare.experiment_command import experiment_of
 from dsgd.compare.experiment_file import read
-from dsgd.config import options
+from dsgd.core.option_rules import options
 from dsgd.process.outcomes import UsageError
 from dsgd.show.terminal.cli import parse
 from dsgd.show.terminal.scenario_option import names, options_of_scenario, scenarios_page

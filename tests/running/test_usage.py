@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, CommandLine
 
-from dsgd.config import BUILT_IN, TimingConfig, TrainConfig, option_fields, options
-from dsgd.core.option_rules import HIDDEN, NotWith, OnlyWith
+from dsgd.config import TrainConfig
+from dsgd.core.option_effects import BUILT_IN
+from dsgd.core.option_rules import HIDDEN, NotWith, OnlyWith, option_fields, options
 from dsgd.models.workloads import names as workloads
+from dsgd.scenario.timing_options import TimingConfig
 from dsgd.show.terminal import commands
 from dsgd.show.terminal.cli import parse
 from dsgd.show.terminal.commands import PLACES

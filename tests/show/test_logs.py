@@ -16,12 +16,12 @@ import pytest
 from conftest import CommandLine, keys
 
 from dsgd import Watcher, run
-from dsgd.config import LogConfig
 from dsgd.core.protocol import Update
 from dsgd.engines.ray.worker.captured_output import MOST_CHARACTERS, CapturedOutput
 from dsgd.running.keeper import Running
 from dsgd.show.live.logs import logged
 from dsgd.show.live.run_now import gradient_norm
+from dsgd.show.watching_options import LogConfig
 
 QUADRATIC = "--num-workers 2 --steps 4 --eval-every 0 --workload quadratic --dim 3"
 SIM = f"--engine sim --mode ssgd {QUADRATIC}"

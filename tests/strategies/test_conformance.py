@@ -18,10 +18,10 @@ from dst.law import SCHEDULES, survives_random_faults
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsgd.config import options
 from dsgd.conformance import LawCheck, checks_of, law_checks
 from dsgd.conformance.laws_of_runs import ON_REAL_WORKERS, holds_in
 from dsgd.conformance.strategy_on_trial import Subject
+from dsgd.core.option_rules import options
 from dsgd.running.quick_run import Workers
 from dsgd.strategies import configured, modes
 

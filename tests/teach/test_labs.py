@@ -526,7 +526,7 @@ MISTAKES = {
         STEP,
         "        w.vector[:] -= cfg.lr * done.value\n",
         "ends",
-        "line 37: ValueError",
+        "line 33: ValueError",
     ),
     "it fails": (STEP, STEP + "        1 / 0\n", "ends", "ZeroDivisionError"),
     "it leaves": (STEP, STEP + "        raise SystemExit(0)\n", "ends", "SystemExit"),
@@ -537,14 +537,14 @@ MISTAKES = {
         "did not come back",
     ),
     "it looks at the clock": (
-        "from dsgd.core.tasks",
-        "import math, time\nfrom dsgd.core.tasks",
+        "from dsgd.strategy",
+        "import math, time\nfrom dsgd.strategy",
         "is_only_its_algorithm",
         "imports time",
     ),
     "it takes the suite's own": (
-        "from dsgd.core.tasks",
-        "from dsgd.strategies.train_ssp import train as theirs\nfrom dsgd.core.tasks",
+        "from dsgd.strategy",
+        "from dsgd.strategies.train_ssp import train as theirs\nfrom dsgd.strategy",
         "is_only_its_algorithm",
         "imports dsgd.strategies.train_ssp",
     ),
@@ -717,11 +717,11 @@ def test_asgd_fails_as_an_answer(tmp_path: Path) -> None:
 
 NO_STRATEGY = {
     # text of the right answer, text instead, what the message must name
-    "no Python": ("while True:", "while True", ["line 34: syntax error (expected ':')"]),
+    "no Python": ("while True:", "while True", ["line 30: syntax error (expected ':')"]),
     "a missing name": (
-        "import server_rule",
-        "import server_rules",
-        ["line 15", "server_rules"],
+        "require, server_rule",
+        "require, server_rules",
+        ["line 11", "server_rules"],
     ),
     "no train": ("def train", "def trains", ["needs a Config and a function train"]),
     "no option": ("    slack: float", "    gap: float", ["Config"]),

@@ -357,10 +357,10 @@ def test_a_broken_strategy_has_one_cause_and_what_follows_from_it(tmp_path: Path
     """The cause comes first, with the command of its run, and the untested take one line."""
     found = judged(tmp_path, RIGHT.replace(STEP, STEP + "        if w.version == 3:\n            1 / 0\n"))
     lines = list(printed.lines(found, "strategy", {}, reveal=False, quiet=False))
-    assert lines[3] == "         the run failed: line 39: ZeroDivisionError: division by zero"
+    assert lines[3] == "         the run failed: line 35: ZeroDivisionError: division by zero"
     assert lines[4].startswith("         run: main.py --mode ")
     (untested,) = [line for line in lines if "not tested" in line]
-    assert re.match(r"  open   12 laws not tested: the run failed: line 39", untested)
+    assert re.match(r"  open   12 laws not tested: the run failed: line 35", untested)
     assert sum("FAILS" in line for line in lines) == 1
 
 

@@ -25,7 +25,7 @@ from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
 from dsgd.running.quick_run import QuickRun, config, run, same_bytes
 from dsgd.running.replaying import compared, recorded_run
-from dsgd.strategies import config_of, modes
+from dsgd.strategies import modes
 from dsgd.theory.compressed_gradients import largest_stable_step_with_feedback, with_feedback
 from dsgd.transforms.codecs import Sign, TopK, kept, parse_codec
 from dsgd.transforms.compress_options import codec_or_dgc
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dsgd.core.model import Objective
     from dsgd.core.shards import Shard
 
-RESULTS = [mode for mode in modes() if mode != "easgd" and config_of(mode).has_server]
+RESULTS = [mode for mode in modes() if mode != "easgd" and config(mode).traits.has_server]
 WITH_BARRIER = ["adacomm", "diloco", "easgd", "localsgd", "ssgd"]
 OF_WEIGHTS = ["adacomm", "diloco", "localsgd", "streaming"]
 # On it, a few steps of size 1/2 or 1/4 are exact in float32: nothing is rounded.

@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 
-from dsgd.config import FaultConfig
 from dsgd.core.cluster_state import ClusterState
 from dsgd.core.model import Workload
 from dsgd.core.protocol import ClusterError, Done, DriverLost, TimeUp
@@ -28,6 +27,7 @@ from dsgd.engines.sim.sim import NOTHING_RUNS, SimCluster, SimFlight, as_started
 from dsgd.engines.sim.sim_hosts import QUESTION, Copy, SimHost
 from dsgd.scenario.fault import MEMBERSHIP, Fault
 from dsgd.scenario.fault_book import OpenFault
+from dsgd.scenario.fault_options import FaultConfig
 from dsgd.scenario.fault_plan import Plan, outside_at_first
 from dsgd.scenario.hosts import Hosts
 from dsgd.scenario.star import Network

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dsgd.config import BUILT_IN
+from dsgd.core.option_effects import BUILT_IN
 from dsgd.core.rng import Purpose, generator
 from dsgd.models.datasets.user_files import DataError
 from dsgd.process.outcomes import echoed

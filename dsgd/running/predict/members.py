@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from dsgd.config import FaultConfig, TrainConfig
+from dsgd.config import TrainConfig
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.scenario.fault import MEMBERSHIP
+from dsgd.scenario.fault_options import FaultConfig
 from dsgd.scenario.fault_plan import outside_at_first
 from dsgd.theory.assumptions import NoClosedForm
 

@@ -21,12 +21,12 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from dsgd.config import LogConfig
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import Update
 from dsgd.metrics import finite
 from dsgd.running.keeper import Running, Watcher
 from dsgd.show.live.run_now import gradient_norm, step_size
+from dsgd.show.watching_options import LogConfig
 
 LINE_S = 10.0
 """Seconds between two lines about a run."""

@@ -6,13 +6,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsgd.config import LiveConfig, LogConfig
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import Evaluated, Update
 from dsgd.process.interruptions import Interruptions
 from dsgd.running.keeper import Running, Watcher
 from dsgd.show.live.logs import LogHandler, RunLog, logged
 from dsgd.show.live.prometheus import RunMetrics
+from dsgd.show.watching_options import LiveConfig, LogConfig
 
 if TYPE_CHECKING:
     from dsgd.show.live.exporter import Exporter

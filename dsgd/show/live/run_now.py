@@ -29,13 +29,14 @@ def step_size(cfg: TrainConfig, tally: Tally) -> float:
 def gradient_norm(cfg: TrainConfig, update: Update) -> float | None:
     """Return the Euclidean norm of an update's mean gradient.
 
-    Where workers return weights, it is that of their mean way from those that they read, divided by --lr and
-    the mini-batches: without momentum the mean gradient along it. None where the driver has no values, as in
-    an all-reduce on Ray, and in modes whose workers send neither.
+    Where workers return weights after plain steps, it is that of their mean way from those that they read,
+    divided by --lr and the mini-batches: without momentum the mean gradient along it. None where the driver
+    has no values, as in an all-reduce on Ray, and in other modes.
     """
-    if cfg.sends == "neither" or not all(done.value.size for done in update.dones):
+    sends = cfg.traits.sends
+    if sends not in ("gradients", "steps") or not all(done.value.size for done in update.dones):
         return None
-    if cfg.sends == "gradients":
+    if sends == "gradients":
         of_each = [done.value for done in update.dones]
     else:
         of_each = [(done.origin.vector - done.value) / (cfg.lr * done.batches) for done in update.dones]

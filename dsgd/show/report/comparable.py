@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dsgd.config import DataConfig, TimingConfig, option_fields
+from dsgd.config import DataConfig
+from dsgd.core.option_rules import option_fields
 from dsgd.models.workloads import name_of
 from dsgd.records.listing import ListedRun, Listing
 from dsgd.records.reader import Record
 from dsgd.records.variants import differing, of_workload, option_text, printable
 from dsgd.scenario.group_options import GroupConfig
 from dsgd.scenario.network_options import LINKS
+from dsgd.scenario.timing_options import TimingConfig
 from dsgd.show.report.frames import Frames
 from dsgd.show.report.written_numbers import plural
 

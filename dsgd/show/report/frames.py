@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from dsgd.config import DataConfig, TimingConfig, option_fields
+from dsgd.config import DataConfig
 from dsgd.core.old_options import today
+from dsgd.core.option_rules import option_fields
 from dsgd.metrics import QUANTITIES, Column
 from dsgd.process.checked_yaml import convert
 from dsgd.process.outcomes import UsageError, is_result
@@ -31,6 +32,7 @@ from dsgd.records.variants import NOT_COMPARED as NOT_COMPARED
 from dsgd.records.variants import as_variants, differing, of_workload, own_target, printable
 from dsgd.records.variants import option_text as option_text
 from dsgd.scenario.network_options import LINKS
+from dsgd.scenario.timing_options import TimingConfig
 from dsgd.show.report.experiment_yaml import AsRun, AsTuned, Tuned
 from dsgd.show.report.layout import Asked, Layout, Member, arrange, by_name
 from dsgd.show.report.premises import JudgedPremise, Premise, judge, require_names

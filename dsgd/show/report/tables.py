@@ -9,9 +9,10 @@ from typing import Any
 
 import polars as pl
 
-from dsgd.config import LiveConfig, LogConfig, OutputConfig, option_fields
+from dsgd.core.option_rules import option_fields
 from dsgd.metrics import taken_of_updates
 from dsgd.records.fault_words import hit
+from dsgd.records.output_options import OutputConfig
 from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedFault
 from dsgd.running.predict.verdicts import BOUNDS
@@ -21,6 +22,7 @@ from dsgd.show.report.questions import Question, test_name
 from dsgd.show.report.statistics import Pair, median_interval
 from dsgd.show.report.theory_words import over_seeds
 from dsgd.show.report.written_numbers import Table, few, number, percent, plural
+from dsgd.show.watching_options import LiveConfig, LogConfig
 
 _THEORY = {
     "s_per_update": "time of an update",

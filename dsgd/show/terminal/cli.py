@@ -14,8 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dsgd.config import BUILT_IN, DataConfig, TrainConfig
+from dsgd.config import DataConfig, TrainConfig
 from dsgd.core.old_options import old_options, refused, renewed
+from dsgd.core.option_effects import BUILT_IN
 from dsgd.core.option_rules import Option, from_options, option_fields
 from dsgd.models.workloads import PYTHON, options_of
 from dsgd.models.workloads import names as workloads

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsgd.config import OutputConfig, TrainConfig, options
+from dsgd.config import TrainConfig
+from dsgd.core.option_rules import options
 from dsgd.process.outcomes import UsageError
 from dsgd.process.s3_access import is_s3
 from dsgd.records.fixed_options import MAY_CHANGE, changed, options_digest
+from dsgd.records.output_options import OutputConfig
 from dsgd.records.reader import is_record, read_meta, read_options, written_options
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsgd.config import FaultConfig, TimingConfig
 from dsgd.core.option_rules import option_fields
 from dsgd.process.checked_yaml import convert, did_you_mean, read
 from dsgd.process.outcomes import UsageError
+from dsgd.scenario.fault_options import FaultConfig
 from dsgd.scenario.network_options import NetworkConfig
+from dsgd.scenario.timing_options import TimingConfig
 from dsgd.show.terminal.arguments import dashed, take_option
 from dsgd.show.terminal.paragraphs import paragraph
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, get_type_hints
 from msgspec import Meta, Struct, defstruct
 from msgspec.structs import replace
 
-from dsgd.config import option_fields
+from dsgd.core.option_rules import option_fields
 from dsgd.process.checked_yaml import convert, did_you_mean, read, rule
 from dsgd.process.outcomes import UsageError
 from dsgd.show.terminal.cli import configure

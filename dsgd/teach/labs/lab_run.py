@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dsgd.config import TrainConfig, option_fields
+from dsgd.config import TrainConfig
+from dsgd.core.option_rules import option_fields
 from dsgd.running.quick_run import QuickRun, config, run
 from dsgd.strategies import load
 from dsgd.teach.labs import quantities

@@ -13,9 +13,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from dsgd.config import AsynchronousConfig, option_fields
+from dsgd.config import AsynchronousConfig
 from dsgd.conformance import differences, laws_of_runs
 from dsgd.conformance.strategy_on_trial import Broken
+from dsgd.core.option_rules import option_fields
 from dsgd.core.protocol import Done, Update
 from dsgd.core.rules import ByStaleness
 from dsgd.core.weights import Weights

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from dsgd.config import option_fields
-from dsgd.config import options as flat
 from dsgd.conformance.strategy_on_trial import Broken, Stopped, Subject
+from dsgd.core.option_rules import option_fields
+from dsgd.core.option_rules import options as flat
 from dsgd.core.protocol import Engine, Update
 from dsgd.process.outcomes import UsageError
 from dsgd.running.quick_run import QuickRun, run
