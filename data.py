@@ -1,6 +1,17 @@
-"""Data sets, how they are split among the workers, and the shard that each worker gets.
+"""The data of a run: made or read on the driver's CPU, split among the workers, drawn in mini-batches.
 
-Everything here runs on the driver's CPU with numpy; a shard goes to its device inside the worker.
+    make_workload(cfg) -> objective, and a shard for each worker                    on the driver, with numpy
+    DatasetShard.on_device([shard], "cuda")                                         in a worker, once
+    DatasetShard.batches([shard], [step]) -> x (1, B, F) and y (1, B)               in a worker, each step
+
+How samples are split decides how different the workers' gradients are (`partition`):
+
+    iid               all workers see the same mix of classes
+    dirichlet:ALPHA   each its own mix; the smaller ALPHA, the more it differs
+    label             sorted by class: a worker sees one or two classes, and local steps drift apart
+
+A mini-batch depends on the seed, the worker and the step alone: a step that is repeated after a fault draws
+the same samples.
 
 Shapes: N samples, F features, B samples a mini-batch, P workers, D weights.
 """
@@ -8,24 +19,22 @@ Shapes: N samples, F features, B samples a mini-batch, P workers, D weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dsgd.core.model import Classifier, Nothing, Workload
+from dsgd.core.model import Classifier, EmptyShard, Nothing, Workload
 from dsgd.core.option_texts import Partition
-from dsgd.core.rng import Purpose, at, generator
+from dsgd.core.rng import Purpose, generator
 from dsgd.core.shards import Indices, Reshuffled
 from dsgd.core.weights import Vector
-from dsgd.models.objectives.quadratic import Quadratic
+from dsgd.models.file_workload import workload_of_file
+from dsgd.models.objectives.quadratic import quadratic_workload
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dsgd.config import TrainConfig
-    from dsgd.core.problem import Problem
-    from dsgd.models.objectives.module_objective import ModuleObjective
 
 
 class DatasetShard(Reshuffled):
@@ -69,73 +78,6 @@ class DatasetShard(Reshuffled):
         return [DatasetShard(s.worker, x, y, s.rows, batch_size=s.batch_size, seed=s.seed) for s in shards]
 
 
-@dataclass(frozen=True)
-class QuadraticShard:
-    """One worker's a_i and x_i, the same in each of `dim` coordinates: row `row` of curvatures (N, 1) and
-    optima (N, 1), shared like samples.
-
-    grad_noise: the standard deviation of its gradients' noise in each coordinate.
-    """
-
-    worker: int
-    row: int
-    curvatures: Any
-    optima: Any
-    dim: int
-    grad_noise: float
-    seed: int
-
-    @staticmethod
-    def batches(
-        shards: Sequence[QuadraticShard], steps: Sequence[int]
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return curvatures (P, 1), optima (P, 1) and gradient noise, (P, D) if there is any."""
-        import torch
-
-        first, noise = shards[0], None
-        rows = [shard.row for shard in shards] if len(shards) > 1 else slice(first.row, first.row + 1)
-        if first.grad_noise:
-            draws = np.stack([s._noise(step) for s, step in zip(shards, steps, strict=True)])
-            noise = torch.from_numpy(draws).to(first.optima.device)
-        return first.curvatures[rows], first.optima[rows], noise
-
-    def _noise(self, step: int) -> Vector:
-        rng = at(self.seed, Purpose.GRAD_NOISE, self.worker, step)
-        noise: Vector = self.grad_noise * rng.standard_normal(self.dim, np.float32)
-        return noise
-
-    def alone(self) -> QuadraticShard:
-        own = slice(self.row, self.row + 1)
-        return replace(self, row=0, curvatures=self.curvatures[own], optima=self.optima[own])
-
-    @staticmethod
-    def on_device(shards: Sequence[QuadraticShard], device: str) -> Sequence[QuadraticShard]:
-        import torch
-
-        curvatures, optima = (
-            torch.tensor(a, device=device) for a in (shards[0].curvatures, shards[0].optima)
-        )
-        return [replace(shard, curvatures=curvatures, optima=optima) for shard in shards]
-
-
-@dataclass(frozen=True)
-class EmptyShard:
-    """An empty shard: `--workload none` has no weights and only schedules."""
-
-    worker: int
-
-    @staticmethod
-    def batches(shards: Sequence[EmptyShard], steps: Sequence[int]) -> tuple[()]:
-        return ()
-
-    def alone(self) -> EmptyShard:
-        return self
-
-    @staticmethod
-    def on_device(shards: Sequence[EmptyShard], device: str) -> Sequence[EmptyShard]:
-        return shards
-
-
 def make_workload(cfg: TrainConfig, *, recorded: bool = False) -> Workload:
     """Make the objective and the shards of a run.
 
@@ -143,11 +85,11 @@ def make_workload(cfg: TrainConfig, *, recorded: bool = False) -> Workload:
     Raises ValueError, naming the option, where the data cannot be split as asked.
     """
     if cfg.data.module is not None:
-        return _of_file(cfg, cfg.data.module, recorded)
+        return workload_of_file(cfg, _parts, recorded=recorded)
     if cfg.data.dataset == "none":
         return Workload(Nothing(), [EmptyShard(i) for i in range(cfg.num_workers)], (), 0)
     if cfg.data.dataset == "quadratic":
-        return _quadratic(cfg)
+        return quadratic_workload(cfg)
     dataset = load_digits(cfg) if cfg.data.dataset == "digits" else make_xor(cfg)
     outputs = 1 if dataset.classes == 2 else dataset.classes
     sizes = (dataset.x.shape[1], *cfg.data.hidden_sizes, outputs)
@@ -156,71 +98,6 @@ def make_workload(cfg: TrainConfig, *, recorded: bool = False) -> Workload:
         for i, rows in enumerate(_parts(dataset.y.astype(np.int64), cfg))
     ]
     return Workload(Classifier(sizes), shards, (dataset.test_x, dataset.test_y), cfg.batch_size)
-
-
-def _of_file(cfg: TrainConfig, file: str, recorded: bool) -> Workload:
-    """Return the workload of a file, each worker with its part of the training data."""
-    from dsgd.core.problem import ProblemError, labels, length
-    from dsgd.models.datasets import about
-    from dsgd.models.objectives.module_objective import ProblemShard
-    from dsgd.models.workloads import make_problem
-
-    problem = make_problem(cfg.data, cfg.seed)
-    classes = labels(problem.train)
-    if classes is None:
-        if cfg.data.split.kind != "iid":
-            raise ValueError(
-                f"--partition {cfg.data.partition}: needs the samples' classes, and the training data of "
-                f"{file} have none; give them as whole numbers, in the second array or as `targets`"
-            )
-        classes = np.zeros(length(problem.train), np.int64)
-    shards = [
-        ProblemShard(i, problem.train, rows, batch_size=cfg.batch_size, seed=cfg.seed)
-        for i, rows in enumerate(_parts(classes, cfg))
-    ]
-    try:
-        objective = module_objective(cfg, problem, recorded=recorded)
-        if cfg.engine != "ray":  # there each process tries it before the run begins
-            objective.try_out(shards[0].on_device(shards[:1], _evaluated_on(cfg))[0])
-            objective.try_evaluation()
-    except ProblemError as error:
-        raise ValueError(f"--workload {file}: {error}") from error
-    kept: dict[str, Any] = {
-        "weights": objective.num_weights,
-        "train": about(problem.train),
-        "test": about(problem.test),
-        "bytes_per_token": problem.bytes_per_token,
-        "score_name": problem.score_name,
-    }
-    return Workload(objective, shards, (), cfg.batch_size, kept | dict(problem.about) | kept)
-
-
-def module_objective(cfg: TrainConfig, problem: Problem, *, recorded: bool = False) -> ModuleObjective:
-    """Return the objective of a workload's problem, as a run with these options computes and evaluates it.
-
-    recorded: as of `make_workload`.
-    Raises ProblemError for parameters that cannot be trained.
-    """
-    from dsgd.models.objectives.module_objective import ModuleObjective
-
-    return ModuleObjective(
-        problem,
-        precision=cfg.compute.precision,
-        accumulate=cfg.compute.accumulate,
-        compiled=cfg.compute.compile,
-        recomputed=cfg.group.recompute_activations,
-        ranks=cfg.group.ranks_per_worker,
-        slices=cfg.group.shards,
-        evaluated_on=_evaluated_on(cfg),
-        recorded=recorded,
-    )
-
-
-def _evaluated_on(cfg: TrainConfig) -> str:
-    import torch
-
-    on_gpu = cfg.engine == "sim" and cfg.ray.device == "cuda" and torch.cuda.is_available()
-    return "cuda" if on_gpu else "cpu"
 
 
 def _parts(labels: Indices, cfg: TrainConfig) -> list[Indices]:
@@ -288,19 +165,6 @@ def _with_label_noise(y: Vector, classes: int, cfg: TrainConfig) -> Vector:
     flipped = rng.random(len(y)) < cfg.data.label_noise
     other = (y + rng.integers(1, classes, len(y))) % classes
     return np.where(flipped, other, y).astype(np.float32)
-
-
-def _quadratic(cfg: TrainConfig) -> Workload:
-    def by_worker(values: tuple[float, ...]) -> Vector:
-        each = values if len(values) > 1 else values * cfg.num_workers
-        return np.array(each, np.float32)[:, None]
-
-    curvatures, optima = by_worker(cfg.data.curvature_values), by_worker(cfg.data.optimum_values)
-    shards = [
-        QuadraticShard(i, i, curvatures, optima, cfg.data.num_dims, cfg.data.grad_noise, cfg.seed)
-        for i in range(cfg.num_workers)
-    ]
-    return Workload(Quadratic(cfg.data.num_dims), shards, (curvatures, optima), 1)
 
 
 def partition(labels: Indices, num_workers: int, how: Partition, rng: np.random.Generator) -> list[Indices]:

@@ -1,237 +1,42 @@
-"""What is measured of a run: one table of quantities, and the tally that counts them, update by update.
+"""What is measured of a run: `QUANTITIES`, a row each, and `Tally`, which counts them update by update.
 
-A quantity is one row of `QUANTITIES`. Whatever shows quantities is made from the rows: summary.json and
-updates.jsonl (dsgd/records), Prometheus (dsgd/show/live/prometheus.py), TensorBoard, the tables of reports
-(dsgd/show/report/frames.py), and the tables of docs/record.md and docs/observing.md, which explain each.
+Staleness is how many updates were applied between reading the weights and applying a gradient computed at
+them, its own update not counted:
 
-To measure something new, add a row. A number that updates have needs only `of_updates`:
+    staleness = (version that the update makes) - 1 - (version that the worker read)
+
+Under a barrier it is 0. P equal asynchronous workers average P - 1: meanwhile each of the others pushes once.
+SSP bounds it by (P - 1)(2 slack + 1). `idle_s` says who waits, `clock_s` what the same `samples` took.
+
+To measure something new, add a row; records, Prometheus, TensorBoard, reports and the tables in the pages
+docs/record.md and docs/observing.md are made from the rows. A number that updates have needs only
 
     of_updates("consensus", "", "mean distance between neighbours' weights")
 
-and then either a strategy hands it over, `Update(w, dones, measured={"consensus": x})`, or the row computes
-it from the update: `of=lambda update: ...`. A number of one strategy alone needs no row:
-`Update(w, dones, extra={"tau": 7})`.
+and either a strategy hands it over, `Update(w, dones, measured={"consensus": x})`, or the row computes it:
+`of=lambda update: ...`. A number of one strategy alone needs no row: `Update(w, dones, extra={"tau": 7})`.
 """
 
 from __future__ import annotations
 
-import heapq
-import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
-from statistics import median
 from typing import Any, Literal, NamedTuple
 
+from dsgd.core import routing
 from dsgd.core.clocks import Clocks
 from dsgd.core.fault_seen import FOLLOWING, FaultSeen
 from dsgd.core.protocol import Engine, Update
-from dsgd.core.routing import ExpertUse
-from dsgd.theory.uncertainty import Marks, Totals
-
-MOST_LISTED = 1024
-"""Most workers that a summary lists one by one, and most values of staleness that it counts one by one."""
-
-MOST_EXTRA = 16
-"""Most names in `Update.extra` that a run may use: each is a series, a curve and a column."""
-
-_NOT_COUNTED = {"_samples_per_batch", "_clocks", "_taken", "_has_computed"}
-_BY_WORKER = {"steps", "tasks", "staleness_sums", "busy_s"}
-_SLOWEST = 10  # workers that the summary of a larger run lists
+from dsgd.core.update_counts import MOST_LISTED, UpdateCounts, finite
 
 
-class Extra(NamedTuple):
-    """What a strategy has handed over by one name, in `Update.extra`."""
-
-    total: float
-    updates: int
-    """How many reported it."""
-    last: float
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.updates
-
-
-class Tally:
-    """Counts over the updates of a run, in memory, in constant time per gradient.
-
-    clocks: those of the cluster that makes the updates.
-    """
+class Tally(UpdateCounts):
+    """Counts over the updates of a run; clocks: those of the cluster that makes them."""
 
     def __init__(self, num_workers: int, samples_per_batch: int, clocks: Clocks) -> None:
-        self.updates = 0
-        self.gradients = 0
-        """Mini-batches whose results have been applied."""
-        self.first_loss: float | None = None
-        self.last_loss: float | None = None
-        self.last_update_s = 0.0
-        self.staleness_counts: dict[int, int] = {}
-        self.clock_gap_max = 0
-        self.useful_bytes = 0
-        """Of the messages of tasks whose results have been applied."""
-        self.exchange_s = 0.0
-        """Of all tasks whose results have been applied: the seconds of their messages, there and back, with
-        waiting for links and servers, but not for others that compute."""
-        self.ignored = 0
-        """Mini-batches that came back and were not used."""
-        self.steps = [0] * num_workers
-        """By worker: mini-batches that came back, used or not."""
-        self.tasks = [0] * num_workers
-        self.staleness_sums = [0] * num_workers
-        self.busy_s = [0.0] * num_workers
-        self.faults: dict[str, int] = {}
-        """By kind: faults that are over, or that the run ended in."""
-        self.repeated = 0
-        """Mini-batches that faults had computed again."""
-        self.wasted_by_faults = 0
-        """Mini-batches whose results faults made useless."""
-        self.recovery_s: list[float] = []
-        """Of each fault but leaving and joining: seconds until all workers concerned computed again."""
-        self._marks = Marks(apart=num_workers)  # so that each worker delivers about once between two
-        self._next_mark = num_workers
-        self._samples_per_batch, self._clocks = samples_per_batch, clocks
-        self._taken = taken_of_updates()
-        self._has_computed = any(row.of and not row.handed_over for row in QUANTITIES)
-        self._sums = dict.fromkeys(self._taken, (0.0, 0))
-        self.has_means = False
-        """Whether any update has had a number that `means` is of."""
-        self.extra: dict[str, Extra] = {}
-        """By name: what updates have in `extra`."""
-
-    def add(self, update: Update) -> None:
-        applied_to, counts, steps = update.weights.version - 1, self.staleness_counts, self.steps
-        dones = update.dones
-        # By position: twelve attributes by name would cost as much as all the rest.
-        for worker, _, batches, read, _, _, began_s, came_s, compute_s, to_worker, to_server, _ in dones:
-            staleness = applied_to - read  # as in Update.staleness, without the call
-            counts[staleness] = counts.get(staleness, 0) + 1
-            self.staleness_sums[worker] += staleness
-            self.tasks[worker] += 1
-            self.busy_s[worker] += compute_s
-            self.exchange_s += came_s - began_s - compute_s
-            self.useful_bytes += to_worker + to_server
-            self.gradients += batches
-            steps[worker] += batches
-        for done in update.ignored:  # the work was done, but not used
-            self.ignored += done.batches
-            self.busy_s[done.worker] += done.compute_s
-            steps[done.worker] += done.batches
-        self.updates += 1
-        gap = self._clocks.fastest - self._clocks.slowest  # clocks.gap, without the call
-        if gap > self.clock_gap_max:
-            self.clock_gap_max = gap
-        if len(dones) == 1 and not update.weights.made_s:
-            # As update.loss and update.finished_s, without the calls.
-            loss, self.last_update_s = dones[0].loss, dones[0].finished_s
-        else:
-            loss, self.last_update_s = update.loss, update.finished_s
-            if update.weights.made_s:  # the workers combined their results, once the last of them was ready
-                came_s = max(done.finished_s for done in dones)
-                self.exchange_s += len(dones) * (self.last_update_s - came_s)
-        if loss is not None:
-            self.last_loss = loss
-            if self.first_loss is None:
-                self.first_loss = loss
-        if update.measured or self._has_computed:
-            self._measure(update)
-        if update.extra:
-            self._take_extra(update.extra)
-        if self.gradients >= self._next_mark:
-            self._next_mark = self._marks.add(self.gradients, self._totals)
-
-    def fault(self, fault: FaultSeen) -> None:
-        """Count a fault that is over, or that the run ended in."""
-        self.faults[fault.kind] = self.faults.get(fault.kind, 0) + 1
-        self.repeated += fault.repeated
-        self.wasted_by_faults += fault.wasted
-        if (recovery_s := fault.to_recover_s) is not None:
-            self.recovery_s.append(recovery_s)
-
-    def state(self) -> dict[str, Any]:
-        """Return all counts so far, as values that a checkpoint can keep."""
-        counts = {name: copy(value) for name, value in vars(self).items() if name not in _NOT_COUNTED}
-        extra = {name: tuple(seen) for name, seen in self.extra.items()}
-        return counts | {"_marks": self._marks.state(), "extra": extra}
-
-    def restore(self, state: Mapping[str, Any], clocks: Clocks) -> None:
-        """Go back, or on, to what `state` returned; clocks: of the cluster that goes on.
-
-        Raises ValueError for a count of another type.
-        """
-        own = self.state()
-        for name in own.keys() & state.keys():
-            if not _is_like(state[name], own[name], name):
-                raise ValueError(f"the tally's {name} cannot be {state[name]!r:.60}")
-            if name != "_marks":
-                vars(self)[name] = copy(state[name])
-        self._marks.restore(state["_marks"])
-        self.extra = {name: Extra(*seen) for name, seen in state.get("extra", {}).items()}
-        self._clocks = clocks
-
-    def _measure(self, update: Update) -> None:
-        if unknown := update.measured.keys() - self._sums.keys():
-            raise ValueError(
-                f"Update.measured has {', '.join(sorted(unknown))}, which dsgd.metrics.QUANTITIES lacks; "
-                "add a row with of_updates"
-            )
-        for name, of in self._taken.items():
-            value = of(update)
-            if value is not None:
-                total, count = self._sums[name]
-                self._sums[name] = total + value, count + 1
-                self.has_means = True
-
-    def _take_extra(self, extra: Mapping[str, float]) -> None:
-        for name, value in extra.items():
-            before = self.extra.get(name)
-            if before is None:
-                self._require_extra(name)
-                before = Extra(0.0, 0, 0.0)
-            self.extra[name] = Extra(before.total + value, before.updates + 1, float(value))
-
-    def _require_extra(self, name: str) -> None:
-        if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
-            raise ValueError(f"Update.extra has {name!r}: a name has small letters, digits and _; rename it")
-        if len(self.extra) == MOST_EXTRA:
-            raise ValueError(f"Update.extra has {name!r}, beyond {MOST_EXTRA} other names; hand over fewer")
-
-    @property
-    def _totals(self) -> Totals:
-        tasks, staleness = sum(self.tasks), sum(self.staleness_sums)
-        return Totals(self.updates, tasks, self.last_update_s, staleness, self.staleness_counts.get(0, 0))
-
-    @property
-    def totals(self) -> list[Totals]:
-        """The totals at some updates, at equal distances, and at the last: standard errors come from them."""
-        return [*self._marks.rows, self._totals]
-
-    @property
-    def means(self) -> dict[str, float | None]:
-        """The mean of each number that updates have, over those that have it; None without any."""
-        return {name: total / count if count else None for name, (total, count) in self._sums.items()}
-
-    @property
-    def exchange_mean_s(self) -> float | None:
-        """Mean over tasks of the seconds of their exchanges, there and back; None before the first."""
-        tasks = sum(self.tasks)
-        return round(self.exchange_s / tasks, 9) if tasks else None  # so that a rounding error becomes 0
-
-    @property
-    def samples(self) -> int:
-        return self.gradients * self._samples_per_batch
-
-    @property
-    def clock_gap(self) -> int:
-        """Fastest minus slowest clock after the last update, in mini-batches."""
-        return self._clocks.gap
-
-    @property
-    def staleness_mean(self) -> float:
-        """Mean over all gradients, in updates; 0 before the first."""
-        return sum(self.staleness_sums) / max(1, sum(self.tasks))
+        computed = any(row.of and not row.handed_over for row in QUANTITIES)
+        super().__init__(num_workers, samples_per_batch, clocks, taken_of_updates(), always=computed)
 
     def summary(self, cluster: Engine) -> dict[str, Any]:
         """Return the counted part of summary.json; `cluster` adds what no update has."""
@@ -243,40 +48,9 @@ class Tally:
                 str(worker): {name: values[worker] for name, values in by_worker.items()}
                 for worker in self.listed
             },
-            "over_workers": _over_workers(self, by_worker) if large else {},
-            **({"extra": self._extra_summary()} if self.extra else {}),
+            "over_workers": self.over_workers(by_worker) if large else {},
+            **({"extra": self.extra_summary()} if self.extra else {}),
         }
-
-    def _extra_summary(self) -> dict[str, dict[str, float | None]]:
-        return {
-            name: {"mean": finite(seen.mean), "last": finite(seen.last)} for name, seen in self.extra.items()
-        }
-
-    @property
-    def listed(self) -> Sequence[int]:
-        """The workers that the summary lists: all, or of a large run the slowest, slowest first.
-
-        Those are the ones with the fewest mini-batches; of equal ones, those that computed longest.
-        """
-        workers = range(len(self.tasks))
-        if len(workers) <= MOST_LISTED:
-            return workers
-        return heapq.nsmallest(_SLOWEST, workers, key=lambda w: (self.steps[w], -self.busy_s[w]))
-
-
-def _is_like(value: Any, own: Any, name: str) -> bool:
-    """Whether a value can be the count of that name: of its type, made of numbers, of as many workers."""
-    if not isinstance(own, dict | list | tuple):
-        return isinstance(value, int | float) or (value is None and name in ("first_loss", "last_loss"))
-    if type(value) is not type(own) or (name in _BY_WORKER and len(value) != len(own)):
-        return False
-    items = value.values() if isinstance(value, dict) else value
-    return all(_is_like(item, item if isinstance(item, list | tuple) else 0, "") for item in items)
-
-
-def finite(x: float | None) -> float | None:
-    """JSON has no NaN and no infinity: such a loss becomes null."""
-    return float(x) if x is not None and math.isfinite(x) else None
 
 
 class Family(NamedTuple):
@@ -398,118 +172,6 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _busy_s(tally: Tally, cluster: Engine) -> list[float]:
-    """Return the seconds each worker computed; one in the middle of a task, or whose task was cancelled, was
-    not idle meanwhile.
-    """
-    clock_s, in_flight = tally.last_update_s, cluster.in_flight
-    return [
-        min(clock_s, busy_s + cancelled_s + max(0.0, clock_s - in_flight.get(worker, math.inf)))
-        for worker, (busy_s, cancelled_s) in enumerate(zip(tally.busy_s, cluster.cancelled_s, strict=True))
-    ]
-
-
-def _staleness(tally: Tally) -> dict[str, Any]:
-    sums, tasks = tally.staleness_sums, tally.tasks
-    return {
-        **_distribution(tally.staleness_counts),
-        "by_worker": {str(worker): sums[worker] / tasks[worker] for worker in tally.listed if tasks[worker]},
-    }
-
-
-def _recovery_s(tally: Tally) -> dict[str, float | None]:
-    found = tally.recovery_s
-    return {"p50": median(found) if found else None, "max": max(found, default=None)}
-
-
-def _over_workers(
-    tally: Tally, by_worker: Mapping[str, Sequence[float | None]]
-) -> dict[str, dict[str, float]]:
-    """Return mean, quantiles and extremes over workers: of what is known by worker, and of mean staleness,
-    each over the workers that have it.
-    """
-    staleness = [s / n for s, n in zip(tally.staleness_sums, tally.tasks, strict=True) if n]
-    values = {**by_worker, "staleness": staleness}
-    known = {name: sorted(x for x in found if x is not None) for name, found in values.items()}
-    return {name: _spread(found) for name, found in known.items() if found}
-
-
-def _spread(ordered: Sequence[float]) -> dict[str, float]:
-    n = len(ordered)
-    quantiles = {f"p{q:02}": ordered[max(0, math.ceil(q / 100 * n) - 1)] for q in (5, 50, 95)}
-    return {"mean": math.fsum(ordered) / n, "min": ordered[0], **quantiles, "max": ordered[-1]}
-
-
-def _distribution(counts: Mapping[int, int]) -> dict[str, Any]:
-    """Return mean, quantiles, maximum and counts of a distribution given as value -> count."""
-    values = sorted(counts)
-    total = sum(counts.values())
-
-    def quantile(q: float) -> int | None:
-        reached = 0
-        for value in values:
-            reached += counts[value]
-            if reached >= q * total:
-                return value
-        return None
-
-    return {
-        "mean": sum(value * counts[value] for value in values) / total if total else None,
-        "p50": quantile(0.50),
-        "p95": quantile(0.95),
-        "max": values[-1] if values else None,
-        "counts": {str(value): n for value, n in _thinned({v: counts[v] for v in values}).items()},
-    }
-
-
-def _thinned(counts: dict[int, int]) -> dict[int, int]:
-    """Return the counts; where they are of too many values, these are cut to three significant digits.
-
-    >>> _thinned({n: 1 for n in range(2000)})[1230]
-    10
-    """
-    if len(counts) <= MOST_LISTED:
-        return counts
-    thinned: dict[int, int] = {}
-    for value, n in counts.items():
-        unit = 10 ** max(0, len(str(value)) - 3)
-        thinned[value // unit * unit] = thinned.get(value // unit * unit, 0) + n
-    return thinned
-
-
-ROUTING: Mapping[str, tuple[str, str]] = {
-    "max_violation": ("means", "of the most loaded expert: by how many mean loads it is above the mean"),
-    "router_entropy": ("log E", "mean entropy of the routers' scores of a token"),
-    "idle_experts": ("", "experts, in all layers, that no test token chooses"),
-    "dropped": ("0 to 1", "share of the choices on the test data beyond `--capacity`, if there is one"),
-    "agreement": ("0 to 1", "share of a token's experts that two workers' own weights both choose"),
-    "agreement_with_server": (
-        "0 to 1",
-        "share of a token's experts that a worker's own weights and those evaluated both choose",
-    ),
-    "worker_max_violation": ("means", "`max_violation` of a worker's loads, the mean over the workers"),
-    "worker_dropped": ("0 to 1", "`dropped` of a worker's loads, the mean over the workers"),
-}
-"""What an evaluation of a mixture of experts says in one number each (dsgd/core/routing.py): the unit, and
-its meaning."""
-
-
-def routing_numbers(use: ExpertUse | None) -> dict[str, float | None] | None:
-    """Return the numbers that an evaluation has, by their names in `ROUTING`; None without experts."""
-    return None if use is None else {name: getattr(use, name) for name in ROUTING}
-
-
-def _routing(name: str) -> Callable[[Any], float | None]:
-    """Return a function that takes a number of routing from an evaluation, or from `eval` of a summary."""
-    return lambda found: None if found.experts is None else getattr(found.experts, name)
-
-
-def _of_last_evaluation(name: str) -> Callable[[Any], float | None]:
-    """Return a function that takes a number of routing from a summary."""
-    take = _routing(name)
-    return lambda summary: take(summary.eval)
-
-
 QUANTITIES: list[Quantity] = [
     Quantity("run", "run", "", "the run's options, and whether it is active", families={
         "dsgd_run_info": Family("info", "info", "always 1; the labels describe the run",
@@ -555,8 +217,7 @@ QUANTITIES: list[Quantity] = [
         total=lambda tally, _: tally.samples,
         families={
             "dsgd_samples_total": Family("counter", "tally.samples",
-                "training samples in the applied "
-                "mini-batches", "Modes are compared fairly at equal samples."),
+                "training samples in the applied mini-batches", "Modes are compared at equal samples."),
             "dsgd_samples_per_second": Family("gauge", "samples_per_s",
                 "samples applied per engine second, whole run so far",
                 "`experiment` is the folder of its record: runs of one experiment are compared over weeks by "
@@ -583,13 +244,13 @@ QUANTITIES: list[Quantity] = [
                 "see [the log](#the-log). Absent in other modes.")}),
     Quantity("staleness", "task", "updates",
         "updates between reading weights and applying the result, its own not counted",
-        total=lambda tally, _: _staleness(tally),
+        total=lambda tally, _: tally.staleness_summary(),
         points=lambda update: map(update.staleness, update.dones),
         families={
             "dsgd_staleness_updates": Family("histogram", "staleness",
                 note="0 is fresh; equal asynchronous workers average `num_workers - 1`. Sum over count is "
-                "the exact mean; quantiles are interpolated between 0, 1, 2, 4, 8, …, "
-                "4096.", labels=("worker",)),
+                "the exact mean; quantiles are interpolated between 0, 1, 2, 4, 8, …, 4096.",
+                labels=("worker",)),
             "dsgd_staleness_max_updates": Family("gauge", "staleness_max", "the largest staleness so far"),
             "dsgd_staleness_bound_updates": Family("gauge", "staleness_bound",
                 "upper bound of the staleness in this mode with these options",
@@ -615,7 +276,8 @@ QUANTITIES: list[Quantity] = [
     Quantity("steps", "worker", "mini-batches", "of worker I that came back, applied or ignored",
         by_worker=lambda tally, _: tally.steps),
     Quantity("busy_s", "worker", "engine s",
-        "of computing; a task in flight at the end counts since it was given out", by_worker=_busy_s,
+        "of computing; a task in flight at the end counts since it was given out",
+        by_worker=lambda tally, cluster: tally.busy_until_now(cluster),
         families={"dsgd_compute_seconds": Family("histogram", "compute_s",
             "engine seconds that a worker computed, per task that came back, used or ignored",
             "On Ray the sleep of a straggler counts. A task is one mini-batch, or in local modes a round of "
@@ -626,7 +288,7 @@ QUANTITIES: list[Quantity] = [
             busy_s / steps if steps else None
             for busy_s, steps in zip(tally.busy_s, tally.steps, strict=True)]),
     Quantity("idle_s", "worker", "engine s", "`clock_s` - `busy_s`",
-        by_worker=lambda tally, cluster: [tally.last_update_s - busy for busy in _busy_s(tally, cluster)],
+        by_worker=lambda tally, cluster: [tally.last_update_s - s for s in tally.busy_until_now(cluster)],
         families={"dsgd_wait_seconds": Family("histogram", "wait_s",
             "engine seconds that a worker did not compute, per task: transfer, and idle after it",
             "See below.", ("worker",))},
@@ -669,7 +331,7 @@ QUANTITIES: list[Quantity] = [
         columns=_columns(int, "repeated")),
     Quantity("recovery_s", "run", "engine s",
         "engine seconds from a fault until all workers concerned computed again or had left",
-        total=lambda tally, _: _recovery_s(tally), of_fault=lambda fault: fault.to_recover_s,
+        total=lambda tally, _: tally.recovery_summary(), of_fault=lambda fault: fault.to_recover_s,
         families={"dsgd_fault_recovery_seconds": Family("histogram", "recovery_s",
             note="Those that the run ended in are not among them.")},
         columns={"recovery_p50_s": Column(float, attrgetter("recovery_s.p50"))}),
@@ -696,7 +358,7 @@ QUANTITIES: list[Quantity] = [
             labels=("worker",))}),
     Quantity("experts", "evaluation", "",
         "of a mixture of experts: how it is used by the weights that are evaluated, and by workers",
-        of_evaluation={name: _routing(name) for name in ROUTING},
+        of_evaluation={name: routing.of_evaluation(name) for name in routing.ROUTING},
         families={
             "dsgd_expert_load_share": Family("gauge", "experts.load_by_expert",
                 "share of a layer's choices that are this expert, on held-out data at the last evaluation",
@@ -720,6 +382,6 @@ QUANTITIES: list[Quantity] = [
             "dsgd_router_agreement_ratio": Family("gauge", "experts.agreement",
                 "share of a token's experts that two workers' own weights both choose, the mean over pairs "
                 "of workers", "K/E by chance. Absent where workers return gradients.", unit="0 to 1")},
-        columns={name: Column(float, _of_last_evaluation(name)) for name in ROUTING}),
+        columns={name: Column(float, routing.of_summary(name)) for name in routing.ROUTING}),
 ]  # fmt: skip
 """All that is measured, a row each."""

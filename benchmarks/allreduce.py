@@ -21,8 +21,7 @@ from unittest.mock import patch
 import ray
 from ray_updates import Ready, Timer, in_processes, medians  # type: ignore[import-not-found]  # beside this
 
-from dsgd.core.model import Workload
-from dsgd.data import EmptyShard
+from dsgd.core.model import EmptyShard, Workload
 from dsgd.engines.ray.connection.connect import connect
 from dsgd.running import execute as execution
 from dsgd.running.execute import execute

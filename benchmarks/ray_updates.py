@@ -30,10 +30,10 @@ from unittest.mock import patch
 import numpy as np
 import ray
 
-from dsgd.core.model import Evaluation, Objective, Workload
+from dsgd.core.model import EmptyShard, Evaluation, Objective, Workload
 from dsgd.core.protocol import Update
 from dsgd.core.weights import Vector
-from dsgd.data import EmptyShard, make_workload
+from dsgd.data import make_workload
 from dsgd.engines.ray.connection.connect import connect
 from dsgd.running import execute as execution
 from dsgd.running.execute import execute

@@ -269,6 +269,24 @@ class Nothing(Objective):
         return None
 
 
+@dataclass(frozen=True)
+class EmptyShard:
+    """An empty shard: `--workload none` has no weights and only schedules."""
+
+    worker: int
+
+    @staticmethod
+    def batches(shards: Sequence[EmptyShard], steps: Sequence[int]) -> tuple[()]:
+        return ()
+
+    def alone(self) -> EmptyShard:
+        return self
+
+    @staticmethod
+    def on_device(shards: Sequence[EmptyShard], device: str) -> Sequence[EmptyShard]:
+        return shards
+
+
 class Workload(NamedTuple):
     """What is computed: the objective, one shard a worker, and what evaluation needs."""
 

@@ -4,7 +4,7 @@ theirs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -170,3 +170,35 @@ def spans_of(parameters: Sequence[Any], among: Sequence[Any]) -> list[slice]:
     ends = np.cumsum([parameter.numel() for parameter in among]).tolist()
     place = {id(p): slice(end - p.numel(), end) for p, end in zip(among, ends, strict=True)}
     return [place[id(parameter)] for parameter in parameters]
+
+
+ROUTING: Mapping[str, tuple[str, str]] = {
+    "max_violation": ("means", "of the most loaded expert: by how many mean loads it is above the mean"),
+    "router_entropy": ("log E", "mean entropy of the routers' scores of a token"),
+    "idle_experts": ("", "experts, in all layers, that no test token chooses"),
+    "dropped": ("0 to 1", "share of the choices on the test data beyond `--capacity`, if there is one"),
+    "agreement": ("0 to 1", "share of a token's experts that two workers' own weights both choose"),
+    "agreement_with_server": (
+        "0 to 1",
+        "share of a token's experts that a worker's own weights and those evaluated both choose",
+    ),
+    "worker_max_violation": ("means", "`max_violation` of a worker's loads, the mean over the workers"),
+    "worker_dropped": ("0 to 1", "`dropped` of a worker's loads, the mean over the workers"),
+}
+"""What an evaluation of a mixture of experts says in one number each (dsgd/core/routing.py): the unit, and
+its meaning."""
+
+
+def routing_numbers(use: ExpertUse | None) -> dict[str, float | None] | None:
+    """Return the numbers that an evaluation has, by their names in `ROUTING`; None without experts."""
+    return None if use is None else {name: getattr(use, name) for name in ROUTING}
+
+
+def of_evaluation(name: str) -> Callable[[Any], float | None]:
+    """Return a function that takes a number in `ROUTING` from an evaluation."""
+    return lambda found: None if found.experts is None else getattr(found.experts, name)
+
+
+def of_summary(name: str) -> Callable[[Any], float | None]:
+    """Return a function that takes a number in `ROUTING` from the last evaluation of a summary."""
+    return lambda summary: of_evaluation(name)(summary.eval)

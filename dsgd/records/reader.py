@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from dsgd.core.old_options import renewed
-from dsgd.metrics import ROUTING
+from dsgd.core.routing import ROUTING
 from dsgd.process import bounded_yaml
 from dsgd.process.outcomes import is_result
 from dsgd.records.fixed_options import GONE

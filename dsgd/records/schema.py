@@ -20,7 +20,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from dsgd.metrics import QUANTITIES, ROUTING, Quantity, quantity
+from dsgd.core.routing import ROUTING
+from dsgd.metrics import QUANTITIES, Quantity, quantity
 from dsgd.process.checked_yaml import KINDS
 from dsgd.scenario.fault import LASTING
 

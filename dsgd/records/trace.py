@@ -13,7 +13,7 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsgd.metrics import MOST_LISTED
+from dsgd.core.update_counts import MOST_LISTED
 from dsgd.process.files import whole_file
 from dsgd.records.reader import read_evaluations, read_faults, read_options
 from dsgd.records.schema import (

@@ -29,9 +29,10 @@ from dsgd.config import TrainConfig
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.option_rules import options
 from dsgd.core.protocol import Done, Engine, Evaluated, Update
-from dsgd.core.routing import ExpertUse
+from dsgd.core.routing import ExpertUse, routing_numbers
+from dsgd.core.update_counts import finite
 from dsgd.core.weights import Vector
-from dsgd.metrics import finite, routing_numbers, taken_of_updates
+from dsgd.metrics import taken_of_updates
 from dsgd.process.files import GrowingFile, WriteError, Writing, whole_file
 from dsgd.records import workload_copy
 from dsgd.records.fixed_options import options_digest, options_written

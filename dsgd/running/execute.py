@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, cast
 from dsgd.config import TrainConfig
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import ClusterError, Engine, Evaluated, WeightsLost
+from dsgd.core.routing import routing_numbers
+from dsgd.core.update_counts import finite
 from dsgd.core.weights import Vector, Weights
 from dsgd.data import make_workload
 from dsgd.engines.open_cluster import open_cluster, require_room, wrapped_as_asked
-from dsgd.metrics import Tally, finite, routing_numbers
+from dsgd.metrics import Tally
 from dsgd.models.workloads import code_of
 from dsgd.process.files import WriteError
 from dsgd.process.interruptions import BetweenItems, Interruptions

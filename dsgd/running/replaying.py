@@ -14,11 +14,11 @@ from pathlib import Path
 from dsgd.config import TrainConfig
 from dsgd.core.model import Evaluation, Workload
 from dsgd.core.protocol import Done, Update
+from dsgd.core.update_counts import finite
 from dsgd.core.weights import Vector, Weights
 from dsgd.data import make_workload
 from dsgd.engines.open_cluster import wrapped_as_asked
 from dsgd.engines.replay import RecordUsedUp, ReplayCluster, rollbacks_at, rolled_forward
-from dsgd.metrics import finite
 from dsgd.records.reader import read_faults, read_meta, read_summary, read_updates
 from dsgd.records.schema import Meta, RecordedFault, RecordedTask, RecordedUpdate, RecordError, Summary
 from dsgd.running.first_weights import first_weights

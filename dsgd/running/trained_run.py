@@ -17,7 +17,8 @@ from dsgd.core.model import Classifier, Evaluation, Objective, Workload
 from dsgd.core.option_rules import option_fields
 from dsgd.core.problem import take
 from dsgd.core.weights import Vector
-from dsgd.data import DatasetShard, make_workload, module_objective
+from dsgd.data import DatasetShard, make_workload
+from dsgd.models.file_workload import module_objective
 from dsgd.models.networks.sampling import Sampler
 from dsgd.models.workloads import make_problem, module_of, name_of
 from dsgd.process.user_code import in_one_line

@@ -26,65 +26,18 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from dsgd.core.update_counts import Totals
 
 LEVEL = 0.999
 """Of an interval: a correct formula lies outside it once in 1,000 comparisons."""
 
-_MOST_BATCHES = 32
 _FEWEST_BATCHES = 6
 _MEMORIES_PER_BATCH = 2
 _NEEDED_BATCHES = 20
 _COCHRAN = 100
 _ROUNDING = 1e-9
-
-
-class Totals(NamedTuple):
-    """What a run has counted up to one of its updates."""
-
-    updates: int = 0
-    tasks: int = 0
-    clock_s: float = 0.0
-    staleness: int = 0
-    """Summed over the tasks, in updates."""
-    fresh: int = 0
-    """Tasks with staleness 0."""
-
-
-class Marks:
-    """Totals of a run at equal intervals, which double as it grows: never more than 33.
-
-    apart: mini-batches between two marks, at first.
-    """
-
-    def __init__(self, apart: int) -> None:
-        self.rows = [Totals()]
-        self._apart = apart
-
-    def add(self, mini_batches: int, totals: Totals) -> int:
-        """Keep a mark; return at how many mini-batches the next one is due.
-
-        >>> marks, due = Marks(1), 1
-        >>> for n in range(1, 1001):
-        ...     if n >= due:
-        ...         due = marks.add(n, Totals(updates=n))
-        >>> len(marks.rows), marks.rows[1].updates, marks.rows[-1].updates
-        (32, 32, 992)
-        """
-        self.rows.append(totals)
-        if len(self.rows) > _MOST_BATCHES:
-            self.rows = self.rows[::2]
-            self._apart *= 2
-        return mini_batches + self._apart
-
-    def state(self) -> list[Any]:
-        """Return all of it, as values that a checkpoint can keep."""
-        return [self._apart, [tuple(row) for row in self.rows]]
-
-    def restore(self, state: Sequence[Any]) -> None:
-        """Go back to what `state` returned."""
-        self._apart, rows = state
-        self.rows = [Totals(*row) for row in rows]
 
 
 class Estimate(NamedTuple):

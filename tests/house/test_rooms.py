@@ -20,16 +20,16 @@ SOURCE = sorted(
 )
 
 LINES = {
-    ".": 1_700,
+    ".": 1_300,
     "benchmarks": 4_100,
     "deploy": 4_300,
     "docs": 600,
     "dsgd": 700,
     "dsgd/compare": 1_800,
     "dsgd/conformance": 1_000,
-    "dsgd/core": 5_000,
+    "dsgd/core": 5_400,
     "dsgd/engines": 9_000,
-    "dsgd/models": 4_800,
+    "dsgd/models": 5_000,
     "dsgd/process": 1_000,
     "dsgd/records": 3_800,
     "dsgd/running": 4_400,
@@ -37,7 +37,7 @@ LINES = {
     "dsgd/show": 10_700,
     "dsgd/strategies": 2_300,
     "dsgd/teach": 2_500,
-    "dsgd/theory": 3_200,
+    "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
     "tests": 43_100,
 }
@@ -61,7 +61,6 @@ LONG_FILES = {
     "dsgd/show/report/panels/curves.py",
     "dsgd/show/report/tables.py",
     "dsgd/transforms/codecs.py",
-    "metrics.py",
 }
 """Source files of more than 400 lines."""
 

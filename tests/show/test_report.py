@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 from scipy import stats
 
-from dsgd.metrics import ROUTING
+from dsgd.core.routing import ROUTING
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordError
 from dsgd.running.predict.predictions import staleness_by_worker, staleness_pmf

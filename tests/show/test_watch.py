@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_live import PHONE, Visit, events, in_a_browser, read_all
 
-from dsgd.metrics import MOST_LISTED
+from dsgd.core.update_counts import MOST_LISTED
 from dsgd.records import size
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordedTask, built, encode, update_type

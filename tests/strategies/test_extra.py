@@ -11,7 +11,8 @@ import pytest
 from conftest import CommandLine
 
 from dsgd import run
-from dsgd.metrics import MOST_EXTRA, Tally
+from dsgd.core.update_counts import MOST_EXTRA
+from dsgd.metrics import Tally
 from dsgd.records.reader import read_summary
 from dsgd.running.quick_run import run as simulated
 from dsgd.running.replaying import compared, recorded_run

@@ -16,6 +16,7 @@ import numpy as np
 from dsgd.config import TrainConfig
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.time_laws import Floats
+from dsgd.core.update_counts import Totals
 from dsgd.records.reader import Record
 from dsgd.records.schema import Summary
 from dsgd.running.predict.members import Stretch, mean_over, stretches, with_members
@@ -29,7 +30,7 @@ from dsgd.theory.closed_forms import ClosedForms, delivery_cycle
 from dsgd.theory.disturbances import completion, drops_members, members_stay, undisturbed
 from dsgd.theory.laws_of_times import memory_steps
 from dsgd.theory.order_statistics import order_statistic_skewness
-from dsgd.theory.uncertainty import Estimate, Totals, ratio_of_means, steady, updates_needed, with_ends
+from dsgd.theory.uncertainty import Estimate, ratio_of_means, steady, updates_needed, with_ends
 
 _SUMS: Mapping[str, Callable[[Totals], tuple[float, float]]] = {
     "s_per_update": lambda row: (row.clock_s, row.updates),

@@ -23,7 +23,7 @@ from typing import Any
 
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import Update
-from dsgd.metrics import finite
+from dsgd.core.update_counts import finite
 from dsgd.running.keeper import Running, Watcher
 from dsgd.show.live.run_now import gradient_norm, step_size
 from dsgd.show.watching_options import LogConfig

@@ -1,0 +1,87 @@
+"""The workload of a torch module, shipped or in a file of a user: its objective, and a shard a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dsgd.core.model import Workload
+from dsgd.core.problem import Problem, ProblemError, labels, length
+from dsgd.core.shards import Indices
+from dsgd.models.datasets import about
+from dsgd.models.workloads import make_problem
+
+if TYPE_CHECKING:
+    from dsgd.config import TrainConfig
+    from dsgd.models.objectives.module_objective import ModuleObjective
+
+
+def workload_of_file(
+    cfg: TrainConfig, parts: Callable[[Indices, TrainConfig], list[Indices]], *, recorded: bool
+) -> Workload:
+    """Return the workload of a torch module, each worker with its part of the training data.
+
+    parts: return each worker's sample numbers, given the samples' classes (N,).
+    recorded: whether the run has a record already, and is computed again, or goes on.
+    Raises ValueError, naming the option, where the data cannot be split, or the module not be trained.
+    """
+    from dsgd.models.objectives.module_objective import ProblemShard
+
+    file, problem = cfg.data.workload, make_problem(cfg.data, cfg.seed)
+    classes = labels(problem.train)
+    if classes is None:
+        if cfg.data.split.kind != "iid":
+            raise ValueError(
+                f"--partition {cfg.data.partition}: needs the samples' classes, and the training data of "
+                f"{file} have none; give them as whole numbers, in the second array or as `targets`"
+            )
+        classes = np.zeros(length(problem.train), np.int64)
+    shards = [
+        ProblemShard(i, problem.train, rows, batch_size=cfg.batch_size, seed=cfg.seed)
+        for i, rows in enumerate(parts(classes, cfg))
+    ]
+    try:
+        objective = module_objective(cfg, problem, recorded=recorded)
+        if cfg.engine != "ray":  # there each process tries it before the run begins
+            objective.try_out(shards[0].on_device(shards[:1], _evaluated_on(cfg))[0])
+            objective.try_evaluation()
+    except ProblemError as error:
+        raise ValueError(f"--workload {file}: {error}") from error
+    kept: dict[str, Any] = {
+        "weights": objective.num_weights,
+        "train": about(problem.train),
+        "test": about(problem.test),
+        "bytes_per_token": problem.bytes_per_token,
+        "score_name": problem.score_name,
+    }
+    return Workload(objective, shards, (), cfg.batch_size, kept | dict(problem.about) | kept)
+
+
+def module_objective(cfg: TrainConfig, problem: Problem, *, recorded: bool = False) -> ModuleObjective:
+    """Return the objective of a workload's problem, as a run with these options computes and evaluates it.
+
+    recorded: as of `workload_of_file`.
+    Raises ProblemError for parameters that cannot be trained.
+    """
+    from dsgd.models.objectives.module_objective import ModuleObjective
+
+    return ModuleObjective(
+        problem,
+        precision=cfg.compute.precision,
+        accumulate=cfg.compute.accumulate,
+        compiled=cfg.compute.compile,
+        recomputed=cfg.group.recompute_activations,
+        ranks=cfg.group.ranks_per_worker,
+        slices=cfg.group.shards,
+        evaluated_on=_evaluated_on(cfg),
+        recorded=recorded,
+    )
+
+
+def _evaluated_on(cfg: TrainConfig) -> str:
+    import torch
+
+    on_gpu = cfg.engine == "sim" and cfg.ray.device == "cuda" and torch.cuda.is_available()
+    return "cuda" if on_gpu else "cpu"
