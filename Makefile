@@ -98,7 +98,8 @@ kills: setup  ## 1,000 SIGKILLs of real workers' processes: the same weights, an
 docs: setup  ## rerun the examples in the documents and insert their output
 	$(PYTHON) -m dsgd.records.documents
 	$(PYTHON) docs/tools/house.py
-	$(PYTHON) docs/tools/examples.py README.md docs/strategies/*.md
+	$(PYTHON) docs/tools/strategy_pages.py docs/strategies/*.md
+	$(PYTHON) docs/tools/examples.py README.md
 	$(PYTHON) docs/tools/notebook.py docs/notebook.ipynb docs/own-model.ipynb
 
 references: setup  ## compare the strategies with reference implementations, and draw the figures of their pages

@@ -1,8 +1,8 @@
-"""Compares a strategy with its reference, over several seeds, and draws the figures of its page.
+"""Compares a strategy with its reference, over several seeds, and draws the figure of its page.
 
     uv run python -m benchmarks.references ssp
 
-Several modes may be given; without any, all are compared. The figures go to docs/images.
+Several modes may be given; without any, all are compared. A figure goes to docs/images.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 import dsgd
 from benchmarks.references.compare import Curves, compare, modes
-from benchmarks.references.figures import draw_curves, draw_published
+from benchmarks.references.figures import draw_curves
 from benchmarks.references.problem import Problem
 from benchmarks.references.published import SEEDS
 
@@ -43,18 +43,16 @@ def main() -> None:
 
 
 def report(mode: str) -> str:
-    """Compare a mode with its reference and with formulas, write its figures; return what is printed."""
+    """Compare a mode with its reference and with formulas, draw its figure; return what is printed."""
     curves = compare(mode, SEEDS)
-    drawn = {f"reference-{mode}": draw_curves(mode, curves)}
     rows = rows_of(mode, curves)
     reference = importlib.import_module(f"benchmarks.references.{mode}")
     if hasattr(reference, "published"):
         published = reference.published(partial(dsgd.run, mode, engine="sim"))
-        drawn[f"formula-{mode}"] = draw_published(mode, published)
         rows.append(("formula", f"{published.title}: {published.words}"))
-    for name, svg in drawn.items():
-        (ROOT / f"docs/images/{name}.svg").write_text(svg, encoding="utf-8")
-    rows.append(("drawn", ", ".join(f"docs/images/{name}.svg" for name in drawn)))
+    figure = f"docs/images/reference-{mode}.svg"
+    (ROOT / figure).write_text(draw_curves(mode, curves), encoding="utf-8")
+    rows.append(("drawn", figure))
     return "\n".join(_wrapped(*row) for row in rows)
 
 

@@ -68,9 +68,6 @@ def published(run: Run) -> Published:
 
     return Published(
         title="Speed-up by averaging every tau steps",
-        x="local steps tau",
-        y="speed-up over tau = 1",
-        log_x=True,
         series=[
             Series(f"alpha = {alpha:g}", [speed_up(tau, alpha) for tau in (1, 2, 4, 8, 16, 32, 64)])
             for alpha in (0.1, 0.5, 0.9)

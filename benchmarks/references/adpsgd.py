@@ -47,14 +47,10 @@ def published(run: Run) -> Published:
 
     return Published(
         title="Seconds per update against one worker's slowness",
-        x="times slower",
-        y="virtual s per update",
-        log_x=True,
         series=[
             Series(
                 "1 / (P - 1 + 1/F), P = 8",
                 [Group(f, 1 / (7 + 1 / f), [measured(seed, f) for seed in SEEDS]) for f in (1, 2, 4, 8, 16)],
-                name_left=True,
             )
         ],
     )

@@ -41,9 +41,6 @@ def published(run: Run) -> Published:
     runs = [run(seed=seed, num_workers=p, steps=4000, **EXPONENTIAL).staleness for seed in SEEDS]
     return Published(
         title=f"How stale gradients are, P = {p}",
-        x="staleness k, updates",
-        y="share of gradients",
-        log_y=True,
         series=[
             Series(
                 "(1/P) (1 - 1/P)^k",

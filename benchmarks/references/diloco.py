@@ -119,9 +119,5 @@ def published(run: Run) -> Published:
 
     return Published(
         title="Bytes per mini-batch against H",
-        x="local steps H",
-        y="bytes per mini-batch",
-        log_x=True,
-        log_y=True,
         series=[Series("8 D/H", [Group(h, 8 * dim / h, [sent(h)]) for h in (1, 2, 4, 8, 16, 32, 64)])],
     )

@@ -55,14 +55,10 @@ def published(run: Run) -> Published:
 
     return Published(
         title="Consensus distance on a ring against N",
-        x="workers N",
-        y="mean squared distance to the mean, a weight",
-        log_x=True,
         series=[
             Series(
                 "eigenvalues of the ring",
                 [Group(n, law(n), [measured(seed, n) for seed in SEEDS]) for n in (4, 8, 16, 32)],
-                name_left=True,
             )
         ],
     )

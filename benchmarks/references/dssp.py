@@ -88,14 +88,11 @@ def published(run: Run) -> Published:
     sizes = (2, 3, 4, 6, 8, 12)
     return Published(
         title=f"Rate of a worker against s_U, s_L = {low}, P = 2",
-        x="upper slack s_U, mini-batches",
-        y="mini-batches per worker and s",
         series=[
             Series(
                 "SSP with slack s_U",
                 [Group(high, of_ssp(high), [rate(seed, high) for seed in SEEDS]) for high in sizes],
                 bound=True,
-                name_left=True,
             ),
             Series(f"SSP with slack {low}", [Group(high, of_ssp(low), ()) for high in sizes]),
         ],

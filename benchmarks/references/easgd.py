@@ -100,8 +100,6 @@ def published(run: Run) -> Published:
 
     return Published(
         title="Largest stable moving rate",
-        x="step size eta times curvature",
-        y="moving rate alpha",
         series=[
             Series(
                 "(4 - 2 eta)/(4 - eta)",

@@ -1,16 +1,14 @@
-"""The figures of a strategy's page: its curve on that of its reference, and formulas with measurements."""
+"""The figure of a strategy's page: its curve on that of its reference, and their difference."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 
 from benchmarks.references.compare import Curves
-from benchmarks.references.published import Published, Series
 from dsgd.show.report.panels.drawing import Canvas, readable_ticks
 from dsgd.show.report.style import DASHES, INK, RC, Style, standalone_svg, styles
 
@@ -70,54 +68,3 @@ def _differences(axes: Axes, curves: Sequence[Curves], look: Style) -> None:
     axes.minorticks_off()
     axes.set_ylabel("difference")
     axes.grid(visible=True)
-
-
-def draw_published(mode: str, published: Published) -> str:
-    """Return an SVG: formulas as lines, named at their ends; measurements as rings, their seeds as dots."""
-    look = styles({mode: mode})[mode]
-    with mpl.rc_context(RC):
-        canvas = Canvas(title=published.title, axes_height=3.15)
-        axes = canvas.axes()
-        if published.log_x:
-            axes.set_xscale("log")
-        if published.log_y:
-            axes.set_yscale("log")
-        for series in published.series:
-            x, law = [g.x for g in series.groups], [g.law for g in series.groups]
-            exact = not series.bound and any(g.measured for g in series.groups)
-            axes.plot(x, law, color=INK, linewidth=1.0, linestyle="-" if exact else _DASHED)
-            for g in series.groups:
-                at = g.at or [g.x] * len(g.measured)
-                if len(g.measured) > 1:
-                    axes.plot(
-                        at, g.measured, ".", color=look.colour, markersize=4, markeredgewidth=0, alpha=0.5
-                    )
-                if g.measured:
-                    where = median(at), median(g.measured)
-                    axes.plot(*where, "o", markersize=6, markerfacecolor="none", markeredgecolor=look.colour)
-                    axes.annotate(
-                        g.name, where, xytext=(-5, -4), textcoords="offset points", ha="right", va="top"
-                    )
-            _name(axes, series)
-        axes.set(xlabel=published.x, ylabel=published.y)
-        readable_ticks(axes, "x", log=published.log_x, whole=published.whole)
-        readable_ticks(axes, "y", log=published.log_y)
-        axes.grid(visible=True)
-        return standalone_svg(canvas.done(f"formula-{mode}").svg)
-
-
-def _name(axes: Axes, series: Series) -> None:
-    """Write a line's name beside its middle."""
-    place = len(series.groups) // 2
-    middle = series.groups[place]
-    falls = series.groups[-1].law < series.groups[0].law
-    above = falls != series.name_left
-    axes.annotate(
-        series.name,
-        (middle.x, middle.law),
-        xytext=(-8 if series.name_left else 8, 6 if above else -7),
-        textcoords="offset points",
-        ha="right" if series.name_left else "left",
-        va="bottom" if above else "top",
-        fontsize=9,
-    )

@@ -72,8 +72,6 @@ def published(run: Run) -> Published:
     }
     return Published(
         title=f"Seconds per update against K, P = {p}",
-        x="gradients per update K",
-        y="virtual s per update",
         series=[
             Series(
                 f"counting {count}",
@@ -81,7 +79,6 @@ def published(run: Run) -> Published:
                     Group(k, law, [seconds(seed, k, count) for seed in SEEDS])
                     for k, law in enumerate(laws[count], 1)
                 ],
-                name_left=count == "workers",
             )
             for count in laws
         ],

@@ -42,15 +42,11 @@ def published(run: Run) -> Published:
         floors = [fmean(result.updates["loss"][updates // 4 :]) / dim for result in runs]
         seconds = harmonic(p) - harmonic(p - k)
         at = [s_per_update(result) for result in runs]
-        return Group(seconds, lr / (2 * k * (2 - lr)), floors, at, f"K = {k}")
+        return Group(seconds, lr / (2 * k * (2 - lr)), floors, at)
 
     groups = [group(k) for k in (1, 2, 3, 4, 6, 8)]
     return Published(
         title=f"Error against time, K = 1 … {p} of P = {p}",
-        x="virtual s per update",
-        y="loss per coordinate at the end",
-        log_x=True,
-        log_y=True,
         series=[
             Series("floor", groups),
             Series("bound of the paper", [Group(g.x, g.law * (2 - lr), ()) for g in groups]),

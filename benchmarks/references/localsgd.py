@@ -50,9 +50,6 @@ def published(run: Run) -> Published:
 
     return Published(
         title="Seconds per local step against H",
-        x="local steps H",
-        y="virtual s per local step",
-        log_x=True,
         series=[
             Series(
                 f"P = {p}",

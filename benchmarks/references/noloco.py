@@ -61,7 +61,5 @@ def published(run: Run) -> Published:
 
     return Published(
         title="Seconds per round against one worker's slowness",
-        x="times slower",
-        y="virtual s per round of 4 steps",
-        series=[Series("4 F", [Group(f, 4.0 * f, [measured(f)]) for f in (1, 2, 4, 8)], name_left=True)],
+        series=[Series("4 F", [Group(f, 4.0 * f, [measured(f)]) for f in (1, 2, 4, 8)])],
     )

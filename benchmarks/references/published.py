@@ -1,4 +1,4 @@
-"""What a paper's formula says and what the strategy does, as values to be printed and drawn.
+"""What a paper's formula says and what the strategy does, as values.
 
 A reference's file may have `published(run)`, where `run(**options)` runs its strategy in the simulator.
 """
@@ -28,7 +28,6 @@ class Group(NamedTuple):
     """One a seed; one in all where nothing is random; empty for a formula that is only shown."""
     at: Sequence[float] = ()
     """Where x is measured too: its values, one a seed."""
-    name: str = ""
 
 
 class Series(NamedTuple):
@@ -38,24 +37,13 @@ class Series(NamedTuple):
     groups: Sequence[Group]
     bound: bool = False
     """Whether the formula is a bound, which measurements may not exceed, rather than a mean."""
-    name_left: bool = False
-    """Whether the name stands to the left of the line, not to the right."""
 
 
 class Published(NamedTuple):
-    """A figure of formulas and measurements."""
+    """Formulas and measurements."""
 
     title: str
-    x: str
-    y: str
     series: Sequence[Series]
-    log_x: bool = False
-    log_y: bool = False
-
-    @property
-    def whole(self) -> bool:
-        """Whether x counts something."""
-        return all(isinstance(group.x, int) for series in self.series for group in series.groups)
 
     @property
     def words(self) -> str:

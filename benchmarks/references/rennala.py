@@ -71,10 +71,6 @@ def published(run: Run) -> Published:
     sizes = (1, 2, 4, 8, 16, 32, 64, 128)
     return Published(
         title=f"Longest update against S, P = {p}",
-        x="gradients per update S",
-        y="virtual s",
-        log_x=True,
-        log_y=True,
         series=[
             Series(
                 "bound, (S + 2m)/Σ",
@@ -83,7 +79,6 @@ def published(run: Run) -> Published:
                     for s in sizes
                 ],
                 bound=True,
-                name_left=True,
             ),
             Series("if nothing were lost", [Group(s, s / sum(rates), ()) for s in sizes]),
         ],

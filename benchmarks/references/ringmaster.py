@@ -62,10 +62,6 @@ def published(run: Run) -> Published:
     sizes = (1, 2, 4, 8, 16, 32, 64)
     return Published(
         title=f"Longest time of R updates, P = {p}",
-        x="delay bound R",
-        y="virtual s",
-        log_x=True,
-        log_y=True,
         series=[
             Series(
                 "bound t(R)",
@@ -74,7 +70,6 @@ def published(run: Run) -> Published:
                     for r in sizes
                 ],
                 bound=True,
-                name_left=True,
             )
         ],
     )

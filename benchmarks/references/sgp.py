@@ -51,14 +51,10 @@ def published(run: Run) -> Published:
 
     return Published(
         title="Consensus distance, one-peer graph",
-        x="workers N",
-        y="mean squared distance to the mean, a weight",
-        log_x=True,
         series=[
             Series(
                 "one worker's noise, shared",
                 [Group(n, law(n), [measured(seed, n) for seed in SEEDS]) for n in (4, 8, 16, 32)],
-                name_left=True,
             )
         ],
     )

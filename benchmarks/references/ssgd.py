@@ -47,9 +47,6 @@ def published(run: Run) -> Published:
     """Dutta et al. 2018 (arXiv 1803.01113): E[T] = H_P/mu, the mean of the largest of P exponential times."""
     return Published(
         title="Seconds per update against P",
-        x="workers P",
-        y="virtual s per update",
-        log_x=True,
         series=[
             Series(
                 "H_P = 1 + 1/2 + … + 1/P",
@@ -61,7 +58,6 @@ def published(run: Run) -> Published:
                     )
                     for p in (1, 2, 4, 8, 16, 32)
                 ],
-                name_left=True,
             )
         ],
     )

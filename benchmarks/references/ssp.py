@@ -52,8 +52,6 @@ def published(run: Run) -> Published:
 
     return Published(
         title="Rate of a worker against the slack, P = 2",
-        x="slack s, mini-batches",
-        y="mini-batches per worker and s",
         series=[
             Series(
                 "(2s + 2)/(2s + 3)",

@@ -9,6 +9,7 @@ From w_v each worker takes H inner steps, to x_i, with moments that stay with it
     w <- w - outer_lr D/N,  and every N of them  m <- b m + sum D/N,  w <- w - outer_lr b m
 
 Limits: outer lr 1, outer momentum 0 and plain inner SGD is LocalSGD. P = 1: sync and async are the same.
+
 Members that leave and join: at the barrier as in LocalSGD; without it, lost mini-batches are shared out
 again, and a worker that joins starts at once. A worker that comes back still has its moments; a new one
 starts at 0.

@@ -13,9 +13,8 @@ from test_labs import alike, lines_of
 
 from docs.tools.examples import EXAMPLE
 from docs.tools.house import README, counts, with_counts
+from docs.tools.strategy_pages import with_first_part
 from dsgd.strategies import modes
-
-PAGES = [README, *sorted((ROOT / "docs/strategies").glob("*.md"))]
 
 
 def test_the_front_page_counts_of_all_strategies_labs_experiments_and_closed_forms() -> None:
@@ -72,12 +71,18 @@ def test_the_last_lines_say_what_the_record_says_was_sent(cli: CommandLine, tmp_
     )
 
 
-@pytest.mark.crossing(one_in=4)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_shows_what_its_command_prints(page: Path, cli: CommandLine) -> None:
-    """Each example of a page, run again, prints the block after it: `make docs` would change nothing."""
-    examples = list(EXAMPLE.finditer(page.read_text()))
-    assert examples, "a page shows at least one run"
+@pytest.mark.parametrize("mode", modes())
+def test_a_strategy_s_page_begins_with_what_its_file_says(mode: str) -> None:
+    """The rule, limits and differences are those of the file; a page has at most 400 words."""
+    page = (ROOT / f"docs/strategies/{mode}.md").read_text(encoding="utf-8")
+    assert with_first_part(mode, page) == page, "run `make docs`"
+    assert len(page.split()) <= 400
+
+
+def test_the_front_page_shows_what_its_commands_print(cli: CommandLine) -> None:
+    """Each example, run again, prints the block after it: `make docs` would change nothing."""
+    examples = list(EXAMPLE.finditer(README.read_text()))
+    assert examples
     for example in examples:
         command = " ".join(example["command"].replace("\\\n", " ").split())
         ran = cli(command.removeprefix("uv run python main.py ") + " --trace-last 0")

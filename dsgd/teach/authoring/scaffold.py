@@ -56,9 +56,9 @@ def new(arguments: Sequence[str], _: Interruptions) -> int:
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise UsageError(f"new {name}: {path} cannot be written ({reason})") from None
-    if shipped:  # the page shows what its command prints, as those of the other modes do
-        tool = [sys.executable, "docs/tools/examples.py", f"docs/strategies/{name}.md"]
-        subprocess.run(tool, cwd=_ROOT, check=True, stdout=subprocess.DEVNULL)
+    if shipped:  # the page begins with what the file says, as those of the other modes do
+        tool = [sys.executable, "docs/tools/strategy_pages.py", f"docs/strategies/{name}.md"]
+        subprocess.run(tool, cwd=_ROOT, check=True)
     print("\n".join([*(str(path) for path in paths.values()), "", "next:", *_next(name, paths, shipped)]))
     return 0
 
