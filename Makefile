@@ -76,7 +76,7 @@ strategy: setup  ## write a new strategy: make strategy NAME=signvote; INTO=DIR:
 	@test -n "$(NAME)" || { echo "make strategy: NAME is not set; give the name of the mode" >&2; exit 2; }
 	@$(PYTHON) main.py new $(NAME) $(if $(INTO),--into $(INTO))
 
-all-strategies: setup  ## compare all strategies under a heavy tail, and draw the figures of docs/all-strategies.md
+all-strategies: setup  ## compare all strategies under a heavy tail, and draw the figures of docs/experiments.md
 	$(PYTHON) main.py compare experiments/all-strategies.yaml
 	for figure in loss-time loss-legend time-to-target; do \
 		cp runs/all-strategies/figures/$$figure.svg docs/images/all-strategies-$$figure.svg; done
@@ -100,7 +100,7 @@ docs: setup  ## rerun the examples in the documents and insert their output
 	$(PYTHON) docs/tools/house.py
 	$(PYTHON) docs/tools/strategy_pages.py docs/strategies/*.md
 	$(PYTHON) docs/tools/examples.py README.md
-	$(PYTHON) docs/tools/notebook.py docs/notebook.ipynb docs/own-model.ipynb
+	$(PYTHON) docs/tools/notebook.py docs/notebook.ipynb
 
 references: setup  ## compare the strategies with reference implementations, and draw the figures of their pages
 	$(PYTHON) docs/tools/examples.py --references docs/strategies/*.md

@@ -269,7 +269,7 @@ class PeerConfig(TrainConfig):
 
     graph: str = "ring"
     """Who exchanges with whom: ring | exponential | random | complete, or a file with an edge like `0 1` in
-    each line (docs/gossip.md)."""
+    each line (docs/network.md)."""
     edges = Parsed("graph", Graph.parse)
 
     traits = Traits(sends="weights", has_server=False)

@@ -9,7 +9,7 @@ by coordinate, where X (P, D) has the values as its rows:
 The Gram matrix is a sum over coordinates: those of slices add up to that of the whole. All the rest is
 elementwise. So the aggregate of slices is, bit for bit, the slice of the aggregate, given the Gram matrix.
 
-n values, f of them lies. Bounds on what f lies can do, and which to choose: docs/robustness.md.
+n values, f of them lies. Bounds on what f lies can do, and which to choose: docs/faults.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 They are the tables of docs/record.md and docs/observing.md, and docs/record.schema.json. A table stands
 between a comment and `<!-- end -->`. The comments are `<!-- fields of NAME -->`, NAME a type of schema.py,
-`<!-- table of quantities -->` and `<!-- metrics of runs -->`.
+and `<!-- metrics of runs -->`.
 """
 
 from __future__ import annotations
@@ -13,55 +13,28 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Struct, UnsetType
 
-from dsgd.metrics import QUANTITIES, families
+from dsgd.metrics import families
 from dsgd.records import schema
 
 ROOT = Path(__file__).parents[2]
 _TABLE = re.compile(r"(?P<begin><!-- (?P<what>.+?) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
-_WORDS: Mapping[Any, str] = {
-    int: "whole number",
-    float: "number",
-    str: "text",
-    bool: "true or false",
-    NoneType: "null",
-    Any: "value",
-}
 
 
 def fields_table(name: str) -> str:
     """Return the table of a type's fields: its own and, after a point, those of what they hold."""
-    rows = "".join(
-        f"| `{path}` | {kind} | {unit} | {text} |\n"
-        for path, kind, unit, text in _rows(_type(name), "", set())
-    )
-    return f"| field | type | unit | meaning |\n|---|---|---|---|\n{rows}"
+    rows = "".join(f"| `{path}` | {unit} | {text} |\n" for path, unit, text in _rows(_type(name), "", set()))
+    return f"| field | unit | meaning |\n|---|---|---|\n{rows}"
 
 
 def _type(name: str) -> type[Struct]:
     by_name = {kind.__name__: kind for kind in schema.files().values()}
     kind: type[Struct] = by_name.get(name) or getattr(schema, name)
     return kind
-
-
-def quantities_table(_: str) -> str:
-    """Return the table of quantities: what each is, and where it is shown."""
-    rows = []
-    for row in QUANTITIES:
-        field = f"`{row.name}`" if row.total or row.name == "eval" else ""
-        points = [f"`update/{row.name}`"] if row.points else []
-        points += [f"`{row.name}/{name}`" for name in row.of_evaluation]
-        points += [f"`fault/{row.name}`"] if row.of_fault else []
-        shown = [f"`workers.I.{row.name}`" if row.by_worker else field, _listed(row.families)]
-        shown += [", ".join(points), _listed(row.columns)]
-        rows.append(f"| {row.name} | {row.unit} | {row.per} | {row.text} | {' | '.join(shown)} |\n")
-    heading = "| quantity | unit | of each | what it is | summary.json | Prometheus | TensorBoard | reports |"
-    return f"{heading}\n|---|---|---|---|---|---|---|---|\n{''.join(rows)}"
 
 
 def metrics_table(_: str) -> str:
@@ -80,8 +53,8 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _rows(kind: type[Struct], before: str, shown: set[type]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield path, type, unit and meaning of each field; the fields of a type in a list are shown once."""
+def _rows(kind: type[Struct], before: str, shown: set[type]) -> Iterator[tuple[str, str, str]]:
+    """Yield path, unit and meaning of each field; the fields of a type in a list are shown once."""
     for name, hint in get_type_hints(kind, include_extras=True).items():
         inner, about = get_args(hint) if get_origin(hint) is Annotated else (hint, None)
         inner = next((part for part in get_args(inner) if UnsetType in get_args(inner)), inner)
@@ -89,7 +62,7 @@ def _rows(kind: type[Struct], before: str, shown: set[type]) -> Iterator[tuple[s
         held = next((part for part in (inner, *get_args(inner)) if _is_struct(part)), None)
         mapping = get_origin(inner) is dict
         if about and not (held and mapping):
-            yield before + name, _words(inner), extra.get("unit", ""), about.description
+            yield before + name, extra.get("unit", ""), about.description
         if held and (held is not inner or not about) and held not in shown:
             shown.add(held)
             path = f"{before}{name}.{extra['key']}." if mapping else "." if about else f"{before}{name}."
@@ -98,17 +71,6 @@ def _rows(kind: type[Struct], before: str, shown: set[type]) -> Iterator[tuple[s
 
 def _is_struct(hint: Any) -> bool:
     return isinstance(hint, type) and issubclass(hint, Struct)
-
-
-def _words(hint: Any) -> str:
-    arguments = get_args(hint)
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(map(_words, arguments))
-    if get_origin(hint) is dict:
-        return f"{_words(arguments[1])} by text"
-    if arguments:
-        return "list" if _is_struct(arguments[0]) else f"list of {_words(arguments[0])}"
-    return f"`{hint.__name__}`" if _is_struct(hint) else _WORDS[hint]
 
 
 def json_schema() -> str:
@@ -147,7 +109,7 @@ def with_tables(text: str, tables: Mapping[str, Callable[[str], str]]) -> str:
 
 def documents() -> dict[Path, str]:
     """Return the documents that are made here, whole or in part, as they should be."""
-    tables = {"fields of": fields_table, "table of": quantities_table, "metrics of": metrics_table}
+    tables = {"fields of": fields_table, "metrics of": metrics_table}
     made = {
         path: with_tables(path.read_text(), tables)
         for path in (ROOT / "docs/record.md", ROOT / "docs/observing.md")

@@ -1,6 +1,6 @@
 """trace.json: when workers computed, waited and sent, in the Chrome trace-event format that Perfetto opens.
 
-It is drawn from the other files of a record alone. docs/trace-and-storage.md says how to read it.
+It is drawn from the other files of a record alone. docs/observing.md says how to read it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The options of a worker that is a group of ranks, a process each (docs/islands.md)."""
+"""The options of a worker that is a group of ranks, a process each (docs/workloads.md)."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class RankLink(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class GroupConfig(Checked):
     """A worker that is a group of ranks, each with its part of the module and of every mini-batch
-    (docs/islands.md).
+    (docs/workloads.md).
     """
 
     ranks_per_worker: Annotated[int, Ge(1)] = 1

@@ -44,7 +44,7 @@ class Config(PeerConfig):
 
     graph: str = "random"
     """Who exchanges with whom after each round of local steps: random (pairs) | ring | exponential (one peer
-    a round) | complete, or a file with an edge like `0 1` in each line (docs/gossip.md)."""
+    a round) | complete, or a file with an edge like `0 1` in each line (docs/network.md)."""
 
     local_steps: Annotated[int, Ge(1)] = 8
     """H, the mini-batches each worker takes between two exchanges."""

@@ -44,7 +44,7 @@ class Config(PeerConfig):
 
     graph: str = "exponential"
     """Who sends to whom: ring (the next one) | exponential (one peer a round) | random (one a round) |
-    complete, or a file with an arc like `0 1` in each line (docs/gossip.md)."""
+    complete, or a file with an arc like `0 1` in each line (docs/network.md)."""
 
     traits = Traits(sends="weights", has_server=False, directed=True)
 

@@ -28,7 +28,7 @@ def _parse(text: str) -> tuple[Aggregator | None, PreAggregation | None, bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class AggregateConfig(Checked):
-    """How a server makes one direction of several results (docs/robustness.md)."""
+    """How a server makes one direction of several results (docs/faults.md)."""
 
     aggregate: str = "mean"
     """How results are made one: mean; mean,samples (a worker's results count as many as it has samples); or

@@ -1,4 +1,4 @@
-"""Workers that lie, around any engine: faults of kind `lie` (docs/robustness.md).
+"""Workers that lie, around any engine: faults of kind `lie` (docs/faults.md).
 
 Labels are turned round where the task starts; every other lie replaces a result where results are combined.
 Which results are lies follows from the results alone (what they read, their steps, when they came in), so a

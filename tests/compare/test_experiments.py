@@ -318,9 +318,7 @@ def test_a_shipped_experiment_is_valid_and_compares_equal_budgets(path: Path) ->
     check_data(runs)
     assert len({r.cfg.budget * r.cfg.batch_size for r in runs}) == 1
     text = (ROOT / "docs/experiments.md").read_text()
-    assert f"| `{path.name}` |" in text
-    for full_size in re.findall(rf"compare experiments/{path.name} (--set .*) --out", text):
-        assert len(load(path, full_size.split()[1::2]).runs()) > len(asked.runs())
+    assert f"`{path.name}`" in text
 
 
 # ------------------------------------------------------------------------------------------------ its runs

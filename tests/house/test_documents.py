@@ -30,14 +30,12 @@ def test_the_front_page_is_short() -> None:
 
 
 def test_what_is_of_all_strategies_has_each() -> None:
-    """README has a row for each, two experiments compare all of them, and so does the page about replays."""
+    """README has a row for each, and two experiments compare all of them."""
     first = re.findall(r"^\| \[(\w+)\]\(docs/strategies/\1\.md\) \|", README.read_text(), re.MULTILINE)
     assert tuple(sorted(first)) == modes()
     for name in ("all-strategies", "fashion-heavy-tail"):
         variants = yaml.safe_load((ROOT / f"experiments/{name}.yaml").read_text())["variants"]
         assert tuple(sorted(options["mode"] for options in variants.values())) == modes()
-    rows = re.findall(r"^\| (\w+) \| \d+ \| \d+ \|", (ROOT / "docs/replay.md").read_text(), re.MULTILINE)
-    assert tuple(rows) == modes()
 
 
 def test_the_page_about_clusters_says_how_long_a_test_may_take() -> None:
@@ -47,15 +45,6 @@ def test_the_page_about_clusters_says_how_long_a_test_may_take() -> None:
     assert (
         f"the sum of its limits, {all_s // 60} minutes as shipped" in (ROOT / "docs/cluster.md").read_text()
     )
-
-
-def test_the_page_about_the_design_names_files_that_there_are() -> None:
-    """Each Python file that docs/design.md names, by its path or the end of it, is there."""
-    named = set(re.findall(r"`([\w/]+\.py)`", (ROOT / "docs/design.md").read_text()))
-    places = ("", "benchmarks/**/", "deploy/**/", "docs/**/", "dsgd/**/", "tests/**/")
-    files = [str(path) for place in places for path in ROOT.glob(f"{place}*.py")]
-    assert len(named) > 50
-    assert not {name for name in named if not any(file.endswith(f"/{name}") for file in files)}
 
 
 def test_the_last_lines_say_what_the_record_says_was_sent(cli: CommandLine, tmp_path: Path) -> None:

@@ -264,7 +264,7 @@ def test_a_skewed_router_becomes_balanced() -> None:
 def test_weight_decay_leaves_an_error_of_decay_times_the_parameter() -> None:
     """Where SGD decays the parameter, too, loads rest where each share is off by -decay x bias / rate.
 
-    docs/workloads.md has the formula, and says why the parameter is not left out.
+    docs/workloads.md has the formula.
     """
     m, x, decay = mixture(balance_rate=2.0, spread=1.0), tokens(1024) + 0.5, 0.1
     for _ in range(150):

@@ -17,7 +17,7 @@ from test_tensorboard import scalars
 from dsgd.core.clocks import Clocks
 from dsgd.core.protocol import Cluster, Update
 from dsgd.metrics import QUANTITIES, Quantity, Tally, of_updates, quantity
-from dsgd.records.documents import fields_table, json_schema, metrics_table, quantities_table
+from dsgd.records.documents import fields_table, json_schema, metrics_table
 from dsgd.records.reader import read_record
 from dsgd.records.schema import Summary, WorkerTotals, summary_type
 from dsgd.running.quick_run import run
@@ -76,13 +76,12 @@ def test_a_row_is_shown_everywhere(
         assert [point.value for point in scalars(ran.record)[f"update/{row.name}"]] == values
         assert frames.runs[row.name].to_list() == [mean]
         assert row.name in results(frames).headings
-        named = f"| `{row.name}` | number or null | {row.unit} |"
+        named = f"| `{row.name}` | {row.unit} |"
         assert f"{named} {row.text} |" in fields_table("RecordedUpdate")
         assert f"{named} mean of" in fields_table("Summary")
         assert f"\n| `dsgd_{row.name}` | gauge |  | {row.unit} | {row.text.capitalize()}," in metrics_table(
             ""
         )
-        assert f"| {row.name} | {row.unit} | update | {row.text} |" in quantities_table("")
         parts = json.loads(json_schema())["$defs"]
         assert parts["Summary"]["properties"][row.name]["unit"] == row.unit
     assert "parity" in json_schema()

@@ -20,7 +20,7 @@ FLEETS = " hosts lost every "  # twenty runs of many losses each: 19 s
 def test_measurement_agrees_with_theory(row: Row) -> None:
     """The closed form lies in the measurement's interval at the stated level, or equals it to rounding."""
     result = row.check()
-    assert result.holds, f"theory {row.value:.5g}, measured {result.measured:.5g} ± {result.half_width:.2g}"
+    assert result.holds, f"theory {row.value:.5g}, measured {result.measured:.5g} ± {result.allowed:.2g}"
 
 
 def test_the_table_says_what_fails(

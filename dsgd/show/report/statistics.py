@@ -1,7 +1,7 @@
 """Statistics of a few seeds: medians with exact intervals, and paired tests corrected for their number.
 
 A run that never reached what was asked has the value infinity. Medians and order statistics accept it,
-so no run is dropped. docs/reports.md says why these methods and no others.
+so no run is dropped. docs/experiments.md says why these methods and no others.
 """
 
 from __future__ import annotations

@@ -45,17 +45,20 @@ class Row:
 
             deviation = float(measured.std(ddof=1)) / math.sqrt(self.seeds)
             half = float(t.ppf((1 + LEVEL) / 2, self.seeds - 1)) * deviation
-        return Measurement(self, mean, half, abs(mean - self.value) <= half + self.tolerance)
+        return Measurement(self, mean, half + self.tolerance)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A row's measurement: mean, half the width of its interval, and whether theory holds."""
+    """A row's measurement: the mean, and how far the formula may be from it."""
 
     row: Row
     measured: float
-    half_width: float
-    holds: bool
+    allowed: float
+
+    @property
+    def holds(self) -> bool:
+        return abs(self.measured - self.row.value) <= self.allowed
 
 
 def schedule(
