@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,10 @@ class Traits:
 
     directed: bool = False
     """Without a server: whether the edges of a file of --graph are arcs, from left to right."""
+
+    def __post_init__(self) -> None:
+        if self.sends not in get_args(get_type_hints(Traits)["sends"]):
+            raise ValueError(f"sends={self.sends!r}: must be gradients, steps, weights or neither")
 
     @property
     def returns_weights(self) -> bool:

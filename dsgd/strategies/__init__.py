@@ -114,6 +114,8 @@ def from_file(path: Path) -> ModuleType:
     with in_one_line(path, "its Config cannot be used: "):
         members(config_type)
         _know_former_traits(config_type)
+    if not isinstance(config_type.traits, property | Traits):
+        raise UserCodeError('the traits of its Config must be a value like Traits(sends="gradients")')
     if old := sorted(OF_ALL & option_fields(config_type).keys()):
         raise UserCodeError(f"its Config has an option {old[0]}, as all runs once had; give it another name")
     return module

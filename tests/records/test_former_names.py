@@ -6,6 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dsgd import Problem
 from dsgd.core import option_rules, protocol, rules
 from dsgd.core.traits import Traits
@@ -71,6 +73,24 @@ def test_a_strategy_from_before_says_its_traits(tmp_path: Path) -> None:
         assert config_type(strategy_file=str(file), bound=0).traits == Traits(
             sends="steps", waits_for_all=True
         )
+
+
+@pytest.mark.parametrize(
+    ("traits", "says"),
+    [
+        ('"weights"', "must be a value like Traits"),
+        ('Traits(sends="grads")', "sends='grads': must be gradients"),
+    ],
+)
+def test_traits_are_checked(traits: str, says: str, tmp_path: Path) -> None:
+    """A Config whose traits are none, or not of the words, is refused in one line."""
+    file = tmp_path / "train_before.py"
+    text = STRATEGY_OF_BEFORE.replace('sends = "weights"', f"traits = {traits}").replace(
+        "waits_for", "wait_for"
+    )
+    file.write_text("from dsgd.strategy import Traits\n" + text)
+    with pytest.raises(ValueError, match=says):
+        config_of("before", str(file))
 
 
 def test_every_former_name_leads_to_a_file() -> None:
