@@ -1,6 +1,6 @@
 """Runs the examples of the documents again and inserts their output.
 
-    python docs/tools/examples.py README.md docs/strategies/*.md        # or make docs
+    python docs/tools/examples.py README.md                             # or make docs
     python docs/tools/examples.py --references docs/strategies/*.md     # or make references
 
 An example is a simulator command in a code block, and the block after it, which begins with the row `run`.

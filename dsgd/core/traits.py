@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args, get_type_hints
+from typing import Literal, TypeAlias, get_args
+
+Sends: TypeAlias = Literal["gradients", "steps", "weights", "neither"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
     """How a strategy's workers, and its server if it has one, work together."""
 
-    sends: Literal["gradients", "steps", "weights", "neither"] = "neither"
+    sends: Sends = "neither"
     """What the values of its tasks are. gradients: at the weights read. steps: the weights read after plain
     SGD steps. weights: the worker's own, however it made them."""
 
@@ -25,8 +27,8 @@ class Traits:
     """Without a server: whether the edges of a file of --graph are arcs, from left to right."""
 
     def __post_init__(self) -> None:
-        if self.sends not in get_args(get_type_hints(Traits)["sends"]):
-            raise ValueError(f"sends={self.sends!r}: must be gradients, steps, weights or neither")
+        if self.sends not in get_args(Sends):
+            raise ValueError(f"sends={self.sends!r}: must be {', '.join(get_args(Sends))}")
 
     @property
     def returns_weights(self) -> bool:
