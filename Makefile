@@ -182,7 +182,7 @@ manifests: setup  ## render ray-job-*.yaml: IMAGE= BUCKET= DEVICE= WORKLOAD= WOR
 		$(if $(PULL_SECRET),--pull-secret $(PULL_SECRET)) \
 		$(if $(TLS),--tls $(TLS))
 
-# --- a real API server on this machine (docs/cluster.md)
+# --- a real API server on this machine (docs/runbook.md)
 
 # Where it is built, once for all clones.
 API_SERVER ?= $(HOME)/.cache/dsgd-lab/api-server
@@ -193,7 +193,7 @@ api-server:  ## build kube-apiserver from Debian's sources, once: 5 minutes of C
 test-api: setup  ## manifests and cluster tools against a real API server; KUBERAY_CRD=FILE names KubeRay's CRD
 	API_SERVER=$(API_SERVER) $(PYTEST) -m api tests/cluster/test_api_server.py
 
-# --- a job on a cluster (docs/cluster.md): make test-cluster JOB=compare-modes
+# --- a job on a cluster (docs/runbook.md): make test-cluster JOB=compare-modes
 
 JOB := compare-modes
 # More options of deploy.jobs, like --yes

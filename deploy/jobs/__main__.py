@@ -2,7 +2,7 @@
 
     python -m deploy.jobs COMMAND [--job NAME] [--context NAME] [--namespace NAME] [--yes] [--json]
 
-It acts through kubectl, with the user's context. docs/cluster.md says what each command does, and what its
+It acts through kubectl, with the user's context. docs/runbook.md says what each command does, and what its
 passing means. Exit codes: 0 passed, 1 failed, 2 usage or set-up, 130 interrupted.
 """
 

@@ -58,6 +58,6 @@ def read_thresholds(path: Path) -> Thresholds:
     """Read limits and thresholds. Raises SetupError in one line for anything wrong with them."""
     where = f"--thresholds {path}"
     try:
-        return convert(read(path, where, "docs/cluster.md describes the file"), Thresholds, where)
+        return convert(read(path, where, "docs/runbook.md describes the file"), Thresholds, where)
     except UsageError as error:
         raise SetupError(str(error)) from None

@@ -57,7 +57,7 @@ def counts() -> dict[str, int]:
         "strategies": len([*ROOT.glob("dsgd/strategies/train_*.py")]),
         "labs": len([*ROOT.glob("docs/labs/*.yaml")]),
         "experiments": len([*ROOT.glob("experiments/*.yaml")]),
-        "closed forms": theory.count("| holds |\n"),
+        "closed forms": theory.count("% |\n"),
     }
 
 

@@ -1273,7 +1273,7 @@ def test_a_snapshot_holds_what_belongs_to_the_job_and_nothing_else(tools: Tools)
 
 
 def test_the_document_names_every_command_check_limit_and_verdict() -> None:
-    text = (ROOT / "docs/cluster.md").read_text()
+    text = (ROOT / "docs/runbook.md").read_text()
     schema = json.loads((ROOT / "deploy/jobs/status.schema.json").read_text())["properties"]
     named = [*COMMANDS, *CHECKS, "premise", "performance", *PATIENT, *schema["verdict"]["enum"], *schema]
     assert [name for name in named if f"`{name}`" not in text] == []

@@ -125,13 +125,13 @@ def test_every_rule_has_a_test() -> None:
 def test_every_alert_leads_to_its_entry_in_the_runbook() -> None:
     """An alert has severity, summary, description and the runbook's URL, which has just these entries."""
     text = (ROOT / "docs" / "runbook.md").read_text()
-    headings = re.findall(r"^## (\w+)$", text, re.MULTILINE)
+    headings = re.findall(r"^### (\w+)$", text, re.MULTILINE)
     assert headings == [rule["alert"] for rule in rules("alert")]
     for rule in rules("alert"):
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
         assert rule["annotations"]["runbook_url"] == f"{DOCS_URL}/runbook.md#{rule['alert'].lower()}"
-        entry = text.split(f"## {rule['alert']}\n")[1]
+        entry = text.split(f"### {rule['alert']}\n")[1]
         assert entry.strip().startswith(f"*{rule['labels']['severity']}.*")
 
 

@@ -43,7 +43,7 @@ def test_the_page_about_clusters_says_how_long_a_test_may_take() -> None:
     limits = yaml.safe_load((ROOT / "deploy/jobs/thresholds.yaml").read_text())["limits"]
     all_s = sum(limits[name] for name in ("pods_running_s", "first_update_s", "job_over_s", "gone_s"))
     assert (
-        f"the sum of its limits, {all_s // 60} minutes as shipped" in (ROOT / "docs/cluster.md").read_text()
+        f"the sum of its limits, {all_s // 60} minutes as shipped" in (ROOT / "docs/runbook.md").read_text()
     )
 
 

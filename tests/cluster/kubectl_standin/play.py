@@ -1,7 +1,7 @@
 """Prepares the stand-in for kubectl to play a scenario: `python play.py NAME FOLDER`.
 
 Then put this folder before anything else on the PATH, set KUBECTL_STANDIN=FOLDER, and call the tools: `make
-test-cluster`. docs/cluster.md has an example.
+test-cluster`. CONTRIBUTING.md has an example.
 """
 
 from __future__ import annotations

@@ -82,8 +82,7 @@ def by_formula(measured: Iterable[Measurement]) -> Iterator[tuple[str, ...]]:
         groups.setdefault((name, one.row.formula), []).append(one)
     for (name, formula), cases in groups.items():
         off = max(abs(one.measured - one.row.value) / max(one.allowed, 1e-99) for one in cases)
-        holds = all(one.holds for one in cases)
-        yield name, formula, str(len(cases)), f"{off:.0%}", "holds" if holds else "FAILS"
+        yield name, formula, str(len(cases)), f"{off:.0%}"
 
 
 def main(markdown: bool) -> int:
@@ -107,7 +106,7 @@ def main(markdown: bool) -> int:
     if markdown:
         print(_HEADING, end="")
         for group, measured in tables.items():
-            print(f"\n## {group}\n\n| what | formula | cases | off by at most | verdict |\n|" + "---|" * 5)
+            print(f"\n## {group}\n\n| what | formula | cases | off by at most |\n|" + "---|" * 4)
             for line in by_formula(measured):
                 print("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |")
         print(_READING, end="")
