@@ -278,7 +278,7 @@ class PeerConfig(TrainConfig):
         super().__post_init__()
         lacking = self.edges.lacking(self.num_workers, directed=self.traits.directed)
         require(not lacking, "graph", self.graph, lacking)
-        rule = "is a server's, and --mode {} has none; leave it out"
+        rule = "needs a server, and --mode {} has none; leave it out"
         require(not self.timing.server_law, "server-time", self.timing.server_time, rule.format(self.mode))
 
 

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # in the interpreter already, unlike `signal`
 
-if __name__ in ("__main__", "dsgd.__main__"):  # called, not imported: ctrl-C ends it until more is loaded
+if __name__ in (
+    "__main__",
+    "dsgd.__main__",
+):  # until our handler is there, ctrl-C just ends the process
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 from collections.abc import Sequence

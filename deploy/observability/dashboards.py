@@ -3,7 +3,7 @@
 They are made of panels/NAME.yaml, a row a panel: its kind, which is one of panels/grafana.yaml, with title,
 unit and width in the grid of 24 columns; then the query, or several by their legends, and the text that
 explains it. Some kinds have more: `decimals` of a number, `log` of lines, `repeat` (a variable: the panel is
-shown for each of its values), `columns` of a table, and of a curve `x_axis`, what it is of.
+shown for each of its values), `columns` of a table, and the `x_axis` of a curve.
 """
 
 from __future__ import annotations

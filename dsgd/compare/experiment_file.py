@@ -307,7 +307,7 @@ def _asked(file: _File, variants: Sequence[Variant], tuned: Sequence[str], where
             measures=tuple(dict.fromkeys(required(name, file.target_loss, tuned) for name in measures)),
         )
         if len(asked.measures) > 1 and (best := [n for n in asked.measures if n.startswith(BEST)]):
-            raise ValueError(f"measure: {best[0]}: is asked alone; leave out the other measures")
+            raise ValueError(f"measure: {best[0]}: must be the only measure; leave out the others")
         needing = {*OF_TARGET, "last-loss", "eval_loss", "eval_accuracy", "eval_bits_per_byte"}
         losses = [name for name in asked.measures if name in needing]
         if losses and (bare := [v.name for v in variants if v.cfg.data.dataset == "none"]):

@@ -278,7 +278,7 @@ class Bucketing:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How a rule makes one direction of several results: by an aggregator, after mixing; or by their mean.
+    """How a rule combines several results: by an aggregator, after mixing, or by their mean.
 
     samples: by worker, how many each has; the mean is then weighted by them (McMahan et al. 2017, arXiv
     1602.05629, algorithm 1). None: all count the same.

@@ -35,7 +35,7 @@ class ClusterState:
     latest: int | None
     """The idle member that finished last, if it is still idle."""
     waiting: Sequence[int]
-    """The other idle members, those that have waited longest first."""
+    """The other idle members by waiting time, longest first."""
     flights: Sequence[InFlight]
     """The oldest first."""
     steps: Sequence[int]

@@ -60,7 +60,7 @@ class Started(Mapping[int, float]):
 
 
 class Idle:
-    """The members without a task: the one that finished last, then those that have waited longest first.
+    """The members without a task: the latest finisher first, then the others, longest wait first.
 
     Adding and removing one costs O(1). Members are kept by clock, so finding those that are at most `ahead`
     of the slowest costs as much as there are such members and different clocks, however many others wait.

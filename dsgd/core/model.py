@@ -119,10 +119,10 @@ class Objective(ABC):
         return None
 
     def own(self, part: Callable[[int], slice]) -> Any:
-        """Return which of the weights (D,) that tasks see are in a part of the vector: an index.
+        """Return the index, among the weights (D,) that tasks see, of those in a part of the vector.
 
-        part: what it is of a vector of so many weights. Where a task sees a slice of the vector, it is of the
-        whole.
+        part: maps the number of weights of the whole vector to the part's slice, also where a task sees only
+        a slice of the vector.
         """
         return part(self.num_weights)
 

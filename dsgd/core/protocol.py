@@ -87,7 +87,7 @@ class Update(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """An evaluation, and the weights it is of."""
+    """An evaluation, and the weights that were evaluated."""
 
     version: int
     t_s: float
@@ -97,7 +97,7 @@ class Evaluated(NamedTuple):
 
 
 class IdleMembers(Protocol):
-    """The members without a task: the one that finished last, then those that have waited longest first."""
+    """The members without a task: the latest finisher first, then the others, longest wait first."""
 
     def __len__(self) -> int: ...
 

@@ -356,7 +356,7 @@ class Chain:
     last: End
     slots: tuple[str, ...]
     aggregation: Aggregation | None = None
-    """How results are made one; None: by their mean."""
+    """How results are combined; None: by their mean."""
 
     def aggregated(self, aggregation: Aggregation) -> Chain:
         """Return this rule with another way to make one direction of several results."""

@@ -113,9 +113,9 @@ class UpdateCounts:
         self.staleness_counts: dict[int, int] = {}
         self.clock_gap_max = 0
         self.useful_bytes = 0
-        """Of the messages of tasks whose results have been applied."""
+        """Bytes of the messages of tasks whose results have been applied."""
         self.exchange_s = 0.0
-        """Of all tasks whose results have been applied: the seconds of their messages, there and back, with
+        """Seconds of the messages of tasks whose results have been applied, there and back, with
         waiting for links and servers, but not for others that compute."""
         self.ignored = 0
         """Mini-batches that came back and were not used."""

@@ -20,7 +20,7 @@ EMPTY: Mapping[str, Vector] = {}
 
 
 class Changes(NamedTuple):
-    """How a version of the weights is sent to who has an earlier one, with --compress-down."""
+    """How to send a version to a process that holds an earlier one, with --compress-down."""
 
     message_bytes: int
     """Of what is sent for one version."""
@@ -30,8 +30,8 @@ class Changes(NamedTuple):
     """
 
     def since(self, w: Weights, version: int | None) -> Weights:
-        """Return the weights `w`, which these make, as they are sent to who has this version of them (None:
-        none): what it has missed, or the whole vector, whichever is less.
+        """Return the weights `w` as they are sent to a process that holds `version` (None: nothing): the
+        changes that it has missed, or the whole vector, whichever is less.
         """
         missed = math.inf if version is None or version > w.version else w.version - version
         num_bytes = missed * self.message_bytes

@@ -239,7 +239,7 @@ class WorkerTotals(Struct, frozen=True, kw_only=True):
 
 
 class Spread(Struct, frozen=True, kw_only=True):
-    """An entry of `over_workers` in summary.json; each number has the unit of what it is of."""
+    """An entry of `over_workers` in summary.json; each number has the unit of its quantity."""
 
     mean: Annotated[float, field("",
         "over all workers, of `steps`, `busy_s`, `idle_s`, `restarts`, `sent_bytes` and `received_bytes`, "

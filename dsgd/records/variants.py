@@ -83,7 +83,7 @@ def as_variants(
     for record in sorted(records, key=lambda r: (r.path.name == like, r.meta.started_epoch_s)):
         same.setdefault((names[record.path], record.summary.seed), []).append(record)
     left_out = [
-        (other.path.name, f"has the same options and seed as {counted.path.name}, which counts")
+        (other.path.name, f"has the same options and seed as {counted.path.name}; only that one counts")
         for *others, counted in same.values()
         for other in others
     ]

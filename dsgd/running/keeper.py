@@ -76,7 +76,7 @@ class Watcher:
         """See a new version of the weights, after it was counted and recorded."""
 
     def evaluated(self, evaluated: Evaluated) -> None:
-        """See an evaluation: on Ray, perhaps some updates after the version that it is of."""
+        """See an evaluation: on Ray, perhaps some updates after the evaluated version."""
 
     def fault(self, fault: FaultSeen) -> None:
         """See a fault that is over, or that the run ended in."""

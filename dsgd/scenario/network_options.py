@@ -112,14 +112,14 @@ class NetworkConfig(Checked):
 
     regroup_s: Annotated[float, Ge(0), SIMULATED, HIDDEN] = 0.0
     """Seconds until workers that all-reduce have formed a new group, because one was lost or its worker is on
-    another host; on Ray it takes what it takes."""
+    another host; on Ray a group really forms."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         limited = self.bytes_per_s < math.inf
         rule = "makes --bytes-per-s smaller; give that too"
         require(limited or not self.slow_links, "slow-link", self.slow_link, rule)
-        rule = "with --racks is not known in the simulator; use allreduce or allreduce:ring"
+        rule = "with --racks is not simulated; use allreduce or allreduce:ring"
         halving = self.parsed_topology.kind == "halving"
         require(self.parsed_racks.racks == 1 or not halving, "topology", self.topology, rule)
 

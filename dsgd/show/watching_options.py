@@ -19,11 +19,11 @@ class LogConfig(Checked):
     """What the driver logs, on standard error (docs/observing.md)."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least that is logged. info: what workers print too and, where no terminal is, a line every ten
-    seconds."""
+    """The lowest level that is logged. info: what workers print too and, without a terminal, a line every
+    ten seconds."""
 
     log_format: Annotated[Literal["auto", "text", "json"], HIDDEN] = "auto"
-    """How: text, or a JSON object a line. auto: json in a job of Ray and in a pod, text elsewhere."""
+    """Text, or a JSON object a line. auto: json in a job of Ray and in a pod, text elsewhere."""
 
     @property
     def least_level(self) -> int:

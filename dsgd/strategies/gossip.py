@@ -146,8 +146,7 @@ class _Rounds:
     def look_at_members(self) -> None:
         """If the members have changed, go back to the round to be made, and start those who are idle in it.
 
-        Others go on once a result has come in: so it changes nothing whether those who leave or join at one
-        time are seen one by one.
+        The others go on once a result has come in, so simultaneous changes give the same result in any order.
         """
         now = self._w.version
         if tuple(self._cluster.workers) != self._members:

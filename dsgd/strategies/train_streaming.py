@@ -63,8 +63,8 @@ class Fragments:
 
 @dataclass(frozen=True, kw_only=True)
 class InnerSteps:
-    """Inner steps on the worker's own weights, up to the exchange with this number; its value has the
-    fragment as it was `overlap` steps before the end, and 0 elsewhere.
+    """Inner steps on the worker's own weights, up to the exchange with this number. Its value: the fragment's
+    weights `overlap` steps before the end; zero elsewhere.
 
     First the worker mixes in the fragment of the exchange before, of whose weights it keeps `kept_share`. A
     worker's first weights are those read.

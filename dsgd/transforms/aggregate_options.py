@@ -1,4 +1,4 @@
-"""How a server makes one direction of several results, and which it does not apply."""
+"""How a server combines results, and which it rejects."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def _parse(text: str) -> tuple[Aggregator | None, PreAggregation | None, bool]:
 
 @dataclass(frozen=True, kw_only=True)
 class AggregateConfig(Checked):
-    """How a server makes one direction of several results (docs/faults.md)."""
+    """How a server combines results, and which it rejects (docs/faults.md)."""
 
     aggregate: str = "mean"
-    """How results are made one: mean; mean,samples (a worker's results count as many as it has samples); or
-    what withstands F liars: median | trimmed:F | krum:F | multikrum:F,M | geometric | clip:RADIUS | bulyan:F.
-    Before that, nnm:F+krum:F makes each result the mean of its nearest, and bucketing:SIZE+median takes means
-    of so many, drawn anew each time."""
+    """How results are combined: mean; mean,samples (a worker's results count as many as it has samples); or
+    an aggregator that withstands F liars: median | trimmed:F | krum:F | multikrum:F,M | geometric |
+    clip:RADIUS | bulyan:F. Before that, nnm:F+krum:F makes each result the mean of its nearest, and
+    bucketing:SIZE+median takes means of so many, drawn anew each time."""
     parsed_aggregate = Parsed("aggregate", _parse)
 
     filter: str = "none"
-    """Where each result is applied as it comes, which ones are not, as they may be lies: none | kardam:F
-    (those that have changed too fast, or are one worker's too often) | zeno:RHO,EPSILON (those that worker
-    0, which is trusted, finds not to lead down)."""
+    """Which results are rejected as possible lies, where each is applied as it comes: none | kardam:F (those
+    that change too fast, or come from one worker too often) | zeno:RHO,EPSILON (those that do not lead down
+    by the gradient of worker 0, which is trusted)."""
     filtered = Parsed("filter", parse_filter)
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class AggregateConfig(Checked):
             "a lie moves a mean as far as it wants, also after mixing; give an aggregator, like nnm:2+krum:2"
         )
         require(self.aggregator is not None or self.mixing is None, "aggregate", self.aggregate, rule)
-        rule = "samples weight a mean, and this is none: a liar could claim any number; leave samples out"
+        rule = "samples can weight only a mean, as a liar could claim any number of them; leave samples out"
         require(self.aggregator is None or not self.by_samples, "aggregate", self.aggregate, rule)
 
     @property
@@ -80,7 +80,7 @@ class AggregateConfig(Checked):
         require(counted, "aggregate", self.aggregate, rule)
         mode, results, num_workers = run.mode, run.results_per_update, run.num_workers
         for option, default in (("aggregate", "mean"), ("filter", "none")):
-            rule = f"is a server's, and --mode {mode} has none; leave it out"
+            rule = f"needs a server, and --mode {mode} has none; leave it out"
             require(results > 0 or getattr(self, option) == default, option, getattr(self, option), rule)
         if not results:
             return

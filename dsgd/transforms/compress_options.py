@@ -47,8 +47,8 @@ def codec_or_dgc(text: str) -> Codec | Dgc | None:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressConfig(Checked):
-    """How few bytes travel (docs/network.md). CODEC: none | topk:SHARE (of the numbers) | randk:SHARE |
-    randk:SHARE,scaled | sign | qsgd:LEVELS | int8 | fp4 | powersgd:RANK.
+    """Compression of what is sent (docs/network.md). CODEC: none | topk:SHARE (of the numbers) |
+    randk:SHARE | randk:SHARE,scaled | sign | qsgd:LEVELS | int8 | fp4 | powersgd:RANK.
     """
 
     compress: Annotated[str, LEARNED] = "none"

@@ -102,8 +102,8 @@ class Ef21:
 class MomentumCorrection:
     """Error feedback of the momentum instead of the gradient; what was sent loses its momentum.
 
-    clip: largest norm of a worker's gradient, before the momentum. everything: all is sent, so no momentum
-    is late, and none is taken: that is SGD with momentum.
+    clip: largest norm of a worker's gradient, before the momentum. everything: the whole
+    vector is sent, so nothing is masked: plain SGD with momentum.
     Lin et al. 2018, "Deep gradient compression" (arXiv 1712.01887), section 3 and algorithm 4, and its first
     author's code (synxlin/deep-gradient-compression, dgc/memory.py).
     """

@@ -47,7 +47,8 @@ class HeardWeights:
 class CompressedResults(WrappedEngine):
     """Has every task's result encoded by its worker, and makes of what is decoded what the task returned.
 
-    The server remembers, by worker, what Ef21 adds up; it is the worker's memory too, so it need not be kept.
+    With Ef21 the server keeps a running sum for each worker. It equals the worker's own state, from which
+    `restore` makes it again.
     """
 
     def __init__(self, inner: Engine, how: Compression, seed: int) -> None:

@@ -118,7 +118,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     (NO_LOSS, ["measure: last-loss", "workload none, and so no loss"]),
     ({"measure": "best lr"}, ["lr is not tuned", "tune:"]),
     ({"measure": ["time", 3]}, ["measure: number 2: must be text, not 3"]),
-    ({"measure": ["time", "best lr"], "tune": {"lr": [0.1], "seeds": [9]}}, ["best lr", "asked alone"]),
+    ({"measure": ["time", "best lr"], "tune": {"lr": [0.1], "seeds": [9]}}, ["best lr", "the only measure"]),
     ({"measure": "best momentum", "tune": {"lr": [0.1, 0.2], "seeds": [9]}}, ["tuned are lr"]),
 ]
 
@@ -374,7 +374,7 @@ def test_what_the_seeds_do_not_show_is_said_of_all_levels_together() -> None:
     found = {name: dict(enumerate(noise[at] / rates[name])) for at, name in enumerate(rates)}
     assert against_baseline(question(found, layout), "a") == (
         "Compared with a, c is 4.3 [4, 5.1] times faster for the same budget; "
-        "b (0.96 [0.85, 1.1] times) and d (1.03 [0.94, 1.16] times) make no difference that 6 seeds show."
+        "b (0.96 [0.85, 1.1] times) and d (1.03 [0.94, 1.16] times) show no clear difference with 6 seeds."
     )
 
 

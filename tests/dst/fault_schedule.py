@@ -33,7 +33,7 @@ VALUES: Mapping[str, Sequence[Any]] = {
 _CODECS = ("topk:.5", "randk:.5", "sign", "qsgd:2", "powersgd:1", "dgc:.5,.5,8")
 _TIMES = ("none", "constant:1", "exponential:1", "uniform:.5,1.5", "markov:1,6,.2,.3", "pareto:1.5,.5")
 _WITHOUT_TAIL = _TIMES[:-1]  # a task that is longer than the time between two losses would never end
-_MOST_VIRTUAL_S = 1e6  # a tail without a variance may last; a run that has not ended then never will
+_MOST_VIRTUAL_S = 1e6  # long enough for tails without a variance; a run that has not ended by then hangs
 
 
 @dataclass(frozen=True)

@@ -115,9 +115,11 @@ NO_COUNTS = {
 
 @pytest.mark.parametrize("kind", NO_COUNTS)
 def test_what_is_no_total_and_no_count_is_refused(kind: str) -> None:
-    """A mean with an accuracy, or with the number of its samples, is no sum with what it is the sum of."""
+    """A mean with an accuracy, or with the number of its samples, is no sum and total."""
     message = {"logits": "its loss has shape", "learned": "the count of its loss depends on the parameters"}
-    with pytest.raises(ProblemError, match=message.get(kind, "added up over . parts; return a sum over")):
+    with pytest.raises(
+        ProblemError, match=message.get(kind, "added up over . parts; return the sum, and the total")
+    ):
         ModuleObjective(problem(NO_COUNTS[kind])).try_out(shard(8))
 
 

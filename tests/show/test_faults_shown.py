@@ -194,7 +194,7 @@ def test_the_loss_against_time_has_a_mark_a_fault(struck: Path, quiet: Path) -> 
     assert len(heights) == 1
     assert ["fault" in words_of(panel.svg) for panel in panels] == [True, False, False]
     assert not any("fault" in words_of(panel.svg) for panel in section_of(quiet, "loss").panels)
-    assert "Triangles along the time are the faults" in section_of(struck, "loss").caption
+    assert "Triangles on the time axis: the faults" in section_of(struck, "loss").caption
 
 
 @pytest.mark.parametrize(("first_s", "from_s"), [(3.0, 0.0), (40.0, 36.0)])
@@ -259,7 +259,7 @@ def test_runs_that_are_the_same_have_one_panel(tmp_path: Path) -> None:
     dsgd.experiment(experiment, out=tmp_path)
     section = section_of(tmp_path / "experiment", "timeline")
     assert [panel.title for panel in section.panels] == ["Timeline, wait", "Timeline, slow"]
-    assert "One panel is for wait and move: the same runs." in section.caption
+    assert "wait and move share a panel: they are the same runs." in section.caption
 
 
 def test_a_report_says_what_faults_there_were(struck: Path) -> None:

@@ -288,7 +288,7 @@ def test_the_run_that_like_names_is_in_the_report(
         rows = (Path(page).parent / "results.csv").read_text().splitlines()
         assert len(rows) == 2
         assert f",{name}," in rows[1]
-        assert text.count(f"has the same options and seed as {name}, which counts") == 2
+        assert text.count(f"has the same options and seed as {name}; only that one counts") == 2
 
 
 def test_like_names_a_run_of_the_folder(unrelated: Path, capsys: pytest.CaptureFixture[str]) -> None:

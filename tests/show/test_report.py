@@ -278,7 +278,7 @@ def test_a_run_that_was_repeated_counts_once(race: Path, tmp_path: Path) -> None
     run(tmp_path, "again", mode="ssgd")
     frames = read_folder(tmp_path)
     assert frames.runs["folder"].to_list() == ["again"]
-    assert frames.left_out == (("first", "has the same options and seed as again, which counts"),)
+    assert frames.left_out == (("first", "has the same options and seed as again; only that one counts"),)
 
 
 def test_what_is_left_out_is_said(copy: Path) -> None:

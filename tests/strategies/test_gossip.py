@@ -81,7 +81,7 @@ def test_a_graph_that_cannot_be_used_is_refused(
 
 def test_a_mode_without_a_server_refuses_options_of_one() -> None:
     """A server's service time has no effect without a server, so it is refused."""
-    with pytest.raises(ValueError, match=r"--server-time .* is a server's, and --mode dpsgd has none"):
+    with pytest.raises(ValueError, match=r"--server-time .* needs a server, and --mode dpsgd has none"):
         config("dpsgd", server_time="constant:1")
 
 

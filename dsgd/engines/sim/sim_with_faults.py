@@ -106,7 +106,7 @@ class HostedCluster(SimCluster):
         self._serial += 1
         arrived_s = self._peers.begin(worker, now_s) if self._peers else now_s
         host = self._hosts.place(worker, now_s)
-        if w.changes is not None:  # where they come later, there is a new process, which has none
+        if w.changes is not None:  # a host that is down will be a new process, which holds no weights
             w = w.changes.since(w, self._sims[host].heard.get(worker) if self._hosts.alive[host] else None)
         ledger.start(worker, SimFlight(self._serial, task, w, now_s, arrived_s, compute_s))
         self._copies[worker] = []

@@ -137,7 +137,7 @@ def not_a_mean(compute: Callable[[Indices], Any], count: int, name: str) -> str 
     if counted:
         raise ProblemError(
             f"the total and the count of its {name} are {values[0]} for {count} samples, and {values[1]} "
-            f"added up over {len(parts)} parts; return a sum over the samples, and what it is the sum of"
+            f"added up over {len(parts)} parts; return the sum, and the total to divide it by"
         )
     return f"its {name} is {values[0]} for {count} samples, and {values[1]} as the mean of {len(parts)} parts"
 

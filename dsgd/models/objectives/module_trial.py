@@ -97,8 +97,8 @@ def require_unchanged(module: nn.Module, w: Tensor) -> None:
 def in_place(name: str) -> str:
     """Return in one line that a module changes a weight in place."""
     return (
-        f"its forward pass changes its {name} in place, and workers send gradients, from which nobody would "
-        "learn of it; compute what it needs from the weight instead, as in torch.nn.utils.parametrize"
+        f"its forward pass changes its {name} in place, which the gradients that workers send would not "
+        "show; compute what it needs from the weight instead, as in torch.nn.utils.parametrize"
     )
 
 

@@ -152,8 +152,8 @@ def against_baseline(question: Question, baseline: str) -> str:
     parts = [listed(parts)] if len(layout.cells) == 1 and parts else parts
     if unsure:
         seeds = max((pair.seeds for pair in question.pairs), default=0)
-        verb = "makes" if len(unsure) == 1 else "make"
-        parts.append(f"{listed(unsure)} {verb} no difference that {plural(seeds, 'seed')} show")
+        verb = "shows" if len(unsure) == 1 else "show"
+        parts.append(f"{listed(unsure)} {verb} no clear difference with {plural(seeds, 'seed')}")
     if not parts:
         return f"Nothing can be compared with {baseline}: no run has a value of {question.measure.noun}."
     more = f"; the other {len(others) - most} are in the table" if len(others) > most else ""

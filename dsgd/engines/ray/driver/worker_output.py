@@ -29,7 +29,7 @@ class WorkerOutput:
 
     def __init__(self) -> None:
         self.level = _LOGGER.getEffectiveLevel()
-        """The least that is logged here, so that processes keep no more."""
+        """The lowest level that is logged here, so that processes keep no more."""
         self.memory_bytes: Mapping[str, int] = {}
         """Of the processes that live, by the names of their hosts; replaced, never changed."""
         self._came: SimpleQueue[tuple[HostProcess, Future[OutputNews]] | None] = SimpleQueue()

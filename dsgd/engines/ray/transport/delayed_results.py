@@ -19,7 +19,7 @@ T = TypeVar("T")
 class HeldBack(Generic[T]):
     """Results of workers that are computed and, in the network `star`, still on their way.
 
-    It has no clock: times are engine seconds, and are handed in.
+    Callers pass the time, in engine seconds.
     """
 
     def __init__(self, star: Star) -> None:

@@ -4,8 +4,8 @@
             <--loss, value----                   <--slices---------
 
 To the driver a group is one host: the leader hands on what it gets, takes its own part, and puts slices of
-values and states together. A state leaves the group after each task, for whoever may take the group's place;
-each rank also keeps its slice of the last one, so that none comes with the same worker's next task.
+values and states together. After each task the state is saved outside the group, so another group can
+take over. Ranks cache their slices of it, so the next task of the same worker need not bring it.
 
 A group dies as one: the leader ends itself when a follower has ended, and Ray ends the followers of a leader
 that has. What ranks compute together is never cut short: a task is stopped before it begins, or not at all.

@@ -177,8 +177,8 @@ def _elementwise(pickled: bytes) -> Task:
     found = elementwise(to_send(pickle.loads(pickled)))
     if hasattr(found, "part") and not getattr(found, "asks_for_own", False):
         raise ValueError(
-            "its value is a part of the vector, of which ranks have slices: have it ask the objective, and "
-            "say so with asks_for_own (dsgd/core/tasks.py)"
+            "it cuts a part out of the vector, of which a rank holds only a slice: cut it with "
+            "`objective.own`, and set asks_for_own (dsgd/core/tasks.py)"
         )
     return found
 

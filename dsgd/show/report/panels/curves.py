@@ -121,14 +121,14 @@ def _loss_caption(scene: Scene, shown: Mapping[str, Sequence[str]], scale: LossS
     if seeds > 1:
         caption += " Thick lines are medians over seeds"
         if max(map(len, shown.values())) > _MOST_SPREADS:
-            caption += "; single seeds of so many variants are left out."
+            caption += "; with so many variants, single seeds are not drawn."
         else:
             caption += ", thin ones single seeds." if seeds <= _MOST_THIN else ", bands their intervals."
         caption += " A line ends where the first of its seeds has spent its budget."
     if any(_diverged(run.record) for run in scene.frames.records):
         caption += " A diverged run counts as infinite from there on."
     if any(scene.representative(variant).faults for variants in shown.values() for variant in variants):
-        caption += " Triangles along the time are the faults of one run a variant, all with the same seed."
+        caption += " Triangles on the time axis: the faults of one run per variant, all with the same seed."
     if len(shown) > 1:
         caption += " Panels of one kind have the same axes."
     return caption

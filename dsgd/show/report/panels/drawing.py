@@ -109,7 +109,9 @@ class Scene:
         they are compared.
         """
         classes = [[v for v in same if v in variants] for same in identical(self.frames)]
-        sentences = "".join(f" One panel is for {few(same)}: the same runs." for same in classes if same[1:])
+        sentences = "".join(
+            f" {few(same)} share a panel: they are the same runs." for same in classes if same[1:]
+        )
         repeated = {v for same in classes for v in same[1:]}
         distinct = [v for v in variants if v not in repeated]
         shown, others = self._most(distinct)

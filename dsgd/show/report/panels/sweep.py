@@ -79,8 +79,8 @@ def _of_tuning(scene: Scene, option: str) -> Section:
     return Section(
         name="sweep",
         heading=f"How does the best {words} depend on {what}?",
-        caption="Large marks are what was chosen from the values at the axis, small dots what each seed of "
-        "the tuning alone would choose.",
+        caption="Large marks are the chosen values, small dots those that each seed of the tuning would "
+        "choose alone.",
         panels=panels,
     )
 

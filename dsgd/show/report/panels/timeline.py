@@ -51,7 +51,7 @@ def timeline(scene: Scene) -> Section:
     from_s, end_s = _span(list(records.values()))
     moments = "The first moments" if from_s == 0 else "The moments around the first fault"
     caption = (
-        f"{moments} of one run a variant, all with the same seed. Full colour: a worker computes; "
+        f"{moments} of one run per variant, all with the same seed. Full colour: a worker computes; "
         "pale: its messages travel or are served (half before and half after, as the record has only their "
         "sum); dark grey: work that was discarded; light ground: it waits, or worked on a task that was "
         "cancelled or dropped. Ticks above are updates."
