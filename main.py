@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # in the interpreter already, unlike `signal`
 
-if __name__ in (
-    "__main__",
-    "dsgd.__main__",
-):  # until our handler is there, ctrl-C just ends the process
+if __name__ in ("__main__", "dsgd.__main__"):  # until our handler is there, ctrl-C just ends the process
     _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 from collections.abc import Sequence
