@@ -24,7 +24,6 @@ from dsgd.engines.open_cluster import require_room
 from dsgd.process.files import whole_file
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import UsageError, is_result
-from dsgd.records.size import announcement_of_all
 from dsgd.show.live.observers import Observers
 from dsgd.show.report.experiment_yaml import AsRun, AsTuned, ComparedVariant
 from dsgd.show.terminal.usage import usage_errors
@@ -154,8 +153,6 @@ def _missing(
     if uploads:
         for path in sorted(kept):
             uploads.add(path)
-    if said := announcement_of_all([run.cfg for run in missing]):
-        display.say(said)
     engines.warm_up(missing)
     check_data(missing)  # while the processes import what they need
     return missing

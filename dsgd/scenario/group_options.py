@@ -130,7 +130,7 @@ class GroupConfig(Checked):
             rule += "--batch-size, or lower --accumulate"
             sampled = run.data.name not in ("none", "quadratic")
             require(not sampled or ranks <= samples, "ranks-per-worker", ranks, rule)
-            rule = "each rank needs a GPU of its own; give --gpus-per-worker 1, or leave it out"
+            rule = "each rank needs its own GPU; give --gpus-per-worker 1, or leave it out"
             require(run.ray.gpus_per_worker >= 1, "ranks-per-worker", ranks, rule)
             rule = "ranks share a module on Ray; give a --workload, or use --engine sim"
             require(run.engine == "sim" or run.data.module is not None, "ranks-per-worker", ranks, rule)

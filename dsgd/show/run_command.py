@@ -11,7 +11,6 @@ from dsgd.config import TrainConfig
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import EXIT_CODES, echoed, escaped, report_error
 from dsgd.process.s3_access import is_s3
-from dsgd.records.size import announcement
 from dsgd.records.stores.store import Store
 from dsgd.records.upload import Upload
 from dsgd.records.writer import RunRecord, default_name, free_path
@@ -58,8 +57,6 @@ def run_here(
     console = Terminal(highlight=False)
 
     def run_one(cfg: TrainConfig, started: float | None = None) -> Ended:
-        if not cfg.output.quiet and (said := announcement(cfg)):
-            print(said, flush=True)
         with usage_errors(), ProgressLine(cfg, console) as line:
             watchers = [line, *observers.watchers()]
             ended = execute(

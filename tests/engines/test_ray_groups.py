@@ -46,7 +46,7 @@ DILOCO: dict[str, Any] = {"mode": "diloco", "steps": 24, "local_steps": 2, "lr":
         ("W --ranks-per-worker 4 --parallel hsdp:3", "hsdp:3: R must divide --ranks-per-worker 4"),
         ("W --ranks-per-worker 2 --parallel hsdp:x", "R must be a whole number of copies of at least 1"),
         ("W --ranks-per-worker 64", "--ranks-per-worker 64: each rank needs a sample of a mini-batch"),
-        ("W --ranks-per-worker 2 --gpus-per-worker .5 --engine ray", "each rank needs a GPU of its own"),
+        ("W --ranks-per-worker 2 --gpus-per-worker .5 --engine ray", "each rank needs its own GPU"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(options: str, why: str, cli: CommandLine) -> None:

@@ -31,7 +31,7 @@ LINES = {
     "dsgd/engines": 9_000,
     "dsgd/models": 5_000,
     "dsgd/process": 1_000,
-    "dsgd/records": 3_800,
+    "dsgd/records": 3_700,
     "dsgd/running": 4_400,
     "dsgd/scenario": 2_700,
     "dsgd/show": 10_700,

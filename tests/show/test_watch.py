@@ -25,15 +25,12 @@ from hypothesis import strategies as st
 from test_live import PHONE, Visit, events, in_a_browser, read_all
 
 from dsgd.core.update_counts import MOST_LISTED
-from dsgd.records import size
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordedTask, built, encode, update_type
 from dsgd.show.live import record_lines as lines
 from dsgd.show.live.followed_run import MOST_WORKERS, FollowedFolder, FollowedRun
 from dsgd.show.live.record_lines import UpdateLines
 from dsgd.show.report.build import build_report
-from dsgd.show.terminal.cli import parse
-from main import main
 
 SIM = "--engine sim --compute-time exponential:1"
 
@@ -305,38 +302,6 @@ def test_what_reads_a_summary_reads_that_of_many_workers(cli: CommandLine) -> No
     assert summary.restarts == 0
     assert (ran.record / "trace.json").exists()
     assert "Workers did not compute for " in build_report(ran.record).read_text()
-
-
-@pytest.mark.parametrize("mode", ["asgd", "ssgd", "localsgd --local-steps 4"])
-def test_a_large_record_is_announced(mode: str, cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A large record's size is said before the run, close to the truth; a small one's is not."""
-    options = f"{SIM} --mode {mode} --num-workers 50 --steps 40 --workload none"
-    small = cli(options)
-    assert "will be written" not in small.out
-    written = (small.record / "updates.jsonl").stat().st_size
-    said = size.estimated_bytes(parse(options.split()))
-    assert 0.95 * written <= said <= 1.8 * written
-    monkeypatch.setattr(size, "LARGE_BYTES", 1000)
-    lines = [line for line in cli(options).out.splitlines() if "will be written" in line]
-    assert len(lines) == 1
-    assert "--record every:" in lines[0]
-    assert "will be written" not in cli(f"{options} --record none").out
-    assert "will be written" not in cli(f"{options} --quiet").out
-
-
-def test_large_records_of_an_experiment_are_announced(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the runs of an experiment will write together is said once, and only of those still to be run."""
-    monkeypatch.setattr(size, "LARGE_BYTES", 1000)
-    file = tmp_path / "some.yaml"
-    file.write_text(
-        "title: Some\nquestion: How large?\nbase: {engine: sim, mode: asgd, workload: none, steps: 20}\n"
-        "seeds: [0, 1]\nvariants: {a: {}, b: {latency_s: 1}}\n"
-    )
-    for announced in (1, 0):
-        assert main(["compare", str(file), "--out", str(tmp_path / "runs")]) == 0
-        assert capsys.readouterr().out.count("will be written by 4 runs") == announced
 
 
 # ---- in a browser
