@@ -24,7 +24,7 @@ EXAMPLE = re.compile(
     re.DOTALL,
 )
 REFERENCE = re.compile(
-    r"(?P<command>uv run python -m benchmarks\.references (?P<mode>\w+))"
+    r"(?P<command>uv run python -m references (?P<mode>\w+))"
     r"(?P<between>\n```\n\n```\n)strategy  .*?(?=\n```)",
     re.DOTALL,
 )
@@ -34,7 +34,7 @@ def comparison_of(command: str) -> str:
     """Compare a strategy with its reference; return what is printed."""
     arguments = shlex.split(command)[3:]
     printed = subprocess.run(
-        [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, *arguments], cwd=ROOT / "tests/theory", stdout=subprocess.PIPE, text=True, check=True
     ).stdout
     return printed.rstrip()
 

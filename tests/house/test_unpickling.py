@@ -16,7 +16,6 @@ ALLOWED = {
     "dsgd/compare/worker.py: pickle.load": "the parent process, on standard input",
     "dsgd/engines/ray/worker/host.py: pickle.loads": "the driver, through Ray or its own socket",
     "dsgd/engines/ray/worker/rank.py: pickle.loads": "the driver, handed on by the group's leader",
-    "benchmarks/references/processes.py: torch.load": "a child process, in a folder made for it",
 }
 _PICKLES = [f"{module}.{call}" for module in ("pickle", "cloudpickle", "dill") for call in ("load", "loads")]
 RUN_CODE = {

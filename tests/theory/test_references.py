@@ -1,4 +1,4 @@
-"""Strategies against their reference implementations, benchmarks/references: what the pages' figures show."""
+"""Strategies against their reference implementations: what the pages' figures show."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
+from references.compare import Curves, compare, modes, set_beside, train_reference, train_strategy
+from references.problem import Problem
 
 import dsgd
-from benchmarks.references.compare import Curves, compare, modes, set_beside, train_reference, train_strategy
-from benchmarks.references.problem import Problem
 from docs.tools.examples import REFERENCE
 from dsgd.strategies import modes as shipped
 
-FOLDER = ROOT / "benchmarks/references"
+FOLDER = ROOT / "tests/theory/references"
 SEEDS = (3, 4)
-REFERENCES = {mode: importlib.import_module(f"benchmarks.references.{mode}") for mode in modes()}
+REFERENCES = {mode: importlib.import_module(f"references.{mode}") for mode in modes()}
 IN_PROCESSES = [mode for mode in modes() if hasattr(REFERENCES[mode], "PROCESSES")]
 HERE = [mode for mode in modes() if mode not in IN_PROCESSES]
 CASES = [
@@ -86,15 +86,15 @@ def imported(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             found.add(str(node.module))
-    return {name for name in found if name.split(".")[0] in {"dsgd", "benchmarks", "main", "config", "data"}}
+    return {name for name in found if name.split(".")[0] in {"dsgd", "references", "main", "config", "data"}}
 
 
 @pytest.mark.parametrize("mode", modes())
 def test_a_reference_is_independent(mode: str) -> None:
     """A reference shares with its strategy the problem only: data, initial weights, compute times, graphs."""
     assert imported(FOLDER / f"{mode}.py") <= {
-        "benchmarks.references.problem",
-        "benchmarks.references.published",  # values to be drawn
+        "references.problem",
+        "references.published",  # values to be drawn
     }
     assert imported(FOLDER / "problem.py") == {
         "dsgd.config", "dsgd.core.timing", "dsgd.data", "dsgd.scenario.graphs",

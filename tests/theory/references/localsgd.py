@@ -15,8 +15,8 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.functional import cross_entropy
 
-from benchmarks.references.problem import Problem, Version, weights
-from benchmarks.references.published import EXPONENTIAL, SEEDS, Group, Published, Run, Series, s_per_update
+from references.problem import Problem, Version, weights
+from references.published import EXPONENTIAL, SEEDS, Group, Published, Run, Series, s_per_update
 
 PROCESSES = True
 OPTIONS = {"lr": 0.5, "local_steps": 5}

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.references.problem import Problem, Version
-from benchmarks.references.published import Group, Published, Run, Series
+from references.problem import Problem, Version
+from references.published import Group, Published, Run, Series
 
 OPTIONS = {"lr": 0.1, "delay_bound": 3}
 VARIANTS = [{"rest": "ignore"}]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
-from benchmarks.references.problem import Problem, Version
-from benchmarks.references.published import SEEDS, Group, Published, Run, Series, harmonic, s_per_update
+from references.problem import Problem, Version
+from references.published import SEEDS, Group, Published, Run, Series, harmonic, s_per_update
 
 OPTIONS = {"lr": 0.3, "k": 3}
 OTHER = {"k": 2}

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from benchmarks.references.problem import Problem, Version
-from benchmarks.references.published import SEEDS, Group, Published, Run, Series
+from references.problem import Problem, Version
+from references.published import SEEDS, Group, Published, Run, Series
 
 OPTIONS = {"lr": 0.3}
 OTHER = {"lr": 0.2}

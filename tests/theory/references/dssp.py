@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from benchmarks.references.problem import Problem, Version
-from benchmarks.references.published import EXPONENTIAL, SEEDS, Group, Published, Run, Series, s_per_update
+from references.problem import Problem, Version
+from references.published import EXPONENTIAL, SEEDS, Group, Published, Run, Series, s_per_update
 
 OPTIONS = {"lr": 0.1, "slack_low": 1, "slack_high": 6}
 OTHER = {"slack_high": 3}

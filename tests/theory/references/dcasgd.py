@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.references.problem import Problem, Version
+from references.problem import Problem, Version
 
 # So large a lambda, and a step near the largest, that the correction is seen.
 OPTIONS = {"lr": 0.2, "compensation": 2.0}

@@ -8,9 +8,9 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 
-from benchmarks.references.compare import Curves
 from dsgd.show.report.panels.drawing import Canvas, readable_ticks
 from dsgd.show.report.style import DASHES, INK, RC, Style, standalone_svg, styles
+from references.compare import Curves
 
 ROUNDING = 2.0**-23  # of float32
 _LEAST = 1e-9  # what is drawn of a difference; equal numbers are drawn there

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
-from benchmarks.references.problem import Problem, Version, in_torch_order, weights
+from references.problem import Problem, Version, in_torch_order, weights
 
 # Twenty rounds: a momentum of 0.9 would average over half the run. AdamW, in a variant, turns the rounding of
 # gradients near 0 into whole steps, so the comparison over eight seeds has SGD inside.

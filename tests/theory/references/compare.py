@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 import dsgd
-from benchmarks.references.problem import Problem, Version, in_torch_order
-from benchmarks.references.processes import train_in_processes
+from references.problem import Problem, Version, in_torch_order
+from references.processes import train_in_processes
 
 Floats = NDArray[np.float64]
 
@@ -58,7 +58,7 @@ def compare(
     options: of both; None: those of the reference's file. size: of the problem, num_workers and steps.
     """
     if options is None:
-        options = importlib.import_module(f"benchmarks.references.{mode}").OPTIONS
+        options = importlib.import_module(f"references.{mode}").OPTIONS
     problems = [Problem(seed, **size) for seed in seeds]
     results = [train_strategy(mode, problem, options) for problem in problems]
     references = train_reference(mode, problems, options)
@@ -83,7 +83,7 @@ def train_reference(
     mode: str, problems: Sequence[Problem], options: Mapping[str, Any]
 ) -> list[list[Version]]:
     """Return the versions that the reference of a mode makes of each problem, until its budget is spent."""
-    reference = importlib.import_module(f"benchmarks.references.{mode}")
+    reference = importlib.import_module(f"references.{mode}")
     if hasattr(reference, "PROCESSES"):
         return train_in_processes(mode, problems, options)
     return [_until_spent(problem, reference.train(problem, **options)) for problem in problems]

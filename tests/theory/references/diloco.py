@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import vector_to_parameters
 
-from benchmarks.references.problem import Problem, Version, weights
-from benchmarks.references.published import Group, Published, Run, Series
+from references.problem import Problem, Version, weights
+from references.published import Group, Published, Run, Series
 
 # Twenty rounds: a momentum of 0.9 would average over half the run.
 OPTIONS = {"lr": 0.01, "local_steps": 5, "outer_lr": 0.7, "outer_momentum": 0.5}

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from benchmarks.references.problem import Problem, Version, weights
-from benchmarks.references.published import Group, Published, Run, Series, s_per_update
+from references.problem import Problem, Version, weights
+from references.published import Group, Published, Run, Series, s_per_update
 
 OPTIONS: dict[str, Any] = {"lr": 0.003, "local_steps": 5}
 VARIANTS = [{"lr": 0.1, "inner": "sgd"}]

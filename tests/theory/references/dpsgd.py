@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.references.problem import Problem, Version
-from benchmarks.references.published import SEEDS, Group, Published, Run, Series
+from references.problem import Problem, Version
+from references.published import SEEDS, Group, Published, Run, Series
 
 OPTIONS = {"lr": 0.2}
 VARIANTS = [{"mixing": "after"}]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 
-from benchmarks.references.problem import Problem, Version
-from benchmarks.references.published import EXPONENTIAL, SEEDS, Group, Published, Run, Series
+from references.problem import Problem, Version
+from references.published import EXPONENTIAL, SEEDS, Group, Published, Run, Series
 
 OPTIONS = {"lr": 0.1}
 OTHER = {"lr": 0.101}

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from benchmarks.references.problem import Problem, Version
-from benchmarks.references.published import Group, Published, Run, Series
+from references.problem import Problem, Version
+from references.published import Group, Published, Run, Series
 
 OPTIONS = {"lr": 0.6, "local_steps": 5}
 VARIANTS = [{"exchange": "async"}]

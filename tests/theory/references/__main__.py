@@ -1,6 +1,6 @@
 """Compares a strategy with its reference, over several seeds, and draws the figure of its page.
 
-    uv run python -m benchmarks.references ssp
+    PYTHONPATH=tests/theory uv run python -m references ssp
 
 Several modes may be given; without any, all are compared. A figure goes to docs/images.
 """
@@ -19,20 +19,18 @@ from typing import Any
 import torch
 
 import dsgd
-from benchmarks.references.compare import Curves, compare, modes
-from benchmarks.references.figures import draw_curves
-from benchmarks.references.problem import Problem
-from benchmarks.references.published import SEEDS
+from references.compare import Curves, compare, modes
+from references.figures import draw_curves
+from references.problem import Problem
+from references.published import SEEDS
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _KEEP = "\xa0"  # a space at which no line is broken
 
 
 def main() -> None:
     """Compare the modes on the command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.references", description=__doc__.partition("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m references", description=__doc__.partition("\n")[0])
     parser.add_argument("modes", nargs="*", metavar="MODE", help=f"{', '.join(modes())}; without any: all")
     asked = parser.parse_args().modes or modes()
     if unknown := sorted(set(asked) - set(modes())):
@@ -46,7 +44,7 @@ def report(mode: str) -> str:
     """Compare a mode with its reference and with formulas, draw its figure; return what is printed."""
     curves = compare(mode, SEEDS)
     rows = rows_of(mode, curves)
-    reference = importlib.import_module(f"benchmarks.references.{mode}")
+    reference = importlib.import_module(f"references.{mode}")
     if hasattr(reference, "published"):
         published = reference.published(partial(dsgd.run, mode, engine="sim"))
         rows.append(("formula", f"{published.title}: {published.words}"))
@@ -58,7 +56,7 @@ def report(mode: str) -> str:
 
 def rows_of(mode: str, curves: Sequence[Curves]) -> list[tuple[str, str]]:
     """Return names and texts: what was compared, the losses at the end, and the largest differences."""
-    reference = importlib.import_module(f"benchmarks.references.{mode}")
+    reference = importlib.import_module(f"references.{mode}")
     problem = Problem(curves[0].seed)
     size = {"num_workers": problem.num_workers, "steps": problem.steps}
     apart = {
@@ -71,7 +69,7 @@ def rows_of(mode: str, curves: Sequence[Curves]) -> list[tuple[str, str]]:
     )
     return [
         ("strategy", f"--mode {mode}, seeds {curves[0].seed} to {curves[-1].seed}"),
-        ("reference", f"benchmarks/references/{mode}.py, the same seeds"),
+        ("reference", f"tests/theory/references/{mode}.py, the same seeds"),
         ("options", _options({**size, **problem.options, **reference.OPTIONS})),
         ("last loss", f"strategy {_spread([c.strategy[-1] for c in curves])}, median (range)"),
         ("", f"reference {_spread([c.reference[-1] for c in curves])}"),

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.references.problem import Problem, Version
-from benchmarks.references.published import Group, Published, Run, Series
+from references.problem import Problem, Version
+from references.published import Group, Published, Run, Series
 
 OPTIONS = {"lr": 0.6, "batches": 6}
 OTHER = {"batches": 5}

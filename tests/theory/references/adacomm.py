@@ -13,8 +13,8 @@ from statistics import fmean
 
 import torch
 
-from benchmarks.references.problem import Problem, Version
-from benchmarks.references.published import Group, Published, Run, Series
+from references.problem import Problem, Version
+from references.published import Group, Published, Run, Series
 
 OPTIONS = {"lr": 0.3, "local_steps": 10, "interval_s": 60.0}
 VARIANTS = [{"interval_s": 15.0}]

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.references.problem import Problem, Version, weights
-from benchmarks.references.published import (
+from references.problem import Problem, Version, weights
+from references.published import (
     EXPONENTIAL,
     SEEDS,
     Group,

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.references.problem import Problem, Version
-from benchmarks.references.published import (
+from references.problem import Problem, Version
+from references.published import (
     EXPONENTIAL,
     SEEDS,
     Group,

@@ -13,14 +13,14 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from benchmarks.references.problem import Problem, Version
+from references.problem import Problem, Version
 
 
 def train_in_processes(
     mode: str, problems: Sequence[Problem], options: Mapping[str, Any]
 ) -> list[list[Version]]:
     """Return all versions of the reference of a mode, for each problem; one group trains all of them."""
-    multiprocessing.set_forkserver_preload([f"benchmarks.references.{mode}"])  # torch is imported once
+    multiprocessing.set_forkserver_preload(["torch"])  # imported once
     with tempfile.TemporaryDirectory() as folder:
         start_processes(
             _member,
@@ -36,7 +36,7 @@ def _member(rank: int, mode: str, problems: Sequence[Problem], options: dict[str
     torch.set_num_threads(1)
     size = problems[0].num_workers
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    reference = importlib.import_module(f"benchmarks.references.{mode}")
+    reference = importlib.import_module(f"references.{mode}")
     found = [list(reference.train(problem, **options)) for problem in problems]
     if rank == 0:
         torch.save(found, Path(folder) / "versions.pt")

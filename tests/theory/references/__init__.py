@@ -5,7 +5,7 @@ imports nothing of the strategies, their rules and tasks, or the engines; it sha
 be the same for a comparison of algorithms: samples, mini-batches, initial weights and compute times
 (problem.py). The command
 
-    uv run python -m benchmarks.references ssp
+    PYTHONPATH=tests/theory uv run python -m references ssp
 
 trains the strategy and its reference over several seeds, prints their largest difference, and draws the
 page's figures.
