@@ -34,12 +34,12 @@ LINES = {
     "dsgd/records": 3_700,
     "dsgd/running": 4_400,
     "dsgd/scenario": 2_700,
-    "dsgd/show": 10_700,
+    "dsgd/show": 10_600,
     "dsgd/strategies": 2_300,
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 45_100,
+    "tests": 45_000,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -241,12 +241,12 @@ def index(unrelated: Path, capsys: pytest.CaptureFixture[str]) -> Path:
 def test_unrelated_runs_get_an_index(index: Path) -> None:
     """Comparable runs share a table; the best that ended is marked; seconds of two kinds never mix."""
     text = index.read_text()
-    tables = [re.findall(r'data-name="([^"]+)"', table) for table in text.split("<table>")[1:]]
+    tables = [re.findall(r"\n([\w-]+)</a></th>", table) for table in text.split("<table>")[1:]]
     assert tables == [["broken", "ssgd", "asgd-1", "asgd-0"], ["real"], ["larger"]]
     units = [re.findall(r">((?:virtual|wall) s)<", table) for table in text.split("<table>")[1:]]
     assert units == [["virtual s"], ["wall s"], ["virtual s"]]
-    (best,) = [row for row in text.split("<tr ") if 'class="best"' in row]
-    assert 'data-name="ssgd"' in best  # the failed run has the lowest number
+    (best,) = [row for row in text.split("<tr>") if 'class="best"' in row]
+    assert "\nssgd</a>" in best  # the failed run has the lowest number
     assert ">failed<" in text
     assert "watch" in text
     assert "experiment “A &lt;title&gt;”, 1 run" in text
@@ -320,38 +320,20 @@ def test_a_folder_of_experiments_has_an_index(unrelated: Path, capsys: pytest.Ca
 @needs("chromium")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_the_index_can_be_read_and_filtered(index: Path, width: int, scheme: Any) -> None:
-    """The page fits and can be read; the filter shows the rows with all words; without script all show."""
+def test_the_index_can_be_read(index: Path, width: int, scheme: Any) -> None:
+    """The page fits the screen, and all its text has contrast enough."""
     from playwright.sync_api import sync_playwright
     from test_report_browser import CONTRASTS
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=where("chromium"), args=["--no-sandbox"])
         messages: list[str] = []
-        for has_script in (True, False):
-            context = browser.new_context(
-                viewport={"width": width, "height": 844}, color_scheme=scheme, java_script_enabled=has_script
-            )
-            page = context.new_page()
-            page.on("console", lambda message: messages.append(message.text))
-            page.goto(index.as_uri())
-            rows = page.locator("tr[data-tokens]:visible")
-            assert rows.count() == 6
-            assert page.locator("#words").is_visible() == has_script
-            if has_script:
-                assert page.evaluate("document.documentElement.scrollWidth") <= width
-                assert [entry for entry in page.evaluate(CONTRASTS) if entry[0] < 4.5] == []
-                for words, names in {
-                    "mode=asgd seed=1": ["asgd-1"],
-                    "LARGE": ["larger"],
-                    "lr=0.2": ["ssgd"],
-                    "lr=0": [],  # not a beginning of lr=0.2
-                    "engine=ray": ["real"],
-                }.items():
-                    page.fill("#words", words)
-                    assert [row.get_attribute("data-name") for row in rows.all()] == names
-                    assert page.locator("section.runs:visible").count() == len(names)
-            context.close()
+        page = browser.new_page(viewport={"width": width, "height": 844}, color_scheme=scheme)
+        page.on("console", lambda message: messages.append(message.text))
+        page.goto(index.as_uri())
+        assert page.locator("tbody tr:visible").count() == 6
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert [entry for entry in page.evaluate(CONTRASTS) if entry[0] < 4.5] == []
         browser.close()
     assert messages == []
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from dsgd.models.workloads import name_of
 from dsgd.process.files import whole_file
 from dsgd.show.report import tables
 from dsgd.show.report.answer import answer
-from dsgd.show.report.colours import DARK, LIGHT
 from dsgd.show.report.figures import draw_sections
 from dsgd.show.report.frames import Frames, read_folder
+from dsgd.show.report.page_templates import rendered
 from dsgd.show.report.panels.drawing import Section
 from dsgd.show.report.questions import questions
 from dsgd.show.report.style import standalone_svg
@@ -62,7 +58,7 @@ def write_report(frames: Frames, folder: Path) -> Path:
     _write(folder / "results.csv", frames.runs.write_csv())
     (folder / "report.md").unlink(missing_ok=True)  # older versions wrote one
     path = folder / "report.html"
-    _write(path, _render(report))
+    _write(path, rendered("template.html.j2", report=report, frames=frames, title=frames.title))
     return path
 
 
@@ -136,17 +132,3 @@ def _write_figures(folder: Path, sections: Sequence[Section]) -> None:
 def _write(path: Path, content: str | bytes) -> None:
     with whole_file(path, "copy the records to another disk") as file:
         file.write(content.encode() if isinstance(content, str) else content)
-
-
-def _render(report: Report) -> str:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=StrictUndefined,
-    )
-    environment.filters["svg"] = Markup
-    values: Mapping[str, Any] = {"report": report, "frames": report.frames, "light": LIGHT, "dark": DARK}
-    return environment.get_template("template.html.j2").render(values)

@@ -147,6 +147,8 @@ class Table:
     """The same in full, shown on demand."""
     best: Collection[tuple[int, int]] = ()
     """Rows and columns of the cells that stand out."""
+    links: Sequence[str] = ()
+    """Where the names of the rows lead, if anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
