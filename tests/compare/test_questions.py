@@ -390,6 +390,15 @@ def test_of_many_levels_the_best_multiples_are_named() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "label"),
+    [("idle_share", "idle share"), ("clock_s", "clock s (virtual s)"), ("updates_per_s", "updates per s")],
+)
+def test_a_share_has_no_unit(name: str, label: str) -> None:
+    """Of what a row of quantities has, only numbers of its own kind have its unit."""
+    assert measure(name, None, "virtual s").label == label
+
+
+@pytest.mark.parametrize(
     ("a", "b", "says"),
     [
         (2.0, math.inf, "b does not reach loss 0.5 in the median of its seeds"),
@@ -435,14 +444,14 @@ def test_levels_stand_in_the_order_of_their_numbers(numbers: list[float]) -> Non
 
 @given(st.lists(st.floats(1e-4, 1e6), min_size=2, max_size=40, unique_by=lambda x: f"{x:.3g}"))
 def test_names_of_levels_do_not_run_into_each_other(numbers: list[float]) -> None:
-    """Below an axis of many levels, those that have room are named, the first one always."""
+    """Below an axis of many levels, those that have room are named, the last one always."""
     by_level = {f"x={x:.3g}": float(f"{x:.3g}") for x in sorted(numbers)}
     axes = Figure(figsize=(3, 2)).add_axes((0, 0, 1, 1))
     Levels(Factor(option="x", levels=list(by_level), numbers=by_level)).set_up(axes)
     share = axes.transData - axes.transAxes
     ticks = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
     named = [(3 * share.transform((x, 0))[0], name) for x, t in ticks if (name := t.get_text())]
-    assert named[0][1] == next(iter(by_level)).removeprefix("x=")
+    assert named[-1][1] == list(by_level)[-1].removeprefix("x=")
     for (x, text), (beyond, other) in pairwise(named):
         assert x + extent(text)[0] / 2 < beyond - extent(other)[0] / 2
 

@@ -847,7 +847,7 @@ def test_many_lines_share_one_legend(tmp_path: Path) -> None:
     assert not any(f">{name}</text>" in text for name in names for text in texts[1:])
 
 
-def test_lines_that_are_one_to_the_eye_share_a_name(tmp_path: Path) -> None:
+def test_variants_whose_runs_are_the_same_share_a_name(tmp_path: Path) -> None:
     """Where runs are the same, the figure says so with one name instead of hiding lines behind another."""
     same = {"mode": "ssp", "compute_time": "constant:1", "slowdown": ""}
     variants = {f"slack={slack}": same | {"slack": slack} for slack in (1, 3)}

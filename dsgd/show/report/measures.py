@@ -212,8 +212,8 @@ def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS)
     row, column = next((row, row.columns[name]) for row in QUANTITIES if name in row.columns)
     words = name.replace("_", " ")
     row_unit = unit if row.unit == "engine s" else row.unit
-    if not name.startswith(row.name) or name.endswith("_per_s"):  # a share or a rate of the row's number
-        row_unit = ""
+    if not name.startswith(row.name) or name.endswith(("_per_s", "_share")):
+        row_unit = ""  # it is a share or a rate of the row's number
     if name in ("eval_accuracy", "eval_loss", "eval_bits_per_byte"):
         if high := name == "eval_accuracy":
             words = scale.score

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedEvaluation
+from dsgd.show.report.comparable import identical
 from dsgd.show.report.measures import LOSS, LossScale, scale_of
 from dsgd.show.report.panels import labels
 from dsgd.show.report.panels.drawing import (
@@ -28,7 +28,7 @@ from dsgd.show.report.panels.drawing import (
 )
 from dsgd.show.report.statistics import median_bands
 from dsgd.show.report.style import INK, Style
-from dsgd.show.report.written_numbers import few, number
+from dsgd.show.report.written_numbers import number
 
 Floats = NDArray[np.float64]
 
@@ -36,9 +36,7 @@ _POINTS = 160  # of a curve: more than the eye can resolve, few enough for twent
 _MOST_THIN = 6  # seeds of a variant that are drawn as separate lines; more are shown as an interval
 _MOST_SPREADS = 8  # variants with such lines or intervals; beyond, they only cover each other
 _HEIGHT = 2.3  # inches
-_SAME, _NEAR = 0.012, 0.08  # inches between two lines that are one to the eye, or nearly
 _MOST_MARKS = 200  # of a variant's faults
-_MOST_WAY = 0.75  # of their way on which such lines must be together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +46,6 @@ class Range:
     low: float
     high: float
     log: bool
-
-    def share(self, values: Floats) -> Floats:
-        """Return how far along the axis values are, 0 to 1."""
-        if not self.log:
-            return (values - self.low) / (self.high - self.low)
-        with np.errstate(divide="ignore"):
-            return np.log(values / self.low) / math.log(self.high / self.low)
 
 
 class SeedCurves(NamedTuple):
@@ -275,7 +266,7 @@ def draw(
             readable_ticks(axes, "y", log=y.log)
             axes.grid(visible=True)
             if beside:
-                _name_lines(canvas, axes, one, y, names, scene.looks, scenario)
+                _name_lines(canvas, axes, curves, names, scene)
             if any(other.marks.get(scenario) for other in drawings):
                 _mark_faults(canvas, axes, one.marks.get(scenario, {}), scene.looks)
             for text, height in rules.items():
@@ -336,62 +327,16 @@ def _mark_faults(
 
 
 def _name_lines(
-    canvas: Canvas,
-    axes: Axes,
-    one: Drawing,
-    y: Range,
-    names: Mapping[str, str],
-    looks: Mapping[str, Style],
-    scenario: str,
+    canvas: Canvas, axes: Axes, curves: Mapping[str, SeedCurves], names: Mapping[str, str], scene: Scene
 ) -> None:
-    """Name each line; say of lines that the eye takes for one that they are the same, or nearly."""
-    curves = one.curves[scenario]
-    same = _together(curves, one.x, y, _SAME, 1.0)
-    for group in same:
-        last = group[-1]  # on top of the others
-        shown = np.isfinite(curves[last].centre)
-        if shown.any():
-            text = names[last] if len(group) == 1 else f"{', '.join(names[v] for v in group)}: the same"
-            canvas.name(axes, text, curves[last].x[shown], curves[last].centre[shown], looks[last])
-    for group in _together(curves, one.x, y, _NEAR, _MOST_WAY):
-        if group not in same and len(group) >= min(3, len(curves)):
-            whose = "all" if len(group) == len(curves) else few([names[v] for v in group])
-            canvas.subtitle = " · ".join(filter(None, [canvas.subtitle, f"{whose} nearly the same"]))
-
-
-def _together(
-    curves: Mapping[str, SeedCurves], x: Range, y: Range, apart: float, way: float
-) -> list[list[str]]:
-    """Return groups of curves that, on this share of their way, are at most so many inches apart."""
-    places = {variant: _places(curve, x, y) for variant, curve in curves.items()}
-
-    def close(a: Floats, b: Floats) -> bool:
-        one_ends = np.isnan(a) != np.isnan(b)
-        both = ~np.isnan(a) & ~np.isnan(b)
-        if not both.any() or one_ends.mean() > 1 - 0.95 * way:
-            return False
-        return bool(np.quantile(np.abs(a - b)[both], way) <= apart)
-
-    groups: list[list[str]] = []
-    for variant in curves:
-        for group in groups:
-            if all(close(places[variant], places[other]) for other in group):
-                group.append(variant)
-                break
-        else:
-            groups.append([variant])
-    return groups
-
-
-def _places(curve: SeedCurves, x: Range, y: Range) -> Floats:
-    """Return how high in the axes a curve is, in inches, at places evenly along them; nan where it is not."""
-    shown = np.isfinite(curve.centre)
-    if not shown.any():
-        return np.full(_POINTS, np.nan)
-    along = np.linspace(0, 1, _POINTS)
-    own = x.share(curve.x[shown])
-    heights = np.clip(y.share(values_at(own, curve.centre[shown], along)), 0, 1) * _HEIGHT
-    return np.where((along >= own[0] - 0.01) & (along <= own[-1] + 0.01), heights, np.nan)
+    """Name each line; those of variants whose runs are the same have one name."""
+    same = {v: group for group in identical(scene.frames) for v in group}
+    for variant, curve in curves.items():
+        group = [v for v in same.get(variant, [variant]) if v in curves]
+        shown = np.isfinite(curve.centre)
+        if variant == group[-1] and shown.any():  # on top of the others
+            text = names[variant] if len(group) == 1 else f"{', '.join(names[v] for v in group)}: the same"
+            canvas.name(axes, text, curve.x[shown], curve.centre[shown], scene.looks[variant])
 
 
 def _vertical(curves: Sequence[SeedCurves], rules: Sequence[float]) -> Range:

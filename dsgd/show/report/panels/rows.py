@@ -13,7 +13,16 @@ from matplotlib.axes import Axes
 from dsgd.running.predict.predictions import predicted_gradients_per_s
 from dsgd.show.report.measures import OF_TARGET, measure
 from dsgd.show.report.panels import labels
-from dsgd.show.report.panels.drawing import WIDTH, Canvas, Panel, Scene, Section, left_margin, readable_ticks
+from dsgd.show.report.panels.drawing import (
+    WIDTH,
+    Canvas,
+    Panel,
+    Scene,
+    Section,
+    left_margin,
+    readable_ticks,
+    rule,
+)
 from dsgd.show.report.questions import Question
 from dsgd.show.report.statistics import Interval, median_interval
 from dsgd.show.report.style import INK, Style
@@ -162,16 +171,22 @@ def draw(
     *,
     theory: Mapping[str, float | None] | None = None,
     workers: Mapping[str, Sequence[float]] | None = None,
+    medians: Mapping[str, Interval] | None = None,
     asked: Question | None = None,
+    rule_at: float | None = None,
     most_linear: float = 12,
 ) -> Panel:
     """Draw a row for each variant. values: one a seed, infinite for never. workers: of one run, as rings.
 
-    asked: of the same values; each median is written at the right, and how many times the best it is.
+    medians: of the values; None: to be computed. asked: of the same values; each median is written at the
+    right, and how many times the best it is. rule_at: where an upright dotted line is.
     """
+    medians = medians or {v: median_interval(seeds) for v, seeds in values.items()}
     said = {variant: x for variant, x in (theory or {}).items() if x is not None}
     rings = {variant: xs for variant, xs in (workers or {}).items() if len(xs) <= _MOST_RINGS}
-    span = _range([*chain(*values.values(), *rings.values()), *said.values()], most_linear)
+    marks = [x for interval in medians.values() for x in interval[:3]]
+    marks += [] if rule_at is None else [rule_at]
+    span = _range([*chain(*values.values(), *rings.values()), *said.values(), *marks], most_linear)
     rows = _rows(scene, list(values))
     height = max(_ROW, *(0.06 + labels.extent(row.text)[1] for row in rows))
     canvas = Canvas(
@@ -180,7 +195,8 @@ def draw(
         left=left_margin([row.text for row in rows], bold=[row.text for row in rows if row.variant is None]),
     )
     axes = canvas.axes()
-    medians = {v: median_interval(seeds) for v, seeds in values.items()}
+    if rule_at is not None:
+        rule(axes, rule_at, "x")
     places = {row.variant: place for place, row in enumerate(rows) if row.variant}
     for variant, place in places.items():
         own = values[variant], rings.get(variant, [])

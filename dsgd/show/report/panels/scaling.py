@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
-
-from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from dsgd.records.reader import Record
 from dsgd.running.predict.predictions import predicted_gradients_per_s, predicted_value
 from dsgd.show.report.frames import Frames, common_words, option_text
-from dsgd.show.report.panels import labels
-from dsgd.show.report.panels.drawing import Canvas, Panel, Scene, Section, readable_ticks
-from dsgd.show.report.statistics import Interval, median_interval
-from dsgd.show.report.style import INK, styles
+from dsgd.show.report.layout import Factor
+from dsgd.show.report.measures import Measure, measure
+from dsgd.show.report.panels.drawing import Panel, Scene, Section
+from dsgd.show.report.panels.levels import LevelLine, Point, draw
+from dsgd.show.report.style import styles
 
 
 class Series(NamedTuple):
@@ -28,21 +26,10 @@ class Series(NamedTuple):
     """Number of workers and variant, ascending."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Quantity:
-    """Something that depends on the number of workers."""
-
-    name: str
-    title: str
-    unit: str
-    measure: Callable[[Record], float | None]
-    theory: Callable[[Record], float | None] = lambda record: None
-    log: bool = True
-    proportional: bool = False
-    """Whether a line shows growth in proportion to the number of workers."""
-
-    def drawn(self, value: float) -> bool:
-        return math.isfinite(value) and (value > 0 or not self.log)
+_THEORY: dict[str, Callable[[Record], float | None]] = {
+    "throughput": lambda record: predicted_gradients_per_s(record.summary),
+    "staleness": lambda record: predicted_value(record.summary, "staleness_mean"),
+}
 
 
 def series(frames: Frames) -> list[Series]:
@@ -79,120 +66,42 @@ def _goes_with_workers(option: str, configs: Sequence[Mapping[str, Any]]) -> boo
 def scaling(scene: Scene) -> Section:
     """Panels against the number of workers."""
     target = scene.frames.target_loss
-    quantities = [
-        _Quantity(
-            name="throughput",
-            title="Throughput",
-            unit=f"gradients per {scene.seconds}",
-            measure=lambda r: r.summary.gradients_per_s,
-            theory=lambda r: predicted_gradients_per_s(r.summary),
-            proportional=True,
-        ),
-        _Quantity(
-            name="idle",
-            title="Idle share",
-            unit="per cent of the workers' time",
-            measure=lambda r: 100 * r.summary.idle_share,
-            log=False,
-        ),
-        _Quantity(
-            name="staleness",
-            title="Mean staleness",
-            unit="updates",
-            measure=lambda r: r.summary.staleness.mean,
-            theory=lambda r: predicted_value(r.summary, "staleness_mean"),
-        ),
-    ]
-    if target is not None:
-        time = _Quantity(
-            name="time",
-            title=f"Time to loss {target:g}",
-            unit=scene.seconds,
-            measure=lambda r: reached.t_s if (reached := r.reached(target)) else math.inf,
-        )
-        quantities.insert(1, time)
-    panels = [_panel(scene, quantity) for quantity in quantities]
+    names = ("throughput", *(() if target is None else ("time-to-loss",)), "idle_share", "staleness")
+    panels = [_panel(scene, measure(name, target, scene.seconds)) for name in names]
     return Section(
         name="scaling",
         heading="What do more workers gain?",
         caption="Medians over seeds with their intervals. Dashed: theory, where a closed form is known. "
-        "Dotted: linear scaling. Empty marks above are numbers of workers "
-        "with which the target is never reached; 0 cannot be shown on a logarithmic axis.",
+        "Dotted: linear scaling. Empty marks are numbers of workers with which the target is never reached; "
+        "0 cannot be shown on a logarithmic axis.",
         panels=[panel for panel in panels if panel],
     )
 
 
-_THEORY: dict[str, Any] = {"color": INK, "linewidth": 1.1, "linestyle": (0, (4, 2))}
-
-
-def _panel(scene: Scene, quantity: _Quantity) -> Panel | None:
-    """Draw a quantity against the number of workers; None where there is nothing to draw."""
-    found = series(scene.frames)
+def _panel(scene: Scene, by: Measure) -> Panel | None:
+    """Draw a measure against the number of workers; None where there is nothing to draw."""
+    found, log = series(scene.frames), by.name != "idle_share"
     looks = styles({one.name: one.mode for one in found})
-    medians = {one: _medians(scene, one, quantity) for one in found}
-    drawn = [i for at in medians.values() for i in at.values() if quantity.drawn(i.centre)]
-    if not drawn:
-        return None
-    canvas = Canvas(title=quantity.title)
-    axes = canvas.axes()
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log" if quantity.log else "linear")
-    values = [x for i in drawn for x in i[:3] if quantity.drawn(x)]
-    least, most = min(values), max(values)
-    beyond = 100 * most  # an interval that ends with "never" leaves the panel, but stays a number
-    never = False
-    for place, (one, at) in enumerate(medians.items()):
-        look = looks[one.name]
-        shown = {workers: interval for workers, interval in at.items() if quantity.drawn(interval.centre)}
-        (line,) = axes.plot(list(shown), [interval.centre for interval in shown.values()], **look.line)
-        low, high = ([min(i[end], beyond) for i in shown.values()] for end in (1, 2))
-        axes.vlines(list(shown), low, high, color=look.colour, linewidth=4, alpha=0.35)
-        missed = [workers for workers, interval in at.items() if math.isinf(interval.centre)]
-        if not shown and not missed:
-            continue
-        if len(shown) and labels.fit([series.name for series in found], canvas.axes_height):
-            canvas.name(axes, one.name, list(shown), [i.centre for i in shown.values()], look)
-        else:
-            canvas.legend.append((one.name, line))
-        height = [0.97 - 0.07 * place] * len(missed)
-        empty: dict[str, Any] = {"color": look.colour, "markerfacecolor": "none", "linestyle": ""}
-        axes.plot(missed, height, marker=look.marker, transform=axes.get_xaxis_transform(), **empty)
-        never = never or bool(missed)
-    if never:
-        empty = {"color": INK, "markerfacecolor": "none", "linestyle": ""}
-        canvas.legend.append(("never, in the median", Line2D([], [], marker="o", **empty)))
-    _draw_theory(axes, scene, found, quantity)
-    workers = sorted({workers for at in medians.values() for workers in at})
-    if quantity.log:
-        margin = 1.05 * (most / least) ** 0.06
-        room = margin ** (1 + 1.4 * len(found) * never)  # for the marks above
-        axes.set_ylim(least / margin, most * room)
-    else:
-        axes.set_ylim(0, 1.08 * max(1e-9, most))
-    if quantity.proportional:
-        first = max(at[workers[0]].centre for at in medians.values() if workers[0] in at)
-        y = [first * count / workers[0] for count in workers]
-        axes.plot(workers, y, color=INK, linewidth=1, linestyle=(0, (1, 2)))
-    axes.set(xlabel="workers", ylabel=quantity.unit)
-    axes.grid(visible=True)
-    axes.set_xticks(workers, [f"{count:,}" for count in workers])
-    axes.minorticks_off()
-    readable_ticks(axes, "y", log=quantity.log)
-    return canvas.done(f"scaling-{quantity.name}")
-
-
-def _medians(scene: Scene, one: Series, quantity: _Quantity) -> dict[int, Interval]:
-    """Return the median over seeds by number of workers; infinite for never."""
-    values = {
-        workers: [value for r in scene.of(variant) if (value := quantity.measure(r)) is not None]
-        for workers, variant in one.variants
-    }
-    return {workers: median_interval(seeds) for workers, seeds in values.items() if seeds}
-
-
-def _draw_theory(axes: Axes, scene: Scene, found: Sequence[Series], quantity: _Quantity) -> None:
-    """Draw a line of theory for each series that has one."""
+    numbers = sorted({workers for one in found for workers, _ in one.variants})
+    by_level = {str(n): float(n) for n in numbers}
+    across = Factor(option="workers", levels=list(by_level), numbers=by_level)
+    lines = []
     for one in found:
-        said = {workers: quantity.theory(scene.of(variant)[0]) for workers, variant in one.variants}
-        known = {workers: value for workers, value in said.items() if value and quantity.drawn(value)}
-        axes.plot(list(known), list(known.values()), **_THEORY, zorder=3)
+        points, theory = {}, {}
+        for workers, variant in one.variants:
+            seeds = [x for record in scene.of(variant) if (x := by.of(record)) is not None]
+            if seeds and (min(seeds) > 0 or not log):
+                points[str(workers)] = Point.of(seeds)
+            if said := by.name in _THEORY and _THEORY[by.name](scene.of(variant)[0]):
+                theory[str(workers)] = said
+        if points:
+            lines.append(LevelLine(name=one.name, look=looks[one.name], points=points, theory=theory))
+    if not any(math.isfinite(point.centre) for line in lines for point in line.points.values()):
+        return None
+    dotted = {}
+    if by.name == "throughput":
+        least = across.levels[0]
+        first = max(line.points[least].centre for line in lines if least in line.points)
+        dotted = {level: first * n / numbers[0] for level, n in across.numbers.items()}
+    name, title = f"scaling-{re.split('[-_]', by.name)[0]}", f"{by.noun[0].upper()}{by.noun[1:]}"
+    return draw(name, title, by.label, across, lines, dotted=dotted, log=log)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from dsgd.show.report.choices import Chosen, choices
 from dsgd.show.report.layout import Factor
-from dsgd.show.report.panels.drawing import Canvas, Panel, Scene, Section
-from dsgd.show.report.panels.levels import Levels, values
+from dsgd.show.report.panels.drawing import Panel, Scene, Section
+from dsgd.show.report.panels.levels import LevelLine, Point, draw
 from dsgd.show.report.written_numbers import listed
 
 
@@ -56,21 +55,14 @@ def _finite(text: str) -> bool:
 def _panel(scene: Scene, name: str, option: str, group: str, found: list[Chosen]) -> Panel:
     texts = sorted({value for c in found for value in c.losses}, key=float)
     factor = Factor(option=option, levels=texts, numbers={text: float(text) for text in texts})
-    across = Levels(factor)
     title = f"Loss by {option.replace('_', ' ')}{f', {group}' if group else ''}"
-    canvas = Canvas(title=title, axes_height=2.6)
-    axes = canvas.axes()
-    across.set_up(axes)
-    vertical = values([loss for c in found for loss in c.losses.values()], from_zero=False)
-    vertical.set_up(axes, "loss at the end", never="diverged")
-    for choice in found:
-        look = scene.looks[choice.variant]
-        ordered = sorted(choice.losses, key=float)
-        x = [across.at(value) for value in ordered]
-        y = [vertical.place(choice.losses[value]) for value in ordered]
-        axes.plot(x, y, **look.line, zorder=3)
-        at = across.at(choice.value)
-        ring: dict[str, Any] = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1.4}
-        axes.plot(at, choice.losses[choice.value], "o", color=look.colour, **ring, zorder=4)
-        canvas.name(axes, choice.level, x, y, look)
-    return canvas.done(name)
+    lines = [
+        LevelLine(
+            name=choice.level,
+            look=scene.looks[choice.variant],
+            points={value: Point(centre=choice.losses[value]) for value in sorted(choice.losses, key=float)},
+            ringed=choice.value,
+        )
+        for choice in found
+    ]
+    return draw(name, title, "loss at the end", factor, lines, never="diverged", from_zero=False)
