@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -66,25 +65,15 @@ class RecordedRun:
 class Frames:
     """The runs of an experiment, of a folder of records, or one run."""
 
-    runs: pl.DataFrame
-    """One row per run, variants in the experiment's order, seeds ascending. Columns: variant, folder, mode,
-    engine, num_workers, seed, the options that differ between runs, stopped_by, wall_s, best_eval_loss,
-    time_to_target_s and gradients_to_target (null: never, or no target), then the columns of the table of
-    quantities (dsgd/metrics.py), like updates, clock_s, staleness_mean, and the means of what strategies
-    hand over in `Update.extra`, like extra_tau."""
-    curves: pl.DataFrame
-    """One row per evaluation: variant, seed and what a line of evals.jsonl has, `experts` flat."""
-    left_out: Sequence[tuple[str, str]]
-    """Folders that are not in the tables, and why."""
-    title: str
-    question: str
-    target_loss: float | None
-    show: Sequence[str] | None
-    """The figures that are asked for, in order; None: those that apply."""
     records: Sequence[RecordedRun]
-    """The record behind each row of `runs`."""
-    varied: Sequence[str]
-    """The options that differ between runs."""
+    """Variants in the experiment's order, seeds ascending."""
+    title: str
+    target_loss: float | None
+    question: str = ""
+    show: Sequence[str] | None = None
+    """The figures that are asked for, in order; None: those that apply."""
+    left_out: Sequence[tuple[str, str]] = ()
+    """Folders that are not in the tables, and why."""
     tuned: Sequence[Tuned] = ()
     """What was chosen for each variant, if options were tuned before the comparison."""
     asked: Asked = field(default_factory=Asked)
@@ -93,6 +82,39 @@ class Frames:
     """By variant: the names that it has in the experiment's file."""
     premises: Sequence[Premise] = ()
     """What the experiment's file takes for granted."""
+
+    @cached_property
+    def varied(self) -> list[str]:
+        """The options that differ between runs."""
+        return list(differing(run.record.config for run in self.records))
+
+    @cached_property
+    def runs(self) -> pl.DataFrame:
+        """One row per run. Columns: variant, folder, mode, engine, num_workers, seed, the options that differ
+        between runs, stopped_by, wall_s, best_eval_loss, time_to_target_s and gradients_to_target (null:
+        never, or no target), then the columns of the table of quantities (dsgd/metrics.py), like updates,
+        clock_s, staleness_mean, and the means of what strategies hand over in `Update.extra`, like extra_tau.
+        """
+        import polars as pl
+
+        shown = [option for option in self.varied if option not in ("mode", "engine", "num_workers")]
+        extra = sorted({name for run in self.records for name in run.record.summary.extra or ()})
+        rows = [_row(run, shown, self.target_loss) | _extra(run, extra) for run in self.records]
+        types: dict[str, Any] = dict.fromkeys(("num_workers", "seed", "gradients_to_target"), pl.Int64)
+        types |= dict.fromkeys(("variant", "folder", "mode", "engine", "stopped_by"), pl.String)
+        types |= {name: pl.Int64 for name, column in measured_columns().items() if column.kind is int}
+        types |= {option: _type_of([row[option] for row in rows]) for option in shown}
+        schema = {name: types.get(name, pl.Float64) for name in rows[0]}
+        return pl.DataFrame([_typed(row, schema) for row in rows], schema=schema, orient="row")
+
+    @cached_property
+    def curves(self) -> pl.DataFrame:
+        """One row per evaluation: variant, seed and what a line of evals.jsonl has, `experts` flat."""
+        import polars as pl
+
+        rows = [(run.variant, run.seed, *evaluation_row(e)) for run in self.records for e in run.record.evals]
+        schema = {"variant": pl.String, "seed": pl.Int64, **evaluation_columns()}
+        return pl.DataFrame(rows, schema=schema, orient="row")
 
     @property
     def variants(self) -> list[str]:
@@ -190,8 +212,8 @@ def read_folder(folder: Path) -> Frames:
         record = read_record(folder)
         summary = record.summary
         workers = "1 worker" if summary.num_workers == 1 else f"{summary.num_workers:,} workers"
-        return _frames(
-            [RecordedRun(variant=printable(summary.mode), record=record)],
+        return Frames(
+            records=[RecordedRun(variant=printable(summary.mode), record=record)],
             title=f"{summary.mode} on {'Ray' if summary.engine == 'ray' else 'the simulator'}, {workers}",
             target_loss=own_target([record]),
         )
@@ -226,13 +248,13 @@ def _read_experiment(folder: Path) -> Frames:
     if not runs:
         raise _none_readable(folder, left_out)
     measures = [asked.measure] if isinstance(asked.measure, str) else asked.measure
-    return _frames(
-        runs,
+    return Frames(
+        records=runs,
         title=printable(asked.title or folder.name),
         question=printable(asked.question or ""),
         target_loss=asked.target_loss,
         show=asked.show and tuple(dict.fromkeys(asked.show)),
-        left_out=left_out,
+        left_out=tuple(left_out),
         tuned=[replace(t, variant=printable(t.variant)) for t in (asked.tuning or AsTuned()).choices],
         asked=Asked(
             compare=asked.compare and today(asked.compare),
@@ -262,11 +284,11 @@ def read_loose(folder: Path, names: Sequence[str] | None = None, like: str | Non
     if not records:
         raise _none_readable(folder, left_out)
     variants, repeated = as_variants(records, like)
-    return _frames(
-        [RecordedRun(variant=variant, record=record) for variant, record in variants],
+    return Frames(
+        records=[RecordedRun(variant=variant, record=record) for variant, record in variants],
         title=folder.resolve().name,
         target_loss=own_target([record for _, record in variants]),
-        left_out=sorted([*left_out, *repeated]),
+        left_out=tuple(sorted([*left_out, *repeated])),
     )
 
 
@@ -301,57 +323,6 @@ def _none_readable(folder: Path, left_out: Sequence[tuple[str, str]]) -> RecordE
         return RecordError(f"{folder}: holds no run record; give a run's, an experiment's or one of runs")
     name, reason = next((name, reason) for name, reason in left_out if is_record(folder / name))
     return RecordError(f"{folder}: holds no record that can be reported on; of {name}: {reason}")
-
-
-def _frames(
-    runs: Sequence[RecordedRun],
-    *,
-    title: str,
-    target_loss: float | None,
-    question: str = "",
-    show: Sequence[str] | None = None,
-    left_out: Sequence[tuple[str, str]] = (),
-    tuned: Sequence[Tuned] = (),
-    asked: Asked | None = None,
-    parts: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
-    premises: Sequence[Premise] = (),
-) -> Frames:
-    import polars as pl
-
-    own = {"mode", "engine", "num_workers"}
-    varied = differing(run.record.config for run in runs)
-    extra = sorted({name for run in runs for name in run.record.summary.extra or ()})
-    shown = [option for option in varied if option not in own]
-    rows = [_row(run, shown, target_loss) | _extra(run, extra) for run in runs]
-    types: dict[str, Any] = dict.fromkeys(("num_workers", "seed", "gradients_to_target"), pl.Int64)
-    types |= dict.fromkeys(("variant", "folder", "mode", "engine", "stopped_by"), pl.String)
-    types |= {name: pl.Int64 for name, column in measured_columns().items() if column.kind is int}
-    types |= {option: _type_of([row[option] for row in rows]) for option in varied if option not in own}
-    schema = {name: types.get(name, pl.Float64) for name in rows[0]}
-    evaluations = [
-        (run.variant, run.seed, *evaluation_row(evaluation))
-        for run in runs
-        for evaluation in run.record.evals
-    ]
-    return Frames(
-        runs=pl.DataFrame([_typed(row, schema) for row in rows], schema=schema, orient="row"),
-        curves=pl.DataFrame(
-            evaluations,
-            schema={"variant": pl.String, "seed": pl.Int64, **evaluation_columns()},
-            orient="row",
-        ),
-        left_out=tuple(left_out),
-        title=title,
-        question=question,
-        target_loss=target_loss,
-        show=show,
-        records=tuple(runs),
-        varied=tuple(varied),
-        tuned=tuple(tuned),
-        asked=asked or Asked(),
-        parts=parts,
-        premises=premises,
-    )
 
 
 def _row(run: RecordedRun, options: Sequence[str], target_loss: float | None) -> dict[str, Any]:
