@@ -23,7 +23,7 @@ from dsgd.show.report.frames import read_folder
 from dsgd.show.report.layout import Asked, Factor, Layout, Member, arrange, by_name
 from dsgd.show.report.measures import measure
 from dsgd.show.report.panels.labels import extent
-from dsgd.show.report.panels.levels import Levels, values
+from dsgd.show.report.panels.levels import Levels, value_axis
 from dsgd.show.report.panels.sweep import axis
 from dsgd.show.report.questions import Question
 from dsgd.show.report.sentences import against_baseline, only_group
@@ -178,6 +178,27 @@ def test_a_ratio_that_is_known_is_answered(tmp_path: Path) -> None:
     assert table is not None
     assert table.headings == ["num_workers \\ compute_time", "fast", "slow"]
     assert [row[2].split("\n") for row in table.rows] == 3 * [["16", "× 2"]]
+
+
+@pytest.mark.parametrize(
+    ("measure", "panels"),
+    [("idle_share", ["sweep"]), ("drift", ["throughput", "idle"]), ("staleness", ["sweep", "ratio"])],
+)
+def test_what_has_no_ratio_or_no_value_is_not_drawn(measure: str, panels: list[str], tmp_path: Path) -> None:
+    """Nobody idles, and no mode here drifts: without ratios, or values, there is no such figure."""
+    dsgd.experiment(
+        asked(
+            base=FAST | {"mode": "asgd", "compute_time": "constant:1"},
+            variants={"two": {"num_workers": 2}, "four": {"num_workers": 4}},
+            compare="variants",
+            baseline="two",
+            measure=measure,
+            show=["throughput"],
+        ),
+        out=tmp_path,
+    )
+    first = next(draw_sections(read_folder(tmp_path / "experiment")))
+    assert [panel.name for panel in first.panels] == panels
 
 
 def test_the_best_level_is_named_for_each_group(tmp_path: Path) -> None:
@@ -394,7 +415,7 @@ def test_of_many_levels_the_best_multiples_are_named() -> None:
     [("idle_share", "idle share"), ("clock_s", "clock s (virtual s)"), ("updates_per_s", "updates per s")],
 )
 def test_a_share_has_no_unit(name: str, label: str) -> None:
-    """Of what a row of quantities has, only numbers of its own kind have its unit."""
+    """Shares and rates of a quantity do not have its unit."""
     assert measure(name, None, "virtual s").label == label
 
 
@@ -459,6 +480,6 @@ def test_names_of_levels_do_not_run_into_each_other(numbers: list[float]) -> Non
 @given(st.lists(st.one_of(st.floats(1e-6, 1e6), st.just(math.inf)), min_size=1, max_size=8))
 def test_never_is_above_everything(found: list[float]) -> None:
     """The lane of “never” is above each value, and there just if something never gets there."""
-    vertical = values(found)
+    vertical = value_axis(found)
     assert vertical.lane == any(map(math.isinf, found))
     assert all(vertical.place(x) < vertical.lane_at for x in found if math.isfinite(x))

@@ -98,9 +98,15 @@ class Values:
     @property
     def lane_at(self) -> float:
         """Where the lane is."""
-        return self._at(1.1)
+        return self.at(1.1)
 
-    def _at(self, share: float) -> float:
+    @property
+    def end(self) -> float:
+        """Where the axis ends, behind the lane if there is one."""
+        return self.at(1.18) if self.lane else self.high
+
+    def at(self, share: float) -> float:
+        """Return the value at this share of the axis; more than 1 is above it."""
         if self.log:
             return float(self.low * (self.high / self.low) ** share)
         return self.low + share * (self.high - self.low)
@@ -119,21 +125,24 @@ class Values:
             ticks = [tick for tick in axes.get_yticks() if self.low <= tick <= self.high]
             names = [number(tick, 4) for tick in ticks]
             axes.set_yticks([*ticks, self.lane_at], [*names, never])
-            axes.set_ylim(self.low, self._at(1.18))
-            axes.axhline(self._at(1.03), color=INK, linewidth=0.5, alpha=0.5)
+            axes.set_ylim(self.low, self.end)
+            axes.axhline(self.at(1.03), color=INK, linewidth=0.5, alpha=0.5)
             axes.minorticks_off()
 
 
-def values(found: Sequence[float], *, from_zero: bool = True, log: bool | None = None) -> Values:
+def value_axis(
+    found: Sequence[float], *, from_zero: bool = True, log: bool | None = None, most: float = 2 * _SPREAD
+) -> Values:
     """Return an axis for these values: logarithmic if they span much and none is 0 or less.
 
-    log: to decide that. from_zero: whether an axis that is not logarithmic begins at 0.
+    most: times the smallest value, that the largest is on another axis. log: to decide that. from_zero:
+    whether an axis that is not logarithmic begins at 0.
     """
     finite = [x for x in found if math.isfinite(x)]
     lane = len(finite) < len(found)
     low, high = min(finite, default=1.0), max(finite, default=1.0)
     if log is None:
-        log = low > 0 and high / low > 2 * _SPREAD
+        log = low > 0 and high / low > most
     if log:
         margin = max(1.15, (high / low) ** 0.08)
         return Values(low / margin, high * margin, True, lane)
@@ -188,12 +197,12 @@ def draw(
     """Draw lines against the levels of a factor, which are numbers.
 
     tried: the only values that there can be, if any. dotted: by level, a line to compare with. never: the
-    name of the lane of infinite values. from_zero, log: of the vertical axis, as `values` takes them.
+    name of the lane of infinite values. from_zero, log: of the vertical axis, as `value_axis` takes them.
     """
     canvas = Canvas(title=title, axes_height=2.6)
     axes, places = canvas.axes(), Levels(across)
     every = [x for line in lines for p in line.points.values() for x in (*p.seeds, p.centre)]
-    vertical = values([*every, *tried], from_zero=from_zero, log=log)
+    vertical = value_axis([*every, *tried], from_zero=from_zero, log=log)
     places.set_up(axes)
     vertical.set_up(axes, label, never)
     if tried:

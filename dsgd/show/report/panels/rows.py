@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from dsgd.show.report.panels.drawing import (
     readable_ticks,
     rule,
 )
+from dsgd.show.report.panels.levels import Values, value_axis
 from dsgd.show.report.questions import Question
 from dsgd.show.report.statistics import Interval, median_interval
 from dsgd.show.report.style import INK, Style
@@ -130,38 +130,6 @@ def _throughput_of_one(scene: Scene) -> Section:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Range:
-    """A horizontal axis from `low` to `high`, and behind it, where asked for, the place of “never”."""
-
-    low: float
-    high: float
-    log: bool
-    never: bool
-
-    def at(self, share: float) -> float:
-        """Return the value at this share of the axis, 0 to 1; more is beyond its end."""
-        if self.log:
-            return float(self.low * (self.high / self.low) ** share)
-        return self.low + share * (self.high - self.low)
-
-    def place(self, x: float) -> float:
-        return self.at(1.15) if math.isinf(x) else x
-
-
-def _range(values: Sequence[float], most_linear: float) -> _Range:
-    """Return a range in which lengths are true: from 0, or logarithmic, where they show factors.
-
-    most_linear: times the smallest value, that the largest is on a linear axis.
-    """
-    finite = [x for x in values if math.isfinite(x)]
-    low, high = min(finite, default=0.0), max(finite, default=1.0)
-    never = len(finite) < len(values)
-    if low > 0 and high / low > most_linear:
-        return _Range(low=low / 1.25, high=1.25 * high, log=True, never=never)
-    return _Range(low=0.0, high=1.08 * high or 1.0, log=False, never=never)
-
-
 def draw(
     scene: Scene,
     name: str,
@@ -179,14 +147,15 @@ def draw(
     """Draw a row for each variant. values: one a seed, infinite for never. workers: of one run, as rings.
 
     medians: of the values; None: to be computed. asked: of the same values; each median is written at the
-    right, and how many times the best it is. rule_at: where an upright dotted line is.
+    right, and how many times the best it is. rule_at: where an upright dotted line is. most_linear: times the
+    smallest value, that the largest is on an axis from 0; others are logarithmic, where lengths show factors.
     """
     medians = medians or {v: median_interval(seeds) for v, seeds in values.items()}
     said = {variant: x for variant, x in (theory or {}).items() if x is not None}
     rings = {variant: xs for variant, xs in (workers or {}).items() if len(xs) <= _MOST_RINGS}
     marks = [x for interval in medians.values() for x in interval[:3]]
     marks += [] if rule_at is None else [rule_at]
-    span = _range([*chain(*values.values(), *rings.values()), *said.values(), *marks], most_linear)
+    span = value_axis([*chain(*values.values(), *rings.values()), *said.values(), *marks], most=most_linear)
     rows = _rows(scene, list(values))
     height = max(_ROW, *(0.06 + labels.extent(row.text)[1] for row in rows))
     canvas = Canvas(
@@ -212,11 +181,11 @@ def draw(
     axes.set_xlabel(unit)
     axes.grid(visible=True, axis="x")
     axes.set_xscale("log" if span.log else "linear")
-    axes.set_xlim(span.low, span.at(1.22) if span.never else span.high)
+    axes.set_xlim(span.low, span.end)
     if asked and len(values) > 1:
         canvas.right = _write_factors(axes, places, asked)
     readable_ticks(axes, "x", log=span.log)
-    if span.never:
+    if span.lane:
         axes.set_position((0, 0, 1 - (canvas.left + canvas.right) / WIDTH, 1))  # how much room ticks have
         _set_apart(axes, span)
     return canvas.done(name)
@@ -245,7 +214,7 @@ def _mark(
     axes: Axes,
     place: int,
     style: Style,
-    span: _Range,
+    span: Values,
     median: Interval,
     seeds: Sequence[float],
     workers: Sequence[float],
@@ -261,12 +230,12 @@ def _mark(
     axes.plot(span.place(median.centre), place, style.marker, markersize=8, **look)
 
 
-def _set_apart(axes: Axes, span: _Range) -> None:
+def _set_apart(axes: Axes, span: Values) -> None:
     """Set “never” apart at the end of the horizontal axis."""
-    axes.axvline(span.at(1.07), color=INK, linewidth=0.8, linestyle=(0, (3, 2)), alpha=0.5)
+    axes.axvline(span.at(1.03), color=INK, linewidth=0.8, linestyle=(0, (3, 2)), alpha=0.5)
     ticks = [float(x) for x in axes.get_xticks() if span.low <= x <= span.at(0.92)]
     write = axes.xaxis.get_major_formatter()
-    axes.set_xticks([*ticks, span.at(1.15)], [*(write(x, 0) for x in ticks), NEVER])
+    axes.set_xticks([*ticks, span.lane_at], [*(write(x, 0) for x in ticks), NEVER])
     axes.minorticks_off()
 
 

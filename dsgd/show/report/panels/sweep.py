@@ -38,10 +38,14 @@ def axis(layout: Layout) -> Axis:
 
 
 def applies(scene: Scene) -> bool:
-    """Whether the experiment's file compares an option, or names a baseline; of tuning only with numbers."""
+    """Whether the experiment's file compares an option, or names a baseline, by what its runs have values of;
+    of tuning only with numbers.
+    """
     layout = scene.frames.layout
     if scene.frames.asked.tuned and not axis(layout).across.numbers:
         return False  # the answer's sentence and the next figure have it
+    if not scene.frames.asked.tuned and not any(question.values for question in questions(scene.frames)):
+        return False  # the answer says so
     return bool(scene.frames.asked.compare and len(layout.compared.levels) > 1) or layout.baseline is not None
 
 
@@ -84,7 +88,8 @@ def _of_runs(scene: Scene) -> Section:
         what = _words(place.across)
         for question in asked:
             noun, label = question.measure.noun, question.measure.label
-            found = {variant: list(seeds.values()) for variant, seeds in question.values.items()}
+            if not (found := {variant: list(seeds.values()) for variant, seeds in question.values.items()}):
+                continue
             title = f"{noun[0].upper()}{noun[1:]} by {what}"
             name = "sweep" if question is asked[0] else f"sweep-{question.measure.name.replace('_', '-')}"
             if place.across.numbers:
@@ -93,8 +98,8 @@ def _of_runs(scene: Scene) -> Section:
             else:
                 panels.append(rows.draw(scene, name, title, label, found, asked=question))
         caption = "Small dots are seeds, large marks medians, bars the intervals around them. "
-    if layout.baseline is not None:
-        panels.append(_ratio(scene, asked[0], layout.baseline))
+    if layout.baseline is not None and (panel := _ratio(scene, asked[0], layout.baseline)):
+        panels.append(panel)
         caption += (
             "Ratios are those on common seeds, with their medians and intervals; 1 is no difference from "
             f"{layout.baseline}."
@@ -135,8 +140,11 @@ def _lines(scene: Scene, place: Axis, found: Mapping[str, Point]) -> list[LevelL
     ]
 
 
-def _ratio(scene: Scene, question: Question, baseline: str) -> Panel:
-    """Draw how many times the baseline's value each level has, by group, on common seeds."""
+def _ratio(scene: Scene, question: Question, baseline: str) -> Panel | None:
+    """Draw how many times the baseline's value each level has, by group, on common seeds.
+
+    None where no level has a ratio: its values are 0, or there are none.
+    """
     values, medians = {}, {}
     for cells in question.layout.cells.values():
         for variant in cells.values():
@@ -149,6 +157,8 @@ def _ratio(scene: Scene, question: Question, baseline: str) -> Panel:
                 }
                 values[variant] = [x for x in common.values() if x > 0]
                 medians[variant] = found
+    if not values:
+        return None
     noun, label = question.measure.noun, f"times that of {baseline}"
     title = f"{noun[0].upper()}{noun[1:]}: {label}"
     return rows.draw(scene, "ratio", title, label, values, medians=medians, rule_at=1.0, most_linear=0)
