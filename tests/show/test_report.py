@@ -687,10 +687,14 @@ def test_growth_with_workers_is_told(tmp_path: Path) -> None:
     assert "The runs are too short, or their times too irregular, to compare with theory." in found.points
     assert chosen(frames) == ["scaling", "throughput", "staleness", "timeline"]
     edit(tmp_path / "x", show=["scaling"])
-    (section,) = draw_sections(read_folder(tmp_path / "x"))
-    assert [panel.name for panel in section.panels] == [
-        "scaling-throughput", "scaling-idle", "scaling-staleness"
-    ]  # fmt: skip
+    for ended_at_once in ([], ["v0-s0", "v0-s1"]):  # so that two workers have no throughput
+        for run in ended_at_once:
+            file = tmp_path / "x" / run / "summary.json"
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"clock_s": 0.0}))
+        (section,) = draw_sections(read_folder(tmp_path / "x"))
+        assert [panel.name for panel in section.panels] == [
+            "scaling-throughput", "scaling-idle", "scaling-staleness"
+        ]  # fmt: skip
 
 
 def test_an_interval_that_ends_with_never_leaves_the_rest_readable(tmp_path: Path) -> None:

@@ -100,8 +100,8 @@ def _panel(scene: Scene, by: Measure) -> Panel | None:
         return None
     dotted = {}
     if by.name == "throughput":
-        least = across.levels[0]
+        least = min((level for line in lines for level in line.points), key=by_level.__getitem__)
         first = max(line.points[least].centre for line in lines if least in line.points)
-        dotted = {level: first * n / numbers[0] for level, n in across.numbers.items()}
+        dotted = {level: first * n / by_level[least] for level, n in by_level.items()}
     name, title = f"scaling-{re.split('[-_]', by.name)[0]}", f"{by.noun[0].upper()}{by.noun[1:]}"
     return draw(name, title, by.label, across, lines, dotted=dotted, log=log)

@@ -59,7 +59,7 @@ def _of_tuning(scene: Scene, option: str) -> Section:
     found, place = choices(scene.frames, option), axis(scene.frames.layout)
     words, what = option.replace("_", " "), _words(place.across)
     panels = []
-    if all(_is_number(value) for choice in found for value in choice.losses):
+    if found and all(_is_number(value) for choice in found for value in choice.losses):
         swept = {
             choice.variant: Point(
                 centre=float(choice.value), seeds=[float(x) for x in choice.by_seed.values()]
