@@ -41,12 +41,12 @@ def applies(scene: Scene) -> bool:
     """Whether the experiment's file compares an option, or names a baseline, by what its runs have values of;
     of tuning only with numbers.
     """
-    layout = scene.frames.layout
-    if scene.frames.asked.tuned and not axis(layout).across.numbers:
-        return False  # the answer's sentence and the next figure have it
-    if not scene.frames.asked.tuned and not any(question.values for question in questions(scene.frames)):
-        return False  # the answer says so
-    return bool(scene.frames.asked.compare and len(layout.compared.levels) > 1) or layout.baseline is not None
+    asked, layout = scene.frames.asked, scene.frames.layout
+    if layout.baseline is None and not (asked.compare and len(layout.compared.levels) > 1):
+        return False
+    if asked.tuned:
+        return bool(axis(layout).across.numbers)  # else the answer's sentence and the next figure have it
+    return any(question.values for question in questions(scene.frames))  # else the answer says so
 
 
 def sweep(scene: Scene) -> Section:
