@@ -13,7 +13,7 @@ PARALLEL := -n $(PROCESSES) --dist loadgroup
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup demo strategy quick test test-all lint types format check all-strategies \
-	fault-timelines theory dst kills chaos docs references labs dashboards observe bench gpu clean \
+	fault-timelines golden theory dst kills chaos docs references labs dashboards observe bench gpu clean \
 	requirements secrets sbom image push manifests api-server test-api
 
 help:  ## list the targets
@@ -83,6 +83,9 @@ all-strategies: setup  ## compare all strategies under a heavy tail, and draw th
 
 fault-timelines: setup  ## draw the figure of docs/faults.md
 	$(PYTHON) docs/tools/fault_timelines.py docs/images/fault-timelines.svg
+
+golden: setup  ## what runs leave, bit for bit, here and before this change, or at BASE=REV; REWRITE=1 keeps it
+	@$(PYTHON) tests/golden_base.py $(if $(REWRITE),--rewrite,$(BASE))
 
 theory: setup  ## print theory against measurement, and draw up docs/theory.md
 	PYTHONPATH=tests/theory $(PYTHON) -m gate --markdown > docs/theory.md.partial && mv docs/theory.md.partial docs/theory.md

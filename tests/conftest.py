@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 from tiers import TEST_S, THE_REAL_THING_ONCE
 
+from dsgd.models.datasets.shipped import FASHION
 from dsgd.strategies import modes
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +42,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 REMEDIES = {
     "amtool": "apt-get install prometheus-alertmanager",
     "chromium": "apt-get install chromium",
+    "fashion-mnist": "apt-get install dataset-fashion-mnist",
     "hadolint": "make setup",
     "kubectl": "install kubectl",
     "pkill": "apt-get install procps",
@@ -52,7 +54,9 @@ KUBERAY_CRD = Path(os.environ.get("KUBERAY_CRD", ""))
 
 
 def where(program: str) -> str:
-    """Return the path of a program of this environment or machine; empty if it is not there."""
+    """Return the path of a program of this environment or machine, or of data; empty if it is not there."""
+    if program == "fashion-mnist":
+        return FASHION if Path(FASHION).is_dir() else ""
     return shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or ""
 
 

@@ -6,8 +6,11 @@ python tests/old_records.py     # makes tests/golden/records/COMMIT.zip of what 
 
 from __future__ import annotations
 
+import hashlib
+import importlib
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -17,7 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from golden_files import made_on
+import numpy as np
+import torch
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "tests/golden/records"
@@ -31,6 +35,19 @@ WORKLOAD_FILE = Path("/tmp/dsgd-old-records/mine.py")
 NO_DATA = {"hidden": None, "samples": None}
 QUADRATIC = {"workload": "quadratic", "batch_size": None, **NO_DATA}
 ON_RAY = {"engine": "ray", "num_workers": 2, "hosts": 1}
+
+
+def made_on() -> dict[str, str]:
+    """Return all that the bits of a result depend on: processor features and versions."""
+    supported = importlib.import_module("numpy._core._multiarray_umath").__cpu_features__
+    features = " ".join(sorted(name for name, there in supported.items() if there))
+    return {
+        "machine": platform.machine(),
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        "features": hashlib.sha256(features.encode()).hexdigest()[:16],
+        "torch": torch.__version__.partition("+")[0],
+        "numpy": np.__version__,
+    }
 
 
 class Kind(NamedTuple):

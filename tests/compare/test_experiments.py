@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import polars as pl
 import pytest
 import yaml
-from conftest import ROOT, CommandLine, python
+from conftest import ROOT, CommandLine, needs, python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -308,7 +308,13 @@ def test_help_is_given_where_the_verb_lacks_its_value(verb: str, ask: Ask) -> No
 
 
 @pytest.mark.crossing(one_in=3)
-@pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[needs("fashion-mnist")] * ("fashion" in path.stem))
+        for path in SHIPPED
+    ],
+)
 def test_a_shipped_experiment_is_valid_and_compares_equal_budgets(path: Path) -> None:
     """Each of its runs can be made, with its data, and all see equally many samples; it asks a question."""
     asked = load(path)

@@ -17,7 +17,7 @@ import numpy as np
 import polars
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, needs
 from numpy.typing import NDArray
 from torch.utils.data import default_collate
 
@@ -40,16 +40,11 @@ from dsgd.models.datasets import (
     tokens,
 )
 from dsgd.models.datasets.mapped import Mapped, blocks, is_sampled
-from dsgd.models.datasets.shipped import FASHION
 from dsgd.models.datasets.user_files import fetched
 from dsgd.models.objectives.module_objective import ProblemShard
 from dsgd.process.outcomes import UsageError
 from dsgd.running.quick_run import run, same_bytes
 from dsgd.show.terminal.cli import parse
-
-HAS_FASHION = pytest.mark.skipif(
-    not Path(FASHION).exists(), reason="needs Fashion-MNIST: apt-get install dataset-fashion-mnist"
-)
 
 
 def idx(array: NDArray[Any], code: int = 8) -> bytes:
@@ -58,7 +53,7 @@ def idx(array: NDArray[Any], code: int = 8) -> bytes:
     return header + array.astype(array.dtype.newbyteorder(">")).tobytes()
 
 
-@HAS_FASHION
+@needs("fashion-mnist")
 def test_fashion_mnist_is_that_of_its_authors() -> None:
     """60,000 and 10,000 images of 28 x 28, a tenth of them of each class."""
     train, test = fashion()

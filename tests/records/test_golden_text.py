@@ -6,19 +6,22 @@ DSGD_REWRITE_GOLDEN=1 rewrites them.
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from golden_files import FOLDER, REWRITE
 from golden_lattice import COMMON
+from golden_left import FOLDER
 from test_usage import page
 
 from dsgd.running.execute import execute
 from dsgd.show.terminal.cli import parse
 from dsgd.show.terminal.commands import PLACES
 from dsgd.strategies import modes
+
+REWRITE = bool(os.environ.get("DSGD_REWRITE_GOLDEN"))
 
 
 @pytest.mark.parametrize("command", ["", "--help all", *list(PLACES)[1:-1]])

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from golden_files import made_on
 from msgspec.structs import replace
-from old_records import KEPT, KINDS, write_workload
+from old_records import KEPT, KINDS, made_on, write_workload
 
 from dsgd.models.objectives import means, module_objective
 from dsgd.records.schema import RecordedUpdate

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import ROOT, CommandLine, python
-from golden_runs import VARIANTS, name
+from golden_variants import VARIANTS, name
 
 import dsgd
 from dsgd.config import TrainConfig
