@@ -6,8 +6,8 @@
 
 Hashes of most sums hold for one kind of processor, so those of other days cannot be compared: both trees
 make all runs of golden/lattice.txt and all variants of all modes, with the packages of this environment. The
-earlier tree has its own means to make them, and is given the commands of this one. A run that it cannot make
-is new.
+earlier tree runs its own code on the commands of this one. A run that it cannot make is new, unless its
+golden/left.json has it.
 
 What is meant to move has a line in golden/moved.txt, in the commit that moves it: the run, the file and the
 commit's subject, with tabs between; `*` is all of them. The next change removes it.
@@ -15,13 +15,15 @@ commit's subject, with tabs between; `*` is all of them. The next change removes
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,9 +48,11 @@ class Line(NamedTuple):
 
 
 def lines_of(text: str) -> Iterator[Line]:
-    """Yield the lines of a moved.txt."""
+    """Yield the lines of a moved.txt; end the program at one of another form."""
     for line in text.splitlines():
         if line and not line.startswith("#"):
+            if line.count("\t") != 2:
+                raise SystemExit(f"golden: {MOVED}: “{line}”: give RUN<tab>FILE<tab>the commit's subject")
             yield Line(*line.split("\t"))
 
 
@@ -60,7 +64,10 @@ class Git:
 
     def __call__(self, *arguments: str) -> str:
         """Return what git says; empty if it fails."""
-        done = subprocess.run(["git", *arguments], cwd=self.tree, capture_output=True, text=True)
+        try:
+            done = subprocess.run(["git", *arguments], cwd=self.tree, capture_output=True, text=True)
+        except FileNotFoundError:
+            raise SystemExit("golden: git is not on the PATH; install it to compare with a commit") from None
         return done.stdout.strip() if done.returncode == 0 else ""
 
     def before_the_change(self) -> str:
@@ -137,13 +144,18 @@ def made(asked: Mapping[str, str], *trees: Path) -> list[dict[str, Any]]:
         return found
 
 
-def moved(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the files, each with its run, that differ between what runs left before and leave now."""
+def moved(before: Mapping[str, Any], now: Mapping[str, Any], kept: Container[str]) -> list[tuple[str, str]]:
+    """Return the files, each with its run, that differ between what runs left before and leave now.
+
+    A run that BASE has kept and cannot make was not compared: the error is in the file's place.
+    """
     found = []
     for run, one in now.items():
         if "error" in one:
             found.append((run, one["error"]))
-        elif "error" not in before[run]:
+        elif "error" in before[run]:
+            found += [(run, f"cannot be made at BASE: {before[run]['error']}")] if run in kept else []
+        else:
             here, then = ({"ended": left["ended"], **left["bits"]} for left in (one, before[run]))
             found += [(run, name) for name in sorted({**then, **here}) if here.get(name) != then.get(name)]
     return found
@@ -155,16 +167,18 @@ def compare(base: str, asked: Mapping[str, str]) -> int:
     beside = git("log", "-1", "--format=%h %s", base)
     with tempfile.TemporaryDirectory(prefix="dsgd-golden-") as folder:
         archive = subprocess.run(["git", "archive", base], cwd=ROOT, capture_output=True, check=True)
-        subprocess.run(["tar", "-x", "-C", folder], input=archive.stdout, check=True)
+        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+            files.extractall(folder, filter="fully_trusted")
         if not (Path(folder) / "tests/golden_base.py").exists():
             print(f"golden: nothing is compared: {beside}: had no such runs")
             return 0
+        kept = json.loads((Path(folder) / "tests/golden/left.json").read_text())
         before, now = made(asked, Path(folder), ROOT)
     declared, wrong = git.moved_since(base)
-    changed = [one for one in moved(before, now) if not any(line.covers(*one) for line in declared)]
+    changed = [one for one in moved(before, now, kept) if not any(line.covers(*one) for line in declared)]
     for run in dict.fromkeys(run for run, _ in changed):
         wrong.append(f"{run}: {', '.join(file for it, file in changed if it == run)}")
-    new, took_s = sum("error" in one for one in before.values()), time.monotonic() - began
+    new, took_s = len(now.keys() - kept.keys()), time.monotonic() - began
     print(f"golden: {len(now)} runs, {new} of them new, {len(changed)} files moved; {took_s:.0f} s; {beside}")
     print("".join(f"  {line}\n" for line in wrong[:40]), end="")
     if changed:
@@ -176,14 +190,19 @@ def rewrite(asked: Mapping[str, str]) -> int:
     """Write left.json."""
     import golden_lattice
     import golden_variants
-    from golden_left import KEPT, Left, kept_of
+    from golden_left import KEPT, Left, kept_of, read
+    from golden_left import moved as moved_from_file
 
     (found,) = made(asked, ROOT)
     for run, one in found.items():
         if "error" in one:
             raise SystemExit(f"golden: {run}: {one['error']}")
-    exact = {run: (golden_lattice if "--" in run else golden_variants).is_exact(run) for run in found}
-    kept = {run: kept_of(Left(**one), exact=exact[run]) for run, one in sorted(found.items())}
+    kept, before = {}, read()
+    for run, one in sorted(found.items()):
+        tolerance = (golden_lattice if "--" in run else golden_variants).tolerance_of(run)
+        kept[run] = kept_of(Left(**one), tolerance)
+        if kept[run].keys() == before.get(run, {}).keys() and not moved_from_file(Left(**one), before[run]):
+            kept[run] = before[run]  # sums of another processor hold too
     lines = ",\n".join(f"{json.dumps(run)}: {json.dumps(one)}" for run, one in kept.items())
     KEPT.write_text(f"{{\n{lines}\n}}\n")
     print(f"golden: {len(kept)} runs are in {KEPT.relative_to(ROOT)}")

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from golden_left import Left, digest, left, unchanging, without_values
+from golden_left import Left, digest, left, tolerance, unchanging, without_values
 from virtual_ray import virtual_ray
 
 from dsgd.core.fault_seen import FaultSeen
@@ -36,7 +36,6 @@ COMMON = (
 EXACT = "--workload quadratic --dim 7 --optima .25 --grad-noise .5 --lr .0625"
 """Every product is with a power of two and every sum is of few numbers, which are added one after the other:
 no processor has another way to compute it."""
-EXACT_WORKLOADS = ("none", "quadratic", "tests/workloads/exact.py")
 ROWS = [
     line
     for line in (ROOT / "tests/golden/lattice.txt").read_text().splitlines()
@@ -57,10 +56,9 @@ def command(row: str) -> str:
     return f"{_ON_RAY if options != row else ''}{common} {options}"
 
 
-def is_exact(row: str) -> bool:
-    """Whether all processors compute the same bits."""
-    workloads = re.findall(r"--workload (\S+)", command(row))
-    return workloads[-1] in EXACT_WORKLOADS
+def tolerance_of(row: str) -> float:
+    """Return by how much a row's sums may differ between processors; 0: no bit may."""
+    return tolerance(**dict(re.findall(r"--(mode|workload|inner|precision) (\S+)", command(row))))
 
 
 class Witness(Watcher):

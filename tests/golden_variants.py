@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from golden_left import Left, left
+from golden_left import Left, left, tolerance
 
 from dsgd.conformance.restart import SCENARIOS
 from dsgd.conformance.strategy_on_trial import Subject
@@ -42,9 +42,10 @@ RUNS: Mapping[str, partial[QuickRun]] = {
 }
 
 
-def is_exact(run: str) -> bool:
-    """Whether all processors compute the same bits."""
-    return " | quadratic | " in run
+def tolerance_of(run: str) -> float:
+    """Return by how much a run's sums may differ between processors; 0: no bit may."""
+    options = RUNS[run].keywords
+    return tolerance(options["workload"], run.partition(" ")[0], options.get("inner", ""))
 
 
 def made(run: str) -> Left:

@@ -215,14 +215,15 @@ def test_a_line_covers_a_file_in_each_attempt() -> None:
 
 
 def test_what_has_moved_is_named_by_run_and_file() -> None:
-    """Another end, hash, or number of files; a run that could not be made before is new, and one that cannot
-    be made now has moved.
+    """Another end, hash, or number of files; a run that cannot be made now, or could not be made although it
+    was kept; one that was not kept is new.
     """
     one = {"ended": "budget 2", "bits": {"0 saw": "a", "0 weights": "b"}}
     more = {"ended": "budget 3", "bits": {"0 saw": "a", "0 weights": "c", "0 faults.jsonl": "d"}}
     none = {"error": "gone"}
     files = [("run", file) for file in ("0 faults.jsonl", "0 weights", "ended")]
-    assert moved({"run": one}, {"run": more}) == files
-    assert moved({"run": one}, {"run": one}) == []
-    assert moved({"run": none}, {"run": one}) == []
-    assert len(moved({"run": one}, {"run": none})) == 1
+    assert moved({"run": one}, {"run": more}, {"run"}) == files
+    assert moved({"run": one}, {"run": one}, {"run"}) == []
+    assert moved({"run": none}, {"run": one}, {}) == []
+    assert len(moved({"run": none}, {"run": one}, {"run"})) == 1
+    assert len(moved({"run": one}, {"run": none}, {"run"})) == 1
