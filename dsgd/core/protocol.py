@@ -1,6 +1,6 @@
 """The cluster as a strategy sees it: members that are given tasks, and the queue of finished tasks.
 
-Two engines implement `Cluster`: `engines.ray.driver.ray` (actors, wall seconds) and `engines.sim.sim`
+Two engines implement `Cluster`: `engines.ray.driver.cluster` (actors, wall seconds) and `engines.sim.sim`
 (virtual seconds). A strategy runs unchanged on both.
 
 **The restart law.** A strategy keeps nothing between two updates: what it remembers is in `Weights` (vector,

@@ -33,7 +33,18 @@ GROUPS_OF_OPTIONS = frozenset(
     f"dsgd.{name}_options"
     for name in ("engines.ray", "models.compute", "records.output", "running.checkpoint", "show.watching")
 )
-"""Parts of config that stand beside the capabilities they configure: they may import what config may."""
+"""Parts of config that stand beside the capabilities they configure: they may import what config may.
+
+The list may only shrink.
+"""
+
+ARROWS, ARROWS_UP = 117, 7
+"""How many rooms import another, and how many of these one above them; both may only fall."""
+
+CIRCLE = {
+    "config", "data", "engines", "models", "records", "running", "show", "strategies", "strategy", "theory"
+}  # fmt: skip
+"""Rooms that import each other in a circle; the list may only shrink."""
 
 CODE = sorted([*PACKAGE.rglob("*.py"), *(ROOT / "deploy").rglob("*.py")])
 MODULES = {module_of(path): path for path in PACKAGE.rglob("*.py")}
@@ -133,6 +144,38 @@ def test_nothing_imports_upwards(graph: Graph) -> None:
     assert {name for names in FLOORS for name in names} - {*PUBLIC} == {
         path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()
     }
+
+
+def _rooms(graph: Graph) -> Graph:
+    """Return, by room, the others that it imports; no file is exempt, and one outside the rooms is a room."""
+
+    def inside(module: str) -> str:
+        return module.split(".")[1] if "." in module else module
+
+    rooms: Graph = {}
+    for module, used in graph.items():
+        rooms.setdefault(inside(module), set()).update({inside(other) for other in used} - {inside(module)})
+    return rooms
+
+
+def _reached(rooms: Graph, begin: str) -> set[str]:
+    """Return the rooms that one imports, and those that these import, and so on."""
+    reached: set[str] = set()
+    ahead = {*rooms[begin]}
+    while ahead:
+        reached |= ahead
+        ahead = set().union(*(rooms[name] for name in ahead)) - reached
+    return reached
+
+
+def test_the_arrows_between_rooms_only_become_fewer(graph: Graph) -> None:
+    """With links resolved and imports for types: how many there are, how many go up, which form a circle."""
+    rooms = _rooms(graph)
+    floor = {name: n for n, names in enumerate(FLOORS) for name in names}
+    arrows = {(one, other) for one in rooms for other in rooms[one]}
+    up = {(one, other) for one, other in arrows if floor.get(one, len(floor)) < floor.get(other, len(floor))}
+    circle = {name for name in rooms if name in _reached(rooms, name)}
+    assert (len(arrows), len(up), circle) == (ARROWS, ARROWS_UP, CIRCLE)
 
 
 def _folders_beside(graph: Graph, folder: str) -> dict[str, set[str]]:

@@ -10,7 +10,7 @@ server's link and service is worked out when it is taken. Where workers have lin
 another: it is in the heap twice, first with the time at which it leaves its worker, then with that at which
 it has passed all links.
 
-Here every worker has its own process, and none fails; `hosted` adds hosts and faults.
+Here every worker has its own process, and none fails; `sim_with_faults` adds hosts and faults.
 """
 
 from __future__ import annotations

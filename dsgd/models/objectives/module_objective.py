@@ -1,7 +1,7 @@
 """The loss of any torch module, computed worker by worker on views into one flat vector.
 
 A module is called as its author calls it: hooks, checkpointing, autocast, tied weights and shapes that depend
-on the data all work, which neither `functional_call` nor `vmap` gives.
+on the data all work, which neither `functional_call` nor torch.vmap gives.
 """
 
 from __future__ import annotations
