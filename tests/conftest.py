@@ -14,6 +14,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,31 +39,60 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 # --- Programs that some tests need --------------------------------------------------------------------------
 
-# How to install what is not a package of this environment.
+# How to get what `make setup` does not bring. CONTRIBUTING.md has the table for people.
 REMEDIES = {
     "amtool": "apt-get install prometheus-alertmanager",
     "chromium": "apt-get install chromium",
     "fashion-mnist": "apt-get install dataset-fashion-mnist",
-    "hadolint": "make setup",
+    "git": "apt-get install git",
+    "ip": "apt-get install iproute2",
     "kubectl": "install kubectl",
+    "openssl": "apt-get install openssl",
     "pkill": "apt-get install procps",
     "prometheus": "apt-get install prometheus",
     "prometheus-alertmanager": "apt-get install prometheus-alertmanager",
     "promtool": "apt-get install prometheus",
+    "root": "run as root",
+    "unshare -p": "allow process namespaces",
+    "unshare -rm": "allow user namespaces",
 }
 KUBERAY_CRD = Path(os.environ.get("KUBERAY_CRD", ""))
 
 
-def where(program: str) -> str:
-    """Return the path of a program of this environment or machine, or of data; empty if it is not there."""
-    if program == "fashion-mnist":
-        return FASHION if Path(FASHION).is_dir() else ""
-    return shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or ""
+@cache
+def where(needed: str) -> str:
+    """Return the path of a program of this environment or machine, or of data; empty if it is not there.
+
+    For a right or a namespace, any text if it is given.
+    """
+    match needed:
+        case "fashion-mnist":
+            return FASHION if Path(FASHION).is_dir() else ""
+        case "root":
+            return "" if os.geteuid() else "root"
+        case "unshare -p":
+            return works("unshare", "--pid", "--fork", "--mount-proc", "true")
+        case "unshare -rm":
+            return works("unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt")
+    return shutil.which(needed, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or ""
 
 
-def needs(program: str) -> pytest.MarkDecorator:
-    """Leave a test out where a program is not there; the end of the run says how to install it."""
-    return pytest.mark.skipif(not where(program), reason=f"needs {program}: {REMEDIES[program]}")
+def works(*command: str) -> str:
+    """Return the command's program if it ends well, else nothing."""
+    ended = shutil.which(command[0]) and subprocess.run(command, capture_output=True).returncode
+    return command[0] if ended == 0 else ""
+
+
+def needs(needed: str) -> pytest.MarkDecorator:
+    """Leave a test out where something is not there; the end of the run says how to get it."""
+    return pytest.mark.skipif(not where(needed), reason=f"needs {needed}: {REMEDIES[needed]}")
+
+
+@pytest.fixture(scope="session")
+def git() -> None:
+    """Leave out, where git is not there, the tests of a fixture that makes a clone."""
+    if not where("git"):
+        pytest.skip(f"needs git: {REMEDIES['git']}")
 
 
 needs_crd = pytest.mark.skipif(

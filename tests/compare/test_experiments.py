@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
+import psutil
 import pytest
 import yaml
 from conftest import ROOT, CommandLine, needs, python
@@ -481,8 +481,9 @@ def test_a_process_that_dies_takes_one_run_with_it(tmp_path: Path) -> None:
     def kill() -> None:
         while not (runs[0].path / "meta.json").exists():
             time.sleep(0.01)
-        command = ["pgrep", "-P", str(os.getpid()), "-f", "compare.worker"]
-        os.kill(int(subprocess.check_output(command)), signal.SIGKILL)
+        children = psutil.Process().children()
+        (worker,) = (child for child in children if "compare.worker" in " ".join(child.cmdline()))
+        worker.kill()
 
     with Pool(1) as pool:
         pool.grow(runs)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from conftest import PATIENCE_S, python
+from conftest import PATIENCE_S, needs, python
 
 from deploy.manifests.tls import ENVIRONMENT, MAKE_CERTIFICATE
 
@@ -100,6 +100,7 @@ def head(authority: Authority) -> Iterator[Head]:
 
 
 @pytest.mark.thorough
+@needs("openssl")
 def test_a_head_takes_its_own_credentials_alone(head: Head, authority: Authority) -> None:
     """With its token and a certificate of its authority a process connects; else it ends within
     --start-timeout-s, and one line, among Ray's, says what to set.

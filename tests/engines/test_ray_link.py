@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from conftest import PATIENCE_S, python, wait_for
+from conftest import PATIENCE_S, needs, python, wait_for
 
 from dsgd.core.protocol import ClusterError, Engine, Update
 from dsgd.records.writer import RunRecord
@@ -29,7 +29,7 @@ from dsgd.running.quick_run import QuickRun, Workers, config, run, same_bytes
 from dsgd.running.replaying import compared, recorded_run
 from dsgd.strategies import modes
 
-pytestmark = [pytest.mark.ray, pytest.mark.thorough]
+pytestmark = [pytest.mark.ray, pytest.mark.thorough, needs("root"), needs("ip")]
 
 LEARNING: dict[str, Any] = {"engine": "ray", "num_workers": 2, "steps": 24, "local_steps": 2}
 _PID = os.getpid()
@@ -69,10 +69,6 @@ def ip(*arguments: str) -> str:
 @pytest.fixture(scope="module")
 def link() -> Iterator[Link]:
     """Make a namespace and a link to it; skip where that cannot be done."""
-    if os.geteuid():
-        pytest.skip("a link can only be taken down by root")
-    if not shutil.which("ip"):
-        pytest.skip("the command ip is not there; Debian's package is iproute2")
     link, far = Link(f"dsgd-{_PID}", f"dsgd-n{_PID}"), f"dsgd-f{_PID}"
     with contextlib.ExitStack() as made:
         try:

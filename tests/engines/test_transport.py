@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, CommandLine, python
+from conftest import PATIENCE_S, CommandLine, needs, python
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -238,10 +238,9 @@ def test_many_links_are_allowed_their_descriptors(arena: Arena) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+@needs("root")
 def test_another_user_is_refused(door: Door) -> None:
     """The kernel says who is at the other end: the right token does not help."""
-    if os.geteuid():
-        pytest.skip("only root can be another user")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # the child only calls the kernel
         child = os.fork()

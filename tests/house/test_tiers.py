@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from conftest import ROOT
+from conftest import REMEDIES, ROOT
 from tiers import PLANTED_MISTAKES, THE_REAL_THING_ONCE
 
 
@@ -39,6 +39,13 @@ def test_what_is_real_and_what_is_planted_is_in_make_test(test: str) -> None:
 def test_few_tests_may_take_long() -> None:
     """At most fifteen."""
     assert len(THE_REAL_THING_ONCE) <= 15
+
+
+def test_the_table_of_what_tests_need_is_right() -> None:
+    """CONTRIBUTING.md says how to get all that `make setup` does not bring."""
+    _, table = (ROOT / "CONTRIBUTING.md").read_text().split("| needed by tests |")
+    rows = re.findall(r"^\| `([^`]+)` \| (.+?) \|$", table, re.MULTILINE)
+    assert {name: how.strip("`") for name, how in rows[: len(REMEDIES)]} == REMEDIES
 
 
 def cases(*arguments: str) -> Counter[str]:

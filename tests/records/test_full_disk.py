@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import PATIENCE_S, ROOT
+from conftest import PATIENCE_S, ROOT, needs
 
 SIM = "--engine sim --mode asgd --num-workers 4"
 MAIN = shlex.join([sys.executable, str(ROOT / "main.py")])
 
 
-def _can_mount() -> bool:
-    if not shutil.which("unshare"):
-        return False
-    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-    return subprocess.run(command, check=False, capture_output=True).returncode == 0
-
-
-pytestmark = pytest.mark.skipif(not _can_mount(), reason="needs user namespaces (unshare -rm) to mount")
+pytestmark = needs("unshare -rm")
 
 
 class Ran(NamedTuple):

@@ -154,7 +154,7 @@ class Clone:
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Clone:
+def clone(tmp_path: Path, git: None) -> Clone:
     return Clone(tmp_path)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import PATIENCE_S, ROOT, CommandLine, python, wait_for
+from conftest import PATIENCE_S, ROOT, CommandLine, python, wait_for, where
 
 from dsgd.core.model import Workload
 from dsgd.core.time_laws import Trace
@@ -258,10 +258,9 @@ def test_the_meta_data_name_what_ran(cli: CommandLine, monkeypatch: pytest.Monke
     assert set(meta["versions"]) == {"python", "ray", "torch", "numpy"}
     assert meta["device"] == "cpu"
     assert meta["worker_pids"] == []
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert meta["git_commit"] == (commit.stdout.strip() or None)
+    asked = ["git", "rev-parse", "HEAD"]
+    known = where("git") and subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    assert meta["git_commit"] == (known or None)
 
 
 def test_theory_stands_beside_the_measurement(cli: CommandLine) -> None:
