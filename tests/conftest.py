@@ -285,7 +285,9 @@ def ray_cluster() -> Iterator[str]:
     import ray
 
     import dsgd.engines.ray.connection.connect  # noqa: F401 - sets what Ray reads at its import
+    from dsgd.engines.ray.connection.credentials import guard_token
 
+    guard_token()
     folder = tempfile.mkdtemp(prefix="dsgd-ray-", dir="/tmp")
     ray.init(
         address="local",

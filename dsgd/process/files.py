@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,19 @@ class WriteError(OSError):
 
     def __str__(self) -> str:
         return f"{self.filename}: cannot be written ({self.strerror}); {self._remedy}"
+
+
+def own_folder(parent: str, instead: str) -> Path:
+    """Return a folder in one that is for all, like /tmp, that no other user gets into; it is made if need be.
+
+    Raises OSError, with what to do instead, if another user has made a folder of this name.
+    """
+    folder = Path(parent, f"dsgd-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise OSError(f"{folder} is not a folder of this user alone; remove it, or {instead}")
+    return folder
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import pytest
 from conftest import PATIENCE_S, needs, python
 
 from deploy.manifests.tls import ENVIRONMENT, MAKE_CERTIFICATE
+from dsgd.engines.ray.connection.credentials import forget_ended, guard_token
 
 pytestmark = pytest.mark.ray
 TOKEN = "5e" * 32
@@ -142,16 +143,37 @@ except ClusterError as error:
 """
 
 
-def test_folders_of_sessions_that_have_ended_are_removed(tmp_path: Path) -> None:
-    """After an hour, in which their logs may be read; not those of a session that goes on, or of others."""
-    from dsgd.engines.ray.connection.credentials import forget_ended
+@pytest.mark.parametrize("home", ["nowhere", "file"])
+def test_without_a_home_the_token_is_in_the_environment(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's processes inherit it there; each driver has another."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / home))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "")  # to be put back
+    found = set()
+    for _ in range(2):
+        monkeypatch.delenv("RAY_AUTH_TOKEN")
+        guard_token()
+        found.add(os.environ["RAY_AUTH_TOKEN"])
+    assert [len(token) for token in found] == [64, 64]
 
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """Return an empty folder with a short path: the names of sockets have 107 bytes."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_folders_of_sessions_that_have_ended_are_removed(short: Path) -> None:
+    """After an hour, in which their logs may be read; not those of a session that goes on, or of others."""
     names = ("session_new_1", "session_ended_2", "session_up_3", "session_latest", "others")
     for name in names:
-        (tmp_path / name / "sockets").mkdir(parents=True)
-        os.utime(tmp_path / name, (0, time.time() if name == "session_new_1" else 0))
+        (short / name / "sockets").mkdir(parents=True)
+        os.utime(short / name, (0, time.time() if name == "session_new_1" else 0))
     with socketserver.UnixStreamServer(
-        str(tmp_path / "session_up_3/sockets/raylet"), socketserver.BaseRequestHandler
+        str(short / "session_up_3/sockets/raylet"), socketserver.BaseRequestHandler
     ):
-        forget_ended(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {*names} - {"session_ended_2"}
+        forget_ended(short)
+    assert {path.name for path in short.iterdir()} == {*names} - {"session_ended_2"}

@@ -8,6 +8,7 @@ import json
 import pickle
 import re
 import shutil
+import tempfile
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +41,7 @@ from dsgd.models.datasets import (
     tokens,
 )
 from dsgd.models.datasets.mapped import Mapped, blocks, is_sampled
-from dsgd.models.datasets.user_files import fetched
+from dsgd.models.datasets.user_files import cache_folder, fetched
 from dsgd.models.objectives.module_objective import ProblemShard
 from dsgd.process.outcomes import UsageError
 from dsgd.running.quick_run import run, same_bytes
@@ -419,6 +420,22 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put what is kept for a user in a separate folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path / "cache"
+
+
+def test_without_a_home_data_are_kept_beside_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that no other user gets into; one that others do is refused, with the remedy."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = cache_folder("some")
+    assert folder.is_dir()
+    assert folder.parent.stat().st_mode & 0o777 == 0o700
+    folder.parent.chmod(0o755)
+    with pytest.raises(OSError, match="of this user alone; remove it, or set XDG_CACHE_HOME to one that is"):
+        cache_folder("some")
 
 
 def test_byte_pairs_are_learned_once(cache: Path) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from dsgd.process.files import own_folder
 from dsgd.process.s3_access import bucket_and_prefix, explained, s3_client
 
 if TYPE_CHECKING:
@@ -94,9 +96,18 @@ def reading(path: str, *errors: type[Exception]) -> Iterator[None]:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder of this user in which what can be made again is kept."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dsgd" / name
-    folder.mkdir(parents=True, exist_ok=True)
+    """Return the folder of this user in which what can be made again is kept: in the home, or without one
+    that can be written to, where temporary files are.
+    """
+    kept = os.environ.get("XDG_CACHE_HOME")
+    try:
+        folder = (Path(kept) if kept else Path.home() / ".cache") / "dsgd" / name
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # RuntimeError: nobody knows where the home is
+        if kept:
+            raise
+        folder = own_folder(tempfile.gettempdir(), "set XDG_CACHE_HOME to one that is") / name
+        folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

@@ -8,11 +8,12 @@ import os
 import secrets
 import shutil
 import socket
-import stat
 import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
+
+from dsgd.process.files import own_folder
 
 _KEPT_S = 3600.0  # a session's folder: why it did not start is in its logs
 
@@ -29,15 +30,10 @@ def session_folder() -> str:
     """
     if named := os.environ.get("RAY_TMPDIR"):
         return named
-    outer = Path("/tmp", f"dsgd-{os.getuid()}")  # a short path: the names of sockets have 107 bytes
-    outer.mkdir(mode=0o700, exist_ok=True)
-    found = outer.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise OSError(
-            f"{outer} is not a folder of this user alone; remove it, or set RAY_TMPDIR to one that is"
-        )
-    forget_ended(outer / "ray")
-    return str(outer / "ray")
+    # A short path: the names of sockets have 107 bytes.
+    folder = own_folder("/tmp", "set RAY_TMPDIR to one that is") / "ray"
+    forget_ended(folder)
+    return str(folder)
 
 
 def forget_ended(folder: Path) -> None:
@@ -50,19 +46,31 @@ def forget_ended(folder: Path) -> None:
 
 
 def guard_token() -> None:
-    """Have a token, where the environment names none, that only this user can read."""
+    """Make a token, where the environment names none, that only this user can read.
+
+    It is kept in the user's home, for processes started later; without a home that can be written to, in the
+    environment, which Ray's processes inherit.
+    """
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}.isdisjoint(os.environ):
         return
-    token = Path.home() / ".ray/auth_token"
-    token.parent.mkdir(exist_ok=True)
-    if not token.exists():
-        descriptor, new = tempfile.mkstemp(dir=token.parent)  # which is this user's
-        try:
-            with open(descriptor, "w") as file:
-                file.write(secrets.token_hex(32))
-            with suppress(FileExistsError):  # another process was faster
-                os.link(new, token)  # whole, or not there
-        finally:
-            os.unlink(new)
+    try:
+        token = Path.home() / ".ray/auth_token"
+        token.parent.mkdir(exist_ok=True)
+        if not token.exists():
+            _write(token)
+    except (OSError, RuntimeError):  # RuntimeError: nobody knows where the home is
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        return
     if token.stat().st_mode & 0o077:
         token.chmod(0o600)
+
+
+def _write(token: Path) -> None:
+    descriptor, new = tempfile.mkstemp(dir=token.parent)  # which is this user's
+    try:
+        with open(descriptor, "w") as file:
+            file.write(secrets.token_hex(32))
+        with suppress(FileExistsError):  # another process was faster
+            os.link(new, token)  # whole, or not there
+    finally:
+        os.unlink(new)
