@@ -107,10 +107,15 @@ def make():
 
 
 def write_workload() -> None:
-    """Write the workload's file, in one step: tests of other processes may be reading it."""
+    """Write the workload's file, in one step: tests of other processes may be reading it. Another user's will
+    do.
+    """
+    if WORKLOAD_FILE.exists() and WORKLOAD_FILE.read_text() == WORKLOAD:
+        return
     WORKLOAD_FILE.parent.mkdir(exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=WORKLOAD_FILE.parent, delete=False) as file:
         file.write(WORKLOAD)
+    os.chmod(file.name, 0o644)
     os.replace(file.name, WORKLOAD_FILE)
 
 

@@ -1221,7 +1221,7 @@ def test_what_the_tools_read_is_what_main_py_writes(tmp_path: Path) -> None:
                 break
         url = re.search(r"http://\S+", log)
         assert url, log
-        with urllib.request.urlopen(url[0], timeout=10) as answer:
+        with urllib.request.urlopen(url[0], timeout=PATIENCE_S) as answer:
             (run,) = runs_in_metrics(answer.read().decode()).values()
     finally:
         driver.send_signal(signal.SIGINT)

@@ -94,7 +94,12 @@ def command_line(job: JobDefinition, settings: Settings) -> list[str]:
     of_pod = {bucket["name"]: bucket["value"], name["name"]: job.name, "DSGD_IMAGE_TAG": "c0ffee"}
     submission = os.environ | of_pod
     ran = subprocess.run(
-        ["bash", "-ce", command], env=submission, capture_output=True, text=True, check=True, timeout=10
+        ["bash", "-ce", command],
+        env=submission,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
     python, script, *arguments = ran.stdout.splitlines()
     assert (python, script) == ("python", "main.py")

@@ -318,11 +318,11 @@ def test_alertmanager_groups_deduplicates_resolves_and_inhibits(tmp_path: Path) 
             request = urllib.request.Request(
                 f"{url}/api/v2/alerts", data, {"Content-Type": "application/json"}
             )
-            urllib.request.urlopen(request, timeout=10).close()
+            urllib.request.urlopen(request, timeout=PATIENCE_S).close()
 
         def decisions() -> float:
             """Return how often Alertmanager has asked itself whether a message was sent before."""
-            page = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
+            page = urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S).read().decode()
             counted = re.search(r"^alertmanager_nflog_queries_total (\S+)$", page, re.MULTILINE)
             assert counted
             return float(counted[1])
@@ -379,7 +379,7 @@ class Client:
     def _ask(self, path: str, **parameters: object) -> list[dict[str, Any]]:
         query = urllib.parse.urlencode(parameters)
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=30) as response:
+            with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{query}", timeout=PATIENCE_S) as response:
                 answer = json.load(response)
         except urllib.error.HTTPError as error:
             raise AssertionError(error.read().decode()) from error
@@ -671,7 +671,7 @@ def test_alerts_of_a_run_reach_a_webhook_and_resolve(tmp_path: Path) -> None:
             second = arrived.get(timeout=PATIENCE_S)
         assert names(second) == [(*stale, "firing")]
         with urllib.request.urlopen(
-            f"{alerts}/api/v2/alerts?inhibited=true&active=false", timeout=10
+            f"{alerts}/api/v2/alerts?inhibited=true&active=false", timeout=PATIENCE_S
         ) as page:
             inhibited = json.load(page)
         assert {one["labels"]["alertname"] for one in inhibited} == {lost[0]}
@@ -698,7 +698,7 @@ def test_observe_starts_both_and_leaves_nothing_behind(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{ports['prometheus']}"
         assert f"{url}/alerts" in said[0]
         assert f"http://127.0.0.1:{ports['alertmanager']}" in said[1]
-        with urllib.request.urlopen(f"{url}/api/v1/rules", timeout=10) as response:
+        with urllib.request.urlopen(f"{url}/api/v1/rules", timeout=PATIENCE_S) as response:
             groups = json.load(response)["data"]["groups"]
         assert {group["name"] for group in groups} == {
             "dsgd_run_so_far", "dsgd_recent", "dsgd_health", "dsgd_alerts",

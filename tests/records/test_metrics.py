@@ -55,7 +55,7 @@ class Scrape:
 
 
 def scrape(url: str) -> Scrape:
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         return Scrape(answer.read().decode())
 

@@ -91,7 +91,7 @@ def locked() -> str:
     uv = shutil.which("uv") or shutil.which(str(ROOT / ".tools/uv/bin/uv"))
     if not (uv and lock().exists()):
         pytest.skip("needs uv and the uv.lock that `make setup` makes")
-    return exported(uv, "--offline")
+    return exported(uv, "--offline", "--no-cache")
 
 
 def lock() -> Path:

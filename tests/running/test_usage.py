@@ -138,7 +138,7 @@ WRONG = [
     (f"--run-name {'ü' * 101}", ["--run-name ü", "at most 200 bytes"]),
     ("--run-name .a", ["--run-name .a", "no . + = - first"]),
     (f"--note {'x' * 501}", ["--note xxx", "one line of at most 500 letters"]),
-    ("--out /proc", ["--out /proc", "cannot be written to", "choose another folder"]),
+    ("--out /proc", ["--out /proc", "be written to", "choose another folder"]),
     ("--out /etc/passwd", ["--out /etc/passwd", "not a folder", "choose another folder"]),
     (f"--out {'x' * 300}", ["--out xxx", "…: cannot be a folder (File name too long)", "another folder"]),
     ("--config /etc", ["--config /etc", "cannot be read (Is a directory)", "config.yaml"]),

@@ -54,7 +54,7 @@ def hello() -> Response:
 
 def ask(port: int, request: bytes) -> bytes:
     """Return all that is answered to the bytes of a request."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
         client.sendall(request)
         answer = b""
         while piece := client.recv(1 << 16):
@@ -63,7 +63,7 @@ def ask(port: int, request: bytes) -> bytes:
 
 
 def get(port: int, path: str = "/") -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE_S) as answer:
         body: bytes = answer.read()
     return body
 
@@ -136,7 +136,10 @@ def test_this_machine_is_answered_by_its_own_names_only(hosts: list[str], status
 
 def test_a_request_without_end_is_cut_off() -> None:
     """A head of more than eight kilobytes closes the connection, so memory is bounded."""
-    with serving({"/": hello}) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+    with (
+        serving({"/": hello}) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client,
+    ):
         cut = False
         with suppress(OSError):  # reset or broken pipe, whichever comes first
             client.sendall(b"GET / HTTP/1.1\r\n")
@@ -162,19 +165,19 @@ def test_it_closes_however_many_have_asked() -> None:
         nonlocal made
         made += 1
         if made == 1:
-            assert connected.wait(20)
+            assert connected.wait(PATIENCE_S)
         elif made == 2:  # all the others have asked by now
             second.set()
-            assert ends.wait(20)
+            assert ends.wait(PATIENCE_S)
         time.sleep(0.02)
         return hello()
 
     with ExitStack() as clients, serving({"/": slow}) as port:
         for _ in range(100):
-            client = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            client = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
             client.sendall(f"GET / HTTP/1.1\r\n{HERE}\r\n".encode())
         connected.set()
-        assert second.wait(20)
+        assert second.wait(PATIENCE_S)
         ends.set()
     assert made < 50
 
@@ -193,7 +196,7 @@ def test_who_does_not_read_is_dropped() -> None:
     routes = {"/": hello, "/endless": lambda: Response("text/plain", endless())}
     with (
         serving(routes, limits=ClientLimits(send_s=0.5)) as port,
-        socket.create_connection(("127.0.0.1", port), timeout=20) as client,
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client,
     ):
         client.sendall(f"GET /endless HTTP/1.1\r\n{HERE}\r\n".encode())
         assert get(port) == b"hello"
@@ -220,7 +223,7 @@ def test_streams_are_limited_and_the_rest_is_answered() -> None:
     routes = {"/": hello, "/stream": lambda: Response("text/plain", forever())}
     with serving(routes, limits=ClientLimits(streams=3)) as port, ExitStack() as stack:
         for _ in range(3):
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S))
             client.sendall(f"GET /stream HTTP/1.1\r\n{HERE}\r\n".encode())
             assert client.recv(100).startswith(b"HTTP/1.1 200 ")
         with pytest.raises(urllib.error.HTTPError, match="503"):
@@ -502,7 +505,7 @@ def test_a_run_that_goes_back_is_followed_again(asgd: Path, tmp_path: Path, long
 
 def events(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the page's events, until the end."""
-    with urllib.request.urlopen(f"{url}/events", timeout=60) as stream:
+    with urllib.request.urlopen(f"{url}/events", timeout=PATIENCE_S) as stream:
         assert stream.headers["Content-Type"] == "text/event-stream"
         name = ""
         for raw in stream:

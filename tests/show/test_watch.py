@@ -170,7 +170,7 @@ def test_a_record_of_a_million_workers_is_watched_in_little_memory(cli: CommandL
                 last[data["name"]] = data
                 if {"small", "large"} == {n for n, d in last.items() if d["read"] is None}:
                     break
-        with urllib.request.urlopen(url, timeout=60) as answer:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             assert answer.status == 200
         status = Path(f"/proc/{pid}/status").read_text()
     peak_kb = re.search(r"VmHWM:\s+(\d+) kB", status)
