@@ -59,7 +59,7 @@ class Clock:
         heapq.heappush(self._future, (at_s, self._serial, action))
 
     def receive(self, timeout_s: float) -> None:
-        """Let the next thing happen, if it does within so many seconds."""
+        """Run the next action, if it is due within `timeout_s`."""
         until_s = self.now_s + timeout_s
         if self._future and self._future[0][0] <= until_s:
             at_s, _, action = heapq.heappop(self._future)

@@ -72,7 +72,7 @@ def test_what_prose_names_is_there() -> None:
 
 
 def test_the_files_that_pages_name_are_there() -> None:
-    """Of Python and Markdown, here or in a record."""
+    """Each Python or Markdown file that a page names is in the repository, or in a record."""
     pages = [
         page for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if page.stem != "CHANGELOG"
     ]

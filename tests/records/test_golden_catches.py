@@ -44,7 +44,7 @@ def given(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def sent(begin: Any) -> Any:
-    """Let the bytes that are sent to a process differ."""
+    """Return a `begin` that flips a bit of what is sent to a process."""
 
     def begun(self: Any, *arguments: Any) -> None:
         begin(self, *arguments)
@@ -54,7 +54,7 @@ def sent(begin: Any) -> Any:
 
 
 def written(append: Any) -> Any:
-    """Let the times of a record's lines differ."""
+    """Return an `append` that moves the times in a record by their last bit."""
     return lambda self, name, line: append(self, name, structs.replace(line, t_s=np.nextafter(line.t_s, 9e9)))
 
 
@@ -145,7 +145,7 @@ class Clone:
         return subprocess.check_output(command, env={**os.environ, **environment}, text=True).strip()
 
     def commit(self, subject: str, hours: float, moves: str = "") -> str:
-        """Commit, so many hours after the last commit; moves: what moved.txt then has."""
+        """Make a commit, `hours` after the last one; moves: the content of moved.txt in it."""
         self.hours += hours
         (self.folder / MOVED).write_text(moves)
         self.git("add", ".")
@@ -205,7 +205,7 @@ def test_a_line_says_what_its_commit_moves(clone: Clone) -> None:
 
 
 def test_a_line_covers_a_file_in_each_attempt() -> None:
-    """Of its run, or of all."""
+    """A line with a run covers that run's file; one with `*` covers every run's."""
     line = Line("--mode a", "updates.jsonl", "x")
     assert line.covers("--mode a", "0 updates.jsonl")
     assert line.covers("--mode a", "1 updates.jsonl")
