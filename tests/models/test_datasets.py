@@ -434,7 +434,12 @@ def test_without_a_home_data_are_kept_beside_temporary_files(
     assert folder.is_dir()
     assert folder.parent.stat().st_mode & 0o777 == 0o700
     folder.parent.chmod(0o755)
-    with pytest.raises(OSError, match="of this user alone; remove it, or set XDG_CACHE_HOME to one that is"):
+    with pytest.raises(
+        DataError, match="of this user alone; remove it, or set XDG_CACHE_HOME to one that is"
+    ):
+        cache_folder("some")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"^XDG_CACHE_HOME=.*/file: nothing can be kept there .*; unset it$"):
         cache_folder("some")
 
 

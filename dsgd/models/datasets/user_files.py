@@ -97,17 +97,20 @@ def reading(path: str, *errors: type[Exception]) -> Iterator[None]:
 
 def cache_folder(name: str) -> Path:
     """Return the folder of this user in which what can be made again is kept: in the home, or without one
-    that can be written to, where temporary files are.
+    that can be written to, where temporary files are. Raises DataError if it cannot be made.
     """
     kept = os.environ.get("XDG_CACHE_HOME")
     try:
         folder = (Path(kept) if kept else Path.home() / ".cache") / "dsgd" / name
         folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # RuntimeError: nobody knows where the home is
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody knows where the home is
         if kept:
-            raise
-        folder = own_folder(tempfile.gettempdir(), "set XDG_CACHE_HOME to one that is") / name
-        folder.mkdir(parents=True, exist_ok=True)
+            raise DataError(f"XDG_CACHE_HOME={kept}: nothing can be kept there ({error}); unset it") from None
+        try:
+            folder = own_folder(tempfile.gettempdir(), "set XDG_CACHE_HOME to one that is") / name
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(str(error)) from None
     return folder
 
 
