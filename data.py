@@ -19,6 +19,7 @@ Shapes: N samples, F features, B samples a mini-batch, P workers, D weights.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -144,10 +145,7 @@ def load_digits(cfg: TrainConfig) -> Dataset:
 
     The held-out samples are the same for every seed: accuracies of different seeds can be compared.
     """
-    from sklearn import datasets
-
-    bunch = datasets.load_digits()
-    x, y = (bunch.data / 16).astype(np.float32), bunch.target.astype(np.float32)
+    x, y = _digits()
     order = generator(0, Purpose.SAMPLES).permutation(len(y))
     x, y = x[order], y[order]
     num_test = len(y) // 5
@@ -157,6 +155,15 @@ def load_digits(cfg: TrainConfig) -> Dataset:
         raise ValueError(f"--samples {num_train}: digits has {limit} training samples; ask for no more")
     keep = num_test + generator(cfg.seed, Purpose.SAMPLES).permutation(limit)[:num_train]
     return Dataset(x[keep], _with_label_noise(y[keep], 10, cfg), x[:num_test], y[:num_test], 10)
+
+
+@cache  # reading them takes longer than a short run
+def _digits() -> tuple[Vector, Vector]:
+    """Return scikit-learn's digits (1797, 64) and labels (1797,), in its order."""
+    from sklearn import datasets
+
+    bunch = datasets.load_digits()
+    return (bunch.data / 16).astype(np.float32), bunch.target.astype(np.float32)
 
 
 def _with_label_noise(y: Vector, classes: int, cfg: TrainConfig) -> Vector:

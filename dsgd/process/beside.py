@@ -29,6 +29,7 @@ class Beside:
     def importable(self) -> Iterator[None]:
         """Have imports find what lies in the folder before anything else."""
         hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if self._hides(name)}
+        others = {*sys.modules}
         sys.modules.update(self._modules)
         sys.path.insert(0, str(self._folder))
         writes, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # the folder may be a record's
@@ -39,7 +40,7 @@ class Beside:
             if str(self._folder) in sys.path:  # the file may have changed it
                 sys.path.remove(str(self._folder))
             sys.dont_write_bytecode = writes
-            own = [name for name in sys.modules if _lies_in(self._folder, name)]
+            own = [name for name in sys.modules.keys() - others if _lies_in(self._folder, name)]
             self._modules |= {name: sys.modules.pop(name) for name in own}
             sys.modules.update(hidden)
             for path in self.files.values():
@@ -57,15 +58,19 @@ class Beside:
 
     def _hides(self, name: str) -> bool:
         """Whether a module here takes the place of one that is imported: another copy, or the product's."""
+        return _lies_in(self._folder, name) or (_lies_in(_PRODUCT, name) and self._has(name))
+
+    def _has(self, name: str) -> bool:
         here = self._folder / name.partition(".")[0]
-        return _lies_in(self._folder, name) or (
-            _lies_in(_PRODUCT, name) and (here.is_dir() or here.with_suffix(".py").is_file())
-        )
+        return here.is_dir() or here.with_suffix(".py").is_file()
 
 
 def _lies_in(folder: Path, name: str) -> bool:
     """Whether an imported module was found in a folder, and is not the product."""
     top, own = name.partition(".")[0], getattr(sys.modules[name], "__dict__", {})
-    found = [place for place in (own.get("__file__"), *(own.get("__path__") or ())) if place]
-    begins = f"{folder / top}{os.sep}", f"{folder / top}.py{os.sep}"
-    return top not in ("dsgd", "__main__") and any(f"{place}{os.sep}".startswith(begins) for place in found)
+    if top in ("dsgd", "__main__"):
+        return False
+    # Texts, not paths: a process has thousands of modules.
+    begins = f"{folder}{os.sep}{top}{os.sep}", f"{folder}{os.sep}{top}.py{os.sep}"
+    found = (own.get("__file__"), *(own.get("__path__") or ()))
+    return any(place and f"{place}{os.sep}".startswith(begins) for place in found)

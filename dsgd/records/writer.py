@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -397,23 +398,28 @@ def _recorded(use: ExpertUse | None) -> RecordedRouting | None:
     return RecordedRouting(**whole, workers=dict(use.workers), **numbers)  # type: ignore[arg-type]
 
 
-def _meta(started: float, cluster: Engine) -> Meta:
-    def git(*arguments: str) -> str | None:
-        command = ["git", "-C", str(Path(__file__).parents[2]), *arguments]
-        try:
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-        except (OSError, subprocess.CalledProcessError):
-            return None
+@cache  # what this process has imported, whatever is committed or installed meanwhile
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parents[2]), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
+
+_version = cache(version)  # this reads a file
+
+
+def _meta(started: float, cluster: Engine) -> Meta:
     return Meta(
         started_epoch_s=started,
         started=datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
         command=sys.argv,
-        git_commit=os.environ.get("DSGD_GIT_COMMIT") or git("rev-parse", "HEAD"),  # an image has no .git
-        git_dirty=None if (changes := git("status", "--porcelain")) is None else bool(changes),
+        git_commit=os.environ.get("DSGD_GIT_COMMIT") or _git("rev-parse", "HEAD"),  # an image has no .git
+        git_dirty=None if (changes := _git("status", "--porcelain")) is None else bool(changes),
         versions={
             "python": platform.python_version(),
-            **{name: version(name) for name in ("ray", "torch", "numpy")},
+            **{name: _version(name) for name in ("ray", "torch", "numpy")},
         },
         host=socket.gethostname(),
         platform=platform.platform(),
