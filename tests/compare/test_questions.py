@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,10 @@ FAST: dict[str, Any] = {"engine": "sim", "mode": "ssgd", "num_workers": 2, "step
 def asked(**keys: Any) -> dict[str, Any]:
     """Return an experiment that takes a moment."""
     return {"title": "T", "question": "Q?", "base": FAST, "seeds": 2} | keys
+
+
+# One process that imports torch is enough for a moment's runs.
+answered = partial(dsgd.experiment, processes=1)
 
 
 def members(*variants: tuple[str, dict[str, Any], dict[str, str]]) -> list[Member]:
@@ -130,7 +135,7 @@ def test_what_cannot_be_answered_is_refused_before_anything_runs(
     """One line that names the key and the remedy; no folder is made."""
     grid = {"compute_time": ["constant:1", "constant:2"], "num_workers": [2, 4]}
     with pytest.raises(ValueError, match=r"dsgd\.experiment") as refused:
-        dsgd.experiment(asked(grid=grid, **keys), out=tmp_path / "out")
+        answered(asked(grid=grid, **keys), out=tmp_path / "out")
     assert "\n" not in str(refused.value)
     for part in parts:
         assert part in str(refused.value)
@@ -155,7 +160,7 @@ def test_a_ratio_that_is_known_is_answered(tmp_path: Path) -> None:
     """Where every mini-batch takes twice as long, the budget takes 2 times as long, with any workers;
     a second measure is a second point, and has its own figure.
     """
-    found = dsgd.experiment(
+    found = answered(
         asked(
             variants={"fast": {"compute_time": "constant:1"}, "slow": {"compute_time": "constant:2"}},
             grid={"num_workers": [2, 4, 8]},
@@ -186,7 +191,7 @@ def test_a_ratio_that_is_known_is_answered(tmp_path: Path) -> None:
 )
 def test_what_has_no_ratio_or_no_value_is_not_drawn(measure: str, panels: list[str], tmp_path: Path) -> None:
     """Nobody idles, and no mode here drifts: without ratios, or values, there is no such figure."""
-    dsgd.experiment(
+    answered(
         asked(
             base=FAST | {"mode": "asgd", "compute_time": "constant:1"},
             variants={"two": {"num_workers": 2}, "four": {"num_workers": 4}},
@@ -203,7 +208,7 @@ def test_what_has_no_ratio_or_no_value_is_not_drawn(measure: str, panels: list[s
 
 def test_the_best_level_is_named_for_each_group(tmp_path: Path) -> None:
     """Local steps save messages: with a slow network more of them are best, without one none is better."""
-    found = dsgd.experiment(
+    found = answered(
         asked(
             base=FAST | {"mode": "localsgd", "compute_time": "constant:1"},
             variants={"near": {"latency_s": 0.0}, "far": {"latency_s": 4.0}},
@@ -232,7 +237,7 @@ def test_the_best_level_is_named_for_each_group(tmp_path: Path) -> None:
 def test_the_best_value_is_what_tuning_chose(tmp_path: Path) -> None:
     """`measure: best lr` says for each level the value with the lowest median loss in the records."""
     values = [0.05, 0.4, 1.6]
-    found = dsgd.experiment(
+    found = answered(
         asked(
             base=FAST | {"mode": "asgd", "workload": "xor", "steps": 40, "compute_time": "exponential:1"},
             grid={"P=2": {"num_workers": 2}, "P=8": {"num_workers": 8, "steps": 10}},
@@ -263,7 +268,7 @@ def test_what_nobody_tuned_is_named_where_a_variant_never_arrives() -> None:
     steps = {"workload": "quadratic", "dim": 3, "grad_noise": 0.0, "steps": 40, "lr": 0.2, "eval_every": 1}
     local = {"mode": "diloco", "inner": "sgd", "local_steps": 5}
     other = local | {"mode": "streaming", "outer_momentum": 0.1}
-    found = dsgd.experiment(
+    found = answered(
         asked(
             base=FAST | steps,
             variants={"ssgd": {"mode": "ssgd"}, "lost": local, "other": other},
@@ -286,7 +291,7 @@ def dsgd_loss(record: Path) -> float:
 def test_a_choice_at_an_edge_is_pointed_out() -> None:
     """Of two values that were tried, both are edges."""
     grid = {f"P={p}": {"num_workers": p, "steps": 80 // p} for p in (2, 4, 8)}
-    found = dsgd.experiment(
+    found = answered(
         asked(
             base=FAST | {"mode": "asgd", "workload": "xor", "compute_time": "exponential:1"},
             grid=grid,
@@ -302,12 +307,10 @@ def test_the_largest_level_compared_is_pointed_out() -> None:
     """Where the best is the last number that was compared, a better one may lie beyond; 0, 1 and inf end."""
     shorter = {"localsgd": {"mode": "localsgd", "latency_s": 4.0, "compute_time": "constant:1"}}
     keys = {"compare": "local_steps", "measure": "time"}
-    more = dsgd.experiment(asked(variants=shorter, grid={"local_steps": [1, 2, 8]}, **keys)).answer
+    more = answered(asked(variants=shorter, grid={"local_steps": [1, 2, 8]}, **keys)).answer
     assert "local_steps=8 is the largest compared; a better one may lie beyond." in more
     base = FAST | {"mode": "ssp", "compute_time": "exponential:1", "steps": 40}
-    slack = dsgd.experiment(
-        asked(base=base, grid={"slack": [0, 4, math.inf]}, compare="slack", measure="time")
-    )
+    slack = answered(asked(base=base, grid={"slack": [0, 4, math.inf]}, compare="slack", measure="time"))
     assert "slack=inf is the first to spend the budget" in slack.answer
     assert "compared; a better one" not in slack.answer
 

@@ -334,7 +334,8 @@ class TestOnRay:
         with pytest.raises(EvaluationLost, match="the run is over"):
             process.evaluate(w)
 
-    @pytest.mark.parametrize("fault", ["lock", "nan", "score"])
+    @pytest.mark.crossing(one_in=2)
+    @pytest.mark.parametrize("fault", ["nan", "score", "lock"])
     def test_a_module_that_cannot_be_trained_ends_before_the_run(self, fault: str, tmp_path: Any) -> None:
         """In one line, as in the simulator: the processes try it before they are ready."""
         extra = {

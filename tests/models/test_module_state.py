@@ -96,6 +96,7 @@ def content(path: Path) -> list[bytes]:
     return [(path / name).read_bytes() for name in ("weights.npy", CARRIED, "evals.jsonl")]
 
 
+@pytest.mark.crossing(one_in=2)
 @pytest.mark.parametrize("carries", ["spectral", "average", "types", "teacher"])
 def test_the_same_command_gives_the_same_weights(carries: str, tmp_path: Path) -> None:
     """Whichever thread computes which worker's tasks; a replay makes them again; and a checkpoint evaluates
@@ -143,6 +144,7 @@ def test_the_first_worker_that_is_there_is_evaluated(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.crossing(one_in=3)
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize(
     ("carries", "mode", "more"),

@@ -322,8 +322,9 @@ def test_help_begins_with_the_options_of_the_mode(mode: str, cli: CommandLine) -
     assert any(f"{option} " in example for option in shown_first)
 
 
+@pytest.mark.crossing(one_in=3)
 @pytest.mark.parametrize(
-    "asked", ["--help", "list --help", "--help all", "version", "", f"{SIM} --steps 2 --out {{0}}"]
+    "asked", [f"{SIM} --steps 2 --out {{0}}", "list --help", "", "--help all", "version", "--help"]
 )
 def test_a_page_may_be_cut_short_by_its_reader(asked: str, tmp_path: Path) -> None:
     """`--help | head` and `--help >&-` print nothing on standard error and end with 0, as all commands do."""

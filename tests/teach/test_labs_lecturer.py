@@ -117,7 +117,7 @@ def test_a_changed_lab_s_page_and_experiment_follow_its_options(course: Path) ->
     assert "each of the 12 workers" in page
     assert page.count("--num-workers 12") == 3
     assert "--compute-time uniform:0.5,1.5" in page
-    after = page.partition("## Predict first")[2]
+    after = page.partition("## Predict first")[2].replace(str(course).lstrip("/"), "")  # may have an 8
     assert not re.search(r"\b8\b|\beight\b|exponential:1", after)
     experiment = load(lab_pages.experiment_of(course / "01-synchronous.md"))
     assert experiment.base["num_workers"] == 12

@@ -356,6 +356,7 @@ def fitting(mode: str, options: dict[str, Any]) -> dict[str, Any] | None:
     return chosen or None
 
 
+@pytest.mark.crossing
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
