@@ -71,6 +71,7 @@ def _lies_in(folder: Path, name: str) -> bool:
     if top in ("dsgd", "__main__"):
         return False
     # Texts, not paths: a process has thousands of modules.
-    begins = f"{folder}{os.sep}{top}{os.sep}", f"{folder}{os.sep}{top}.py{os.sep}"
+    here = f"{str(folder).rstrip(os.sep)}{os.sep}{top}"  # of / too
+    begins = f"{here}{os.sep}", f"{here}.py{os.sep}"
     found = (own.get("__file__"), *(own.get("__path__") or ()))
     return any(place and f"{place}{os.sep}".startswith(begins) for place in found)

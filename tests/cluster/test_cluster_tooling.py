@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jsonschema
@@ -200,12 +201,6 @@ class Tools:
         return changed[-1] == "delete" and state["job"] is None
 
 
-class Here:
-    """What kubectl.py needs of `subprocess`, with the stand-in in this process."""
-
-    DEVNULL, TimeoutExpired, run = subprocess.DEVNULL, subprocess.TimeoutExpired, staticmethod(call_here)
-
-
 class ToolsHere(Tools):
     """Runs them in this process, kubectl too: the same `main`s, but no wait for their imports."""
 
@@ -216,7 +211,8 @@ class ToolsHere(Tools):
         self._capfd, self._monkeypatch = capfd, monkeypatch
         # The project's own manifests name no bucket; here they may be applied all the same.
         monkeypatch.setattr(JobManifest, "has_bucket", True)
-        monkeypatch.setattr("deploy.jobs.kubectl.subprocess", Here())
+        here = SimpleNamespace(**vars(subprocess) | {"run": call_here})
+        monkeypatch.setattr("deploy.jobs.kubectl.subprocess", here)
 
     def __call__(self, *arguments: str, **environment: str) -> ToolRan:
         for name, value in (self.environment | environment).items():

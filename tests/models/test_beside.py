@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import dsgd
 from dsgd.data import make_workload
 from dsgd.models.workloads import code_of
+from dsgd.process.beside import _lies_in
 from dsgd.process.user_code import BESIDE
 from dsgd.records.schema import RecordError
 from dsgd.records.workload_copy import changed_since
@@ -99,6 +101,14 @@ def test_a_file_may_change_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     workload = write(tmp_path, late="import sys\nsys.path = sys.path[1:]\nWIDTH = 3")
     assert make_workload(config("ssgd", workload=workload)).objective.num_weights == 31
     assert str(tmp_path) not in sys.path
+
+
+def test_a_file_may_lie_at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it may in a container: files and packages beside it are found."""
+    for name, place in (("aside", "/aside.py"), ("asides", "/asides/__init__.py"), ("far", "/else/far.py")):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.setattr(sys.modules[name], "__file__", place, raising=False)
+    assert [_lies_in(Path("/"), name) for name in ("aside", "asides", "far")] == [True, True, False]
 
 
 def test_files_of_one_name_in_two_folders_are_two_modules(tmp_path: Path) -> None:

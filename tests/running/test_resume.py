@@ -106,7 +106,7 @@ def test_a_killed_simulation_goes_on_bit_for_bit(
     whole = run(cfg("whole"))
     assert whole.path
     draws = np.random.default_rng([len(mode), *mode.encode(), CASES.index((mode, variant))])
-    for n, at in enumerate(draws.integers(1, whole.tally.updates, 2, endpoint=True)):
+    for n, at in enumerate(draws.integers(1, whole.tally.updates, 3, endpoint=True)):
         killed(cfg(f"cut{n}"), int(at))
         ended = run(cfg(f"cut{n}"), resume="killed")
         assert not ended.error

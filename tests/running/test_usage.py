@@ -431,22 +431,16 @@ def test_a_text_is_parsed_once(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(timing)).compute_law.mean_s == 3
 
 
-def test_help_and_mistakes_import_neither_torch_nor_ray() -> None:
-    """Commands that compute nothing run without the seconds that torch and ray take."""
+def test_what_is_not_needed_is_not_imported(cli: CommandLine) -> None:
+    """Commands that compute nothing, and runs without weights, do without the seconds that torch and ray
+    take; a simulated run leaves ray out.
+    """
     code = (
         "import sys, main\n"
         "for arguments in (['--help'], ['--steps', '0']):\n"
         "    try: main.main(arguments)\n"
         "    except SystemExit: pass\n"
         "assert not {'torch', 'ray', 'sklearn'} & set(sys.modules), 'imported too much'\n"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
-
-
-def test_the_simulator_imports_no_ray(cli: CommandLine) -> None:
-    """A simulated run, from options to record, leaves ray out; without weights torch too."""
-    code = (
-        "import sys, main\n"
         f"arguments = '--engine sim --steps 2 --quiet --out {cli.out}'.split()\n"
         "assert main.main([*arguments, '--workload', 'none']) == 0\n"
         "assert not {'torch', 'ray'} & set(sys.modules)\n"

@@ -76,7 +76,7 @@ def test_a_short_name_is_one_line() -> None:
     assert labels.wrapped("local_steps=64, 2x") == "local_steps=64, 2x"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.floats(-3, 5), st.floats(0.2, 4), st.floats(2.0, 4.5))
 def test_the_ticks_of_a_logarithmic_axis_do_not_touch(low: float, decades: float, width: float) -> None:
     """Wherever it begins, however far it goes, and however wide it is."""
