@@ -293,9 +293,13 @@ def played(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def story(name: str, check: str, *words: str, also: str = "", **limits: float) -> Case:
-    """Return the situation of a scenario's file, in which a test of the job fails."""
+    """Return the situation of a scenario's file, in which a test of the job fails.
+
+    Limits of parts of a second pass in any moment of it, so with these it is at its last one from the start.
+    """
     fails = {check: list(words)} | ({also: []} if also else {})
-    return Case(name, played(name), "test-cluster", 1, fails, limits=limits)
+    last = {"frames": scenario(name)["frames"][-1:]} if limits else {}
+    return Case(name, played(name, **last), "test-cluster", 1, fails, limits=limits)
 
 
 STORIES = [

@@ -6,16 +6,19 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 
 import pytest
 from conftest import PATIENCE_S, python
 
-import dsgd.engines.ray.connection.connect  # noqa: F401 - sets what Ray reads at its import
+from dsgd.core.protocol import ClusterError
+from dsgd.engines.ray.connection import connect  # sets what Ray reads at its import
 from dsgd.engines.ray.connection.processes import Calls, awaited, begun
 
 # isort: split
 import psutil
+import ray
 
 from deploy.local_processes import end
 
@@ -90,6 +93,35 @@ def test_a_call_that_hangs_is_given_up() -> None:
     assert calls.within(60, lambda: 3) == 3
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Exception("The current node timed out during startup."), "within --start-timeout-s 0.3; wait"),
+        (TimeoutError("port file"), "within --start-timeout-s 0.3; wait"),
+        (Exception("no such option"), "on this machine (no such option); see "),
+        (AttributeError("of Ray's own"), "on this machine (of Ray's own); see "),
+    ],
+)
+def test_a_start_that_ray_gives_up_is_tried_again(
+    error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as --start-timeout-s lasts; whatever Ray raises is one line."""
+    tries = []
+
+    def init(**_: object) -> None:
+        tries.append(time.monotonic())
+        time.sleep(0.01)
+        raise error
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(ClusterError) as raised:
+        connect.connect(0.3)
+    assert said in str(raised.value)
+    assert (len(tries) > 1) == ("within" in said)
+
+
 def test_what_a_failed_start_began_is_killed() -> None:
     """Of this process's children, those of the program that began in the block are killed, and no others."""
     with ready(STUBBORN) as before:
@@ -110,8 +142,15 @@ import os, signal, socket, sys
 from dsgd.core.protocol import ClusterError
 from dsgd.engines.ray.connection import connect
 import psutil
+from ray._private import services
 
 silent = socket.create_server(("127.0.0.1", 0))
+if sys.argv[1] == "slow":
+    asked = services.get_node
+    def too_late(*arguments):
+        services.get_node = asked
+        raise Exception("The current node timed out during startup.")
+    services.get_node = too_late
 if sys.argv[1] == "start":
     os.environ["RAY_ADDRESS"] = f"127.0.0.1:{silent.getsockname()[1]}"
 try:
@@ -119,8 +158,10 @@ try:
 except ClusterError as error:
     print(error)
 else:
-    (raylet,) = [child for child in psutil.Process().children() if child.name() == "raylet"]
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    (raylet,) = [child for child in alive if child.name() == "raylet"]
     raylet.send_signal(signal.SIGSTOP)
+    print(services.get_node.__name__, file=sys.stderr)
     connect._SHUTDOWN_S = 1.0
     connection.close()
 print([child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE])
@@ -134,10 +175,11 @@ print([child for child in psutil.Process().children() if child.status() != psuti
     [
         ("start", "what listens there does not answer as a Ray cluster within --start-timeout-s 2; "),
         ("end", "Ray did not shut down within 1 s; its "),
+        ("slow", "get_node\nRay did not shut down within 1 s; its "),
     ],
 )
 def test_ray_that_hangs_does_not_hang_the_run(when: str, said: str) -> None:
-    """At the start and at the end it is one line, and nothing that was started is left."""
+    """At the start and at the end it is one line, a late node is tried again, and nothing is left."""
     with python("-c", STARTED, when) as process:
         out, err = process.communicate(timeout=PATIENCE_S)
     assert said in out + err

@@ -44,6 +44,8 @@ IN_STEP = ("ssgd", "localsgd", "diloco", "easgd")  # whose weights do not depend
 
 
 TWO_WORKERS: dict[str, Any] = {"num_workers": 2, "steps": 24}
+PATIENT = f"--start-timeout-s {PATIENCE_S:g}"
+"""Of a cluster that a run starts beside those of other tests."""
 
 
 def learning(mode: str) -> dict[str, Any]:
@@ -376,7 +378,7 @@ def test_a_signal_while_ray_starts_leaves_nothing_behind(
 ) -> None:
     """As the cluster starts, or its workers: exit 130, at most one line, no record and no process."""
     mark = f"dsgd-test-{uuid.uuid4().hex}"
-    command = f"main.py --num-workers 2 --steps 1000000 --out {tmp_path / 'runs'} --run-name r"
+    command = f"main.py {PATIENT} --num-workers 2 --steps 1000000 --out {tmp_path / 'runs'} --run-name r"
     process = python(*command.split(), env=os.environ | {"DSGD_TEST_MARK": mark})
     until = time.monotonic() + PATIENCE_S
     while not any(stage in line for line in _processes_with(mark).values()):
@@ -421,7 +423,7 @@ def test_a_ray_address_that_does_not_answer_is_an_error(
 def test_a_signal_ends_a_private_cluster_and_leaves_a_record(tmp_path: Path) -> None:
     """ctrl-C, to the whole group, as a terminal does: exit 130, a record, no process left."""
     out = tmp_path / "runs"
-    process = python(*f"main.py --num-workers 2 --steps 1000000 --out {out} --run-name r".split())
+    process = python(*f"main.py {PATIENT} --num-workers 2 --steps 1000000 --out {out} --run-name r".split())
     updates = out / "r" / "updates.jsonl"
     until = time.monotonic() + PATIENCE_S
     while not (updates.exists() and updates.stat().st_size):
