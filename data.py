@@ -18,7 +18,7 @@ Shapes: N samples, F features, B samples a mini-batch, P workers, D weights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,10 +79,10 @@ class DatasetShard(Reshuffled):
         return [DatasetShard(s.worker, x, y, s.rows, batch_size=s.batch_size, seed=s.seed) for s in shards]
 
 
-def make_workload(cfg: TrainConfig, *, recorded: bool = False) -> Workload:
+def make_workload(cfg: TrainConfig, *, recorded: Mapping[str, Any] | None = None) -> Workload:
     """Make the objective and the shards of a run.
 
-    recorded: whether it has a record already, and is computed again, or goes on.
+    recorded: of a run that is computed again, or goes on, what its record says of the workload.
     Raises ValueError, naming the option, where the data cannot be split as asked.
     """
     if cfg.data.module is not None:

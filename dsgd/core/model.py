@@ -22,7 +22,7 @@ import numpy as np
 from dsgd.core.problem import TrialGradient
 from dsgd.core.rng import Purpose, generator
 from dsgd.core.routing import ExpertUse, Loads
-from dsgd.core.weights import Vector
+from dsgd.core.weights import LEFT_OUT, Vector
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,6 +60,9 @@ class Objective(ABC):
     """Whether only one thread of a process may compute: there is one generator for all of them."""
     trial = TrialGradient()
     """What `try_out` has seen, here or in a worker's process."""
+
+    parameter_sizes: tuple[int, ...] = ()
+    """How many weights each parameter of a module has, in the order of the vector."""
 
     in_own_process: ClassVar[bool] = False
     """Whether evaluations on Ray have a process for themselves: they would keep the driver's interpreter
@@ -143,6 +146,12 @@ class Objective(ABC):
         loss = self.loss(w, *batch)
         (g,) = torch.autograd.grad(loss.sum(), w)
         return loss.detach(), g if out is None else out.copy_(g)
+
+    def times_left_out(self, device: str) -> Tensor | None:
+        """Return how many gradients of the worker that computes have left each weight (D,) out, as -0; None
+        if none does.
+        """
+        return None
 
     def norm(self, g: Tensor) -> Tensor:
         """Return the norms (P, 1) of gradients (P, D), by which tasks shorten them.
@@ -296,6 +305,12 @@ class Workload(NamedTuple):
     samples_per_batch: int
     about: Mapping[str, Any] = MappingProxyType({})
     """Of a workload's file: what the record keeps of its model and data."""
+
+    @property
+    def known(self) -> Mapping[str, Any]:
+        """What the record keeps, also of a trial: parameters that were left out, if some may be."""
+        trial = self.objective.trial
+        return {**self.about, "left_out": trial.left_out} if LEFT_OUT in trial.carried else self.about
 
     def evaluate(self, w: Vector, models: Mapping[int, Vector] | None = None) -> Evaluation | None:
         """Evaluate the weights w (D,); a loss that overflows is infinite or NaN, without a warning.

@@ -29,6 +29,8 @@ class TrialGradient(NamedTuple):
     """How many vectors (D,) of that state they take, as bits."""
     notes: tuple[str, ...] = ()
     """What else it has changed, and cannot be kept, in a line each."""
+    left_out: tuple[str, ...] = ()
+    """The trained parameters that it did not reach, by name."""
 
 
 class Problem(NamedTuple):

@@ -9,6 +9,9 @@ Everything a rule remembers is in the named slots of `Weights`. All parts are el
 slices of the vectors is, bit for bit, the slice of its step on the whole; so the weights may live on several
 servers, or on all workers. The exception is named: a `Reduction` has what `Clip` and aggregators need to know
 of whole vectors, as sums over the slices (`Chain.gram`, then `Chain.squares`).
+
+Where gradients may leave weights out, -0 says that the loss does not depend on a weight: a step leaves it and
+its slots alone (`Chain.leaving_out`), as torch does with a parameter whose gradient is None.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from dsgd.core.aggregators import Aggregation, Candidates, Matrix
-from dsgd.core.weights import CHUNK, Vector, Weights, mean
+from dsgd.core.weights import CHUNK, LEFT_OUT, Vector, Weights, is_left_out, mean
 
 Slots: TypeAlias = dict[str, Vector]
 
@@ -202,7 +205,7 @@ class Adam:
     """The direction m/(1 - beta1^t) / (sqrt(v/(1 - beta2^t)) + epsilon), t counting updates from 1.
 
     Kingma and Ba 2015 (arXiv 1412.6980), algorithm 1; with `Decay` after it, AdamW: Loshchilov and Hutter
-    2019 (arXiv 1711.05101), algorithm 2.
+    2019 (arXiv 1711.05101), algorithm 2. Updates that leave a weight alone do not count for it.
     """
 
     beta1: float = 0.9
@@ -211,15 +214,18 @@ class Adam:
     slots: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
 
     def __call__(self, u: Vector, w: Weights, results: Sequence[TaskResult], slots: Slots) -> Vector:
-        t = w.version + 1
+        t: Any = w.version + 1
+        if LEFT_OUT in slots:
+            t = np.maximum(t - slots[LEFT_OUT].astype(np.float64), 1)
         m = (1 - self.beta1) * u
         v = (1 - self.beta2) * u * u
         if "first_moment" in slots:
             m += self.beta1 * slots["first_moment"]
             v += self.beta2 * slots["second_moment"]
         slots["first_moment"], slots["second_moment"] = m, v
-        u = m / np.float32(1 - self.beta1**t)
-        u /= np.sqrt(v / np.float32(1 - self.beta2**t)) + np.float32(self.epsilon)
+        corrections: list[Vector] = [np.asarray(1 - beta**t, np.float32) for beta in (self.beta1, self.beta2)]
+        u = m / corrections[0]
+        u /= np.sqrt(v / corrections[1]) + np.float32(self.epsilon)
         return u
 
 
@@ -357,10 +363,19 @@ class Chain:
     slots: tuple[str, ...]
     aggregation: Aggregation | None = None
     """How results are combined; None: by their mean."""
+    stay: tuple[str, ...] | None = None
+    """The slots that stay, with the weights, where all results are -0; None: it does not look for that."""
 
     def aggregated(self, aggregation: Aggregation) -> Chain:
         """Return this rule with another way to make one direction of several results."""
         return replace(self, aggregation=aggregation, slots=(*self.slots, *aggregation.slots))
+
+    def leaving_out(self) -> Chain:
+        """Return this rule as it leaves weights without a gradient alone; a rule of weights as it is."""
+        if self.of_weights:
+            return self
+        counted = (LEFT_OUT,) if any(isinstance(part, Adam) for part in self.parts) else ()
+        return replace(self, slots=(*self.slots, *counted), stay=(*self.slots, *counted))
 
     def preceded_by(self, part: EachPart) -> Chain:
         """Return this rule with a part that looks at each result before all others do."""
@@ -379,6 +394,8 @@ class Chain:
         out: Vector | None = None,
     ) -> Weights:
         slots = dict(w.slots) if self.slots else {}
+        if LEFT_OUT in self.slots:
+            slots.setdefault(LEFT_OUT, np.zeros_like(w.vector))
         u, scale = self._aggregate(w, results, slots, whole.gram)
         if self.clip or self.parts:
             u, scale = _scaled(u, scale), 1.0
@@ -388,6 +405,13 @@ class Chain:
             for part in self.parts:
                 u = part(u, w, results, slots)
         vector = self.last.end(u, scale, w, slots) if out is None else self.last.end(u, scale, w, slots, out)
+        if self.stay is not None:
+            left = np.logical_and.reduce([is_left_out(result.value) for result in results])
+            vector[left] = w.vector[left]
+            for name in slots.keys() & self.stay:
+                slots[name] = np.where(left, w.slots.get(name, np.float32(0)), slots[name])
+            if LEFT_OUT in slots:
+                slots[LEFT_OUT] += left
         return w.replaced(vector, slots if self.slots else None)
 
     def reduction(self, slices: Iterable[tuple[Weights, Sequence[TaskResult]]]) -> Reduction:

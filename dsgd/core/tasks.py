@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dsgd.core.rules import Schedule
+from dsgd.core.weights import is_left_out
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -133,6 +134,13 @@ class LocalSteps:
         return loss, g
 
 
+def stepped(left: Tensor | None, before: Tensor, after: Tensor) -> Tensor:
+    """Return what a step has made (P, D) of something, and what it was `before` where the step `left` it out:
+    as torch does with a parameter that has no gradient.
+    """
+    return after if left is None else before.where(left, after)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LocalSGD(LocalSteps):
     """Plain or heavy-ball SGD for `batches` mini-batches from the weights read; returns the local weights.
@@ -156,10 +164,11 @@ class LocalSGD(LocalSteps):
         for h in range(self.batches):
             now = [step + h for step in steps]
             loss, g = self.gradient(objective, shards, now, w)
+            left = None if objective.times_left_out(str(w.device)) is None else is_left_out(g)
             if self.weight_decay:
                 g = g + self.weight_decay * w
-            velocity = self.momentum * velocity + g
-            w = w - self.step_size(now, w) * velocity
+            velocity = stepped(left, velocity, self.momentum * velocity + g)
+            w = stepped(left, w, w - self.step_size(now, w) * velocity)
             total_loss += loss
         return total_loss / self.batches, w, velocity[:, None] if self.keeps_velocity else state
 
@@ -189,12 +198,15 @@ class LocalAdamW(LocalSteps):
             now = [step + h for step in steps]
             loss, g = self.gradient(objective, shards, now, w)
             count = torch.tensor(now, dtype=torch.float64, device=w.device)[:, None] + 1  # (P, 1)
-            m = self.beta1 * m + (1 - self.beta1) * g
-            v = self.beta2 * v + (1 - self.beta2) * g * g
+            left = None
+            if (times := objective.times_left_out(str(w.device))) is not None:
+                left, count = is_left_out(g), (count - times).clamp(min=1)  # (P, D)
+            m = stepped(left, m, self.beta1 * m + (1 - self.beta1) * g)
+            v = stepped(left, v, self.beta2 * v + (1 - self.beta2) * g * g)
             m_hat = m / (1 - self.beta1**count).to(w.dtype)
             v_hat = v / (1 - self.beta2**count).to(w.dtype)
             decayed = m_hat / (v_hat.sqrt() + self.epsilon) + self.weight_decay * w
-            w = w - self.step_size(now, w) * decayed
+            w = stepped(left, w, w - self.step_size(now, w) * decayed)
             total_loss += loss
         return total_loss / self.batches, w, torch.stack([m, v], dim=1)
 
@@ -227,9 +239,11 @@ class Elastic(LocalSteps):
         for h in range(self.batches):
             now, at = [step + h for step in steps], x + self.momentum * v
             loss, g = self.gradient(objective, shards, now, at)
+            left = None if objective.times_left_out(str(w.device)) is None else is_left_out(g)
             if self.weight_decay:
                 g = g + self.weight_decay * at
-            v = self.momentum * v - self.step_size(now, w) * g
-            x = x + v - pull if h == 0 else x + v
+            v = stepped(left, v, self.momentum * v - self.step_size(now, w) * g)
+            moved = stepped(left, x, x + v)
+            x = moved - pull if h == 0 else moved
             total_loss += loss
         return total_loss / self.batches, x, torch.stack([x, v], dim=1)

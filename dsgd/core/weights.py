@@ -15,6 +15,11 @@ CHUNK = 1 << 16
 """Weights that are computed with at once where there are many (`chunked`): those of a few results, the slots
 and what is computed on the way fit the processor's second cache."""
 
+LEFT_OUT = "left out"
+"""What counts how often a weight was left out of a gradient is called, beside a rule's slots and a module's
+buffers; neither has a name with a space.
+"""
+
 EMPTY: Mapping[str, Vector] = {}
 """No slots. It is shared, so never written to: a rule that has slots makes a mapping for each version."""
 
@@ -74,6 +79,17 @@ class Weights(NamedTuple):
         there is no such slot.
         """
         return Weights(self.slots.get(name, self.vector), self.version)
+
+
+def is_left_out(g: Any) -> Any:
+    """Return, for each number of a gradient of numpy or torch, whether it is -0: whether no gradient reaches
+    the weight, where the objective says so.
+
+    >>> is_left_out(np.array([0, -0.0, 1], np.float32)).tolist()
+    [False, True, False]
+    """
+    found: Any = (g == 0) & (g.signbit() if hasattr(g, "signbit") else np.signbit(g))
+    return found
 
 
 def mean(vectors: Iterable[Vector]) -> Vector:

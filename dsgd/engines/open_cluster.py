@@ -11,6 +11,7 @@ from dsgd.config import TrainConfig
 from dsgd.core.aggregators import Aggregation, Bucketing
 from dsgd.core.model import Workload
 from dsgd.core.protocol import Engine
+from dsgd.core.weights import LEFT_OUT
 from dsgd.process.interruptions import Interruptions
 from dsgd.transforms.carrying import CarriedBetweenTasks
 from dsgd.transforms.compression import CompressedResults, CompressedWeights
@@ -56,8 +57,10 @@ def filter_of(cfg: TrainConfig) -> Filter | None:
 
 def wrapped_as_asked(cfg: TrainConfig, workload: Workload, engine: Engine) -> Engine:
     """Return an engine, or a replay, with everything around it that the options ask for."""
+    trial = workload.objective.trial
     if results := cfg.compression.of_results(cfg.num_workers):
-        engine = CompressedResults(engine, results, cfg.seed)
+        sizes = workload.objective.parameter_sizes if LEFT_OUT in trial.carried else ()
+        engine = CompressedResults(engine, results, cfg.seed, sizes)
     if codec := cfg.compression.weights:
         engine = CompressedWeights(engine, codec, cfg.seed)
     if lies := cfg.fault.lies:
@@ -66,7 +69,6 @@ def wrapped_as_asked(cfg: TrainConfig, workload: Workload, engine: Engine) -> En
     if aggregation or filtering:
         text = f"filter {asked.filter}" if filtering else f"aggregate {asked.aggregate}"
         engine = Aggregating(engine, aggregation, filtering, text)
-    trial = workload.objective.trial
     return CarriedBetweenTasks(engine, trial) if trial.rows else engine
 
 

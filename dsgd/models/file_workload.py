@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
 
 def workload_of_file(
-    cfg: TrainConfig, parts: Callable[[Indices, TrainConfig], list[Indices]], *, recorded: bool
+    cfg: TrainConfig,
+    parts: Callable[[Indices, TrainConfig], list[Indices]],
+    *,
+    recorded: Mapping[str, Any] | None,
 ) -> Workload:
     """Return the workload of a torch module, each worker with its part of the training data.
 
     parts: return each worker's sample numbers, given the samples' classes (N,).
-    recorded: whether the run has a record already, and is computed again, or goes on.
+    recorded: of a run that is computed again, or goes on, what its record says of the workload.
     Raises ValueError, naming the option, where the data cannot be split, or the module not be trained.
     """
     from dsgd.models.objectives.module_objective import ProblemShard
@@ -59,7 +62,9 @@ def workload_of_file(
     return Workload(objective, shards, (), cfg.batch_size, kept | dict(problem.about) | kept)
 
 
-def module_objective(cfg: TrainConfig, problem: Problem, *, recorded: bool = False) -> ModuleObjective:
+def module_objective(
+    cfg: TrainConfig, problem: Problem, *, recorded: Mapping[str, Any] | None = None
+) -> ModuleObjective:
     """Return the objective of a workload's problem, as a run with these options computes and evaluates it.
 
     recorded: as of `workload_of_file`.
@@ -76,7 +81,8 @@ def module_objective(cfg: TrainConfig, problem: Problem, *, recorded: bool = Fal
         ranks=cfg.group.ranks_per_worker,
         slices=cfg.group.shards,
         evaluated_on=_evaluated_on(cfg),
-        recorded=recorded,
+        recorded=recorded is not None,
+        leaves_out=recorded is None or "left_out" in recorded,
     )
 
 

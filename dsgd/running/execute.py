@@ -29,6 +29,7 @@ from dsgd.models.workloads import code_of
 from dsgd.process.files import WriteError
 from dsgd.process.interruptions import BetweenItems, Interruptions
 from dsgd.process.outcomes import StoppedBy, one_line
+from dsgd.records.reader import read_meta
 from dsgd.records.stores.store import forget_after
 from dsgd.running.first_weights import first_weights
 from dsgd.running.keeper import RunKeeper, Watcher
@@ -159,9 +160,9 @@ def execute(
     """
     started = time.time() if started is None else started
     interruptions = interruptions or Interruptions()
-    goes_on = record is not None and resume is not None
+    recorded = read_meta(record.path).workload if record and resume else None
     with opened(
-        cfg, strategy, record=record, interruptions=interruptions, engine=engine, recorded=goes_on
+        cfg, strategy, record=record, interruptions=interruptions, engine=engine, recorded=recorded
     ) as run:
         keeper, first = RunKeeper(run, record, tuple(watchers), evaluate=evaluate), run.weights.vector
         interruptions.hold()  # a record that is begun will be completed
@@ -179,7 +180,7 @@ def execute(
                     started=started,
                     cluster=run.engine,
                     weights=first if cfg.checkpoint.init_from else None,
-                    about=run.workload.about,
+                    about=run.workload.known,
                 )
             return Finishing(keeper).to_the_end(interruptions, started)
         finally:
@@ -195,11 +196,12 @@ def opened(
     record: RunRecord | None = None,
     interruptions: Interruptions | None = None,
     engine: Engine | None = None,
-    recorded: bool = False,
+    recorded: Mapping[str, Any] | None = None,
 ) -> Iterator[Run]:
     """Start the engine that a configuration names, and yield a run on it that has not begun.
 
-    recorded: whether it goes on from a record. Other parameters and errors are those of `execute`.
+    recorded: of a run that goes on, what its record says of the workload. Other parameters and errors are
+    those of `execute`.
     """
     strategy = strategy or strategy_of(cfg)
     require_room(cfg)

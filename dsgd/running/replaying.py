@@ -113,7 +113,7 @@ def replayed_run(run: ReplayableRun, until: int | None = None) -> tuple[Run, int
         raise RecordError(f"until {until}: must be at least 1")
     cfg, strategy = run.cfg, strategy_of(run.cfg)
     try:
-        workload = make_workload(cfg, recorded=True)
+        workload = make_workload(cfg, recorded=run.meta.workload)
         if cfg.engine == "ray" and workload.objective.in_own_process:  # as each worker had tried it
             workload.objective.try_out(workload.shards[0].on_device(workload.shards[:1], run.meta.device)[0])
     except ValueError as error:

@@ -11,9 +11,10 @@ import numpy as np
 from dsgd.core.cluster_state import ClusterState
 from dsgd.core.model import Objective
 from dsgd.core.problem import TrialGradient
-from dsgd.core.protocol import Engine
+from dsgd.core.protocol import Done, Engine
+from dsgd.core.rules import Chain, Rule
 from dsgd.core.tasks import Task
-from dsgd.core.weights import Vector, Weights
+from dsgd.core.weights import LEFT_OUT, Vector, Weights
 from dsgd.transforms.mislabelled import PassedOn
 from dsgd.transforms.wrapped_engine import WrappedEngine
 
@@ -63,11 +64,21 @@ class Carrying(PassedOn):
 
 
 class CarriedBetweenTasks(WrappedEngine):
-    """Has every task carry on with what a trial gradient has changed in the module."""
+    """Has every task carry on with what a trial gradient has changed in the module, and every rule leave
+    alone what no gradient reaches, if the trial did not reach everything.
+    """
 
     def __init__(self, inner: Engine, trial: TrialGradient) -> None:
         super().__init__(inner)
         self._trial = trial
+        self._rule: Rule | None = None
+
+    def combine(self, rule: Rule, w: Weights, dones: Sequence[Done]) -> Weights:
+        if rule is not self._rule:
+            self._rule = self._changed = rule
+            if LEFT_OUT in self._trial.carried and isinstance(rule, Chain):
+                self._changed = rule.leaving_out()
+        return self.inner.combine(self._changed, w, dones)
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         self.inner.start(worker, Carrying(task, self._trial.carried, self._trial.rows), w)

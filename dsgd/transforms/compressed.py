@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsgd.core.tasks import Task, TaskAround
-from dsgd.core.weights import Vector
+from dsgd.core.weights import Vector, is_left_out
 from dsgd.transforms.codecs import Bytes, Codec, Draws, TopK
 
 if TYPE_CHECKING:
@@ -220,14 +221,22 @@ class Compressed(TaskAround):
 
     def _encode(self, x: Vector, draws: Draws, rows: Vector) -> Bytes:
         """Return the message for x (n,), and remember in `rows` (rows, n) what it does not have."""
-        codec, memory = self.how.codec, self.how.memory
+        memory = self.how.memory
         if not len(x):
             return np.zeros(0, np.uint8)
         p = memory.before(x, rows)
-        message = codec.encode(p, draws, rows[memory.rows :])
+        message = self._message(x, p, draws, rows[memory.rows :])
         if memory.rows:
-            memory.after(p, codec.decode(message, len(p), draws), rows)
+            memory.after(p, self._decoded(message, len(p), draws), rows)
         return message
+
+    def _message(self, x: Vector, p: Vector, draws: Draws, memory: Vector) -> Bytes:
+        """Return the bytes for p (n,), which was made of x (n,)."""
+        return self.how.codec.encode(p, draws, memory)
+
+    def _decoded(self, message: Bytes, size: int, draws: Draws) -> Vector:
+        """Return C(p), (n,)."""
+        return self.how.codec.decode(message, size, draws)
 
     def decode(self, message: Bytes, num_weights: int, worker: int, step: int) -> Vector:
         """Return the value (D,) of a message, 0 outside of its part of the weights.
@@ -238,8 +247,37 @@ class Compressed(TaskAround):
         x = np.zeros(num_weights, np.float32)
         if len(message):
             with np.errstate(invalid="ignore", over="ignore"):
-                x[part] = self.how.codec.decode(message, len(x[part]), draws)
+                x[part] = self._decoded(message, len(x[part]), draws)
         return x
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedGradient(Compressed):
+    """A gradient that may leave parameters out, of which nothing is encoded: behind the codec's bytes, a bit
+    for each parameter says so, and what is decoded is -0 there.
+
+    sizes: how many weights each parameter has.
+    """
+
+    sizes: tuple[int, ...]
+
+    def value_bytes(self, num_weights: int) -> int:
+        return super().value_bytes(num_weights) + -(-len(self.sizes) // 8)
+
+    def _message(self, x: Vector, p: Vector, draws: Draws, memory: Vector) -> Bytes:
+        ends = zip(self.sizes, np.cumsum(self.sizes), strict=True)
+        bits = np.packbits([size > 0 and is_left_out(x[end - 1]) for size, end in ends])
+        encoded = super()._message(x, np.where(self._left(bits), np.float32(0), p), draws, memory)
+        return np.concatenate([encoded, bits])
+
+    def _decoded(self, message: Bytes, size: int, draws: Draws) -> Vector:
+        end = self.how.codec.num_bytes(size)
+        decoded = super()._decoded(message[:end], size, draws)
+        return np.where(self._left(message[end:]), np.float32(-0.0), decoded)
+
+    def _left(self, bits: Bytes) -> NDArray[np.bool_]:
+        """Return which weights (D,) these bits leave out."""
+        return np.repeat(np.unpackbits(bits, count=len(self.sizes)).view(bool), self.sizes)
 
 
 def part_of(task: Task, num_weights: int) -> slice | None:

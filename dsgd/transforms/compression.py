@@ -11,9 +11,9 @@ from dsgd.core.cluster_state import ClusterState
 from dsgd.core.protocol import Done, Engine
 from dsgd.core.rules import Average, Chain, Rule
 from dsgd.core.tasks import Task
-from dsgd.core.weights import Changes, Vector, Weights
+from dsgd.core.weights import Changes, Vector, Weights, is_left_out
 from dsgd.transforms.codecs import Bytes, Codec, broadcast_draws, heard
-from dsgd.transforms.compressed import Compressed, Compression
+from dsgd.transforms.compressed import Compressed, CompressedGradient, Compression
 from dsgd.transforms.wrapped_engine import WrappedEngine
 
 
@@ -51,14 +51,16 @@ class CompressedResults(WrappedEngine):
     `restore` makes it again.
     """
 
-    def __init__(self, inner: Engine, how: Compression, seed: int) -> None:
+    def __init__(self, inner: Engine, how: Compression, seed: int, sizes: tuple[int, ...] = ()) -> None:
         super().__init__(inner)
-        self._how, self._seed = how, seed
+        self._how, self._seed, self._sizes = how, seed, sizes
         self._sent: dict[int, Compressed] = {}  # by worker in flight
         self._estimates: dict[int, Vector] = {}  # (D,) by worker
 
     def start(self, worker: int, task: Task, w: Weights) -> None:
         compressed = Compressed(task=task, how=self._how.at(self.inner.clocks[worker]), seed=self._seed)
+        if self._sizes and not compressed.relative:
+            compressed = CompressedGradient(**vars(compressed), sizes=self._sizes)
         self._sent[worker] = compressed
         self.inner.start(worker, compressed, w)
 
@@ -76,7 +78,10 @@ class CompressedResults(WrappedEngine):
             return done  # the value is not looked at: it may be in other processes
         value = done.value
         if task.how.memory.estimates:
-            value = self._estimates[done.worker] = self._estimates.get(done.worker, np.float32(0)) + value
+            new, value = value, self._estimates.get(done.worker, np.float32(0)) + value
+            self._estimates[done.worker] = value
+            if isinstance(task, CompressedGradient):
+                value = np.where(is_left_out(new), new, value)
         if task.relative:
             part, whole = task.part(len(value)), np.zeros_like(value)
             np.add(done.origin.vector[part], value[part], out=whole[part])

@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from dsgd.core.cluster_state import ClusterState
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.protocol import Done, Engine
 from dsgd.core.rules import Rule
 from dsgd.core.tasks import Task
-from dsgd.core.weights import Vector, Weights
+from dsgd.core.weights import Vector, Weights, is_left_out
 from dsgd.scenario.attacks import Attack
 from dsgd.scenario.fault import Fault, named
 from dsgd.transforms.mislabelled import LabelsFlipped
@@ -123,6 +125,7 @@ class Lying(WrappedEngine):
             if lie is not None:
                 draw = (self._seed, done.worker, w.version)
                 value = _attack(self._lies[lie]).lie(direction, honest, liars, draw)
+                value = np.where((value == 0) & is_left_out(direction), direction, value)
                 done = done._replace(value=done.origin.vector + value if of_weights else value)
             sent.append(done)
         return sent

@@ -27,9 +27,9 @@ LINES = {
     "dsgd": 700,
     "dsgd/compare": 1_800,
     "dsgd/conformance": 1_000,
-    "dsgd/core": 5_400,
+    "dsgd/core": 5_500,
     "dsgd/engines": 9_000,
-    "dsgd/models": 5_000,
+    "dsgd/models": 5_200,
     "dsgd/process": 1_000,
     "dsgd/records": 3_700,
     "dsgd/running": 4_400,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 46_000,
+    "tests": 46_300,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -150,6 +150,7 @@ def test_a_scripted_module_is_refused() -> None:
         scripted: Any = torch.jit.script(nn.Linear(6, 2))
     with pytest.raises(ProblemError, match=r"is compiled by torch\.jit"):
         ModuleObjective(Problem(scripted, loss, (X, Y), (X, Y)))
-    recorded = ModuleObjective(Problem(scripted, loss, (X, Y), (X, Y)), recorded=True)
+    problem = Problem(scripted, loss, (X, Y), (X, Y))
+    recorded = ModuleObjective(problem, recorded=True, leaves_out=False)
     recorded.try_out(shard_of(recorded.problem))
     recorded.try_evaluation()

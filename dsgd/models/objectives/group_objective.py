@@ -122,6 +122,7 @@ class GroupObjective(Objective):
             mesh = init_device_mesh(kind, (replicas, slices), mesh_dim_names=names)
         self._device, self._peers = torch.device(membership.device), mesh.get_group("shard")
         self._carried = Carried(module, self.layout.num_weights, frozen=False)
+        self._carried.reached.counting = objective.leaves_out
         self._experts: set[nn.Parameter] = set()
         self._replicas = mesh.get_group("replicate") if replicas > 1 else None
         if membership.expert_parallel:
@@ -152,6 +153,7 @@ class GroupObjective(Objective):
             part.register_forward_hook(_without_views)  # before FSDP's own
             own = full if isinstance(part, _NormBase) else policy
             fully_shard(part, mesh=mesh, mp_policy=own, ignored_params=self._experts)
+            part.register_forward_pre_hook(self._carried.reached.watch)  # after FSDP's own, which gathers
         root = cast(FSDPModule, self._loss)
         for part in (*parts, self._loss):
             # The parts of a mini-batch bring their share along: what is reduced is summed, and not divided.
@@ -248,6 +250,9 @@ class GroupObjective(Objective):
         bits = self._carried.read().cpu().numpy()
         return torch.from_numpy(self.layout.take(bits, self.membership.rank)).to(self._device)
 
+    def times_left_out(self, device: str) -> Tensor | None:
+        return self._carried.times_left_out(self._sizes)
+
     def norm(self, g: Tensor) -> Tensor:
         """Return the norm (1, 1) of the gradient of which g (1, d) is this rank's slice."""
         try:
@@ -265,6 +270,7 @@ class GroupObjective(Objective):
         options, rank, ranks = self._options, self.membership.rank, self.membership.ranks
         seed_generators(self._device, shard.torch_seed(step, rank))
         self._write(w)
+        self._carried.reached.begin()
         root = cast(FSDPModule, self._loss)
         half = torch.autocast(self._device.type, torch.bfloat16) if options.bf16 else nullcontext()
         sums = []
@@ -284,11 +290,13 @@ class GroupObjective(Objective):
                 self._carried.write(bits.view(torch.float32))
             own, own_count = added(sums)
             total, count = summed(own), None if own_count is None else summed(own_count)
+            g = self._read(into)
+            if w is None or self._carried.leaves_out:
+                self._carried.leave_out(g, self._sizes, by_any_rank=True)
         except torch.OutOfMemoryError as error:
             raise ProblemError(options.full(shard, ranks)) from error
         except RuntimeError as error:
             raise _told_apart(error) from error
-        g = self._read(into)
         return divided(total, g, count), g
 
     def _add_up_experts(self) -> None:
@@ -372,8 +380,8 @@ def _told_apart(error: RuntimeError) -> Exception:
 _OF_COLLECTIVES = ("/gloo/", "NCCL", "Connection closed by peer", "Connection reset by peer")
 _AT_ONCE = (
     "its ranks gather the whole module at once, which takes more memory: parameters of its blocks, the "
-    "elements of its ModuleList or Sequential, are used outside of a block's own call, or its loss takes "
-    "derivatives itself"
+    "elements of its ModuleList or Sequential, are used outside of a block's own call, not all samples are "
+    "computed with the same blocks, or its loss takes derivatives itself"
 )
 _NOT_WHOLE = (
     "a group of ranks cannot shard its module: the parameters of one of its blocks, the elements of its "

@@ -55,10 +55,11 @@ class _NotHere(Tensor):
 
 
 @contextmanager
-def computed_by_block(module: nn.Module) -> Iterator[None]:
+def computed_by_block(module: nn.Module) -> Iterator[list[nn.Module]]:
     """Have computing with the parameters of a module's blocks fail, except while the block is called: a group
-    of ranks gathers them then. What changes its buffers is undone.
+    of ranks gathers them then. What changes its buffers is undone. Yields the blocks that have been called.
     """
+    called: list[nn.Module] = []
     layers, hooks = list(module.modules()), list[Any]()
     buffers = {layer: layer._buffers for layer in layers}
     here = {layer: layer._parameters for part in blocks(module) for layer in part.modules()}
@@ -69,6 +70,9 @@ def computed_by_block(module: nn.Module) -> Iterator[None]:
         }
         for layer, parameters in here.items()
     }
+
+    def call(part: nn.Module, _: Any) -> None:
+        called.append(part)
 
     def put(parameters: dict[nn.Module, Any], part: nn.Module, *_: Any) -> None:
         for layer in part.modules():
@@ -81,10 +85,11 @@ def computed_by_block(module: nn.Module) -> Iterator[None]:
             }
             layer.__dict__["_buffers"] = copies
         for part in blocks(module):
+            hooks.append(part.register_forward_pre_hook(call))
             hooks.append(part.register_forward_pre_hook(partial(put, here)))
             hooks.append(part.register_forward_hook(partial(put, away)))
             put(away, part)
-        yield
+        yield called
     finally:
         for hook in hooks:
             hook.remove()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from types import CellType, FunctionType
+from collections.abc import Iterator, Mapping, Sequence
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,12 +19,34 @@ def copied(module: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     made = copy.deepcopy(module, memo)
     for held, name, value in _attributes(made):
-        if isinstance(value, FunctionType) and value.__closure__:
-            cells = tuple(_in_copy(cell, memo) for cell in value.__closure__)
-            code, there = value.__code__, value.__globals__
-            held[name] = FunctionType(code, there, value.__name__, value.__defaults__, cells)
-            held[name].__kwdefaults__ = value.__kwdefaults__
-    return made
+        if isinstance(value, FunctionType):
+            held[name] = _in_copy(value, memo)
+    hooks = gradient_hooks(module)
+    return with_gradient_hooks(made, {at: [_in_copy(hook, memo) for hook in hooks[at]] for at in hooks})
+
+
+_KINDS = {
+    "_backward_hooks": "register_hook",
+    "_post_accumulate_grad_hooks": "register_post_accumulate_grad_hook",
+}
+
+
+def gradient_hooks(module: nn.Module) -> dict[tuple[str, str], list[Any]]:
+    """Return the hooks on gradients of parameters, by name and kind: neither a copy nor a pickle has them."""
+    found = {
+        (name, kind): [*(getattr(parameter, kind) or {}).values()]
+        for name, parameter in module.named_parameters()
+        for kind in _KINDS
+    }
+    return {at: hooks for at, hooks in found.items() if hooks}
+
+
+def with_gradient_hooks(module: nn.Module, hooks: Mapping[tuple[str, str], Sequence[Any]]) -> nn.Module:
+    """Return the module with hooks that `gradient_hooks` has returned, where it has none."""
+    for name, kind in hooks.keys() - gradient_hooks(module).keys():
+        for hook in hooks[name, kind]:
+            getattr(module.get_parameter(name), _KINDS[kind])(hook)
+    return module
 
 
 def has_functions(module: nn.Module) -> bool:
@@ -62,7 +84,20 @@ def _values(held: dict[Any, Any] | list[Any]) -> Iterator[tuple[Any, Any, Any]]:
             yield held, name, value
 
 
-def _in_copy(cell: CellType, memo: dict[int, Any]) -> CellType:
+def _in_copy(function: Any, memo: dict[int, Any]) -> Any:
+    """Return a function or a method as it refers to the copy; anything else as it is."""
+    if isinstance(function, MethodType):
+        return MethodType(function.__func__, memo.get(id(function.__self__), function.__self__))
+    if not (isinstance(function, FunctionType) and function.__closure__):
+        return function
+    cells = tuple(_cell_in_copy(cell, memo) for cell in function.__closure__)
+    code, there = function.__code__, function.__globals__
+    made = FunctionType(code, there, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
+
+
+def _cell_in_copy(cell: CellType, memo: dict[int, Any]) -> CellType:
     try:
         contents = cell.cell_contents
     except ValueError:  # it is empty

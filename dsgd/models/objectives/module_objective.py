@@ -11,7 +11,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import combinations
 from pathlib import Path
@@ -37,7 +37,7 @@ from dsgd.core.routing import (
     spans_of,
 )
 from dsgd.core.shards import Indices, Reshuffled
-from dsgd.core.weights import Vector
+from dsgd.core.weights import LEFT_OUT, Vector
 from dsgd.models.objectives.means import (
     added,
     at_once,
@@ -50,7 +50,13 @@ from dsgd.models.objectives.means import (
     total_and_count,
 )
 from dsgd.models.objectives.module_blocks import computed_by_block
-from dsgd.models.objectives.module_copy import copied, forget_graphs, has_functions
+from dsgd.models.objectives.module_copy import (
+    copied,
+    forget_graphs,
+    gradient_hooks,
+    has_functions,
+    with_gradient_hooks,
+)
 from dsgd.models.objectives.module_state import Carried, estimating, in_eval_mode, new_statistics
 from dsgd.models.objectives.module_trial import frozen_in_place, require_unchanged, watched
 from dsgd.models.objectives.process_wide import drawn_from, seed_generators, seeded
@@ -81,6 +87,9 @@ _REMEDIES = {
 _TRIED = 2  # samples: fewer would be too few for batch normalization
 _COMPARED = 8  # test samples, as a whole and in parts
 _NONE = torch.empty(0, 1)
+_ON_PARTS = "its hooks on gradients are called with the gradient of each part of a mini-batch (--accumulate)"
+_LOOKED_AT = 4
+"""Samples that are tried one by one, to see whether all need the same parameters."""
 
 
 class ProblemShard(Reshuffled):
@@ -162,6 +171,7 @@ class ModuleObjective(Objective):
     one of `slices` slices of the weights, if it has two replicas at most. An evaluation is of the module as
     it is, in float32, on the device `evaluated_on`. recorded: by a run that is computed again, or goes on:
     what is no mean is noted then, since a run of an earlier version may have been trained with it.
+    leaves_out: whether a parameter that no gradient reaches is left alone, as by no earlier version.
     Raises ProblemError for parameters that it cannot train.
     """
 
@@ -182,6 +192,7 @@ class ModuleObjective(Objective):
         slices: int = 1,
         evaluated_on: str = "cpu",
         recorded: bool = False,
+        leaves_out: bool = True,
     ) -> None:
         require_trainable(problem.module)
         if not recorded:
@@ -193,18 +204,21 @@ class ModuleObjective(Objective):
         self.problem = problem._replace(module=problem.module.float())
         self.shapes = tuple(tuple(parameter.shape) for parameter in trained(problem.module))
         """Of the trained parameters, in the order of the vector."""
-        self._num_weights = sum(math.prod(shape) for shape in self.shapes)
+        self.parameter_sizes = tuple(map(math.prod, self.shapes))
+        self._num_weights = sum(self.parameter_sizes)
         self.bf16, self.accumulate, self.compiled = precision == "bf16", accumulate, compiled
         self.recomputed, self.ranks, self.slices = recomputed, ranks, slices
         self._evaluated_on, self.recorded, self._differentiates = evaluated_on, recorded, False
+        self.leaves_out = leaves_out
         self._replicas = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_replicas": None}
+        return self.__dict__ | {"_replicas": None, "_hooks": gradient_hooks(self.problem.module)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._replicas = threading.local()
+        with_gradient_hooks(self.problem.module, self.__dict__.pop("_hooks"))
 
     @property
     def num_weights(self) -> int:
@@ -224,14 +238,21 @@ class ModuleObjective(Objective):
         return self._changed(problem=self.problem._replace(train=(), test=()), by_block=by_block)
 
     def _is_computed_by_block(self) -> bool:
-        """Return whether the loss needs the parameters of each block only while it is called, and also not
-        for a second derivative.
+        """Return whether the loss needs the parameters of each block only while it is called, also not for a
+        second derivative, and calls the same blocks for all samples: ranks would wait for each other.
         """
-        problem = self.problem
-        few = take(problem.train, np.arange(min(_TRIED, length(problem.train))))
+        problem, n = self.problem, length(self.problem.train)
+        few = take(problem.train, np.arange(min(_TRIED, n)))
         try:
-            with seeded(0), computed_by_block(problem.module):
+            with seeded(0), computed_by_block(problem.module) as called:
                 self.value_of(problem.loss, problem.module, few)
+                needed = called.copy()
+                for row in _one_by_one(n):
+                    called.clear()
+                    with suppress(Exception):  # batch normalization, for one, cannot compute one alone
+                        self.value_of(problem.loss, problem.module, take(problem.train, np.array([row])))
+                        if called != needed:
+                            return False
         except Exception:  # because of these parameters, or also in a rank's trial, which says why
             return False
         return not self._differentiates
@@ -254,9 +275,8 @@ class ModuleObjective(Objective):
     def _replica(self, device: str) -> Replica:
         replicas, kind = self._replicas.__dict__, torch.device(device).type  # a process uses one GPU
         if kind not in replicas:
-            replicas[kind] = Replica(
-                self.problem.module, device, recomputed=self.recomputed, apart=self.ranks > 1
-            )
+            how = {"recomputed": self.recomputed, "apart": self.ranks > 1, "counting": self.leaves_out}
+            replicas[kind] = Replica(self.problem.module, device, **how)
         return cast(Replica, replicas[kind])
 
     def _loss_of(self, mine: Replica) -> Any:
@@ -289,21 +309,40 @@ class ModuleObjective(Objective):
                     break
         # torch.compile may not run in two threads at once, and a GPU computes one task after another anyway.
         self.one_thread = drawn_from() != before or self.compiled or w.is_cuda
-        self.one_thread |= has_functions(mine.module)
+        self.one_thread |= mine.has_hooks or has_functions(mine.module)
         if not self.recorded and any(made.grad is not None for made in trained(self.problem.module)):
             raise ProblemError(
                 "its loss computes with the module that make() returned, and not only with the one that it "
                 "gets, which has the weights; use its argument"
             )
         require_unchanged(mine.module, w[0])
+        looks_further = self.leaves_out and self.ranks == 1 and not self.trial.left_out
+        if looks_further and self._leaves_some_out(w[0], shard):
+            mine.carried.names = carried = (*self.trial.carried, LEFT_OUT)
+            self.trial = self.trial._replace(carried=carried, rows=mine.carried.rows)
+            mine.carried.names = ()
         frozen = [name for name, _ in mine.module.named_parameters() if name in self.trial.carried]
         if frozen and self.ranks > 1:
             raise ProblemError(frozen_in_place(frozen[0]))
         with self._compared(mine, self.problem.loss, "loss in eval mode"):
             found = partial(self._of, mine, shard)
             notes = require_parts(found, shard.batch_size, self.ranks, self.accumulate, self.recorded)
+        if mine.has_hooks and self.accumulate > 1:
+            notes = (*notes, _ON_PARTS)
         self.trial = self.trial._replace(notes=(*self.trial.notes, *notes))
         require_finite(loss)
+
+    def _leaves_some_out(self, w: Tensor, shard: ProblemShard) -> bool:
+        """Return whether there are parameters that some samples do not reach, each on its own."""
+        alone = self._changed(ranks=1, slices=1, accumulate=1, compiled=False, _replicas=threading.local())
+        for seed, row in enumerate(
+            _one_by_one(length(shard.data))
+        ):  # also of other workers, if they are here
+            one = ProblemShard(0, shard.data, np.array([row]), batch_size=1, seed=0)
+            one.device = shard.device
+            with suppress(Exception):  # batch normalization, for one, cannot compute one alone
+                alone._gradient(w, one, 0, None, seeds=[seed])
+        return bool(alone._replica(str(w.device)).carried.reached.left_out())
 
     def to_try(self, shard: ProblemShard, ranks: int) -> ProblemShard:
         """Return what one gradient is tried on: a few samples for each part of a mini-batch.
@@ -412,6 +451,9 @@ class ModuleObjective(Objective):
     def left(self, device: str) -> Tensor:
         return self._replica(device).carried.read()
 
+    def times_left_out(self, device: str) -> Tensor | None:
+        return self._replica(device).carried.times_left_out(self.parameter_sizes)
+
     def carried(self, bits: Vector) -> dict[str, Any]:
         """Return the tensors that workers carry, by name, as bits (rows, D) say: arrays of numpy."""
         module = self.problem.module
@@ -441,10 +483,12 @@ class ModuleObjective(Objective):
             mine.write(w)
             g = mine.g if into is None else into
             sums = []
+            mine.carried.reached.begin()
             ranks = mine.gradients_in(g, self.ranks, self.slices)
             for rank in mine.carried.by_rank(ranks) if self.ranks > 1 else ranks:
                 seed_generators(w.device, seeds[rank])
                 sums.append(self._loss_of_rank(mine, w.device.type, shard, step, rank))
+            mine.complete(g)
         except torch.OutOfMemoryError as error:
             raise ProblemError(self.full(shard)) from error
         losses, counts = zip(*sums, strict=True)
@@ -593,6 +637,11 @@ class ModuleObjective(Objective):
             for rows in np.array_split(samples, -(-len(samples) // _ESTIMATED_AT_ONCE)):
                 run(rows)
         carried.write(bits)
+
+
+def _one_by_one(count: int) -> Iterator[int]:
+    """Return the numbers of some of so many samples."""
+    return iter(dict.fromkeys(np.linspace(0, count - 1, _LOOKED_AT, dtype=int).tolist()))
 
 
 def failures_of(function: Any, before: str, *passed: type[Exception]) -> AbstractContextManager[None]:

@@ -5,6 +5,7 @@
   mode.
 - Other buffers, and frozen parameters, that change while a gradient is computed are part of a worker's state,
   like the moments of an optimizer: its next task begins with what this one ends with.
+- How often each trained parameter was left out of a gradient is, too, where a trial has left out some.
 - What else changes cannot be kept: a trial names it before a run begins (module_trial.py).
 """
 
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from dsgd.core.weights import LEFT_OUT
 from dsgd.models.objectives.module_copy import copied
+from dsgd.models.objectives.reached import Reached
 
 
 @contextmanager
@@ -97,6 +100,29 @@ class Carried:
             if frozen or key in part._buffers:
                 there = getattr(part, key).clone() if first is None else getattr(*first[name])
                 self._places[name] = _Place(part, key, there.detach())
+        self.reached = Reached(module)
+        counts = self.reached.counts
+        self._places[LEFT_OUT] = _Place(counts, "n", cast(Tensor, counts.n).clone())
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether the counts of `reached` are carried, and so parameters may be left out."""
+        return LEFT_OUT in self.names
+
+    def leave_out(self, g: Tensor, sizes: Sequence[int], *, by_any_rank: bool = False) -> None:
+        """Count what the gradient g (d,) has not reached; where counts are carried, write -0 there.
+
+        sizes: of the parameters in g. by_any_rank: whether it is a slice of what a group has computed.
+        """
+        left = self.reached.count(by_any_rank=by_any_rank)
+        if left and self.leaves_out:
+            parts = torch.split(g, list(sizes))
+            for number in left:
+                parts[number].fill_(-0.0)
+
+    def times_left_out(self, sizes: Sequence[int]) -> Tensor | None:
+        """Return the counts by weight (d,), of parameters of these sizes; None if nothing is left out."""
+        return self.reached.by_weight(sizes) if self.leaves_out else None
 
     @property
     def rows(self) -> int:
@@ -139,9 +165,9 @@ class Carried:
                 setattr(place.part, place.key, value.to(now.device, copy=True))
 
     def arrays(self, bits: Tensor) -> dict[str, Any]:
-        """Return what the bits (rows, D) say as arrays of numpy, by name."""
-        found = self._values(bits)
-        return {name: value.cpu().numpy() for name, (_, value) in zip(self.names, found, strict=True)}
+        """Return what the bits (rows, D) say of the module's tensors as arrays of numpy, by name."""
+        found = zip(self.names, self._values(bits), strict=True)
+        return {name: value.cpu().numpy() for name, (_, value) in found if name != LEFT_OUT}
 
     def _values(self, bits: Tensor | None) -> Iterator[tuple[_Place, Tensor]]:
         flat, begin = None if bits is None else _bytes(bits), 0

@@ -28,7 +28,7 @@ def watched(
     before, loose = _attributes(module, *_NUMBERS), _attributes(module, Tensor)
     written = carried.written()
     loss, g = compute()
-    changed, reshaped = carried.changed(written), carried.reshaped()
+    changed, reshaped, left = carried.changed(written), carried.reshaped(), carried.reached.left_out()
     found = [name for name, value in _attributes(module, *_NUMBERS).items() if before.get(name) != value]
     later, repeats = _attributes(module, Tensor), True
     carried.names = changed
@@ -41,16 +41,24 @@ def watched(
     if not repeats:
         found += [name for name, value in later.items() if loose.get(name) != value]
     carried.names = names = tuple(name for name in changed if name not in reshaped)
-    trial = TrialGradient(names, carried.rows, tuple(_notes(module, found, reshaped, repeats)))
+    notes = tuple(_notes(module, found, reshaped, left, repeats))
+    trial = TrialGradient(names, carried.rows, notes, left)
     carried.names = ()
     return loss, trial
 
 
-def _notes(module: nn.Module, found: Sequence[str], reshaped: Sequence[str], repeats: bool) -> Iterator[str]:
+def _notes(
+    module: nn.Module, found: Sequence[str], reshaped: Sequence[str], left: Sequence[str], repeats: bool
+) -> Iterator[str]:
     if not module.training:
         yield (
             "its module is in eval mode, as make() returned it: dropout does nothing, and running statistics "
             "stay; call module.train() in make() if you do not mean that"
+        )
+    if left:
+        yield (
+            f"no gradient reaches its {_listed(left)} in the mini-batch that was tried; as in torch, each "
+            "update leaves alone what none of its gradients reaches"
         )
     lost = "which no task keeps for the next, so the same command may give other weights"
     if found:

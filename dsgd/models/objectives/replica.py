@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from dsgd.core.problem import ProblemError
 from dsgd.models.objectives.module_blocks import blocks, recompute_activations
-from dsgd.models.objectives.module_copy import copied
+from dsgd.models.objectives.module_copy import copied, gradient_hooks
 from dsgd.models.objectives.module_state import Carried
 from dsgd.models.objectives.module_trial import in_place
 from dsgd.process.user_code import in_one_line
@@ -58,6 +58,11 @@ def require_shardable(module: torch.nn.Module) -> None:
             why = "is empty; leave it out"
         if why:
             raise ProblemError(f"a group of ranks cannot shard its {name}, which {why}")
+    for name, _ in gradient_hooks(module):
+        raise ProblemError(
+            f"a group of ranks cannot call the hook on the gradient of its {name}, of which each rank has a "
+            "part; do what it does in the forward pass, or leave out --ranks-per-worker"
+        )
     for name, layer in module.named_modules():
         if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) and layer.sparse:
             raise ProblemError(
@@ -86,11 +91,18 @@ class Replica:
     0. In the vectors each is laid out row by row, whatever its strides were. recomputed: whether the module's
     blocks are computed once more in the backward pass, instead of kept. apart: whether each parameter has
     separate memory, as in a group of ranks: the last bits of a product may depend on where its factors lie.
+    counting: whether it counts which parameters gradients do not reach.
     Raises ProblemError for a module that cannot be copied.
     """
 
     def __init__(
-        self, module: torch.nn.Module, device: str, *, recomputed: bool = False, apart: bool = False
+        self,
+        module: torch.nn.Module,
+        device: str,
+        *,
+        recomputed: bool = False,
+        apart: bool = False,
+        counting: bool = True,
     ) -> None:
         before = "its module cannot be copied, as each process and thread needs: "
         with in_one_line(Path(), before, ProblemError, (torch.OutOfMemoryError,)):
@@ -110,9 +122,27 @@ class Replica:
             parameter.data = torch.empty_like(w.view(parameter.shape)) if apart else w.view(parameter.shape)
         self._parameters, self._sizes = parameters, sizes
         self.carried = Carried(self.module, sum(sizes), module)
+        hooks = gradient_hooks(self.module)
+        self._may_replace = any(kind == "_post_accumulate_grad_hooks" for _, kind in hooks)
+        self.has_hooks = bool(hooks)
+        """Whether there are hooks on the gradients of parameters."""
+        self.carried.reached.counting = counting
+        self.carried.reached.watch(self.module)
         self._gradients: dict[int, list[torch.Tensor]] = {}
         self._spare: list[torch.Tensor] = []
         self.gradient_in(self.g)
+
+    def complete(self, g: torch.Tensor) -> None:
+        """Take into g (D,) what a hook has put in a gradient's place; leave out what nothing has reached."""
+        if self._may_replace:
+            parts: Any = zip(self._parameters, torch.split(g, self._sizes), strict=True)
+            for number, (parameter, part) in enumerate(parts):
+                if parameter.grad is None:
+                    self.carried.reached.forget(number)
+                    part.zero_()
+                else:
+                    part.copy_(parameter.grad.flatten())
+        self.carried.leave_out(g, self._sizes)
 
     def write(self, w: torch.Tensor) -> None:
         """Make w (D,) the weights."""
