@@ -45,7 +45,7 @@ IN_STEP = ("ssgd", "localsgd", "diloco", "easgd")  # whose weights do not depend
 
 TWO_WORKERS: dict[str, Any] = {"num_workers": 2, "steps": 24}
 PATIENT = f"--start-timeout-s {PATIENCE_S:g}"
-"""Of a cluster that a run starts beside those of other tests."""
+"""For a run that starts its own cluster while those of other tests are running."""
 
 
 def learning(mode: str) -> dict[str, Any]:

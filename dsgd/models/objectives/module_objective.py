@@ -640,7 +640,7 @@ class ModuleObjective(Objective):
 
 
 def _one_by_one(count: int) -> Iterator[int]:
-    """Return the numbers of some of so many samples."""
+    """Return the numbers of a few of `count` samples, spread evenly."""
     return iter(dict.fromkeys(np.linspace(0, count - 1, _LOOKED_AT, dtype=int).tolist()))
 
 

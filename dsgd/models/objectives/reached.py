@@ -49,7 +49,7 @@ class Reached:
         self._now.clear()
 
     def forget(self, number: int) -> None:
-        """Have the gradient not reach a parameter: a hook has dropped it."""
+        """Treat a parameter as not reached: a hook has dropped its gradient."""
         self._now.discard(number)
 
     def count(self, *, by_any_rank: bool = False) -> list[int]:
