@@ -76,9 +76,10 @@ def _experiment(
 ) -> JobDefinition:
     """Return the job of experiments/NAME.yaml, unless the file has another name.
 
-    settings: what makes it fit for real workers, whose seconds are not simulated, like shorter compute times.
+    settings: what makes it fit for real workers, whose seconds are not simulated, like shorter compute times;
+    seeds are six in any case.
     """
-    given = (f"--set {setting}" for setting in settings)
+    given = (f"--set {setting}" for setting in ("seeds=6", *settings))
     return JobDefinition(
         name=name,
         shows=shows,
@@ -134,7 +135,6 @@ JOBS = (
     _experiment(
         "compare-modes",
         "Which of four modes reaches a loss first under one slow worker?",
-        "seeds=6",
         "compute_time=exponential:0.05",
         gpus_per_worker=0.5,
         on_gpus=("lr=0.4", "target_loss=0.7"),  # 400 to 640 of 3,200 gradients
@@ -142,7 +142,6 @@ JOBS = (
     _experiment(
         "compare-ssgd",
         "What does a barrier cost, and do backup workers make up for it?",
-        "seeds=6",
         "compute_time=exponential:0.05",
         gpus_per_worker=0.25,
         # 960 of 3,200 gradients; SSGD's step size of 0.8 learns nothing for half of the run without clipping
@@ -151,7 +150,6 @@ JOBS = (
     _experiment(
         "compare-asgd",
         "What to do about stale gradients?",
-        "seeds=6",
         "compute_time=exponential:0.05",
         gpus_per_worker=0.25,
         on_gpus=("lr=1.6", "target_loss=0.7"),  # 320 to 640 of 3,200 gradients
@@ -159,7 +157,6 @@ JOBS = (
     _experiment(
         "compare-ssp",
         "From which slack on does no worker wait, and how stale do gradients get?",
-        "seeds=6",
         "compute_time=markov:0.025,0.15,0.025,0.1",
         gpus_per_worker=0.5,
         on_gpus=("lr=0.4", "target_loss=0.7"),  # 480 to 560 of 3,200 gradients
@@ -167,7 +164,6 @@ JOBS = (
     _experiment(
         "compare-localsgd",
         "How many local steps between two averagings?",
-        "seeds=6",
         "compute_time=exponential:0.05",
         "latency_s=0.1",  # two mini-batches, as in the file: results are held back
         gpus_per_worker=0.5,
@@ -177,7 +173,6 @@ JOBS = (
     _experiment(
         "stragglers",
         "Which mode keeps its speed under which kind of straggler?",
-        "seeds=6",
         "steps=40",  # of about a second: the laws of compute times are what is compared
         gpus_per_worker=0.5,
         # 160 to 320 of 320 gradients; without clipping only ASGD learns at these step sizes
@@ -186,7 +181,6 @@ JOBS = (
     _experiment(
         "scaling",
         "How far does adding real workers help, from 1 to 16?",
-        "seeds=6",
         gpus_per_worker=0.25,
         on_gpus=("lr=0.4", "target_loss=0.7"),  # 190 to 640 of 2,048 gradients
         file="scaling-real",  # scaling.yaml goes to a thousand

@@ -133,7 +133,7 @@ def take(data: Any, rows: Sequence[int] | Any) -> tuple[Any, ...]:
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, tuple):
-        return tuple(_tensor(array[rows]) for array in data)
+        return tuple(tensor(array[rows]) for array in data)
     # Of dsgd.models.datasets.Windows: no sample is made alone.
     if at_once := getattr(data, "mini_batch", None):
         return tuple(torch.from_numpy(array) for array in at_once(rows))
@@ -152,7 +152,7 @@ def take(data: Any, rows: Sequence[int] | Any) -> tuple[Any, ...]:
     return tuple(found) if isinstance(samples[0], tuple | list) else (found,)
 
 
-def _tensor(rows: Any) -> Any:
+def tensor(rows: Any) -> Any:
     """Return rows of an array as a tensor; those of text as a list."""
     import torch
 

@@ -21,7 +21,7 @@ class ComputeConfig(Checked):
 
     accumulate: Annotated[int, Ge(1), OF_MODULE] = 1
     """Parts of a mini-batch that are computed one after another, so that less memory is needed; the gradient
-    is that of the whole mini-batch."""
+    is that of the whole mini-batch, unless something looks across its samples: a note says by how much."""
 
     compile: Annotated[bool, OF_MODULE] = False
     """Compile the loss with torch.compile before the run begins; needs a C++ compiler on a CPU."""

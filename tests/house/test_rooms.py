@@ -21,7 +21,7 @@ SOURCE = sorted(
 
 LINES = {
     ".": 1_300,
-    "benchmarks": 2_000,
+    "benchmarks": 1_900,
     "deploy": 4_300,
     "docs": 600,
     "dsgd": 700,
@@ -29,7 +29,7 @@ LINES = {
     "dsgd/conformance": 1_000,
     "dsgd/core": 5_500,
     "dsgd/engines": 9_000,
-    "dsgd/models": 5_200,
+    "dsgd/models": 5_400,
     "dsgd/process": 1_000,
     "dsgd/records": 3_700,
     "dsgd/running": 4_400,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 46_300,
+    "tests": 46_500,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
 import torch
 from conftest import ROOT
+from scipy.sparse import csr_matrix
 from torch import Tensor, nn
 from workloads.forms import X
 
+from dsgd.core.problem import Problem, take
 from dsgd.data import make_workload
 from dsgd.models.objectives.module_objective import ModuleObjective, ProblemShard
 from dsgd.models.objectives.replica import trained
+from dsgd.models.workloads import _by_position, _wrong
 from dsgd.running.quick_run import config, run, same_bytes
 
 FORMS = str(ROOT / "tests/workloads/forms.py")
@@ -66,6 +72,71 @@ MORE = ["texts", "nested", "slope"]
 )
 def test_both_engines_train_them(form: str) -> None:
     assert same_bytes(run("localsgd", **options(form)), run("localsgd", **options(form), engine="ray"))
+
+
+VALUES = np.arange(24, dtype=np.float32).reshape(8, 3)
+NUMBERS = np.arange(8.0)
+SHUFFLED = [5, 2, 7, 0, 3, 6, 1, 4]
+FRAME = pd.DataFrame(VALUES, index=SHUFFLED)
+COLUMNS: dict[str, Any] = {
+    "array": (VALUES, NUMBERS),
+    "series": (VALUES, pd.Series(NUMBERS, index=SHUFFLED)),
+    "frame": (FRAME, NUMBERS),
+    "frame of sparse columns": (FRAME.astype(pd.SparseDtype("float32", 0)), NUMBERS),
+    "repeated index": (VALUES, pd.Series(NUMBERS, index=[0] * 8)),
+    "two indices": (VALUES, pd.Series(NUMBERS, index=pd.MultiIndex.from_product([[1, 0], [3, 1, 0, 2]]))),
+    "nullable": (VALUES, pd.Series(NUMBERS.astype(int), index=SHUFFLED, dtype="Int64")),
+    "index": (VALUES, pd.Index(NUMBERS)),
+    "polars": (pl.DataFrame(VALUES), pl.Series(NUMBERS)),
+    "no mask": (np.ma.array(VALUES), NUMBERS),
+    "other bytes": (VALUES.astype(">f4"), NUMBERS),
+}
+
+
+def made_of(data: Any) -> Problem:
+    """Return what a file's `make` has made, as it is checked and used."""
+    return cast(Problem, _by_position(Problem(nn.Linear(3, 1), lambda module, *batch: None, data, data)))
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_rows_are_taken_by_position(kind: str) -> None:
+    """Whatever the index of a data frame calls them, and in memory that torch may write to."""
+    found = made_of(COLUMNS[kind])
+    assert _wrong(found) is None
+    for expected, tensor in zip((VALUES, NUMBERS), take(found.train, np.array([6, 1])), strict=True):
+        assert tensor.tolist() == expected[[6, 1]].tolist()
+
+
+def test_a_data_frame_alone_is_an_array() -> None:
+    for data in (FRAME, pl.DataFrame(VALUES)):
+        (x,) = take(made_of(data).train, np.array([6, 1]))
+        assert x.tolist() == VALUES[[6, 1]].tolist()
+
+
+SPARSE = torch.tensor(VALUES).to_sparse()
+NO_ROWS: dict[str, Any] = {
+    "hold a csr_matrix, whose rows torch cannot take": (csr_matrix(VALUES), NUMBERS),
+    "hold a torch.sparse_coo, whose rows": (SPARSE, NUMBERS),
+    "hold a tuple, whose rows": ((VALUES, VALUES), NUMBERS),
+    "hold a dict, whose rows": ({"x": VALUES}, NUMBERS),
+    "hold a deque, whose rows": (VALUES, deque(NUMBERS)),
+    "hold a str, whose rows": (VALUES, "12345678"),
+    "hold a list; give arrays": (VALUES, [0] * 8),
+    "hold a LazyFrame; give arrays": (pl.LazyFrame(VALUES), NUMBERS),
+    "have the type datetime64[us], whose rows": (VALUES, pd.Series(pd.date_range("2020", periods=8))),
+    "have the type float128, whose rows": (VALUES.astype(np.longdouble), NUMBERS),
+    "have the type object, with numbers or None": (pd.DataFrame({"a": [1], "b": ["u"]}), NUMBERS[:1]),
+    "have masked values; fill them in": (np.ma.masked_less(VALUES, 5), NUMBERS),
+    "are a dict; give a tuple of arrays": {"x": VALUES, "y": NUMBERS},
+    "are a set; give a tuple of arrays": {1, 2, 3},
+}
+
+
+@pytest.mark.parametrize("words", NO_ROWS)
+def test_what_has_no_rows_is_refused_by_its_type(words: str) -> None:
+    wrong = _wrong(made_of(NO_ROWS[words]))
+    assert wrong
+    assert wrong.startswith(f"its train data {words}")
 
 
 WRONG = {

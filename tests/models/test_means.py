@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,68 @@ def test_what_is_a_mean_over_samples_is_computed_in_parts() -> None:
     )
     for loss, module in ((squared, None), (squared, normed), (noisy, None)):
         ModuleObjective(problem(loss, module), accumulate=3).try_out(shard())
+
+
+class Centred(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return h - h.mean(0) if self.training else h
+
+
+class Noise(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return h + torch.randn_like(h)
+
+
+BETWEEN: dict[str, tuple[Callable[[], Sequence[nn.Module]], str]] = {
+    "nothing": (lambda: [], ""),
+    "dropout": (lambda: [nn.Dropout(0.5)], ""),
+    "norm": (lambda: [nn.BatchNorm1d(8)], "batch normalization"),
+    "norm and dropout": (lambda: [nn.BatchNorm1d(8), nn.Dropout(0.5)], "batch normalization"),
+    "frozen norm": (lambda: [nn.BatchNorm1d(8).eval()], ""),
+    "norm of each": (lambda: [nn.LayerNorm(8)], ""),
+    "centred": (lambda: [Centred()], "something looks across"),
+    "noise": (lambda: [nn.BatchNorm1d(8), Noise()], "batch normalization"),
+}
+
+
+def between(kind: str) -> tuple[Problem, ProblemShard]:
+    """Return a problem with these layers in the middle of a perceptron, and a shard of one mini-batch."""
+    made = regression(r2)
+    module = nn.Sequential(nn.Linear(4, 8), *BETWEEN[kind][0](), nn.Tanh(), nn.Linear(8, 1))
+    return made._replace(module=module), ProblemShard(0, (X, Y), np.arange(16), batch_size=16, seed=0)
+
+
+@pytest.mark.parametrize("parts", [{"accumulate": 4}, {"ranks": 2}])
+@pytest.mark.parametrize("kind", BETWEEN)
+def test_a_gradient_that_parts_do_not_give_is_named(kind: str, parts: dict[str, Any]) -> None:
+    """By how much it differs from torch's, unless it draws random numbers apart from dropout."""
+    (made, of), (_, named) = between(kind), BETWEEN[kind]
+    objective = ModuleObjective(made, **parts)
+    objective.try_out(of)
+    notes = [note for note in objective.trial.notes if "the gradient differs" in note]
+    assert [named in note for note in notes] == [True] * bool(named)
+    in_eval_mode = (part.eval() for part in made.module.children() if isinstance(part, nn.Dropout))
+    assert len([*in_eval_mode]) == ("dropout" in kind)
+
+    def gradient(losses: Sequence[Tensor]) -> Tensor:
+        mean = torch.stack(list(losses)).mean()
+        return torch.cat([g.flatten() for g in torch.autograd.grad(mean, trained(made.module))])
+
+    x, y = of.batch(0)
+    count = math.prod(parts.values())
+    cut = zip(x.chunk(count), y.chunk(count), strict=True)
+    whole = gradient([made.loss(made.module, x, y)])
+    share = (gradient([made.loss(made.module, *part) for part in cut]) - whole).norm() / whole.norm()
+    if kind == "noise":
+        assert " by " not in notes[0]
+    else:
+        assert [f" by {share:.2g} of its length" in note for note in notes] == [True] * bool(share > 1e-4)
+
+
+def test_a_part_of_one_sample_that_has_no_statistics_is_refused() -> None:
+    made, of = between("norm")
+    with pytest.raises(ProblemError, match="two samples in each part of a mini-batch: raise --batch-size"):
+        ModuleObjective(made, accumulate=9).try_out(of)
 
 
 NO_COUNTS = {

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from dsgd.core.problem import Problem, ProblemError
 from dsgd.models.objectives.module_objective import ModuleObjective, ProblemShard
 from dsgd.models.objectives.replica import trained
+from dsgd.running.trained_module import named_tensors
 
 X = torch.randn(96, 6, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] * X[:, 1] > 0).long()
@@ -116,6 +118,54 @@ def test_two_steps_are_those_of_a_plain_loop(make: Callable[[], Problem]) -> Non
     expected = torch.cat([parameter.detach().flatten() for parameter in trained(plain.module)])
     torch.testing.assert_close(w[0], expected)
     assert all(parameter.grad is None for parameter in problem.module.parameters())
+
+
+class Compiled(Network):
+    """Its first layer is wrapped."""
+
+    def __init__(self, wrap: Callable[[nn.Module], Any]) -> None:
+        super().__init__()
+        self.first = wrap(self.first)
+
+
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    """Make this process the only rank of a group, as DistributedDataParallel needs one."""
+    dist.init_process_group("gloo", store=cast(Any, dist).HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+WRAPPED: dict[str, Callable[[], nn.Module]] = {
+    "torch.compile": lambda: cast(nn.Module, torch.compile(Network())),
+    "torch.compile, a part": lambda: Compiled(torch.compile),
+    "DataParallel": lambda: nn.DataParallel(Network()),
+    "DataParallel, twice": lambda: nn.DataParallel(Compiled(nn.DataParallel)),
+    "DistributedDataParallel": lambda: nn.parallel.DistributedDataParallel(Network()),
+    "DataParallel and torch.compile": lambda: nn.DataParallel(cast(nn.Module, torch.compile(Network()))),
+}
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_a_wrapper_does_not_rename_what_is_trained(kind: str) -> None:
+    """A module is the one inside: its gradient, its names in what is kept and exported; a note says so."""
+    torch.manual_seed(0)
+    made = Problem(WRAPPED[kind](), loss, (X, Y), (X, Y))
+    torch.manual_seed(0)
+    plain = ModuleObjective(Problem(Network(), loss, (X, Y), (X, Y)))
+    objective, shard = ModuleObjective(made), shard_of(made)
+    objective.try_out(shard)
+    w = plain.initial_weights(0)
+    exported, expected = named_tensors(objective.module_at(w))[0], named_tensors(plain.module_at(w))[0]
+    assert exported.keys() == expected.keys()
+    assert all(torch.equal(exported[name], expected[name]) for name in expected)
+    found, there = (
+        one.loss_and_gradient(torch.tensor(w)[None], [shard], [0])[1] for one in (objective, plain)
+    )
+    assert torch.equal(found, there)
+    (note,) = objective.trial.notes
+    assert note.startswith(f"it is trained without {kind.split(',')[0]};")
 
 
 def test_functions_in_a_module_are_computed_by_one_thread() -> None:

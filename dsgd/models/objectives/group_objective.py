@@ -37,7 +37,7 @@ from torch.utils._pytree import tree_map_only
 from dsgd.core.model import Evaluation, Objective
 from dsgd.core.problem import ProblemError
 from dsgd.models.objectives.expert_parallel import hold_own_experts
-from dsgd.models.objectives.means import added, divided, moved, require_parts, to_minimise
+from dsgd.models.objectives.means import added, divided, gradient_in_parts, moved, require_parts, to_minimise
 from dsgd.models.objectives.module_blocks import blocks, recompute_activations
 from dsgd.models.objectives.module_objective import (
     ModuleObjective,
@@ -45,7 +45,7 @@ from dsgd.models.objectives.module_objective import (
     failures_of,
     require_finite,
 )
-from dsgd.models.objectives.module_state import Carried, in_eval_mode
+from dsgd.models.objectives.module_state import Carried, estimating, in_eval_mode
 from dsgd.models.objectives.module_trial import frozen_in_place, in_place, watched
 from dsgd.models.objectives.process_wide import seed_generators
 from dsgd.models.objectives.rank_layout import RankLayout
@@ -122,7 +122,7 @@ class GroupObjective(Objective):
             mesh = init_device_mesh(kind, (replicas, slices), mesh_dim_names=names)
         self._device, self._peers = torch.device(membership.device), mesh.get_group("shard")
         self._carried = Carried(module, self.layout.num_weights, frozen=False)
-        self._carried.reached.counting = objective.leaves_out
+        self._carried.reached.counting = objective.leaves_out is not False
         self._experts: set[nn.Parameter] = set()
         self._replicas = mesh.get_group("replicate") if replicas > 1 else None
         if membership.expert_parallel:
@@ -209,7 +209,8 @@ class GroupObjective(Objective):
             found = partial(self._loss_of, shard)
             ranks, options = self.membership.ranks, self._options
             notes = require_parts(found, shard.batch_size, ranks, options.accumulate, options.recorded)
-        self.trial = self.trial._replace(notes=(*self.trial.notes, *notes, *self._notes))
+        notes += gradient_in_parts(None, ranks, options.accumulate, bool(estimating(module))) + self._notes
+        self.trial = self.trial._replace(notes=(*self.trial.notes, *notes))
         require_finite(loss)
 
     def _loss_of(self, shard: ProblemShard, rows: Indices) -> Any:

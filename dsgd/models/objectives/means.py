@@ -23,6 +23,8 @@ from dsgd.models.objectives.rank_sums import in_order
 
 _ROUNDED = 200, 3000
 """How often on a CPU, and on a GPU, what is put together from parts may have been rounded."""
+_SHARE_ROUNDED = 1e-4, 5e-3
+"""By how much of its length a gradient may differ on a CPU, and on a GPU, without a reason."""
 _MOST_AT_ONCE = 256  # samples
 _MOST_NUMBERS = 2**26
 """In one output of a part of a module: 256 MiB of float32."""
@@ -100,17 +102,46 @@ def require_parts(
 
     compute: returns what the loss returns for the samples with these numbers.
     """
-    parts = ranks * accumulate
+    parts, option = ranks * accumulate, option_of_parts(ranks, accumulate)
     count = min(batch_size, max(8, min(32, 2 * batch_size // parts))) if parts > 1 else min(batch_size, 2)
     differs = not_a_mean(compute, count, "loss")
     if parts > 1 and differs:
-        option = f"--accumulate {accumulate}" if accumulate > 1 else f"--ranks-per-worker {ranks}"
         why = f"{differs}: it is no mean over samples, so with {option} the gradient is not the mini-batch's"
         if not recorded:
             remedy = "return its total and its count (return total, count), or leave the option out"
             raise ProblemError(f"{why}; {remedy}")
         return (why,)
     return ()
+
+
+def option_of_parts(ranks: int, accumulate: int) -> str:
+    """Return the option that has a mini-batch computed in parts."""
+    return f"--accumulate {accumulate}" if accumulate > 1 else f"--ranks-per-worker {ranks}"
+
+
+def gradient_in_parts(
+    gradient: Callable[[int, int], Tensor] | None, ranks: int, accumulate: int, normalized: bool
+) -> tuple[str, ...]:
+    """Return in a line by how much the gradient of a mini-batch in parts is not that of the whole, if it is
+    not: layers and losses may look across the samples that are computed together.
+
+    gradient(parts, seed): that of the same samples (D,); None if they cannot be computed in one part. One
+    that depends on the seed, though dropout is off, is not compared either. normalized: whether there is
+    batch normalization, which is named also then.
+    """
+    differs = ""
+    if gradient and torch.equal(whole := gradient(1, 0), gradient(1, 1)):
+        share = float((gradient(ranks * accumulate, 0) - whole).norm() / whole.norm())
+        if not share > _SHARE_ROUNDED[whole.is_cuda]:
+            return ()
+        differs = f" by {share:.2g} of its length"
+    elif not normalized:
+        return ()
+    why = "something looks across the samples that are computed together"
+    if normalized:
+        why = "batch normalization uses each part's own statistics"
+    option = option_of_parts(ranks, accumulate)
+    return (f"with {option} the gradient differs{differs} from the whole mini-batch's: {why}",)
 
 
 def not_a_mean(compute: Callable[[Indices], Any], count: int, name: str) -> str | None:

@@ -8,6 +8,7 @@ from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 
@@ -23,6 +24,28 @@ def copied(module: nn.Module) -> nn.Module:
             held[name] = _in_copy(value, memo)
     hooks = gradient_hooks(module)
     return with_gradient_hooks(made, {at: [_in_copy(hook, memo) for hook in hooks[at]] for at in hooks})
+
+
+def unwrapped(module: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return a module without what computes it in another way and renames its parameters, torch.compile and
+    DataParallel, and how those are called; they are taken off its parts in place.
+    """
+    found = dict[str, None]()
+
+    def inner(part: nn.Module) -> nn.Module:
+        if part._compiled_call_impl is not None:  # no copy has it
+            found["torch.compile"] = None
+        while "_orig_mod" in part._modules or isinstance(part, nn.DataParallel | DistributedDataParallel):
+            found["torch.compile" if "_orig_mod" in part._modules else type(part).__name__] = None
+            part = part.get_submodule("_orig_mod" if "_orig_mod" in part._modules else "module")
+        return part
+
+    module = inner(module)
+    for part in [*module.modules()]:
+        for name, child in [*part._modules.items()]:
+            if child is not None and (plain := inner(child)) is not child:
+                setattr(part, name, plain)
+    return module, tuple(found)
 
 
 _KINDS = {

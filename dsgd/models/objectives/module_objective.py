@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 import torch
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_map_only
 
 from dsgd.core.model import Evaluation, Objective
@@ -42,6 +43,7 @@ from dsgd.models.objectives.means import (
     added,
     at_once,
     divided,
+    gradient_in_parts,
     moved,
     not_a_mean,
     of_all,
@@ -55,6 +57,7 @@ from dsgd.models.objectives.module_copy import (
     forget_graphs,
     gradient_hooks,
     has_functions,
+    unwrapped,
     with_gradient_hooks,
 )
 from dsgd.models.objectives.module_state import Carried, estimating, in_eval_mode, new_statistics
@@ -81,13 +84,20 @@ _ESTIMATED_FROM, _ESTIMATED_AT_ONCE = 1024, 256  # samples
 NOT_FLOAT32 = r"(same|mixed|weight) dtype|expected scalar type|type \(double\)"
 """What torch says of data in another type than parameters."""
 _REMEDIES = {
+    "more than 1 value per channel": "; batch normalization needs two samples in each part of a mini-batch: "
+    "raise --batch-size, or lower --accumulate",
     "to be Long or Byte": "; class labels are whole numbers: give y.long()",
+    r"no attribute '(module|_orig_mod)'": "; the module comes without its wrapper: use it as it is",
     NOT_FLOAT32: "; parameters are float32: give x.float()",
 }
 _TRIED = 2  # samples: fewer would be too few for batch normalization
+_IN_PARTS = 32  # samples, if a mini-batch has as many: its whole may be too large for the memory
+_DRAWING = _DropoutNd, torch.nn.MultiheadAttention, torch.nn.RNNBase
+"""What draws random numbers in training mode, and does nothing else there."""
 _COMPARED = 8  # test samples, as a whole and in parts
 _NONE = torch.empty(0, 1)
 _ON_PARTS = "its hooks on gradients are called with the gradient of each part of a mini-batch (--accumulate)"
+_LEFT_OFF = "it is trained without {}; a run has --compile, and workers and ranks that compute in parallel"
 _LOOKED_AT = 4
 """Samples that are tried one by one, to see whether all need the same parameters."""
 
@@ -171,7 +181,8 @@ class ModuleObjective(Objective):
     one of `slices` slices of the weights, if it has two replicas at most. An evaluation is of the module as
     it is, in float32, on the device `evaluated_on`. recorded: by a run that is computed again, or goes on:
     what is no mean is noted then, since a run of an earlier version may have been trained with it.
-    leaves_out: whether a parameter that no gradient reaches is left alone, as by no earlier version.
+    leaves_out: whether a parameter that no gradient reaches is left alone, as by no earlier version; None:
+    a trial finds out whether there may be one.
     Raises ProblemError for parameters that it cannot train.
     """
 
@@ -192,8 +203,10 @@ class ModuleObjective(Objective):
         slices: int = 1,
         evaluated_on: str = "cpu",
         recorded: bool = False,
-        leaves_out: bool = True,
+        leaves_out: bool | None = None,
     ) -> None:
+        module, self._left_off = unwrapped(problem.module)
+        problem = problem._replace(module=module)
         require_trainable(problem.module)
         if not recorded:
             require_not_scripted(problem.module)
@@ -275,7 +288,11 @@ class ModuleObjective(Objective):
     def _replica(self, device: str) -> Replica:
         replicas, kind = self._replicas.__dict__, torch.device(device).type  # a process uses one GPU
         if kind not in replicas:
-            how = {"recomputed": self.recomputed, "apart": self.ranks > 1, "counting": self.leaves_out}
+            how = {
+                "recomputed": self.recomputed,
+                "apart": self.ranks > 1,
+                "counting": self.leaves_out is not False,
+            }
             replicas[kind] = Replica(self.problem.module, device, **how)
         return cast(Replica, replicas[kind])
 
@@ -316,8 +333,8 @@ class ModuleObjective(Objective):
                 "gets, which has the weights; use its argument"
             )
         require_unchanged(mine.module, w[0])
-        looks_further = self.leaves_out and self.ranks == 1 and not self.trial.left_out
-        if looks_further and self._leaves_some_out(w[0], shard):
+        known = LEFT_OUT in self.trial.carried
+        if not known and (self.leaves_out or self._leaves_some_out(w[0], shard)):
             mine.carried.names = carried = (*self.trial.carried, LEFT_OUT)
             self.trial = self.trial._replace(carried=carried, rows=mine.carried.rows)
             mine.carried.names = ()
@@ -327,22 +344,45 @@ class ModuleObjective(Objective):
         with self._compared(mine, self.problem.loss, "loss in eval mode"):
             found = partial(self._of, mine, shard)
             notes = require_parts(found, shard.batch_size, self.ranks, self.accumulate, self.recorded)
+        if self.ranks * self.accumulate > 1:
+            notes += self._in_parts(mine, shard, w[0])
         if mine.has_hooks and self.accumulate > 1:
             notes = (*notes, _ON_PARTS)
+        if self._left_off:
+            notes = (*notes, _LEFT_OFF.format(" and ".join(self._left_off)))
         self.trial = self.trial._replace(notes=(*self.trial.notes, *notes))
         require_finite(loss)
 
     def _leaves_some_out(self, w: Tensor, shard: ProblemShard) -> bool:
         """Return whether there are parameters that some samples do not reach, each on its own."""
+        if self.ranks > 1 or self.leaves_out is False:
+            return False
         alone = self._changed(ranks=1, slices=1, accumulate=1, compiled=False, _replicas=threading.local())
-        for seed, row in enumerate(
-            _one_by_one(length(shard.data))
-        ):  # also of other workers, if they are here
+        # Of other workers too, if their samples are here.
+        for seed, row in enumerate(_one_by_one(length(shard.data))):
             one = ProblemShard(0, shard.data, np.array([row]), batch_size=1, seed=0)
             one.device = shard.device
             with suppress(Exception):  # batch normalization, for one, cannot compute one alone
                 alone._gradient(w, one, 0, None, seeds=[seed])
         return bool(alone._replica(str(w.device)).carried.reached.left_out())
+
+    def _in_parts(self, mine: Replica, shard: ProblemShard, w: Tensor) -> tuple[str, ...]:
+        """Return in a line how a gradient in parts, in training mode, differs from the whole's."""
+        some = shard.few(max(_IN_PARTS, 2 * self.ranks * self.accumulate))
+
+        def gradient(parts: int, seed: int) -> Tensor:
+            mine.carried.names = self.trial.carried
+            mine.carried.write()
+            how = {"ranks": 1, "slices": 1, "accumulate": parts, "compiled": False, "bf16": False}
+            plain = self._changed(**how, _replicas=self._replicas)
+            return plain._gradient(w, some, 0, None, seeds=[seed])[1].clone()
+
+        normalized = bool(estimating(mine.module))
+        with in_eval_mode(mine.module, *_DRAWING):
+            notes = gradient_in_parts(gradient, self.ranks, self.accumulate, normalized)
+        mine.carried.write()
+        mine.carried.names = ()
+        return notes
 
     def to_try(self, shard: ProblemShard, ranks: int) -> ProblemShard:
         """Return what one gradient is tried on: a few samples for each part of a mini-batch.

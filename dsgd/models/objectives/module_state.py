@@ -26,10 +26,11 @@ from dsgd.models.objectives.reached import Reached
 
 
 @contextmanager
-def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Have a module in eval mode, and then each of its parts in the mode in which it was."""
+def in_eval_mode(module: nn.Module, *kinds: type[nn.Module]) -> Iterator[None]:
+    """Put a module in eval mode, or only its parts of these kinds, and then each part back in its own."""
     modes = [(part, part.training) for part in module.modules()]
-    module.eval()
+    for part in (part for part, _ in modes if isinstance(part, kinds)) if kinds else [module]:
+        part.eval()
     try:
         yield
     finally:
@@ -201,6 +202,8 @@ def with_tensors(module: nn.Module, tensors: Mapping[str, Any]) -> nn.Module:
     made = copied(module)
     places = _tensors(made)
     for name, array in tensors.items():
+        if name not in places:  # of a record that has it as a wrapper named it
+            name = name.replace("_orig_mod.", "").removeprefix("module.")
         there: Tensor | None = getattr(*places[name]) if name in places else None
         if there is None or there.nbytes != array.nbytes:
             raise ValueError(f"its module has no {name} of {array.nbytes} bytes; put its file back as it was")

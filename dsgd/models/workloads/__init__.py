@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from functools import cache
+from numbers import Number
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -122,6 +123,7 @@ def make_problem(data: DataConfig, seed: int) -> Problem:
         with settings_kept(), seeded(first), BESIDE[code.__name__].importable(), failing:
             own = getattr(code, "Config", None)
             problem = code.make(data) if own is not None and isinstance(data, own) else code.make()
+            problem = _by_position(problem)
             wrong = _wrong(problem)
             problem = problem if wrong else _in_float32(problem)
     except (DataError, UserCodeError) as error:
@@ -134,6 +136,27 @@ def make_problem(data: DataConfig, seed: int) -> Problem:
     if made.routing is None and any(mixtures(made.module)):
         made = made._replace(routing=MixtureRouting())
     return made
+
+
+def _by_position(problem: Any) -> Any:
+    """Return it with the values of data frames, series and other containers of arrays, row by row: what their
+    index calls a row does not matter.
+    """
+    import torch
+
+    from dsgd.core.problem import Problem
+
+    def values(data: Any) -> Any:
+        if isinstance(data, tuple):
+            return tuple(map(values, data))
+        if isinstance(data, np.ma.MaskedArray) and not np.ma.is_masked(data):
+            return data.data
+        is_array = isinstance(data, np.ndarray | torch.Tensor) or hasattr(data, "part")
+        return np.array(data) if hasattr(data, "__array__") and not is_array else data
+
+    if not isinstance(problem, Problem):
+        return problem
+    return problem._replace(train=values(problem.train), test=values(problem.test))
 
 
 def _in_float32(problem: Problem) -> Problem:
@@ -199,6 +222,8 @@ def _wrong(problem: Any) -> str | None:
 
 def _wrong_data(data: Any) -> str | None:
     arrays = data if isinstance(data, tuple) else (data,)
+    if isinstance(data, Mapping | set):
+        return f"are a {type(data).__name__}; give a tuple of arrays, or a dataset with [i]"
     if not arrays:
         return "have no arrays; give one or more, with a row for each sample"
     for array in arrays:
@@ -208,10 +233,31 @@ def _wrong_data(data: Any) -> str | None:
             return "hold a list; give arrays with a row for each sample, of text those of numpy"
         if "complex" in str(getattr(array, "dtype", "")):
             return "are complex; give real and imaginary parts as real numbers"
+        if wrong := _wrong_rows(array) if isinstance(data, tuple) else None:
+            return wrong
     if len({len(array) for array in arrays}) != 1:
         lengths = ", ".join(str(len(array)) for array in arrays)
         return f"have arrays of {lengths} rows; give each sample a row in all of them"
     return None if len(arrays[0]) else "are empty; give it samples"
+
+
+def _wrong_rows(array: Any) -> str | None:
+    from dsgd.core.problem import tensor
+
+    if np.ma.is_masked(array):
+        return "have masked values; fill them in (.filled(0))"
+    kind = f"hold a {getattr(array, 'layout', type(array).__name__)}"
+    if isinstance(array, np.ndarray):
+        kind = f"have the type {array.dtype}"
+        if array.dtype == object and any(x is None or isinstance(x, Number) for x in array.flat[:1000]):
+            return f"{kind}, with numbers or None; give one type of numbers (.astype(np.float32))"
+    try:
+        rows = np.arange(min(2, len(array)))
+        if len(tensor(array[rows])) == len(rows):
+            return None
+    except Exception:  # of whatever has no rows by number, or none that torch takes
+        pass
+    return f"{kind}, whose rows torch cannot take; give arrays of numbers (.to_numpy(), .toarray())"
 
 
 def _wrong_about(about: Any) -> str | None:

@@ -62,7 +62,7 @@ class RunMetrics:
     """What Prometheus gets of one run; `samples` may be called from another thread than the rest.
 
     Plain numbers and one lock per update, not a prometheus_client counter for each: a scrape sees whole
-    updates only, sums are exact, and an update costs a few microseconds (benchmarks/exporter.py).
+    updates only, sums are exact, and an update costs a few microseconds.
     Its public attributes are what a family of the table of quantities may read.
     tally: counts the same updates, each of them before it is added here. info: labels of dsgd_run_info.
     staleness_bound: in updates, None without one.
