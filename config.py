@@ -52,6 +52,10 @@ class DataConfig(Checked):
     torch module and its data: one that is there by its name, like digits_cnn, or a file of yours with a
     function make() (docs/workloads.md)."""
 
+    edition: Annotated[int, Ge(1), Le(2), HIDDEN] = 2
+    """Of the rules by which numbers are computed. 1: those of before November 2026; records of then keep
+    them."""
+
     hidden: Annotated[str, OF_PERCEPTRON] = "16"
     """Units of the hidden layers of the perceptron that learns xor or digits, separated by commas. none:
     logistic regression."""

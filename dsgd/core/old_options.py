@@ -130,6 +130,17 @@ def refused(given: Mapping[str, Any], known: Collection[str]) -> str | None:
     return None
 
 
+def recorded(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record's options as they are named today. Those of before editions keep the first one's rules,
+    by which a codec took zeros for positive numbers.
+    """
+    found = renewed(given)
+    if "edition" in found:
+        return found
+    as_then = {name: "sign:positive" for name in ("compress", "compress_down") if found.get(name) == "sign"}
+    return {**found, **as_then, "edition": 1}
+
+
 def renewed(given: Mapping[str, Any], beside: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return options as they are named today; those that had their default are left out.
 

@@ -82,6 +82,7 @@ def module_objective(
         slices=cfg.group.shards,
         evaluated_on=_evaluated_on(cfg),
         recorded=recorded is not None,
+        edition=cfg.data.edition,
         leaves_out=None if recorded is None else "left_out" in recorded,
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsgd.config import TrainConfig
-from dsgd.core.old_options import renewed, today
+from dsgd.core.old_options import recorded, today
 from dsgd.core.option_rules import option_fields, options
 
 MAY_CHANGE = (
@@ -38,7 +38,7 @@ def options_written(cfg: TrainConfig, before: Mapping[str, Any]) -> dict[str, An
     before: what it had. What has not changed stays as an older version wrote it, and what that did not have
     is left out at its default: so the digest stays what it was.
     """
-    had = {**_defaults(cfg), **renewed(before)}
+    had = {**_defaults(cfg), **recorded(before)}
     new = {name: value for name, value in options(cfg).items() if value != had.get(name, value)}
     return {name: value for name, value in before.items() if name in new or today(name) not in new} | new
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from dsgd.core.old_options import renewed
+from dsgd.core.old_options import recorded
 from dsgd.core.routing import ROUTING
 from dsgd.process import bounded_yaml
 from dsgd.process.outcomes import is_result
@@ -330,7 +330,7 @@ def _read_json(file: Path, kind: type[T]) -> T:
 
 def read_options(record: Path) -> dict[str, Any]:
     """Return a run's options from its config.yaml, as they are named today; raises RecordError."""
-    return renewed(written_options(record))
+    return recorded(written_options(record))
 
 
 def written_options(record: Path) -> dict[str, Any]:

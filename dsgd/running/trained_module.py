@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from dsgd.core.problem import Problem
+from dsgd.models.objectives.module_state import OF_NUMPY
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,15 +21,25 @@ if TYPE_CHECKING:
     from dsgd.core.weights import Vector
 
 
+_IN_FILES = OF_NUMPY | {torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
+
+
 def named_tensors(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return the tensors of `module.state_dict()`, a tied one once, and its other names.
 
     A safetensors file has each tensor once. So, as with `safetensors.torch.save_model`, the metadata has the
-    other names of a tied one, each with the name that it is kept under.
+    other names of a tied one, each with the name that it is kept under. Raises ValueError for what such a
+    file cannot hold.
     """
     kept, same = dict[str, torch.Tensor](), dict[str, str]()
     names: dict[int, str] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
+        kind = getattr(tensor, "dtype", f"a {type(tensor).__name__}")
+        if kind not in _IN_FILES:
+            raise ValueError(
+                f"its {name} is {kind}, which a safetensors file cannot hold; take it from the module that "
+                "dsgd.load(RUN).module() returns"
+            )
         first = names.setdefault(id(tensor), name)
         if first == name:
             kept[name] = tensor.detach().contiguous()

@@ -26,6 +26,7 @@ from dsgd.core.weights import Vector
 Bytes = NDArray[np.uint8]
 BLOCK = 256
 """Numbers that share one scale, in int8 and fp4."""
+_GOLDEN, _SILVER = (math.sqrt(5) - 1) / 2, math.sqrt(2) - 1
 
 
 class Draws(NamedTuple):
@@ -162,10 +163,12 @@ class RandomK:
 class Sign:
     """The sign of each number, one bit, and their mean magnitude: C(x) = ||x||_1 / D sign(x).
 
-    ||C(x) - x||^2 = (1 - ||x||_1^2 / (D ||x||_2^2)) ||x||^2. Zero counts as positive. Karimireddy et al. 2019
-    (arXiv 1901.09847), section 3.
+    ||C(x) - x||^2 = (1 - ||x||_1^2 / (D ||x||_2^2)) ||x||^2. Karimireddy et al. 2019 (arXiv 1901.09847),
+    section 3. A zero, which has no bit, is positive in half of the messages (by an equidistributed sequence:
+    Weyl 1916), so what stays zero hardly moves. positive: it always is.
     """
 
+    positive: bool = False
     memory_rows: ClassVar[int] = 0
     unbiased: ClassVar[bool] = False
     contracts: ClassVar[bool] = True
@@ -174,7 +177,12 @@ class Sign:
         return 4 + _bytes_of_bits(num_weights)
 
     def encode(self, x: Vector, draws: Draws, memory: Vector) -> Bytes:
-        return _joined(np.array([np.abs(x).mean(dtype=np.float64)], np.float32), np.packbits(x < 0))
+        negative = x < 0
+        if not self.positive:
+            zeros = np.flatnonzero(x == 0)
+            turn = draws.step * _GOLDEN + draws.worker * _SILVER + zeros * _SILVER**2
+            negative[zeros] = turn % 1 < 0.5
+        return _joined(np.array([np.abs(x).mean(dtype=np.float64)], np.float32), np.packbits(negative))
 
     def decode(self, message: Bytes, num_weights: int, draws: Draws) -> Vector:
         (size,) = _as(np.float32, message[:4])
@@ -415,7 +423,7 @@ SHARE = number("SHARE", "above 0 and at most 1", lambda share: 0 < share <= 1)
 CODECS: Mapping[str, Form[Codec]] = {
     "topk": Form(TopK, (SHARE,), "topk:.01"),
     "randk": Form(RandomK, (SHARE, word("scaled")), "randk:.01 or randk:.01,scaled"),
-    "sign": Form(Sign),
+    "sign": Form(Sign, (word("positive"),), "sign"),
     "qsgd": Form(QSGD, (whole("LEVELS", 1, 127),), "qsgd:8"),
     "int8": Form(Int8),
     "fp4": Form(FP4),

@@ -7,7 +7,7 @@ import pytest
 from dsgd.running.quick_run import config
 
 LIARS = "F must be a whole number of at least 0, like "
-ALL = "must be none, topk:SHARE, randk:SHARE[,scaled], sign, qsgd:LEVELS, int8, fp4"
+ALL = "must be none, topk:SHARE, randk:SHARE[,scaled], sign[:positive], qsgd:LEVELS, int8, fp4"
 MISTAKES = [
     ("compress", "gzip", f"{ALL}, powersgd:RANK or dgc:SHARE[,MOMENTUM[,WARMUP[,CLIP]]]"),
     ("compress", "topk", "topk needs SHARE, like topk:.01"),
@@ -15,7 +15,8 @@ MISTAKES = [
     ("compress", "topk:x", "SHARE must be a number above 0 and at most 1, like topk:.01"),
     ("compress", "randk:.1,s",
      "scaled must be the word scaled, or left out, like randk:.01 or randk:.01,scaled"),
-    ("compress", "sign:1", "nothing may follow sign; give sign alone"),
+    ("compress", "int8:1", "nothing may follow int8; give int8 alone"),
+    ("compress", "sign:1", "positive must be the word positive, or left out, like sign"),
     ("compress", "dgc:.1,1", "MOMENTUM must be a number from 0 to below 1, like dgc:.001,.9,400"),
     ("compress", "dgc:.1,.9,1,1,1", "dgc needs SHARE[,MOMENTUM[,WARMUP[,CLIP]]], like dgc:.001,.9,400"),
     ("compress", "dgc:", "SHARE must be a number above 0 and at most 1, like dgc:.001,.9,400"),

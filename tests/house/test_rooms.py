@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 46_500,
+    "tests": 46_700,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -151,7 +151,7 @@ def test_a_gradient_that_parts_do_not_give_is_named(kind: str, parts: dict[str, 
         mean = torch.stack(list(losses)).mean()
         return torch.cat([g.flatten() for g in torch.autograd.grad(mean, trained(made.module))])
 
-    x, y = of.batch(0)
+    x, y = of.few(16).batch(0)
     count = math.prod(parts.values())
     cut = zip(x.chunk(count), y.chunk(count), strict=True)
     whole = gradient([made.loss(made.module, x, y)])

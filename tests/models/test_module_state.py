@@ -28,6 +28,7 @@ from dsgd.records.writer import RunRecord
 from dsgd.running.execute import execute
 from dsgd.running.quick_run import config
 from dsgd.running.replaying import compared, recorded_run
+from dsgd.running.trained_module import named_tensors
 from dsgd.running.trained_run import trained_run
 
 CARRYING = str(ROOT / "tests/workloads/carrying.py")
@@ -78,7 +79,10 @@ def test_one_worker_is_a_plain_loop(carries: str, tmp_path: Path) -> None:
     assert ended.evaluations[-1].found.loss == pytest.approx(found, rel=1e-4)
     run = trained_run(str(tmp_path / "r"))
     assert run.evaluate().loss == pytest.approx(found, rel=1e-4)
-    torch.testing.assert_close(dict(run.module().state_dict()), dict(module.state_dict()))
+    tensors = run.module().state_dict()
+    torch.testing.assert_close(dict(tensors), dict(module.state_dict()))
+    if carries == "types":  # nothing of them is rounded
+        assert all(torch.equal(tensors[name], buffer) for name, buffer in module.named_buffers())
     assert not ended.not_kept
 
 
@@ -122,9 +126,11 @@ def test_a_run_that_goes_on_carries_on(tmp_path: Path, cli: CommandLine) -> None
     """Cut at a checkpoint and resumed, it ends with the same bytes; so it does where a worker was lost, whose
     task is computed again, and with compressed results.
     """
-    for name, more in (("plain", {}), ("sent", {"compress": "topk:0.5"})):
-        whole = record(tmp_path, name, "average", "ssgd", checkpoint_every="10", **more)
-        lost = record(tmp_path, f"{name}-lost", "average", "ssgd", faults="kill:1@step=13", **more)
+    for name, carries, more in (
+        ("plain", "average", {}), ("all", "types", {}), ("sent", "average", {"compress": "topk:0.5"})
+    ):  # fmt: skip
+        whole = record(tmp_path, name, carries, "ssgd", checkpoint_every="10", **more)
+        lost = record(tmp_path, f"{name}-lost", carries, "ssgd", faults="kill:1@step=13", **more)
         assert content(lost)[:2] == content(whole)[:2]
         expected = content(whole)
         checkpoints = sorted((whole / "checkpoints").iterdir(), key=lambda file: version_of(file.name) or 0)
@@ -148,7 +154,12 @@ def test_the_first_worker_that_is_there_is_evaluated(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.parametrize(
     ("carries", "mode", "more"),
-    [("spectral", "ssgd", {}), ("average", "diloco", {"local_steps": 5}), ("teacher", "localsgd", {})],
+    [
+        ("spectral", "ssgd", {}),
+        ("types", "ssgd", {}),
+        ("average", "diloco", {"local_steps": 5}),
+        ("teacher", "localsgd", {}),
+    ],
 )
 def test_both_engines_carry_the_same(carries: str, mode: str, more: dict[str, Any], tmp_path: Path) -> None:
     """Weights, what is carried, and evaluations have the same bytes on Ray as in the simulator, and a replay
@@ -181,6 +192,106 @@ def test_running_statistics_are_means_over_training_samples(layer: Any) -> None:
     within = x.var((0, 2)) if layer is nn.BatchNorm1d else x.var(2).mean(0)
     torch.testing.assert_close(found.running_var, within, rtol=0.02, atol=0)
     assert found.momentum == 0.1
+
+
+def looked_at(layer: nn.Module, samples: int, act: Any) -> list[Tensor]:
+    """Return the samples of each mini-batch at which an objective looks: they are stored as 0, 1, 2, ..."""
+    seen = list[Tensor]()
+
+    def loss(module: nn.Module, x: Tensor) -> Any:
+        seen.append(x[:, 0].clone())
+        return module(x).square().mean()
+
+    x = torch.arange(float(samples))[:, None]
+    act(ModuleObjective(Problem(nn.Sequential(layer, nn.Linear(1, 1)), loss, (x,), (x,))))
+    return seen
+
+
+LOOKS: dict[str, tuple[nn.Module, Any]] = {
+    "statistics": (nn.BatchNorm1d(1), lambda it: it.module_at(it.initial_weights(0))),
+    "statistics on Ray": (
+        nn.BatchNorm1d(1), lambda it: it.for_evaluation("cpu").module_at(it.initial_weights(0)),
+    ),
+    "an evaluation": (nn.Identity(), lambda it: it.evaluate(it.initial_weights(0))),
+    "a trial of it": (nn.Identity(), lambda it: it.try_evaluation()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_how_samples_are_stored_does_not_matter(look: str) -> None:
+    """Class after class or sorted by time: each mini-batch is drawn from all of them."""
+    layer, act = LOOKS[look]
+    seen = looked_at(layer, 6000, act)
+    assert sum(map(len, seen)) >= 8
+    for some in seen:
+        error = 6000 / (12 * len(some)) ** 0.5
+        assert abs(float(some.mean()) - 3000) < 4 * error
+    assert not look.startswith("statistics") or sorted({len(some) for some in seen}) == [2, 256]
+
+
+def test_both_engines_estimate_from_the_same_samples() -> None:
+    x = torch.randn(3000, 3, generator=torch.Generator().manual_seed(0)).cumsum(0)
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    objective = ModuleObjective(Problem(module, lambda module, x: module(x).square().mean(), (x,), (x,)))
+    w = objective.initial_weights(0)
+    here, there = (one.module_at(w).state_dict() for one in (objective, objective.for_evaluation("cpu")))
+    assert all(torch.equal(here[name], there[name]) for name in here)
+    assert objective.evaluate(w) == objective.for_evaluation("cpu").evaluate(w)
+
+
+class Half(nn.Module):
+    """A layer of one type and a buffer of another, or of the same."""
+
+    def __init__(self, trained: torch.dtype, kept: torch.dtype) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1, dtype=trained)
+        self.register_buffer("kept", torch.full((2,), 1 / 3, dtype=kept))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x)
+        return found
+
+
+@pytest.mark.parametrize("trained", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "kept", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64]
+)
+def test_a_buffer_keeps_its_type_unless_parameters_of_it_are_converted(
+    trained: torch.dtype, kept: torch.dtype
+) -> None:
+    """Layers want all tensors of one type: then a note names it. A run of the first edition converted all."""
+    objective = tried(Half(trained, kept))
+    tensors, converted = objective.module_at(objective.initial_weights(0)).state_dict(), trained == kept
+    was = torch.full((2,), 1 / 3, dtype=kept)
+    expected = was.float() if converted else was
+    assert tensors["kept"].dtype == expected.dtype
+    assert torch.equal(tensors["kept"], expected)
+    notes = [note for note in objective.trial.notes if "become float32 with its parameters" in note]
+    assert bool(notes) == (converted and kept != torch.float32)
+    made = Problem(Half(trained, kept), lambda *_: None, (), ())
+    (buffer,) = ModuleObjective(made, edition=1).problem.module.buffers()
+    assert buffer.dtype == (kept if kept.is_complex else torch.float32)
+
+
+class Stateful(nn.Linear):
+    """It has something in its state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        pass
+
+
+def test_what_a_file_of_tensors_cannot_hold_is_refused() -> None:
+    complex128 = nn.Linear(2, 2)
+    complex128.register_buffer("turns", torch.zeros(2, dtype=torch.complex128))
+    for module, words in (
+        (complex128, r"its turns is torch\.complex128, which a"),
+        (Stateful(2, 2), "its _extra_state is a dict"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            named_tensors(module)
 
 
 class Changing(nn.Module):

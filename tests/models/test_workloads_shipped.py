@@ -69,7 +69,7 @@ def test_every_mode_trains_the_language_model(mode: str, text: str) -> None:
 
 
 def test_the_windows_are_the_text_in_order(text: str) -> None:
-    """Nine tenths are windows to train on; the held-out end is read as far as evaluations are asked to."""
+    """Nine tenths are windows to train on; of the held-out end, evaluations read some from all over it."""
     made = gpt("ssgd", text, num_workers=2)
     cut = len(TEXT) - round(len(TEXT) / 10)
     assert made.about["train"]["samples"] == (cut - 1) // 16
@@ -79,6 +79,10 @@ def test_the_windows_are_the_text_in_order(text: str) -> None:
     assert bytes(x.astype(np.uint8)) == TEXT[32:48]
     assert bytes(y.astype(np.uint8)) == TEXT[33:49]
     assert bytes(problem.test[0][0].astype(np.uint8)) == TEXT[cut : cut + 16]
+    last = cut + 16 * ((len(TEXT) - cut - 1) // 16 - 1)
+    assert bytes(problem.test[31][0].astype(np.uint8)) == TEXT[last : last + 16]
+    before = make_problem(config("ssgd", **SMALL, data=text, edition=1).data, 0).test
+    assert bytes(before[31][1].astype(np.uint8)) == TEXT[cut + 497 : cut + 513]
 
 
 def make_problem_of(text: str) -> Any:
@@ -193,6 +197,21 @@ def test_images_of_a_user_are_trained_and_reported_as_accuracy(network: str, tmp
     assert record.meta.workload["train"]["samples"] == 36
     assert record.meta.workload["test"]["samples"] == 3
     assert sum(record.meta.workload["train"]["classes"]) == record.meta.workload["train"]["samples"]
+
+
+def test_the_images_of_evaluations_are_not_the_first_ones(tmp_path: Path) -> None:
+    """A file may have them class after class; those of the first edition's runs were."""
+    file = str(tmp_path / "images.npz")
+    np.savez(file, x=np.repeat(IMAGES, 50, 0), y=np.repeat(CLASSES, 50))
+    classes = []
+    for edition in (1, 2):
+        cfg = config("ssgd", workload="fashion", data=file, eval_samples=100, edition=edition)
+        whole = config("ssgd", workload="fashion", data=file, edition=edition)
+        first = make_problem(whole.data, 0).test[1][:100]
+        found = make_problem(cfg.data, 0).test[1]
+        assert len(found) == 100
+        classes.append(np.array_equal(found, first))
+    assert classes == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from old_records import KEPT
 
-from dsgd.core.old_options import OF_ALL, OLD, OldConfig, renewed
+from dsgd.core.old_options import OF_ALL, OLD, OldConfig, recorded, renewed
 from dsgd.core.option_rules import option_fields
 from dsgd.models.workloads import file_of, names
 from dsgd.records.fixed_options import options_digest, options_written
 from dsgd.records.workload_copy import digest
+from dsgd.records.writer import RunRecord
+from dsgd.running.execute import execute
+from dsgd.running.quick_run import config
+from dsgd.running.replaying import compared, recorded_run
 from dsgd.strategies import configured
 
 DEFAULTS = {name: option.default for name, option in option_fields(OldConfig).items() if name in OF_ALL}
@@ -65,14 +70,29 @@ def test_a_run_that_goes_on_leaves_its_config_as_it_was(was: dict[str, Any]) -> 
     """What may change is written as today's option in place of the old ones; the digest stays what it was."""
     before = {"mode": "ssgd", "engine": "sim", "steps": 100, "racks": 1, "restart_window_s": 600.0} | was
     before |= {"checkpoint_cost_s": 1.0}
-    cfg = configured(renewed(before) | {"steps": 200})
+    cfg = configured(recorded(before) | {"steps": 200})
     assert options_written(cfg, before) == before | {"steps": 200}
-    cfg = configured(renewed(before) | {"restarts": "5,within=9"})
+    cfg = configured(recorded(before) | {"restarts": "5,within=9"})
     written = options_written(cfg, before)
     assert written["restarts"] == "5,within=9"
     assert not written.keys() & {"max_restarts", "restart_window_s"}
     assert options_digest(written) == options_digest(before)
-    assert configured(renewed(written)) == cfg
+    assert configured(recorded(written)) == cfg
+
+
+def test_a_record_without_an_edition_is_of_the_first(tmp_path: Path) -> None:
+    """It is computed again as then, and zeros were sent as positive numbers."""
+    assert recorded({"compress": "sign"}) == {"compress": "sign:positive", "edition": 1}
+    assert recorded({"compress": "sign", "edition": 2}) == {"compress": "sign", "edition": 2}
+    options = {"workload": "digits", "steps": 30, "error_feedback": "none", "out": str(tmp_path)}
+    for name, codec, edition in (("then", "sign:positive", 1), ("now", "sign", 2)):
+        cfg = config("ssgd", **options, compress=codec, edition=edition, run_name=name)
+        assert execute(cfg, record=RunRecord(cfg)).error is None
+        file = tmp_path / name / "config.yaml"
+        without = file.read_text().replace(f"edition: {edition}\n", "").replace(codec, "sign")
+        file.write_text(without)
+    same = [compared(recorded_run(tmp_path / name)).same_weights for name in ("then", "now")]
+    assert same == [True, False]
 
 
 def test_a_workload_that_ships_is_known_by_each_digest_that_it_had() -> None:

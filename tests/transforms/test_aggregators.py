@@ -220,7 +220,8 @@ def test_values_that_are_not_finite_count_as_0(name: str) -> None:
     with_zero = rows.copy()
     with_zero[3] = 0
     expected = aggregated(BY_NAME[name](1), with_zero)
-    for bad in (np.nan, np.inf, -np.inf):
+    for bad in (np.nan, np.inf, -np.inf, np.float32(-0.0)):
+        rows[3] = 0 if bad == 0 else rows[3]
         rows[3, 1] = bad
         assert aggregated(BY_NAME[name](1), rows).tobytes() == expected.tobytes()
 

@@ -32,7 +32,7 @@ from dsgd.transforms.codecs import (
 )
 
 TEXTS = [
-    *("topk:.01", "topk:.5", "topk:1", "randk:.1", "randk:.1,scaled", "sign"),
+    *("topk:.01", "topk:.5", "topk:1", "randk:.1", "randk:.1,scaled", "sign", "sign:positive"),
     *("qsgd:1", "qsgd:8", "qsgd:127", "int8", "fp4", "powersgd:1", "powersgd:4"),
 ]
 CONTRACTING = [text for text in TEXTS if (codec := parse_codec(text)) and codec.contracts]
@@ -106,6 +106,28 @@ def test_bytes_of_a_thousand_weights(text: str, num_bytes: int) -> None:
 def test_zeros_stay_zeros(text: str) -> None:
     """Where all numbers are 0, 0 is what comes."""
     assert not through(codec_of(text), np.zeros(D, np.float32)).any()
+
+
+HARDLY = {"sign": 32.0, "powersgd:1": 32.0, "powersgd:4": 64.0, "sign:positive": 400.0}
+"""How far 400 messages move what is zero in all of them, in means of the others' magnitudes; others: not."""
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 8])
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_stays_zero_hardly_moves(text: str, every: int) -> None:
+    """Among other numbers, and whether it is 0 or -0: rows of an embedding that no sample uses. Also where
+    only every so many messages are sent, as in local steps.
+    """
+    codec, moved, size = codec_of(text), np.zeros(D), 0.0
+    memory = np.zeros((2, codec.memory_rows, D), np.float32)
+    for message in range(400):
+        x = uneven(seed=message)
+        x[:60], x[60:90] = 0, -0.0
+        step = message * every
+        sent, without = (through(codec, y, step, own) for y, own in zip((x, x + 0), memory, strict=True))
+        np.testing.assert_array_equal(sent, without)
+        moved, size = moved + sent, size + float(np.abs(x).mean())
+    assert np.abs(moved[:90]).max() <= HARDLY.get(text, 0) * 1.001 * size / 400
 
 
 @pytest.mark.parametrize("text", [text for text in TEXTS if not text.startswith("randk")])

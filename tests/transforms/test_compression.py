@@ -111,6 +111,31 @@ def test_error_feedback_loses_nothing(mode: str, text: str) -> None:
         np.testing.assert_array_equal(sent + memories[worker][0], computed)
 
 
+ROWS = """
+import torch
+from dsgd import Problem
+def loss(module, ids, y):
+    return (module(ids)[:, 0] - y).square().mean()
+def make():
+    ids = torch.arange(64) % 5
+    return Problem(torch.nn.Embedding(10, 1), loss, (ids, ids.float()), (ids, ids.float()))
+"""
+
+
+@pytest.mark.parametrize("mode", ["ssgd", "asgd", "localsgd"])
+def test_rows_that_no_sample_uses_hardly_move(mode: str, tmp_path: Path) -> None:
+    """By signs alone, without a memory, they once walked by half of a step each time."""
+    (tmp_path / "rows.py").write_text(ROWS)
+    options: dict[str, Any] = {"workload": str(tmp_path / "rows.py"), "batch_size": 8, "lr": 0.05}
+    options |= {"steps": 400, "num_workers": 2, "error_feedback": "none"}
+    walked = []
+    for codec in ("sign", "sign:positive"):
+        ran = run(mode, compress=codec, **options)
+        first = make_workload(ran.cfg).objective.initial_weights(0)
+        walked.append(float(np.abs(ran.w - first)[5:].max()))
+    assert walked[0] < 0.1 * walked[1]
+
+
 @dataclass(frozen=True)
 class Bounded:
     """Numbers of a norm of at most 1, drawn anew for each mini-batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -61,22 +61,33 @@ class Centred(nn.Module):
 
 
 class Typed(nn.Module):
-    """Buffers of types that a flat vector of float32 does not have, one of them a view."""
+    """Buffers of all types, as views of another order, empty and without dimensions; each gradient changes
+    them by what their type alone can hold.
+    """
+
+    TYPES: ClassVar = [
+        torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.bfloat16,
+        torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    ]  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 1)
-        kinds = {"file": torch.bool, "turns": torch.complex64, "short": torch.bfloat16, "small": torch.int8}
-        for name, kind in kinds.items():
-            self.register_buffer(name, torch.zeros(3, 2, dtype=kind).t())
+        for number, kind in enumerate(self.TYPES):
+            self.register_buffer(f"of_{number}", torch.zeros(3, 2, dtype=kind).t())
+            self.register_buffer(f"alone_{number}", torch.zeros((), dtype=kind))
+            self.register_buffer(f"empty_{number}", torch.zeros(0, 3, dtype=kind))
 
     def forward(self, x: Tensor) -> Tensor:
-        file, turns, short, small = self.buffers()
-        if self.training:
-            file.logical_not_()
-            for buffer, by in ((turns, 1j), (short, 1), (small, 3)):
-                buffer.add_(by)
-        found: Tensor = self.layer(x) + turns.abs().mean() + short.mean() + file.sum() + small.sum() / 8
+        found: Tensor = self.layer(x)
+        for buffer in self.buffers():
+            if self.training and buffer.dtype == torch.bool:
+                buffer.logical_not_()
+            elif self.training:
+                buffer.add_(
+                    1 / 3 + 1j / 7 if buffer.is_complex() else 1 / 3 if buffer.is_floating_point() else 5
+                )
+            found = found + buffer.to(torch.complex128).abs().sum().float() / 64
         return found
 
 

@@ -23,21 +23,21 @@ class Windows:
     C is the context. Windows do not overlap, so an epoch sees each token once as a target; what does not fill
     a last window is left out. Being samples like others, they are split among workers, reshuffled each epoch
     and taken up again by a resumed run. ids (N,): whole numbers, in memory or mapped; a window is read when
-    it is asked for.
+    it is asked for. rows: of the windows that are samples; None: all.
 
     >>> x, y = Windows(np.arange(10), 3)[1]
     >>> x, y
     (array([3, 4, 5]), array([4, 5, 6]))
     """
 
-    def __init__(self, ids: NDArray[Any], context: int) -> None:
+    def __init__(self, ids: NDArray[Any], context: int, rows: Ids | None = None) -> None:
         """Raise DataError if the ids do not fill one window."""
         if len(ids) <= context:
             raise DataError(f"{len(ids)} tokens: a window of {context} needs one more than that; lower it")
-        self.ids, self.context = ids, context
+        self.ids, self.context, self.rows = ids, context, rows
 
     def __len__(self) -> int:
-        return (len(self.ids) - 1) // self.context
+        return (len(self.ids) - 1) // self.context if self.rows is None else len(self.rows)
 
     def __getitem__(self, i: int) -> tuple[Ids, Ids]:
         if not 0 <= i < len(self):
@@ -50,7 +50,8 @@ class Windows:
 
     def mini_batch(self, rows: Sequence[int] | Ids) -> tuple[Ids, Ids]:
         """Return several samples as x and y, both (B, C)."""
-        starts = np.asarray(rows, np.int64)[:, None] * self.context
+        rows = np.asarray(rows, np.int64)
+        starts = (rows if self.rows is None else self.rows[rows])[:, None] * self.context
         windows = self.ids[starts + np.arange(self.context + 1)].astype(np.int64)
         return windows[:, :-1].copy(), windows[:, 1:].copy()
 

@@ -210,12 +210,12 @@ class GroupObjective(Objective):
             ranks, options = self.membership.ranks, self._options
             notes = require_parts(found, shard.batch_size, ranks, options.accumulate, options.recorded)
         notes += gradient_in_parts(None, ranks, options.accumulate, bool(estimating(module))) + self._notes
-        self.trial = self.trial._replace(notes=(*self.trial.notes, *notes))
+        self.trial = self.trial._replace(notes=(*self.trial.notes, *notes, *options.notes))
         require_finite(loss)
 
     def _loss_of(self, shard: ProblemShard, rows: Indices) -> Any:
         """Return what the loss returns for some of a shard's samples, which each rank computes."""
-        batch = shard.samples(shard.rows[rows])
+        batch = shard.samples(shard.batch_rows(0)[rows])
         try:
             return self._options.value_of(lambda _, *batch: self._loss(*batch), self._loss, batch)
         except RuntimeError as error:

@@ -61,12 +61,13 @@ from dsgd.models.objectives.module_copy import (
     with_gradient_hooks,
 )
 from dsgd.models.objectives.module_state import Carried, estimating, in_eval_mode, new_statistics
-from dsgd.models.objectives.module_trial import frozen_in_place, require_unchanged, watched
+from dsgd.models.objectives.module_trial import frozen_in_place, listed, require_unchanged, watched
 from dsgd.models.objectives.process_wide import drawn_from, seed_generators, seeded
 from dsgd.models.objectives.rank_layout import RankLayout
 from dsgd.models.objectives.rank_sums import in_order
 from dsgd.models.objectives.replica import (
     Replica,
+    in_float32,
     make_sendable,
     require_not_scripted,
     require_shardable,
@@ -94,10 +95,12 @@ _TRIED = 2  # samples: fewer would be too few for batch normalization
 _IN_PARTS = 32  # samples, if a mini-batch has as many: its whole may be too large for the memory
 _DRAWING = _DropoutNd, torch.nn.MultiheadAttention, torch.nn.RNNBase
 """What draws random numbers in training mode, and does nothing else there."""
+_ORDER = 20261  # of samples that are looked at: the same for all seeds
 _COMPARED = 8  # test samples, as a whole and in parts
 _NONE = torch.empty(0, 1)
 _ON_PARTS = "its hooks on gradients are called with the gradient of each part of a mini-batch (--accumulate)"
 _LEFT_OFF = "it is trained without {}; a run has --compile, and workers and ranks that compute in parallel"
+_CONVERTED = "its {} become float32 with its parameters; make() may give these in float32"
 _LOOKED_AT = 4
 """Samples that are tried one by one, to see whether all need the same parameters."""
 
@@ -143,10 +146,8 @@ class ProblemShard(Reshuffled):
         raise AssertionError("a module takes one worker's mini-batch at a time")
 
     def few(self, count: int) -> ProblemShard:
-        """Return a shard of as many of the samples, all in one mini-batch; of fewer, if a mini-batch has
-        fewer.
-        """
-        rows = self.rows[: min(count, self.batch_size)]
+        """Return a shard of as many samples of the first mini-batch, or of all if it has fewer."""
+        rows = self.batch_rows(0)[:count]
         found = ProblemShard(self.worker, self.data, rows, batch_size=len(rows), seed=self.seed)
         found.device = self.device
         return found
@@ -182,7 +183,8 @@ class ModuleObjective(Objective):
     it is, in float32, on the device `evaluated_on`. recorded: by a run that is computed again, or goes on:
     what is no mean is noted then, since a run of an earlier version may have been trained with it.
     leaves_out: whether a parameter that no gradient reaches is left alone, as by no earlier version; None:
-    a trial finds out whether there may be one.
+    a trial finds out whether there may be one. edition: of the run's rules; in the first, all tensors become
+    float32, and samples are looked at in the order in which they are stored.
     Raises ProblemError for parameters that it cannot train.
     """
 
@@ -204,17 +206,19 @@ class ModuleObjective(Objective):
         evaluated_on: str = "cpu",
         recorded: bool = False,
         leaves_out: bool | None = None,
+        edition: int = 2,
     ) -> None:
-        module, self._left_off = unwrapped(problem.module)
-        problem = problem._replace(module=module)
-        require_trainable(problem.module)
+        module, left_off = unwrapped(problem.module)
+        notes = [_LEFT_OFF.format(" and ".join(left_off))] if left_off else []
+        require_trainable(module)
+        converted = in_float32(module if edition > 1 else module.float())
         if not recorded:
-            require_not_scripted(problem.module)
+            require_not_scripted(module)
             if ranks > 1:
-                require_shardable(problem.module)
-        make_sendable(problem.module)
-        forget_graphs(problem.module)
-        self.problem = problem._replace(module=problem.module.float())
+                require_shardable(module)
+        make_sendable(module)
+        forget_graphs(module)
+        self.problem, self.edition = problem._replace(module=module), edition
         self.shapes = tuple(tuple(parameter.shape) for parameter in trained(problem.module))
         """Of the trained parameters, in the order of the vector."""
         self.parameter_sizes = tuple(map(math.prod, self.shapes))
@@ -222,7 +226,9 @@ class ModuleObjective(Objective):
         self.bf16, self.accumulate, self.compiled = precision == "bf16", accumulate, compiled
         self.recomputed, self.ranks, self.slices = recomputed, ranks, slices
         self._evaluated_on, self.recorded, self._differentiates = evaluated_on, recorded, False
-        self.leaves_out = leaves_out
+        self.leaves_out, self._rows = leaves_out, self._mixed(problem.train, _ESTIMATED_FROM)
+        self.notes = (*notes, *([_CONVERTED.format(listed(converted))] if converted else []))
+        """What is not as `make` returned it, in a line each."""
         self._replicas = threading.local()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -255,7 +261,7 @@ class ModuleObjective(Objective):
         second derivative, and calls the same blocks for all samples: ranks would wait for each other.
         """
         problem, n = self.problem, length(self.problem.train)
-        few = take(problem.train, np.arange(min(_TRIED, n)))
+        few = take(problem.train, self._rows[:_TRIED])
         try:
             with seeded(0), computed_by_block(problem.module) as called:
                 self.value_of(problem.loss, problem.module, few)
@@ -273,12 +279,21 @@ class ModuleObjective(Objective):
     def for_evaluation(self, device: str) -> ModuleObjective:
         """Return it for evaluations on a device, with the training data that they need."""
         train = self.problem.train
-        if not estimating(self.problem.module):
-            train = ()
-        elif isinstance(train, tuple):
-            train = tuple(array[:_ESTIMATED_FROM] for array in train)
-        problem = self.problem._replace(train=train)
-        return self._changed(problem=problem, _evaluated_on=device, _replicas=threading.local())
+        rows = self._rows if estimating(self.problem.module) else self._rows[:0]
+        if isinstance(train, tuple):
+            train, rows = tuple(part(array, rows) for array in train), np.arange(len(rows))
+        problem = self.problem._replace(train=train if len(rows) else ())
+        return self._changed(problem=problem, _rows=rows, _evaluated_on=device, _replicas=threading.local())
+
+    def _mixed(self, data: Any, count: int | None = None) -> Indices:
+        """Return the numbers of samples, or of `count` of them, in an order that is not that of the data: how
+        they are stored, class after class for example, does not matter.
+        """
+        n = length(data) if not isinstance(data, tuple) or data else 0
+        if self.edition == 1 or n == 0:
+            return np.arange(n)[:count]
+        draws = np.random.Generator(np.random.PCG64(_ORDER))
+        return draws.permutation(n) if count is None else draws.choice(n, min(n, count), replace=False)
 
     def _changed(self, **attributes: Any) -> ModuleObjective:
         changed = copy.copy(self)
@@ -348,9 +363,7 @@ class ModuleObjective(Objective):
             notes += self._in_parts(mine, shard, w[0])
         if mine.has_hooks and self.accumulate > 1:
             notes = (*notes, _ON_PARTS)
-        if self._left_off:
-            notes = (*notes, _LEFT_OFF.format(" and ".join(self._left_off)))
-        self.trial = self.trial._replace(notes=(*self.trial.notes, *notes))
+        self.trial = self.trial._replace(notes=(*self.trial.notes, *notes, *self.notes))
         require_finite(loss)
 
     def _leaves_some_out(self, w: Tensor, shard: ProblemShard) -> bool:
@@ -403,14 +416,17 @@ class ModuleObjective(Objective):
         problem = self.problem
         mine = self._replica(self._evaluated_on)
         mine.write(torch.from_numpy(self.initial_weights(0)))
-        n = length(problem.test)
+        n, order = length(problem.test), self._mixed(problem.test)
         for name, compute in (("loss", problem.loss), ("score", problem.score)):
             if compute is None:
                 continue
             with self._compared(mine, compute, f"{name} of test data"):
-                found = partial(self._tested, mine, compute)
+
+                def found(rows: Indices, compute: Callable[..., Any] = compute) -> Any:
+                    return self._tested(mine, compute, order[rows])
+
                 if compute is problem.score and problem.score_at_once:
-                    total_and_count(found(np.arange(n)), f"{name} of test data")
+                    total_and_count(self._tested(mine, compute, np.arange(n)), f"{name} of test data")
                     continue
                 at_once = self._at_once(mine)
                 differs = not_a_mean(found, min(n, max(2, at_once), _COMPARED), f"{name} of test data")
@@ -437,7 +453,7 @@ class ModuleObjective(Objective):
 
     def _of(self, mine: Replica, shard: ProblemShard, rows: Indices) -> Any:
         """Return what the loss returns for some of a shard's samples."""
-        return self.value_of(self.problem.loss, mine.module, shard.samples(shard.rows[rows]))
+        return self.value_of(self.problem.loss, mine.module, shard.samples(shard.batch_rows(0)[rows]))
 
     def value_of(self, compute: Callable[..., Any], module: torch.nn.Module, batch: Sequence[Any]) -> Any:
         """Return what a loss or a score returns, without its graph, which is only made for one that takes
@@ -464,7 +480,7 @@ class ModuleObjective(Objective):
     def _at_once(self, mine: Replica) -> int:
         """Return how many test samples are evaluated at once; the module is in eval mode."""
         if mine.at_once is None:
-            few = np.arange(min(length(self.problem.test), _TRIED))
+            few = self._mixed(self.problem.test, _TRIED)
             mine.at_once = at_once(mine.module, partial(self._tested, mine, self.problem.loss, few), len(few))
         return mine.at_once
 
@@ -576,7 +592,7 @@ class ModuleObjective(Objective):
         with in_eval_mode(mine.module):
             count = -(-n // self._at_once(mine))
             seed_generators(torch.device(device), 0)  # for a loss that draws random numbers also here
-            for rows in np.array_split(np.arange(n), count):
+            for rows in np.array_split(self._mixed(problem.test), count):
                 batch = moved_to(device, take(problem.test, rows))
                 losses.append((len(rows) / n, self.value_of(problem.loss, mine.module, batch)))
                 if problem.routing and (layers := problem.routing.layers(mine.module)):
@@ -612,11 +628,11 @@ class ModuleObjective(Objective):
         return shown_by(gradient, spans_of(routing.balances(module), trained(module)))
 
     def compared(self, found: Evaluation, w: Vector, models: Mapping[int, Vector]) -> Evaluation:
-        """Look at the first eighth of the test data, so eight models take as long as an evaluation."""
+        """Look at an eighth of the test data, so eight models take as long as an evaluation."""
         if found.experts is None:
             return found
         some = max(1, length(self.problem.test) // MOST_WORKERS)
-        rows = np.arange(some)
+        rows = self._mixed(self.problem.test)[:some]
         of_server = [layer.chosen for layer in self._routed_at(w, rows)]
         of_workers = {worker: self._routed_at(models[worker], rows) for worker in list(models)[:MOST_WORKERS]}
         choices = [[layer.chosen for layer in layers] for layers in of_workers.values()]
@@ -664,17 +680,16 @@ class ModuleObjective(Objective):
         layers = estimating(module)
         if not layers:
             return
-        samples = np.arange(min(length(self.problem.train), _ESTIMATED_FROM))
 
         def run(rows: Indices) -> None:
             batch = moved_to(self._evaluated_on, take(self.problem.train, rows))
             self.value_of(self.problem.loss, module, batch)
 
         with in_eval_mode(module):
-            run(samples[:_TRIED])  # shows whether it takes derivatives, without a pass that counts twice
+            run(self._rows[:_TRIED])  # shows whether it takes derivatives, without a pass that counts twice
         seed_generators(torch.device(self._evaluated_on), 0)  # for dropout before such a layer
         with new_statistics(layers):
-            for rows in np.array_split(samples, -(-len(samples) // _ESTIMATED_AT_ONCE)):
+            for rows in np.array_split(self._rows, -(-len(self._rows) // _ESTIMATED_AT_ONCE)):
                 run(rows)
         carried.write(bits)
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -67,6 +68,13 @@ def new_statistics(layers: list[_NormBase]) -> Iterator[None]:
         for layer, hook, momentum in zip(layers, hooks, momenta, strict=True):
             hook.remove()
             layer.momentum = momentum
+
+
+OF_NUMPY = {
+    torch.bool, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32,
+    torch.uint64, torch.float16, torch.float32, torch.float64, torch.complex64,
+}  # fmt: skip
+"""Types of which numpy and a safetensors file have numbers."""
 
 
 class _Place(NamedTuple):
@@ -166,9 +174,13 @@ class Carried:
                 setattr(place.part, place.key, value.to(now.device, copy=True))
 
     def arrays(self, bits: Tensor) -> dict[str, Any]:
-        """Return what the bits (rows, D) say of the module's tensors as arrays of numpy, by name."""
+        """Return the tensors that the bits (rows, D) say, by name: arrays, or bytes of what numpy lacks."""
         found = zip(self.names, self._values(bits), strict=True)
-        return {name: value.cpu().numpy() for name, (_, value) in found if name != LEFT_OUT}
+        values = {name: value.cpu() for name, (_, value) in found if name != LEFT_OUT}
+        return {
+            name: (value if value.dtype in OF_NUMPY else _bytes(value)).numpy()
+            for name, value in values.items()
+        }
 
     def _values(self, bits: Tensor | None) -> Iterator[tuple[_Place, Tensor]]:
         flat, begin = None if bits is None else _bytes(bits), 0
@@ -207,8 +219,8 @@ def with_tensors(module: nn.Module, tensors: Mapping[str, Any]) -> nn.Module:
         there: Tensor | None = getattr(*places[name]) if name in places else None
         if there is None or there.nbytes != array.nbytes:
             raise ValueError(f"its module has no {name} of {array.nbytes} bytes; put its file back as it was")
-        value = torch.frombuffer(bytearray(array.tobytes()), dtype=there.dtype)
-        there.detach().copy_(value.view(there.shape))
+        value = torch.from_numpy(np.frombuffer(bytearray(array.tobytes()), np.uint8))
+        there.detach().copy_(value.view(there.dtype).view(there.shape))
     return made
 
 

@@ -57,14 +57,14 @@ def _notes(
         )
     if left:
         yield (
-            f"no gradient reaches its {_listed(left)} in the mini-batch that was tried; as in torch, each "
+            f"no gradient reaches its {listed(left)} in the mini-batch that was tried; as in torch, each "
             "update leaves alone what none of its gradients reaches"
         )
     lost = "which no task keeps for the next, so the same command may give other weights"
     if found:
-        yield f"a gradient changes its {_listed(found)}, {lost}; make that a buffer (register_buffer)"
+        yield f"a gradient changes its {listed(found)}, {lost}; make that a buffer (register_buffer)"
     if reshaped:
-        yield f"a gradient changes the shape or type of its {_listed(reshaped)}, {lost}; make() gives it both"
+        yield f"a gradient changes the shape or type of its {listed(reshaped)}, {lost}; make() gives it both"
     if not repeats and not found and not reshaped:
         yield (
             "its gradient is another one when it is computed again from the same weights, samples and seed: "
@@ -73,7 +73,8 @@ def _notes(
         )
 
 
-def _listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return names in words; of many, the first."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 

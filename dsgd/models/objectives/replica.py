@@ -22,6 +22,10 @@ def trained(module: torch.nn.Module) -> list[torch.nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
+def _all_tensors(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
 def require_trainable(module: torch.nn.Module) -> None:
     """Raise ProblemError for parameters or buffers that a flat float32 vector cannot stand for, and for a
     weight that its layer changes.
@@ -29,7 +33,7 @@ def require_trainable(module: torch.nn.Module) -> None:
     for prefix, layer in module.named_modules():
         if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag) and layer.max_norm is not None:
             raise ProblemError(in_place(f"{prefix}.weight".lstrip(".")))
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+    for name, tensor in _all_tensors(module):
         if torch.nn.parameter.is_lazy(tensor):
             raise ProblemError(
                 f"its {name} has no shape yet (is lazy); run a mini-batch through it in make()"
@@ -38,6 +42,19 @@ def require_trainable(module: torch.nn.Module) -> None:
             raise ProblemError(f"its {name} is on the meta device and has no values; make it on the CPU")
         if tensor.is_complex() and tensor.requires_grad:
             raise ProblemError(f"its {name} is complex; keep its parts as real numbers (torch.view_as_real)")
+
+
+def in_float32(module: torch.nn.Module) -> tuple[str, ...]:
+    """Have the trained parameters be float32, and with them other tensors of their types, since layers want
+    all of one; return the names of these. Tensors of other types stay, bit for bit.
+    """
+    others = {name: tensor for name, tensor in _all_tensors(module) if not tensor.requires_grad}
+    types = {parameter.dtype for parameter in trained(module)} - {torch.float32}
+    converted = tuple(name for name, tensor in others.items() if tensor.dtype in types)
+    if types:
+        convert: Any = module._apply
+        convert(lambda tensor: tensor.float() if tensor.dtype in types else tensor)
+    return converted
 
 
 def require_not_scripted(module: torch.nn.Module) -> None:
@@ -56,6 +73,8 @@ def require_shardable(module: torch.nn.Module) -> None:
             why = "has no rows to divide; make it of shape (1,)"
         elif parameter.numel() == 0:
             why = "is empty; leave it out"
+        elif parameter.dtype != torch.float32:
+            why = f"is {parameter.dtype}; make it float32, or a buffer"
         if why:
             raise ProblemError(f"a group of ranks cannot shard its {name}, which {why}")
     for name, _ in gradient_hooks(module):

@@ -7,6 +7,7 @@ import lzma
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 from annotated_types import Ge
 
 from dsgd.core.option_rules import HIDDEN, Must
@@ -52,7 +53,7 @@ class Config(MixtureConfig):
     """Tokens of a .txt file: bytes, or bpe:V, byte pairs learned from the training text."""
 
     eval_samples: Annotated[int, Ge(1)] = 65_536
-    """Tokens of the held-out text that an evaluation reads, from its beginning."""
+    """Tokens of the held-out text that an evaluation reads, in windows that are spread over it."""
 
 
 def make(cfg: Config) -> Problem:
@@ -88,9 +89,14 @@ def make(cfg: Config) -> Problem:
             Tokens(ids=pairs.encode(part.ids.tobytes()), vocabulary=len(pairs.lengths))
             for part in (train, test)
         )
-    windows = max(1, min(cfg.eval_samples // context, (len(test) - 1) // context))
-    held_out = test.ids[: windows * context + 1]
-    bytes_per_token = test.bytes_per_token if pairs is None else float(pairs.lengths[held_out[1:]].mean())
+    whole = Windows(test.ids, context)
+    windows = max(1, min(cfg.eval_samples // context, len(whole)))
+    held_out = Windows(test.ids, context, np.linspace(0, len(whole) - 1, windows).astype(np.int64))
+    if cfg.edition == 1:
+        held_out = Windows(test.ids[: windows * context + 1], context)
+    bytes_per_token = test.bytes_per_token
+    if pairs is not None:
+        bytes_per_token = float(pairs.lengths[held_out.mini_batch(range(windows))[1]].mean())
     module = Transformer(replace(size, vocabulary=train.vocabulary), tied=cfg.tied, mixture=cfg.mixture)
     flops = flops_per_token(module, context)
     about |= {"flops_per_token": flops, "flops_per_sample": flops * context}
@@ -100,7 +106,7 @@ def make(cfg: Config) -> Problem:
         module,
         loss_with_routing if cfg.mixture else next_token_loss,
         Windows(train.ids, context),
-        Windows(held_out, context),
+        held_out,
         bytes_per_token=bytes_per_token,
         about=about,
         sample=sampler,

@@ -128,7 +128,11 @@ def export(arguments: Sequence[str], _: Interruptions) -> int:
 
     with usage_errors():
         run = run_to_use("export", given.run)
-        tensors, same = named_tensors(run.module())
+        module = run.module()
+        try:
+            tensors, same = named_tensors(module)
+        except ValueError as error:
+            raise UsageError(f"export {run.path}: {error}") from None
     with whole_file(file, "name another file") as content:
         content.write(to_safetensors(tensors, {**run.facts, **same}))
     numbers = sum(tensor.numel() for tensor in tensors.values())
