@@ -10,6 +10,7 @@ import numpy as np
 from dsgd.core.model import Workload
 from dsgd.core.problem import Problem, ProblemError, labels, length
 from dsgd.core.shards import Indices
+from dsgd.models.beginnings import beginning, not_the_same
 from dsgd.models.datasets import about
 from dsgd.models.workloads import make_problem
 
@@ -45,20 +46,21 @@ def workload_of_file(
         ProblemShard(i, problem.train, rows, batch_size=cfg.batch_size, seed=cfg.seed)
         for i, rows in enumerate(parts(classes, cfg))
     ]
-    try:
-        objective = module_objective(cfg, problem, recorded=recorded)
-        if cfg.engine != "ray":  # there each process tries it before the run begins
-            objective.try_out(shards[0].on_device(shards[:1], _evaluated_on(cfg))[0])
-            objective.try_evaluation()
-    except ProblemError as error:
-        raise ValueError(f"--workload {file}: {error}") from error
     kept: dict[str, Any] = {
-        "weights": objective.num_weights,
         "train": about(problem.train),
         "test": about(problem.test),
         "bytes_per_token": problem.bytes_per_token,
         "score_name": problem.score_name,
     }
+    try:
+        objective = module_objective(cfg, problem, recorded=recorded)
+        kept |= {"weights": objective.num_weights, "first": beginning(objective)}
+        objective.notes += not_the_same(recorded or kept, kept)
+        if cfg.engine != "ray":  # there each process tries it before the run begins
+            objective.try_out(shards[0].on_device(shards[:1], _evaluated_on(cfg))[0])
+            objective.try_evaluation()
+    except ProblemError as error:
+        raise ValueError(f"--workload {file}: {error}") from error
     return Workload(objective, shards, (), cfg.batch_size, kept | dict(problem.about) | kept)
 
 

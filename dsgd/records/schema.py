@@ -481,10 +481,11 @@ class Meta(Struct, frozen=True, kw_only=True):
         "SHA-256 of that file and of those that it imports from its folder, by their paths there; the record "
         "has them in `code/`. Empty if it imports none", key="FILE")] = msgspec.field(default_factory=dict)
     workload: Annotated[dict[str, Any], field("",
-        "the model and data of `workload`: `weights`, `bytes_per_token` (null unless a language model), "
-        "`score_name`, `train` and `test` (`samples`, `arrays`, `sha256`, `classes`: "
-        "dsgd/models/datasets/splits.py), and what its file adds, like `flops_per_sample` of a gradient "
-        "and, of text, `gzip_bits_per_byte` and `xz_bits_per_byte`. Empty without",
+        "the model and data of `workload`: `weights`, `first` (initial weights and loss, a number each), "
+        "`bytes_per_token` (null unless a language model), `score_name`, `train` and `test` (`samples`, "
+        "`arrays`, `sha256`, `classes`: dsgd/models/datasets/splits.py), and what its file adds, like "
+        "`flops_per_sample` of a gradient and, of text, `gzip_bits_per_byte` and `xz_bits_per_byte`. Empty "
+        "without",
         key="NAME")] = msgspec.field(default_factory=dict)
     attempts: Annotated[tuple[LaterAttempt, ...], field("",
         "the later ones of a resumed run, each with the fields below")] = ()

@@ -18,11 +18,13 @@ from dsgd.core.option_rules import option_fields
 from dsgd.core.problem import take
 from dsgd.core.weights import Vector
 from dsgd.data import DatasetShard, make_workload
+from dsgd.models.beginnings import beginning, not_the_same
+from dsgd.models.datasets import about
 from dsgd.models.file_workload import module_objective
 from dsgd.models.networks.sampling import Sampler
 from dsgd.models.workloads import make_problem, module_of, name_of
 from dsgd.process.user_code import in_one_line
-from dsgd.records.reader import is_record, read_options, read_summary
+from dsgd.records.reader import is_record, read_meta, read_options, read_summary
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.stores.disk_store import DiskStore
@@ -98,10 +100,24 @@ class TrainedRun:
 
     @property
     def in_words(self) -> str:
-        """Two lines: which run this is, and which weights."""
+        """Two lines: which run this is, and which weights; a third if what its workload makes has changed."""
         cfg = self.cfg
         run = f"{cfg.mode} on {cfg.engine}, {cfg.num_workers} workers, {self.name}: {self.path}"
-        return f"run       {run}\nweights   {self._weights_in_words}"
+        notes = "".join(f"\nnote      {note}" for note in self.notes)
+        return f"run       {run}\nweights   {self._weights_in_words}{notes}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What its workload makes here that is not what the run began with, in a line, once it is made."""
+        if self.cfg.data.module is None or "_problem" not in self.__dict__:
+            return ()
+        return not_the_same(read_meta(self.path).workload, self._begins)
+
+    @cached_property
+    def _begins(self) -> Mapping[str, Any]:
+        problem = self._problem
+        parts = {"train": about(problem.train), "test": about(problem.test)}
+        return {**parts, "first": beginning(module_objective(self.cfg, problem))}
 
     @property
     def facts(self) -> dict[str, str]:

@@ -21,7 +21,7 @@ SOURCE = sorted(
 
 LINES = {
     ".": 1_300,
-    "benchmarks": 1_900,
+    "benchmarks": 1_700,
     "deploy": 4_300,
     "docs": 600,
     "dsgd": 700,
@@ -29,17 +29,17 @@ LINES = {
     "dsgd/conformance": 1_000,
     "dsgd/core": 5_500,
     "dsgd/engines": 9_000,
-    "dsgd/models": 5_400,
+    "dsgd/models": 5_500,
     "dsgd/process": 1_000,
     "dsgd/records": 3_700,
     "dsgd/running": 4_400,
     "dsgd/scenario": 2_700,
-    "dsgd/show": 10_400,
+    "dsgd/show": 10_500,
     "dsgd/strategies": 2_300,
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 46_700,
+    "tests": 46_900,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -227,7 +227,7 @@ class ModuleObjective(Objective):
         self.recomputed, self.ranks, self.slices = recomputed, ranks, slices
         self._evaluated_on, self.recorded, self._differentiates = evaluated_on, recorded, False
         self.leaves_out, self._rows = leaves_out, self._mixed(problem.train, _ESTIMATED_FROM)
-        self.notes = (*notes, *([_CONVERTED.format(listed(converted))] if converted else []))
+        self.notes: tuple[str, ...] = (*notes, *([_CONVERTED.format(listed(converted))] if converted else []))
         """What is not as `make` returned it, in a line each."""
         self._replicas = threading.local()
 
@@ -261,7 +261,7 @@ class ModuleObjective(Objective):
         second derivative, and calls the same blocks for all samples: ranks would wait for each other.
         """
         problem, n = self.problem, length(self.problem.train)
-        few = take(problem.train, self._rows[:_TRIED])
+        few = take(problem.train, self.looked_at(_TRIED))
         try:
             with seeded(0), computed_by_block(problem.module) as called:
                 self.value_of(problem.loss, problem.module, few)
@@ -284,6 +284,10 @@ class ModuleObjective(Objective):
             train, rows = tuple(part(array, rows) for array in train), np.arange(len(rows))
         problem = self.problem._replace(train=train if len(rows) else ())
         return self._changed(problem=problem, _rows=rows, _evaluated_on=device, _replicas=threading.local())
+
+    def looked_at(self, count: int) -> Indices:
+        """Return the numbers of so many training samples, or of all: the same in each process."""
+        return self._rows[:count]
 
     def _mixed(self, data: Any, count: int | None = None) -> Indices:
         """Return the numbers of samples, or of `count` of them, in an order that is not that of the data: how
@@ -686,7 +690,9 @@ class ModuleObjective(Objective):
             self.value_of(self.problem.loss, module, batch)
 
         with in_eval_mode(module):
-            run(self._rows[:_TRIED])  # shows whether it takes derivatives, without a pass that counts twice
+            run(
+                self.looked_at(_TRIED)
+            )  # shows whether it takes derivatives, without a pass that counts twice
         seed_generators(torch.device(self._evaluated_on), 0)  # for dropout before such a layer
         with new_statistics(layers):
             for rows in np.array_split(self._rows, -(-len(self._rows) // _ESTIMATED_AT_ONCE)):

@@ -12,10 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dsgd.records.variants import differing
+from dsgd.config import DataConfig
+from dsgd.core.option_rules import option_fields
+from dsgd.models.beginnings import other_beginnings
+from dsgd.records.variants import differing, of_workload
 from dsgd.show.report.choices import of_tuning
 from dsgd.show.report.comparable import identical
-from dsgd.show.report.frames import Frames
+from dsgd.show.report.frames import Frames, RecordedRun
 from dsgd.show.report.group_table import table_of_groups
 from dsgd.show.report.layout import alone
 from dsgd.show.report.measures import OF_TARGET
@@ -49,6 +52,7 @@ def answer(frames: Frames) -> Answer:
             *_at_the_edge(first),
             *_not_tuned(frames, first),
             *_identical_runs(frames),
+            *_other_beginnings(frames),
             *_unresolved(frames, first),
         ],
         table=table_of_groups(frames, first),
@@ -148,6 +152,23 @@ def _not_tuned(frames: Frames, question: Question) -> list[str]:
 def _identical_runs(frames: Frames) -> list[str]:
     """Return which variants are the same runs under other names."""
     return [f"{few(same, 6)} are identical runs: same weights, same times." for same in identical(frames)]
+
+
+def _other_beginnings(frames: Frames) -> list[str]:
+    """Return of which seeds the runs did not begin alike, though their workload was the same."""
+    begun: dict[tuple[object, ...], list[RecordedRun]] = {}
+    for run in frames.records:
+        config = run.record.config
+        names = {*option_fields(DataConfig), *of_workload(config)} - {"partition"}
+        of_data = [config.get(name) for name in sorted(names)]
+        begun.setdefault((run.seed, *map(str, of_data)), []).append(run)
+    said = []
+    for (seed, *_), (first, *others) in begun.items():
+        for run in others:
+            if found := other_beginnings(first.record.meta.workload, run.record.meta.workload):
+                what = " and ".join(found)
+                said.append(f"With seed {seed} {run.variant} began with {what} than {first.variant}.")
+    return [*said[:2], *([f"So did {len(said) - 2} more runs."] if said[2:] else [])]
 
 
 def _price(frames: Frames) -> str:

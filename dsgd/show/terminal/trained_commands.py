@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,7 +97,8 @@ def evaluate(arguments: Sequence[str], _: Interruptions) -> int:
     with usage_errors():
         run = run_to_use("evaluate", given.run)
         found = run.evaluate(given.on)
-    print_page("\n".join(_page(run, found, given.on)))
+        page = "\n".join(_page(run, found, given.on))
+    print_page(page)
     return 0
 
 
@@ -151,5 +153,8 @@ def sample(arguments: Sequence[str], _: Interruptions) -> int:
     with usage_errors():
         run = run_to_use("sample", given.run)
         made = run.sample(given.prompt, tokens=given.tokens, temperature=given.temperature, seed=given.seed)
+        notes = run.notes
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     print_page(given.prompt + made)
     return 0
