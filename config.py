@@ -53,8 +53,8 @@ class DataConfig(Checked):
     function make() (docs/workloads.md)."""
 
     edition: Annotated[int, Ge(1), Le(2), HIDDEN] = 2
-    """Of the rules by which numbers are computed. 1: those of before November 2026; records of then keep
-    them."""
+    """The rules by which numbers are computed (docs/record.md). 1: those of before November 2026, which a
+    record of then keeps."""
 
     hidden: Annotated[str, OF_PERCEPTRON] = "16"
     """Units of the hidden layers of the perceptron that learns xor or digits, separated by commas. none:

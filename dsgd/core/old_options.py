@@ -131,8 +131,8 @@ def refused(given: Mapping[str, Any], known: Collection[str]) -> str | None:
 
 
 def recorded(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record's options as they are named today. Those of before editions keep the first one's rules,
-    by which a codec took zeros for positive numbers.
+    """Return a record's options as they are named today. One without an edition is of the first, in which
+    `sign` sent zeros as positive numbers.
     """
     found = renewed(given)
     if "edition" in found:

@@ -1,4 +1,4 @@
-"""How a run began, by which another process sees whether `make()` returns the same there."""
+"""What a run began with, so that another process can see whether `make()` returns the same there."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _differ(was: Mapping[str, Any], now: Mapping[str, Any], name: str, key: str)
     parts = [part for part in (was.get(name), now.get(name)) if isinstance(part, Mapping)]
     then, here = [part.get(key) for part in parts] if len(parts) == 2 else (None, None)
     if isinstance(then, float) and isinstance(here, float):
-        return not math.isclose(then, here, rel_tol=_ROUNDED, abs_tol=_ROUNDED)
+        return not math.isclose(then, here, rel_tol=_ROUNDED, abs_tol=_ROUNDED * (key == "weights"))
     return None not in (then, here) and then != here
 
 

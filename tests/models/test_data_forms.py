@@ -77,7 +77,7 @@ def test_both_engines_train_them(form: str) -> None:
 VALUES = np.arange(24, dtype=np.float32).reshape(8, 3)
 NUMBERS = np.arange(8.0)
 SHUFFLED = [5, 2, 7, 0, 3, 6, 1, 4]
-FRAME = pd.DataFrame(VALUES, index=SHUFFLED)
+FRAME = pd.DataFrame(VALUES, index=SHUFFLED, columns=["part", "to", "mini_batch"])
 COLUMNS: dict[str, Any] = {
     "array": (VALUES, NUMBERS),
     "series": (VALUES, pd.Series(NUMBERS, index=SHUFFLED)),
@@ -116,7 +116,7 @@ def test_a_data_frame_alone_is_an_array() -> None:
 SPARSE = torch.tensor(VALUES).to_sparse()
 NO_ROWS: dict[str, Any] = {
     "hold a csr_matrix, whose rows torch cannot take": (csr_matrix(VALUES), NUMBERS),
-    "hold a torch.sparse_coo, whose rows": (SPARSE, NUMBERS),
+    "hold a sparse Tensor, whose rows": (SPARSE, NUMBERS),
     "hold a tuple, whose rows": ((VALUES, VALUES), NUMBERS),
     "hold a dict, whose rows": ({"x": VALUES}, NUMBERS),
     "hold a deque, whose rows": (VALUES, deque(NUMBERS)),

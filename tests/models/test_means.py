@@ -142,7 +142,7 @@ def test_a_gradient_that_parts_do_not_give_is_named(kind: str, parts: dict[str, 
     (made, of), (_, named) = between(kind), BETWEEN[kind]
     objective = ModuleObjective(made, **parts)
     objective.try_out(of)
-    notes = [note for note in objective.trial.notes if "the gradient differs" in note]
+    notes = [note for note in objective.trial.notes if "from that of the whole" in note]
     assert [named in note for note in notes] == [True] * bool(named)
     in_eval_mode = (part.eval() for part in made.module.children() if isinstance(part, nn.Dropout))
     assert len([*in_eval_mode]) == ("dropout" in kind)
@@ -157,9 +157,28 @@ def test_a_gradient_that_parts_do_not_give_is_named(kind: str, parts: dict[str, 
     whole = gradient([made.loss(made.module, x, y)])
     share = (gradient([made.loss(made.module, *part) for part in cut]) - whole).norm() / whole.norm()
     if kind == "noise":
-        assert " by " not in notes[0]
+        assert "the gradient differs from that" in notes[0]
     else:
-        assert [f" by {share:.2g} of its length" in note for note in notes] == [True] * bool(share > 1e-4)
+        said = (
+            f"the gradient of 16 samples differs by {share:.2g} of its length from that of the whole: {named}"
+        )
+        assert [said in note for note in notes] == [True] * bool(share > 1e-4)
+
+
+def test_a_whole_that_the_memory_does_not_hold_is_not_compared() -> None:
+    """It is because of that that users ask for parts: batch normalization is named all the same."""
+    made, of = between("norm")
+
+    def loss(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        if module.training and len(x) > 4:
+            raise torch.OutOfMemoryError
+        found: Tensor = made.loss(module, x, y)
+        return found
+
+    objective = ModuleObjective(made._replace(loss=loss), accumulate=4)
+    objective.try_out(of)
+    (note,) = objective.trial.notes
+    assert note.startswith("with --accumulate 4 the gradient differs from that of the whole: batch")
 
 
 def test_a_part_of_one_sample_that_has_no_statistics_is_refused() -> None:

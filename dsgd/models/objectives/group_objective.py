@@ -37,7 +37,15 @@ from torch.utils._pytree import tree_map_only
 from dsgd.core.model import Evaluation, Objective
 from dsgd.core.problem import ProblemError
 from dsgd.models.objectives.expert_parallel import hold_own_experts
-from dsgd.models.objectives.means import added, divided, gradient_in_parts, moved, require_parts, to_minimise
+from dsgd.models.objectives.means import (
+    added,
+    divided,
+    gradient_in_parts,
+    moved,
+    option_of_parts,
+    require_parts,
+    to_minimise,
+)
 from dsgd.models.objectives.module_blocks import blocks, recompute_activations
 from dsgd.models.objectives.module_objective import (
     ModuleObjective,
@@ -209,8 +217,9 @@ class GroupObjective(Objective):
             found = partial(self._loss_of, shard)
             ranks, options = self.membership.ranks, self._options
             notes = require_parts(found, shard.batch_size, ranks, options.accumulate, options.recorded)
-        notes += gradient_in_parts(None, ranks, options.accumulate, bool(estimating(module))) + self._notes
-        self.trial = self.trial._replace(notes=(*self.trial.notes, *notes, *options.notes))
+        option = option_of_parts(ranks, options.accumulate)
+        notes += gradient_in_parts(None, 0, option, bool(estimating(module))) + self._notes + options.notes
+        self.trial = self.trial._replace(notes=(*self.trial.notes, *notes))
         require_finite(loss)
 
     def _loss_of(self, shard: ProblemShard, rows: Indices) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -120,28 +120,28 @@ def option_of_parts(ranks: int, accumulate: int) -> str:
 
 
 def gradient_in_parts(
-    gradient: Callable[[int, int], Tensor] | None, ranks: int, accumulate: int, normalized: bool
+    gradient: Callable[[bool, int], Tensor] | None, samples: int, option: str, normalized: bool
 ) -> tuple[str, ...]:
-    """Return in a line by how much the gradient of a mini-batch in parts is not that of the whole, if it is
+    """Return in a line by how much the gradient of some samples in parts is not that of the whole, if it is
     not: layers and losses may look across the samples that are computed together.
 
-    gradient(parts, seed): that of the same samples (D,); None if they cannot be computed in one part. One
-    that depends on the seed, though dropout is off, is not compared either. normalized: whether there is
-    batch normalization, which is named also then.
+    gradient(in parts, seed): that of the same samples (D,); None if the whole cannot be computed. One that
+    fails, for lack of memory, or depends on the seed, though dropout is off, is not compared. normalized:
+    whether there is batch normalization, which is named also then.
     """
-    differs = ""
-    if gradient and torch.equal(whole := gradient(1, 0), gradient(1, 1)):
-        share = float((gradient(ranks * accumulate, 0) - whole).norm() / whole.norm())
-        if not share > _SHARE_ROUNDED[whole.is_cuda]:
-            return ()
-        differs = f" by {share:.2g} of its length"
-    elif not normalized:
+    share = None
+    with suppress(Exception):  # of the user's code too, which says why where it is tried
+        if gradient and torch.equal(whole := gradient(False, 0), gradient(False, 1)):
+            share = float((gradient(True, 0) - whole).norm() / whole.norm())
+            if not share > _SHARE_ROUNDED[whole.is_cuda]:
+                return ()
+    if share is None and not normalized:
         return ()
+    by = "differs" if share is None else f"of {samples} samples differs by {share:.2g} of its length"
     why = "something looks across the samples that are computed together"
     if normalized:
         why = "batch normalization uses each part's own statistics"
-    option = option_of_parts(ranks, accumulate)
-    return (f"with {option} the gradient differs{differs} from the whole mini-batch's: {why}",)
+    return (f"with {option} the gradient {by} from that of the whole: {why}",)
 
 
 def not_a_mean(compute: Callable[[Indices], Any], count: int, name: str) -> str | None:
@@ -211,6 +211,11 @@ def at_once(module: nn.Module, compute: Callable[[], Any], samples: int) -> int:
 
     compute: runs the module on so many samples.
     """
+    return max(1, min(_MOST_AT_ONCE, _MOST_NUMBERS * samples // largest_output(module, compute)))
+
+
+def largest_output(module: nn.Module, compute: Callable[[], Any]) -> int:
+    """Return how many numbers the largest output of a part of the module has. compute: runs the module."""
     largest = 1
 
     def seen(part: nn.Module, inputs: Any, outputs: Any) -> None:
@@ -225,4 +230,4 @@ def at_once(module: nn.Module, compute: Callable[[], Any], samples: int) -> int:
     finally:
         for hook in hooks:
             hook.remove()
-    return max(1, min(_MOST_AT_ONCE, _MOST_NUMBERS * samples // largest))
+    return largest

@@ -44,9 +44,11 @@ from dsgd.models.objectives.means import (
     at_once,
     divided,
     gradient_in_parts,
+    largest_output,
     moved,
     not_a_mean,
     of_all,
+    option_of_parts,
     require_parts,
     to_minimise,
     total_and_count,
@@ -92,7 +94,8 @@ _REMEDIES = {
     NOT_FLOAT32: "; parameters are float32: give x.float()",
 }
 _TRIED = 2  # samples: fewer would be too few for batch normalization
-_IN_PARTS = 32  # samples, if a mini-batch has as many: its whole may be too large for the memory
+_AT_ONCE = 2**22
+"""Numbers in one output of a part of a module, of which a trial computes the gradient at once."""
 _DRAWING = _DropoutNd, torch.nn.MultiheadAttention, torch.nn.RNNBase
 """What draws random numbers in training mode, and does nothing else there."""
 _ORDER = 20261  # of samples that are looked at: the same for all seeds
@@ -384,19 +387,28 @@ class ModuleObjective(Objective):
         return bool(alone._replica(str(w.device)).carried.reached.left_out())
 
     def _in_parts(self, mine: Replica, shard: ProblemShard, w: Tensor) -> tuple[str, ...]:
-        """Return in a line how a gradient in parts, in training mode, differs from the whole's."""
-        some = shard.few(max(_IN_PARTS, 2 * self.ranks * self.accumulate))
+        """Return in a line how a gradient in parts, in training mode, differs from the whole's.
 
-        def gradient(parts: int, seed: int) -> Tensor:
+        At least two parts are put together, and more where their outputs are small: the user may have chosen
+        parts because the memory holds no more.
+        """
+        parts = self.ranks * self.accumulate
+        each = -(-shard.batch_size // parts)
+        with in_eval_mode(mine.module):
+            two = partial(self._of, mine, shard, np.arange(min(_TRIED, shard.batch_size)))
+            parts = min(parts, max(2, _AT_ONCE * _TRIED // largest_output(mine.module, two) // each))
+        some = shard.few(parts * each)
+
+        def gradient(in_parts: bool, seed: int) -> Tensor:
             mine.carried.names = self.trial.carried
             mine.carried.write()
-            how = {"ranks": 1, "slices": 1, "accumulate": parts, "compiled": False, "bf16": False}
-            plain = self._changed(**how, _replicas=self._replicas)
+            how = {"ranks": 1, "slices": 1, "compiled": False, "bf16": False}
+            plain = self._changed(**how, accumulate=parts if in_parts else 1, _replicas=self._replicas)
             return plain._gradient(w, some, 0, None, seeds=[seed])[1].clone()
 
-        normalized = bool(estimating(mine.module))
+        normalized, option = bool(estimating(mine.module)), option_of_parts(self.ranks, self.accumulate)
         with in_eval_mode(mine.module, *_DRAWING):
-            notes = gradient_in_parts(gradient, self.ranks, self.accumulate, normalized)
+            notes = gradient_in_parts(gradient, len(some), option, normalized)
         mine.carried.write()
         mine.carried.names = ()
         return notes
@@ -690,9 +702,8 @@ class ModuleObjective(Objective):
             self.value_of(self.problem.loss, module, batch)
 
         with in_eval_mode(module):
-            run(
-                self.looked_at(_TRIED)
-            )  # shows whether it takes derivatives, without a pass that counts twice
+            # Shows whether it takes derivatives, without a pass that counts twice.
+            run(self.looked_at(_TRIED))
         seed_generators(torch.device(self._evaluated_on), 0)  # for dropout before such a layer
         with new_statistics(layers):
             for rows in np.array_split(self._rows, -(-len(self._rows) // _ESTIMATED_AT_ONCE)):

@@ -45,8 +45,8 @@ def require_trainable(module: torch.nn.Module) -> None:
 
 
 def in_float32(module: torch.nn.Module) -> tuple[str, ...]:
-    """Have the trained parameters be float32, and with them other tensors of their types, since layers want
-    all of one; return the names of these. Tensors of other types stay, bit for bit.
+    """Convert the trained parameters to float32, and with them other tensors of the types that these had: a
+    layer wants one type. Return the names of those others. The rest stays, bit for bit.
     """
     others = {name: tensor for name, tensor in _all_tensors(module) if not tensor.requires_grad}
     types = {parameter.dtype for parameter in trained(module)} - {torch.float32}

@@ -151,7 +151,7 @@ def _by_position(problem: Any) -> Any:
             return tuple(map(values, data))
         if isinstance(data, np.ma.MaskedArray) and not np.ma.is_masked(data):
             return data.data
-        is_array = isinstance(data, np.ndarray | torch.Tensor) or hasattr(data, "part")
+        is_array = isinstance(data, np.ndarray | torch.Tensor) or hasattr(type(data), "part")
         return np.array(data) if hasattr(data, "__array__") and not is_array else data
 
     if not isinstance(problem, Problem):
@@ -246,7 +246,7 @@ def _wrong_rows(array: Any) -> str | None:
 
     if np.ma.is_masked(array):
         return "have masked values; fill them in (.filled(0))"
-    kind = f"hold a {getattr(array, 'layout', type(array).__name__)}"
+    kind = f"hold a {'sparse ' * getattr(array, 'is_sparse', False)}{type(array).__name__}"
     if isinstance(array, np.ndarray):
         kind = f"have the type {array.dtype}"
         if array.dtype == object and any(x is None or isinstance(x, Number) for x in array.flat[:1000]):

@@ -30,7 +30,7 @@ class ImageConfig(DataConfig):
     """cnn: two convolutions. resnet: three residual blocks with batch normalization."""
 
     eval_samples: Annotated[int | None, Ge(1)] = None
-    """Held-out images that an evaluation reads, the same of all seeds. None: all."""
+    """Held-out images that an evaluation reads, drawn from all, alike for each seed. None: all."""
 
 
 def image_problem(cfg: ImageConfig, shipped: Callable[[], Split[tuple[Any, ...]]]) -> Problem:
