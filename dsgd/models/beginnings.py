@@ -30,7 +30,7 @@ def beginning(objective: ModuleObjective) -> dict[str, float | None]:
     some = w[:: -(-len(w) // _MOST_WEIGHTS)].astype(np.float64)
     size = float(np.linalg.norm(some)) or 1.0
     loss = math.nan
-    with suppress(Exception), seeded(0):
+    with suppress(Exception, SystemExit), seeded(0):
         few = take(problem.train, objective.looked_at(_SAMPLES))
         found = objective.value_of(problem.loss, copied(problem.module).eval(), few)
         loss = of_all([(1.0, found)], "loss")
