@@ -116,7 +116,7 @@ HARDLY = {"sign": 32.0, "powersgd:1": 32.0, "powersgd:4": 64.0, "sign:positive":
 @pytest.mark.parametrize("text", TEXTS)
 def test_what_stays_zero_hardly_moves(text: str, every: int) -> None:
     """Among other numbers, and whether it is 0 or -0: rows of an embedding that no sample uses. Also where
-    only every so many messages are sent, as in local steps.
+    only every second, third or eighth is sent, as in local steps.
     """
     codec, moved, size = codec_of(text), np.zeros(D), 0.0
     memory = np.zeros((2, codec.memory_rows, D), np.float32)

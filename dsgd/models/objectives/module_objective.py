@@ -289,7 +289,7 @@ class ModuleObjective(Objective):
         return self._changed(problem=problem, _rows=rows, _evaluated_on=device, _replicas=threading.local())
 
     def looked_at(self, count: int) -> Indices:
-        """Return the numbers of so many training samples, or of all: the same in each process."""
+        """Return the numbers of `count` training samples, or of all: the same in each process."""
         return self._rows[:count]
 
     def _mixed(self, data: Any, count: int | None = None) -> Indices:
