@@ -255,6 +255,8 @@ def _wrong_rows(array: Any) -> str | None:
         rows = np.arange(min(2, len(array)))
         if len(tensor(array[rows])) == len(rows):
             return None
+    except (DataError, OSError):  # of a file, with words of its own
+        raise
     except Exception:  # of whatever has no rows by number, or none that torch takes
         pass
     return f"{kind}, whose rows torch cannot take; give arrays of numbers (.to_numpy(), .toarray())"

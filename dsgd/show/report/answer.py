@@ -154,6 +154,9 @@ def _identical_runs(frames: Frames) -> list[str]:
     return [f"{few(same, 6)} are identical runs: same weights, same times." for same in identical(frames)]
 
 
+_MOST_BEGINNINGS = 3
+
+
 def _other_beginnings(frames: Frames) -> list[str]:
     """Return of which seeds the runs did not begin alike, though their workload was the same."""
     begun: dict[tuple[object, ...], list[RecordedRun]] = {}
@@ -162,13 +165,16 @@ def _other_beginnings(frames: Frames) -> list[str]:
         names = {*option_fields(DataConfig), *of_workload(config)} - {"partition"}
         of_data = [config.get(name) for name in sorted(names)]
         begun.setdefault((run.seed, *map(str, of_data)), []).append(run)
-    said = []
-    for (seed, *_), (first, *others) in begun.items():
+    said: dict[tuple[str, str, str], list[str]] = {}
+    for first, *others in begun.values():
         for run in others:
             if found := other_beginnings(first.record.meta.workload, run.record.meta.workload):
-                what = " and ".join(found)
-                said.append(f"With seed {seed} {run.variant} began with {what} than {first.variant}.")
-    return [*said[:2], *([f"So did {len(said) - 2} more runs."] if said[2:] else [])]
+                key = run.variant, " and ".join(found), first.variant
+                said.setdefault(key, []).append(str(run.seed))
+    return [
+        f"{variant} began with {what} than {first}, seed {few(seeds, 6)}: compare them with care."
+        for (variant, what, first), seeds in [*said.items()][:_MOST_BEGINNINGS]
+    ]
 
 
 def _price(frames: Frames) -> str:
