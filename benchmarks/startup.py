@@ -35,19 +35,19 @@ class Actor:
 actors = [Actor.remote() for _ in range(2)]
 ray.get([actor.call.remote() for actor in actors])
 import time
-print(time.time())
+print(time.monotonic())
 """
 
 
 def bare_ray_s() -> float:
-    began_s = time.time()
+    began_s = time.monotonic()
     out = subprocess.run([sys.executable, "-c", BARE_RAY], capture_output=True, text=True, check=True).stdout
     return float(out) - began_s
 
 
 def bare_torch_s() -> float:
-    began_s = time.time()
-    code = "import torch, time; print(time.time())"
+    began_s = time.monotonic()
+    code = "import torch, time; print(time.monotonic())"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     return float(out) - began_s
 

@@ -55,7 +55,7 @@ def execute_recorded(
     from dsgd.records.writer import RunRecord
     from dsgd.running.execute import execute
 
-    began_s, began_cpu_s = time.time(), time.process_time()
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
     stopped_by: StoppedBy = "failed"
     said, where = "", ""
     notes: Sequence[str] = ()
@@ -73,7 +73,9 @@ def execute_recorded(
         said = one_line(error)
     except Exception as error:
         said, where = one_line(error), traceback.format_exc()
-    return Outcome(stopped_by, said, where, time.time() - began_s, time.process_time() - began_cpu_s, notes)
+    return Outcome(
+        stopped_by, said, where, time.monotonic() - began_s, time.process_time() - began_cpu_s, notes
+    )
 
 
 def work(modules: Sequence[str]) -> None:

@@ -330,11 +330,12 @@ def parse_law(text: str) -> Law:
 
 def _read_trace(path: str) -> Trace:
     file = Path(path)
-    return _parse_trace(path, file.stat().st_mtime_ns if file.is_file() else 0)
+    seen = file.stat() if file.is_file() else None
+    return _parse_trace(path, (seen.st_mtime_ns, seen.st_size, seen.st_ino) if seen else ())
 
 
 @cache
-def _parse_trace(path: str, modified_ns: int) -> Trace:
+def _parse_trace(path: str, seen: tuple[int, ...]) -> Trace:
     """Read a trace once: a pipe cannot be read twice, and options ask for their law more than once."""
     times: dict[int, list[float]] = {}
     number = 1

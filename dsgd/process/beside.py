@@ -23,7 +23,7 @@ class Beside:
 
     def __init__(self, file: Path) -> None:
         self._folder, self._modules = file.parent, dict[str, ModuleType]()
-        self._times = {file: file.stat().st_mtime_ns}
+        self._contents = {file: file.read_bytes()}  # some disks keep times in whole seconds
 
     @contextmanager
     def importable(self) -> Iterator[None]:
@@ -44,7 +44,7 @@ class Beside:
             self._modules |= {name: sys.modules.pop(name) for name in own}
             sys.modules.update(hidden)
             for path in self.files.values():
-                self._times.setdefault(path, path.stat().st_mtime_ns)
+                self._contents.setdefault(path, path.read_bytes())
 
     @property
     def files(self) -> Mapping[str, Path]:
@@ -54,7 +54,7 @@ class Beside:
 
     def has_changed(self) -> bool:
         """Return whether the file, or one of these, has changed since; raises OSError if one is gone."""
-        return any(path.stat().st_mtime_ns != time for path, time in self._times.items())
+        return any(path.read_bytes() != content for path, content in self._contents.items())
 
     def _hides(self, name: str) -> bool:
         """Whether a module here takes the place of one that is imported: another copy, or the product's."""

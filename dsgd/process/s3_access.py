@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import ObjectTypeDef
 
 _ATTEMPTS = 5  # with growing pauses; AWS_MAX_ATTEMPTS overrides it
 _CONNECT_S, _READ_S = 5, 30
@@ -52,6 +53,20 @@ def s3_client() -> S3Client:
     if "AWS_MAX_ATTEMPTS" not in os.environ:
         config = config.merge(Config(retries={"total_max_attempts": _ATTEMPTS}))
     return boto3.client("s3", config=config)
+
+
+def fetch_object(client: S3Client, bucket: str, entry: ObjectTypeDef, path: Path) -> None:
+    """Download what a list of objects names, unless it is there: with its size, and its time, which is set
+    here, since this machine's clock may be another.
+    """
+    written_s = entry["LastModified"].timestamp()
+    if path.is_file():
+        here = path.stat()
+        if (here.st_size, int(here.st_mtime)) == (entry["Size"], int(written_s)):  # some disks keep seconds
+            return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    client.download_file(bucket, entry["Key"], str(path))
+    os.utime(path, (written_s, written_s))
 
 
 def is_refused_condition(error: ClientError) -> bool:

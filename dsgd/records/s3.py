@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from dsgd.process.s3_access import bucket_and_prefix, explained, is_refused_condition, s3_client
+from dsgd.process.s3_access import bucket_and_prefix, explained, fetch_object, is_refused_condition, s3_client
 from dsgd.records.growing_object import GrowingObject
 from dsgd.records.lease import Lease, TakenError
 from dsgd.records.stores.disk_store import DiskStore
@@ -142,7 +142,7 @@ class Destination:
             # A run that was cut off, and now goes on, has no ending.
             self._client.delete_object(Bucket=self._bucket, Key=self._key(name, _LAST))
         begun = [folder / _FIRST, folder / "meta.json", folder / COPY, *folder.glob("*.jsonl")]
-        begun += [*folder.glob("logs/*.txt"), *(folder / CODE).rglob("*.py")]
+        begun += [*folder.glob("logs/*.txt"), *folder.glob("tensorboard/*"), *(folder / CODE).rglob("*.py")]
         self._put(folder, name, begun, self._token, goes_on=True)
         if is_new:
             if last:
@@ -272,14 +272,7 @@ def fetch(url: str, option: str = "report", *, weights: bool = False) -> Path:
                 if name.is_absolute() or ".." in name.parts:  # would be written somewhere else
                     continue
                 found = True
-                path = folder / name
-                if path.exists() and (
-                    path.stat().st_size == entry["Size"]
-                    and path.stat().st_mtime >= entry["LastModified"].timestamp()
-                ):
-                    continue
-                path.parent.mkdir(parents=True, exist_ok=True)
-                client.download_file(bucket, entry["Key"], str(path))
+                fetch_object(client, bucket, entry, folder / name)
     if not found:
         raise ValueError(f"{option} {url}: holds no records; give the URL of --out, or of a run in it")
     return folder

@@ -322,6 +322,7 @@ class BriefSummary(Struct, frozen=True, kw_only=True):
     updates: int
     gradients: int
     clock_s: float
+    wall_s: float | None = None
     loss: FirstAndLast
     staleness: dict[str, Any] = {}
     workers: dict[int, WorkerTotals] = {}

@@ -54,7 +54,7 @@ from dsgd.records.schema import (
     update_type,
 )
 from dsgd.records.stores.store import Store
-from dsgd.records.tensorboard import TensorBoard, require_tensorboard
+from dsgd.records.tensorboard import NOTHING, Kept, TensorBoard, require_tensorboard
 from dsgd.records.trace import write_trace
 
 _FLUSH_S = 1.0  # a killed simulation loses at most the updates of this many seconds
@@ -138,11 +138,19 @@ class RunRecord:
             raise
 
     def reopen(
-        self, lengths: Mapping[str, int], *, version: int, why: str, started: float, cluster: Engine
+        self,
+        lengths: Mapping[str, int],
+        *,
+        version: int,
+        why: str,
+        started: float,
+        cluster: Engine,
+        kept: Kept = NOTHING,
     ) -> None:
         """Go on with a record: keep so many bytes of each growing file, and what is known of the new attempt.
 
-        version: from which it goes on. why: the attempt before ended, as far as is known.
+        version: from which it goes on. why: the attempt before ended, as far as is known. kept: of points for
+        TensorBoard.
         """
         self._real = cluster if self._cfg.engine == "ray" else None
         meta = read_meta(self.path)
@@ -162,9 +170,9 @@ class RunRecord:
             file.write(config_text(self.options).encode())
         meta = replace(meta, options_sha256=options_digest(self.options))  # older records have none
         write_file(self.path / "meta.json", replace(meta, attempts=(*meta.attempts, attempt)))
-        self._open_streams(lengths)
+        self._open_streams(lengths, kept)
 
-    def _open_streams(self, lengths: Mapping[str, int]) -> None:
+    def _open_streams(self, lengths: Mapping[str, int], kept: Kept = NOTHING) -> None:
         try:
             for name, buffering in (("updates.jsonl", 1 << 16), ("evals.jsonl", -1), ("faults.jsonl", -1)):
                 length = lengths.get(name, 0)
@@ -175,7 +183,7 @@ class RunRecord:
             raise
         if self._cfg.output.tensorboard:
             with Writing(self.path / "tensorboard"):
-                self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget)
+                self._tensorboard = TensorBoard(self.path / "tensorboard", self._cfg.budget, kept)
 
     def _take_lock(self) -> None:
         try:
@@ -190,12 +198,16 @@ class RunRecord:
         """Bytes of the growing files so far."""
         return {name: stream.length for name, stream in self._streams.items()}
 
-    def cut(self, version: int, evals_length: int) -> None:
-        """Take back the updates after a version, and the evaluations beyond so many bytes of their file."""
+    def cut(self, version: int, evals_length: int, kept: Kept = NOTHING) -> None:
+        """Take back the updates after a version, the evaluations beyond so many bytes of their file, and
+        points for TensorBoard that are not kept.
+        """
         self._streams["updates.jsonl"].flush()
         self._streams["updates.jsonl"].cut(length_to(self.path / "updates.jsonl", version))
         self._streams["evals.jsonl"].cut(evals_length)
         self.recorded_to = min(self.recorded_to, version)
+        if self._tensorboard:
+            self._tensorboard.cut(kept)
 
     def flush(self) -> None:
         """Hand what is buffered to the system: from then on it outlives this process."""

@@ -148,7 +148,7 @@ def execute(
     record: keeps the run in a folder; without one, nothing is written.
     strategy: trains; the one of the configuration's mode, unless given.
     interruptions: handles the signals, if the caller has entered it; they then end a run between two updates.
-    started: epoch seconds at which the program started, if earlier than now.
+    started: when the program started, in seconds of `time.monotonic`, if earlier than now.
     evaluate: whether the weights are evaluated; a target loss needs it.
     resume: how the run that `record` is of ended: it goes on from its newest whole checkpoint, or from its
     beginning without any.
@@ -158,7 +158,9 @@ def execute(
     options that prove impossible before that, ClusterError if the workers cannot be started and
     KeyboardInterrupt if their start is interrupted; nothing is written then.
     """
-    started = time.time() if started is None else started
+    now_s = time.monotonic()
+    started = now_s if started is None else started
+    started_epoch_s = time.time() - (now_s - started)  # for people alone: that clock may be set meanwhile  # noqa: TID251
     interruptions = interruptions or Interruptions()
     recorded = read_meta(record.path).workload if record and resume else None
     with opened(
@@ -172,12 +174,12 @@ def execute(
                 point = resume_point(cfg, record.path, run.places, keeper.known, resume, **facts)
                 if point.state is None:
                     require_same_start(cfg, record.path, first)
-                keeper.go_on(point, started)
+                keeper.go_on(point, started_epoch_s)
             elif record:
                 if "peer" in run.places:  # a run of that name, whose record is gone, was killed
                     forget_after(run.places["peer"], None)
                 record.open(
-                    started=started,
+                    started=started_epoch_s,
                     cluster=run.engine,
                     weights=first if cfg.checkpoint.init_from else None,
                     about=run.workload.known,
@@ -233,7 +235,7 @@ class Finishing:
         keeper, run, train = self._keeper, self._run, self._run.train
         patience_s = LAST_UPDATE_S if any(tier.store for tier in keeper.checkpoints.tiers) else 0.0
         run.train = lambda *arguments: interruptions.between(train(*arguments), patience_s)
-        startup_s, began_s = time.time() - started, time.perf_counter()
+        startup_s, began_s = time.monotonic() - started, time.monotonic()
         try:
             keeper.advance()
         except KeyboardInterrupt as interruption:
@@ -259,7 +261,7 @@ class Finishing:
             except BaseException as error:  # the summary is written nevertheless
                 self._fail(error)
         self._look_at_the_last_loss()
-        wall_s, written = time.perf_counter() - began_s, None
+        wall_s, written = time.monotonic() - began_s, None
         if record := self._record:
             try:
                 record.draw_trace()

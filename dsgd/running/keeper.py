@@ -33,6 +33,7 @@ from dsgd.metrics import Tally
 from dsgd.process.outcomes import StoppedBy, one_line
 from dsgd.records.fixed_options import options_digest
 from dsgd.records.stores.store import MemoryStore, forget_after, name_of
+from dsgd.records.tensorboard import Kept
 from dsgd.running.checkpoints.checkpointer import Checkpointer
 from dsgd.running.checkpoints.codec import STRANGE, vocabulary
 from dsgd.running.checkpoints.run_state import RunState, to_parts
@@ -310,7 +311,8 @@ class RunKeeper:
         self.checkpoints.begin_again(state.cluster.now_s)
         self.evaluations.go_to(state)
         if self.record:
-            self.record.cut(state.weights.version, state.lengths["evals.jsonl"])
+            kept = _kept(state, self.evaluations.found, self.run.faults.count)
+            self.record.cut(state.weights.version, state.lengths["evals.jsonl"], kept)
 
     # --- Going on with a record -----------------------------------------------------------------------------
 
@@ -331,6 +333,7 @@ class RunKeeper:
             why=point.why,
             started=started,
             cluster=run.engine,
+            kept=_kept(state, point.evaluations, len(point.all_faults)),
         )
         for store in run.places.values():  # only now: a run that is refused loses nothing
             forget_after(store, point.checkpoint)
@@ -369,6 +372,12 @@ class RunKeeper:
         state = replayed.state()
         real.restore(replace(state, faults=point.faults_given(cfg, state)))
         run.move_to(real, train)
+
+
+def _kept(state: RunState | None, found: Sequence[Evaluated], faults: int) -> Kept:
+    """Return what stays of points that were made, in a run that goes on from a state."""
+    gradients, t_s = (state.tally["gradients"], state.tally["last_update_s"]) if state else (0, 0.0)
+    return Kept(gradients, found[-1].gradients if found else -1, faults, t_s)
 
 
 @contextmanager

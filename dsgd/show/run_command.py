@@ -27,7 +27,7 @@ def run(arguments: Sequence[str], interruptions: Interruptions) -> int:
 
     Raises UsageError in one line for anything that is wrong, and OSError if only an upload failed.
     """
-    started = time.time()
+    started = time.monotonic()
     asked = parse_run(arguments)
     cfg = asked.cfg
     if asked.finished:

@@ -14,14 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dsgd.process.files import own_folder
-from dsgd.process.s3_access import bucket_and_prefix, explained, s3_client
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3.type_defs import ObjectTypeDef
-
+from dsgd.process.s3_access import bucket_and_prefix, explained, fetch_object, s3_client
 
 Part = Literal["train", "validation", "test"]
 
@@ -137,10 +133,7 @@ def fetched(url: str) -> Path:
         if not found:
             raise ValueError(f"{url}: there is no such object, and none under it")
         for entry in found:
-            path = folder / entry["Key"]
-            if not _is_here(path, entry):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                client.download_file(bucket, entry["Key"], str(path))
+            fetch_object(client, bucket, entry, folder / entry["Key"])
     return folder / key
 
 
@@ -148,10 +141,3 @@ def _is_asked(found: str, key: str) -> bool:
     """Whether an object is the one that was asked for, or lies directly under it."""
     folder, _, name = found.rpartition("/")
     return found == key or (folder == key and name not in ("", ".", ".."))
-
-
-def _is_here(path: Path, entry: ObjectTypeDef) -> bool:
-    if not path.is_file():
-        return False
-    here = path.stat()
-    return here.st_size == entry["Size"] and here.st_mtime >= entry["LastModified"].timestamp()

@@ -128,6 +128,7 @@ class FollowedRun:
         self._extra: dict[str, float | None] = {}  # the last values
         self._last_eval: RecordedEvaluation | None = None
         self._began_s = self._grew_s = 0.0  # epoch seconds: of the first task, and of the latest news
+        self._from_version, self._done_before = 0, 0.0  # from where a run goes on that was resumed
 
     @property
     def mode(self) -> str:
@@ -181,7 +182,9 @@ class FollowedRun:
             return False
         self._began_s = meta.stat().st_mtime
         with suppress(RecordError):
-            self._score_name = read_meta(self.path).workload.get("score_name", "accuracy")
+            known = read_meta(self.path)
+            self._score_name = known.workload.get("score_name", "accuracy")
+            self._from_version = known.attempts[-1].from_version if known.attempts else 0
         self._options = read_options(self.path)
         self._num_workers, self._budget, self._limit_s = _limits(self._options)
         self._given = _given(self._options)
@@ -204,6 +207,8 @@ class FollowedRun:
             self._take(tasks, every)
             if update:
                 self._version, self._update_t_s = update.version, update.t_s
+                if update.version <= self._from_version:
+                    self._done_before = self._share_done(self._gradients)
                 self._last_loss = update.loss
                 self._extra |= update.extra
                 self._loss.add(self._update_t_s, self._gradients, update.loss)
@@ -254,7 +259,7 @@ class FollowedRun:
             "budget": self._budget,
             "done": round(self._share_done(gradients), 4),
             "left_s": self._left_s(gradients),
-            "took_s": round(max(0.0, self._grew_s - self._began_s), 1),
+            "took_s": round(self._passed_s, 1),
             "read": self._share_read(),
             "t_s": _rounded(clock_s),
             "wrote_s": round(self._grew_s, 1),
@@ -297,10 +302,19 @@ class FollowedRun:
 
         None if it has ended, or too little of it is known.
         """
-        passed_s, done = self._grew_s - self._began_s, self._share_done(gradients)
-        if self._outcome or passed_s < 1 or not 0 < done <= 1 or self._updates.rest:
+        passed_s, done = self._passed_s, self._share_done(gradients)
+        of_this_attempt = done - self._done_before
+        if self._outcome or passed_s < 1 or of_this_attempt <= 0 or self._updates.rest:
             return None
-        return round(passed_s * (1 - done) / done, 1)
+        return round(passed_s * (1 - done) / of_this_attempt, 1)
+
+    @property
+    def _passed_s(self) -> float:
+        """Return the wall seconds of this attempt: while it runs by its files' times, which a clock that is
+        set moves.
+        """
+        known = self._outcome.wall_s if self._outcome else None
+        return max(0.0, self._grew_s - self._began_s) if known is None else known
 
     def _mean_staleness(self) -> float | None:
         if self._outcome and self._outcome.staleness:

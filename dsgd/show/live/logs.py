@@ -129,7 +129,6 @@ class RunLog(Watcher):
         self._handler = handler
         self._every_s = math.inf if sys.stdout.isatty() or not _RUN.isEnabledFor(logging.INFO) else LINE_S
         self._next_s = 0.0
-        self._samples, self._clock_s = 0, 0.0
 
     @property
     def follows_updates(self) -> bool:
@@ -138,6 +137,7 @@ class RunLog(Watcher):
     def started(self, running: Running) -> None:
         self._running = running
         self._next_s = time.monotonic() + self._every_s
+        self._samples, self._clock_s = running.tally.samples, running.tally.last_update_s
         if running.path:
             self._handler.run_id = running.path.name
         cfg = running.cfg

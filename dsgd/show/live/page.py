@@ -137,7 +137,7 @@ class _Feed:
         try:
             sent: dict[tuple[str, int], int] = {}
             page, looks = b"", 0
-            yield _event("clock", {"now_s": time.time()})  # the browser's may differ
+            yield _event("clock", {"now_s": time.time()})  # the browser's may differ  # noqa: TID251
             while True:
                 over, runs = self._finished, self._folder.runs
                 about = _event("page", self._about())

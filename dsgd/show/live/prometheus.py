@@ -81,6 +81,8 @@ class RunMetrics:
         self.labels = (mode, run_id)
         self.active = True
         self.info = dict(info)
+        # A run that goes on has taken time, of which this process has seen nothing.
+        self._since_s, self._cancelled_s = tally.last_update_s, [*cluster.cancelled_s]
         self.gradients = [0 for _ in cluster.workers]
         self.staleness = [_Counts(STALENESS_BUCKETS) for _ in cluster.workers]
         self.compute_s = [_Counts(SECONDS_BUCKETS) for _ in cluster.workers]
@@ -93,7 +95,7 @@ class RunMetrics:
         self.recovery_s = _Counts(SECONDS_BUCKETS)
         for recovery_s in tally.recovery_s:
             self.recovery_s.observe(recovery_s)
-        self.staleness_max, self.staleness_bound = 0, staleness_bound
+        self.staleness_max, self.staleness_bound = max(tally.staleness_counts, default=0), staleness_bound
         self.extra = {name: seen.last for name, seen in tally.extra.items()}
         self.eval_loss: float | None = None
         self.eval_accuracy: float | None = None
@@ -145,17 +147,18 @@ class RunMetrics:
                 if not last or last[worker] is done:  # until it got its next task, or the barrier opened
                     until_s = min(now_s, in_flight.get(worker, now_s))
                 # All of a worker's time is computing, computing that was cancelled, or waiting.
-                rest_s = until_s - compute_s[worker].sum - cancelled_s[worker] - wait_s[worker].sum
+                since_s = self._since_s + compute_s[worker].sum + wait_s[worker].sum
+                rest_s = until_s - since_s - (cancelled_s[worker] - self._cancelled_s[worker])
                 wait_s[worker].observe(rest_s if rest_s > 0.0 else 0.0)
-            self.update_s.observe(now_s - self.update_s.sum)
-            self.update_s.sum = now_s  # equal up to rounding
+            self.update_s.observe(now_s - self._since_s - self.update_s.sum)
+            self.update_s.sum = now_s - self._since_s  # equal up to rounding
             self._counted = self._count(tally)
             self._samples_per_s = tally.samples / now_s if now_s > 0.0 else None
             if tally.has_means:
                 self._means = tally.means
             if update.extra:
                 self.extra |= update.extra
-            self.last_update_epoch_s = time.time()
+            self.last_update_epoch_s = time.time()  # noqa: TID251
 
     def evaluated(self, found: Evaluation) -> None:
         """Take the values of an evaluation."""
