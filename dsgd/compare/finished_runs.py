@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import time
@@ -17,6 +16,7 @@ from dsgd.compare.experiment import PlannedRun
 from dsgd.compare.experiment_file import NOT_HERE
 from dsgd.core.option_rules import option_fields, options
 from dsgd.process.bounded_yaml import load_yaml
+from dsgd.process.locks import FolderLock, HeldError
 from dsgd.process.outcomes import UsageError, is_result
 from dsgd.records.reader import read_brief_summary, read_options
 from dsgd.records.s3 import CHECKPOINTS
@@ -40,30 +40,34 @@ def locked(folder: Path, patience_s: float = 3.0) -> Iterator[int]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
+        lock = _lock_of(folder, patience_s)
+    except HeldError as error:
+        raise UsageError(
+            f"{folder}: another process is running this experiment; wait for it, or choose another "
+            f"--out{error.remedy}"
+        ) from None
     except OSError as error:
         raise UsageError(
             f"--out {folder.parent}: {folder} cannot be made or read ({error.strerror}); "
             "choose another folder"
         ) from None
     try:
-        until_s = time.monotonic() + patience_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until_s:
-                    raise UsageError(
-                        f"{folder}: another process is running this experiment; "
-                        "wait for it, or choose another --out"
-                    ) from None
-                time.sleep(0.05)
-        yield descriptor
+        yield lock.descriptor
     finally:
-        os.close(descriptor)
+        lock.close()
         with suppress(OSError):  # it stays unless it is empty: nothing came of it
             folder.rmdir()
+
+
+def _lock_of(folder: Path, patience_s: float) -> FolderLock:
+    until_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return FolderLock(folder)
+        except HeldError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.05)
 
 
 def is_kept(run: PlannedRun) -> bool:
@@ -77,6 +81,7 @@ def is_kept(run: PlannedRun) -> bool:
         return False
     remedy = f"choose another --out, or delete {path.parent}"
     files = {file.name for file in path.iterdir()} if path.is_dir() and not path.is_symlink() else {""}
+    files = {file for file in files if not file.startswith(".")}  # of a lock
     if "summary.json" not in files and not all(f.removesuffix(".partial") in _FILES for f in files):
         raise UsageError(f"{path}: is not the record of a run; move it away, or choose another --out")
     if "meta.json" not in files:  # killed before it began

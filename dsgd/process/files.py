@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -53,13 +54,38 @@ def whole_file(path: Path, elsewhere: str = _ELSEWHERE) -> Iterator[IO[bytes]]:
     try:
         with partial.open("wb") as file:
             yield file
-        partial.rename(path)
+        _rename(partial, path)
     except BaseException as error:
         with suppress(OSError):  # on a disk that has become read-only, say
             partial.unlink()
         if isinstance(error, OSError):
             raise WriteError(error, path, elsewhere) from error
         raise
+
+
+def _rename(partial: Path, path: Path) -> None:
+    try:
+        partial.rename(path)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+        shutil.copyfile(partial, path)  # a file system without renames: readers may see half of it
+        partial.unlink()
+
+
+def synced(file: IO[bytes]) -> None:
+    """Wait until what was written is on the disk, where the file system can say so."""
+    file.flush()
+    sync(file.fileno())
+
+
+def sync(descriptor: int) -> None:
+    """Wait until what was handed to the system is on the disk, as `synced`."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS):
+            raise
 
 
 class Writing:
@@ -116,7 +142,7 @@ class GrowingFile:
     def sync(self) -> None:
         """Wait until what was flushed is on the disk; from any thread."""
         with self._writing:
-            os.fsync(self._file.fileno())
+            sync(self._file.fileno())
 
     def close(self) -> None:
         """Write what is buffered, and close the file."""

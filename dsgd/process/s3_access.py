@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,7 +66,8 @@ def fetch_object(client: S3Client, bucket: str, entry: ObjectTypeDef, path: Path
             return
     path.parent.mkdir(parents=True, exist_ok=True)
     client.download_file(bucket, entry["Key"], str(path))
-    os.utime(path, (written_s, written_s))
+    with suppress(OSError):  # a disk that keeps no times: fetched again next time
+        os.utime(path, (written_s, written_s))
 
 
 def is_refused_condition(error: ClientError) -> bool:

@@ -1,4 +1,4 @@
-"""One writer at a time: for a folder a lock, for a name in S3 a lease; both end when their holder does.
+"""One writer at a time for a name in S3: a lease, which ends when its holder does.
 
 The lease is an object beside the record. Its holder writes it again every few seconds; if nobody has for
 `LASTS_S`, the holder is taken for dead, and the next process may take the lease over. Only one can: each
@@ -11,7 +11,6 @@ ever overwritten, and streams are sent again with the next one.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
@@ -21,7 +20,6 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsgd.process.s3_access import explained, is_refused_condition
@@ -157,22 +155,3 @@ class Lease:
             f"--out {self._place}: a process on {host} writes there; wait until it has ended, or, if it was "
             f"killed, {LASTS_S:g} s more"
         )
-
-
-class FolderLock:
-    """Keeps other processes from writing to a folder; it ends with this one, however that ends."""
-
-    def __init__(self, folder: Path) -> None:
-        """Raise BlockingIOError if another process has it."""
-        self._descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._descriptor)
-            raise
-
-    def release(self) -> None:
-        """Let others in; calling it again has no effect."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1

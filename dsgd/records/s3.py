@@ -200,6 +200,7 @@ class Destination:
         """Upload files of a folder as `name`; goes_on: some of them are still being written."""
         own = folder / CHECKPOINTS  # their own store uploads them
         files = [p for p in paths if p.is_file() and p.suffix != ".partial" and own not in p.parents]
+        files = [p for p in files if not p.name.startswith(".")]  # of a lock
         with explained(f"--out {self.url}"):
             for path in sorted(files, key=lambda path: (path.name == _LAST, path)):
                 key = self._key(name, path.relative_to(folder).as_posix())

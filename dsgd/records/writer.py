@@ -34,10 +34,10 @@ from dsgd.core.routing import ExpertUse, routing_numbers
 from dsgd.core.update_counts import finite
 from dsgd.core.weights import Vector
 from dsgd.metrics import taken_of_updates
-from dsgd.process.files import GrowingFile, WriteError, Writing, whole_file
+from dsgd.process.files import GrowingFile, WriteError, Writing, synced, whole_file
+from dsgd.process.locks import FolderLock, HeldError
 from dsgd.records import workload_copy
 from dsgd.records.fixed_options import options_digest, options_written
-from dsgd.records.lease import FolderLock
 from dsgd.records.output_options import OutputConfig
 from dsgd.records.reader import length_to, read_meta, written_options
 from dsgd.records.schema import (
@@ -188,8 +188,9 @@ class RunRecord:
     def _take_lock(self) -> None:
         try:
             self._lock = FolderLock(self.path)
-        except BlockingIOError:
-            raise ValueError(f"{self.path}: its run is still going on; wait for it, or end it") from None
+        except HeldError as error:
+            rule = f"its run is still going on; wait for it, or end it{error.remedy}"
+            raise ValueError(f"{self.path}: {rule}") from None
         except OSError as error:
             raise ValueError(f"{self.path}: cannot be read ({error.strerror}); give a run's folder") from None
 
@@ -345,7 +346,7 @@ class RunRecord:
     def release(self) -> None:
         """Let other processes go on with the run."""
         if self._lock:
-            self._lock.release()
+            self._lock.close()
 
 
 def _task(update: Update, done: Done) -> RecordedTask:
@@ -445,5 +446,4 @@ def write_file(path: Path, value: Struct) -> None:
     """Write a file of a record, whole or not at all."""
     with whole_file(path) as file:
         file.write(encode_file(value))
-        file.flush()
-        os.fsync(file.fileno())
+        synced(file)

@@ -327,7 +327,7 @@ def _weights(path: Path, version: int | None) -> tuple[Vector, Mapping[str, Vect
         )
     file = path / CARRIED
     try:
-        carried = safetensors.numpy.load_file(file) if file.exists() else {}
+        carried = safetensors.numpy.load(file.read_bytes()) if file.exists() else {}
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise RecordError(f"{file}: cannot be read ({_reason(error)}); the record is damaged") from None
     return vector, carried, summary.updates, True, 0

@@ -4,6 +4,7 @@ the path is pickled.
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, SupportsIndex
@@ -80,8 +81,15 @@ class Mapped(np.memmap[Any, Any]):
 
         offset: bytes before the first element. Raises DataError if the file cannot be opened.
         """
+        file, where = local(source), (offset, shape, order)
         try:
-            self: Any = super().__new__(cls, local(source), dtype, "r", offset, shape, order)
+            try:
+                self: Any = super().__new__(cls, file, dtype, "r", *where)
+            except OSError as error:
+                if error.errno != errno.ENODEV:
+                    raise
+                self = super().__new__(cls, file, dtype, "c", *where)  # as file systems in user space can
+                self.flags.writeable = False
         except OSError as error:
             raise DataError(f"{source}: cannot be read ({error.strerror})") from None
         self.source = source if source.startswith("s3://") else str(local(source))

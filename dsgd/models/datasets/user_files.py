@@ -6,17 +6,17 @@ if its size in the bucket differs, or it was written there since.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from dsgd.process.files import own_folder
+from dsgd.process.locks import FolderLock
 from dsgd.process.s3_access import bucket_and_prefix, explained, fetch_object, s3_client
 
 Part = Literal["train", "validation", "test"]
@@ -123,8 +123,8 @@ def fetched(url: str) -> Path:
         raise ValueError(f"{url}: {error}") from None
     key = prefix.removesuffix("/")
     folder = cache_folder(f"s3/{bucket}")
-    with (folder / ".lock").open("w") as lock, explained(url):
-        fcntl.flock(lock, fcntl.LOCK_EX)  # one process of this machine fetches, the others wait
+    # One process of this machine fetches, the others wait.
+    with explained(url), closing(FolderLock(folder, wait=True)):
         client = s3_client()
         pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=key)
         found = [

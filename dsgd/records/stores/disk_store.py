@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dsgd.process.files import Writing, whole_file
+from dsgd.process.files import Writing, sync, synced, whole_file
 from dsgd.records.stores.store import Part, in_order, require_whole
 
 
@@ -40,8 +40,7 @@ class DiskStore:
         with whole_file(self.folder / name) as file:
             for part in parts:
                 file.write(part)  # large ones are not copied
-            file.flush()
-            os.fsync(file.fileno())
+            synced(file)
         with Writing(self.folder):
             _sync(self.folder)  # else the new name may not outlive a power cut
 
@@ -66,6 +65,6 @@ class DiskStore:
 def _sync(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        sync(descriptor)
     finally:
         os.close(descriptor)

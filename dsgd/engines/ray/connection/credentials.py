@@ -4,6 +4,7 @@ user who started it, and the folder of its session. Ray lets all read the one an
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -48,8 +49,8 @@ def forget_ended(folder: Path) -> None:
 def guard_token() -> None:
     """Make a token, where the environment names none, that only this user can read.
 
-    It is kept in the user's home, for processes started later; without a home that can be written to, in the
-    environment, which Ray's processes inherit.
+    It is kept in the user's home, for processes started later; without a home that can be written to, and on
+    a disk without rights or hard links, in the environment, which Ray's processes inherit.
     """
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}.isdisjoint(os.environ):
         return
@@ -58,11 +59,12 @@ def guard_token() -> None:
         token.parent.mkdir(exist_ok=True)
         if not token.exists():
             _write(token)
+        if token.stat().st_mode & 0o077:
+            token.chmod(0o600)
+            if token.stat().st_mode & 0o077:
+                raise PermissionError(errno.EPERM, "the disk keeps no rights")
     except (OSError, RuntimeError):  # RuntimeError: nobody knows where the home is
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        return
-    if token.stat().st_mode & 0o077:
-        token.chmod(0o600)
 
 
 def _write(token: Path) -> None:
