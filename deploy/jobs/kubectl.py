@@ -24,6 +24,7 @@ from deploy.jobs.kubectl_errors import (
     explain,
 )
 from deploy.jobs.kubernetes_objects import Pod, RayJob, Snapshot, snapshot
+from dsgd.process.environment import of_users_tool
 
 CALL_TIMEOUT_S = 20.0
 _RAY_JOBS = "rayjobs.ray.io"
@@ -44,6 +45,7 @@ def call(
             text=True,
             errors="replace",
             timeout=timeout_s,
+            env=of_users_tool(),
             start_new_session=True,  # ctrl-C is for this process: it must not interrupt a delete
         )
     except subprocess.TimeoutExpired:

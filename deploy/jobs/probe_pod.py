@@ -24,7 +24,7 @@ def probe_manifest(job: JobManifest) -> Mapping[str, Any]:
     (container,) = spec["containers"]
     for unused in ("ports", "lifecycle"):
         container.pop(unused, None)
-    source = Path(bucket_check.__file__).read_text()
+    source = Path(bucket_check.__file__).read_text(encoding="utf-8")
     container |= {"name": "probe", "command": ["python", "-c", source, job.bucket]}
     container["resources"] = {"requests": _SMALL, "limits": _SMALL}
     spec |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "activeDeadlineSeconds": 600}

@@ -13,6 +13,7 @@ from deploy.jobs.kubectl import Kubectl
 from deploy.jobs.kubectl_errors import KubectlError
 from deploy.jobs.kubernetes_objects import Pod, Snapshot
 from deploy.jobs.show_verdict import progress
+from dsgd.process.environment import of_users_tool
 
 _LOOKS = 3  # after the end of a pod's log; one that still runs then has lost its reader, not ended
 
@@ -68,7 +69,7 @@ def follow_logs(kubectl: Kubectl, job: JobManifest, poll_s: float) -> int:
             pod = next((one for one in new if one.running), new[-1])  # one that runs is the later one
             followed |= {one.uid for one in new}
             command = kubectl.command("logs", pod.name, "--container", pod.container, "--follow")
-            code, looks = subprocess.call(command), 0
+            code, looks = subprocess.call(command, env=of_users_tool()), 0
         elif followed and (over or (looks >= _LOOKS and any(pod.running for pod in started))):
             return code
         elif over:

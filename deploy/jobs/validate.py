@@ -19,6 +19,7 @@ from deploy.jobs.kubernetes_objects import Node, at, part
 from deploy.jobs.thresholds import DEFAULT, read_thresholds
 from deploy.manifests.rendered_files import problems
 from deploy.project import ROOT, pinned
+from dsgd.process.environment import of_users_tool
 
 _FILES = (
     *("main.py", "pyproject.toml", "requirements.txt", "Dockerfile"),
@@ -225,7 +226,12 @@ def _image(kubectl: Kubectl, job: JobManifest) -> Answer:
     command = ["docker", "buildx", "imagetools", "inspect", image]
     try:
         asked = subprocess.run(
-            command, capture_output=True, text=True, timeout=_INSPECT_S, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_INSPECT_S,
+            stdin=subprocess.DEVNULL,
+            env=of_users_tool(),
         )
     except subprocess.TimeoutExpired:
         return "open", f"{image}: its registry has not answered docker in {_INSPECT_S:g} s"

@@ -81,7 +81,7 @@ def problem_of(file: str, root: Path = ROOT, settings: Settings | None = None) -
 
 def _problem(path: Path, name: str, wanted: str) -> str | None:
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return f"{name}: is missing; run `make manifests`"
     lines = (_MARK.sub("", one).splitlines() for one in (text, wanted))

@@ -8,7 +8,6 @@ import socket
 import subprocess
 import threading
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.local_processes import end
+from dsgd.process.environment import of_server
 
 FOLDER = Path(__file__).parent
 PROMETHEUS_PORT, ALERTMANAGER_PORT, RECEIVER_PORT = 9090, 9093, 9095  # as in the files of this folder
@@ -108,10 +108,10 @@ def _running(names: Sequence[str], arguments: Sequence[str], log: Path, port: in
         raise NotStarted(f"{names[0]} is not installed; on Debian: apt-get install {names[0]}")
     _require_free(port, names[0])
     url = f"http://127.0.0.1:{port}"
-    with log.open("w") as stream:
+    with log.open("w", encoding="utf-8") as stream:
         # In a new session, so that ctrl-C reaches it only through this process, in order.
         process = subprocess.Popen(
-            [program, *arguments], stdout=stream, stderr=stream, start_new_session=True
+            [program, *arguments], stdout=stream, stderr=stream, env=of_server(), start_new_session=True
         )
     try:
         _wait_until_ready(process, url, names[0], log)
@@ -131,11 +131,12 @@ def _require_free(port: int, name: str) -> None:
 
 def _wait_until_ready(process: subprocess.Popen[bytes], url: str, name: str, log: Path) -> None:
     give_up = time.monotonic() + _START_TIMEOUT_S
+    here = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy leads to this machine
     while process.poll() is None and time.monotonic() < give_up:
         try:
-            with urllib.request.urlopen(f"{url}/-/ready", timeout=1.0):
+            with here.open(f"{url}/-/ready", timeout=1.0):
                 return
         except OSError:  # not yet listening, or not yet ready
             time.sleep(0.05)
-    said = log.read_text().strip().splitlines()
+    said = log.read_text(encoding="utf-8").strip().splitlines()
     raise NotStarted(f"{name} did not start: {said[-1] if said else 'it said nothing'}")

@@ -21,6 +21,7 @@ from dsgd.compare.experiment import PlannedRun
 from dsgd.compare.worker import Outcome
 from dsgd.core.option_rules import options
 from dsgd.core.protocol import ClusterError
+from dsgd.process.environment import of_python
 
 _WORK = "import sys; from dsgd.compare.worker import work; work(sys.argv[1:])"
 # The workers' own threads in numpy and torch would only get in each other's way.
@@ -142,7 +143,7 @@ class Pool:
             [sys.executable, "-P", "-c", _WORK, *self._modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | _ONE_THREAD,
+            env=of_python(**_ONE_THREAD),
             pass_fds=() if self._lock is None else (self._lock,),
             process_group=0,  # ctrl-C is for this process, which then ends them
         )

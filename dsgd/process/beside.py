@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-_PRODUCT = Path(__file__).parents[2]
+from dsgd.process.environment import ROOT
 
 
 class Beside:
@@ -58,7 +58,7 @@ class Beside:
 
     def _hides(self, name: str) -> bool:
         """Whether a module here takes the place of one that is imported: another copy, or the product's."""
-        return _lies_in(self._folder, name) or (_lies_in(_PRODUCT, name) and self._has(name))
+        return _lies_in(self._folder, name) or (_lies_in(ROOT, name) and self._has(name))
 
     def _has(self, name: str) -> bool:
         here = self._folder / name.partition(".")[0]

@@ -34,6 +34,7 @@ from dsgd.core.routing import ExpertUse, routing_numbers
 from dsgd.core.update_counts import finite
 from dsgd.core.weights import Vector
 from dsgd.metrics import taken_of_updates
+from dsgd.process.environment import ROOT, of_git
 from dsgd.process.files import GrowingFile, WriteError, Writing, synced, whole_file
 from dsgd.process.locks import FolderLock, HeldError
 from dsgd.records import workload_copy
@@ -413,11 +414,12 @@ def _recorded(use: ExpertUse | None) -> RecordedRouting | None:
 
 @cache  # what this process has imported, whatever is committed or installed meanwhile
 def _git(*arguments: str) -> str | None:
-    command = ["git", "-C", str(Path(__file__).parents[2]), *arguments]
+    command = ["git", "-C", str(ROOT), *arguments]
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        asked = subprocess.run(command, capture_output=True, text=True, check=True, env=of_git())
     except (OSError, subprocess.CalledProcessError):
         return None
+    return asked.stdout.strip()
 
 
 _version = cache(version)  # this reads a file

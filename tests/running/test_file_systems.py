@@ -29,6 +29,8 @@ PATIENCE_S = 30
 
 
 def refusing(number: int, real: Callable[..., Any], when: Callable[..., bool] = lambda *_: True) -> Any:
+    """Return a call of the system that fails."""
+
     def act(*arguments: Any, **named: Any) -> Any:
         if when(*arguments):
             raise OSError(number, os.strerror(number))
@@ -57,9 +59,8 @@ def lacks(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
         case "rename":
             monkeypatch.setattr(Path, "rename", refusing(code, Path.rename, lambda old, _: old.is_file()))
         case "rename-over":
-            monkeypatch.setattr(
-                Path, "rename", refusing(code, Path.rename, lambda _, new: Path(new).exists())
-            )
+            over = refusing(code, Path.rename, lambda _, new: Path(new).exists())
+            monkeypatch.setattr(Path, "rename", over)
 
 
 def left(folder: Path) -> list[str]:
@@ -213,12 +214,13 @@ def test_a_file_that_cannot_be_shared_is_mapped_for_this_process(
     """Its rows are the same, and nobody can write to them."""
     np.arange(12.0).tofile(tmp_path / "data")
     real = mmap.mmap
-    refused = refusing(errno.ENODEV, real, lambda *_: True)
-    monkeypatch.setattr(
-        mmap,
-        "mmap",
-        lambda *a, access, **k: (refused if access == mmap.ACCESS_READ else real)(*a, access=access, **k),
-    )
+
+    def of_this_process_alone(descriptor: int, length: int, access: int, offset: int) -> Any:
+        if access == mmap.ACCESS_READ:
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+        return real(descriptor, length, access=access, offset=offset)
+
+    monkeypatch.setattr(mmap, "mmap", of_this_process_alone)
     mapped = Mapped(str(tmp_path / "data"), np.dtype(float), (3, 4))
     assert np.array_equal(mapped[1], [4, 5, 6, 7])
     with pytest.raises(ValueError, match="read-only"):

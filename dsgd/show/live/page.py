@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dsgd.process.environment import of_python
 from dsgd.show.live import server
 from dsgd.show.live.followed_run import FollowedFolder, FollowedRun
 from dsgd.show.live.server import Response
@@ -57,11 +58,12 @@ class LivePage:
         if self._process:
             return
         number = self._listener.fileno()
-        command = [sys.executable, "-m", "dsgd.show.live.page", str(folder)]
+        command = [sys.executable, "-P", "-m", "dsgd.show.live.page", str(folder)]
         self._process = subprocess.Popen(
             [*command, "--listener", str(number), "--parent", str(os.getpid())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
+            env=of_python(),
             pass_fds=[number],
             process_group=0,  # ctrl-C is for the run; the page shows how it ends
         )

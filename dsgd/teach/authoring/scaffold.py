@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dsgd.core.option_rules import Checked
+from dsgd.process.environment import ROOT, of_python
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import UsageError, program
 from dsgd.show.terminal.command_options import Positional, options_of_command
@@ -20,7 +21,6 @@ _NAME = re.compile(r"(?!train_)[a-z][a-z0-9_]{0,29}")
 _RULE = (
     "a name has lower-case letters a to z, digits and _, 30 at most, without train_ and .py, like signvote"
 )
-_ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def new(arguments: Sequence[str], _: Interruptions) -> int:
     """
     given = options_of_command(NewOptions, "new", arguments)
     name = given.name
-    shipped = given.into is None and Path.cwd().is_relative_to(_ROOT) and _is_repository(_ROOT)
+    shipped = given.into is None and Path.cwd().is_relative_to(ROOT) and _is_repository(ROOT)
     paths = _in_repository(name) if shipped else _in_folder(name, Path(given.into or ""))
     _refuse(name, paths)
     texts = rendered(name, shipped=shipped)
@@ -58,7 +58,7 @@ def new(arguments: Sequence[str], _: Interruptions) -> int:
             raise UsageError(f"new {name}: {path} cannot be written ({reason})") from None
     if shipped:  # the page begins with what the file says, as those of the other modes do
         tool = [sys.executable, "docs/tools/strategy_pages.py", f"docs/strategies/{name}.md"]
-        subprocess.run(tool, cwd=_ROOT, check=True)
+        subprocess.run(tool, cwd=ROOT, check=True, env=of_python())
     print("\n".join([*(str(path) for path in paths.values()), "", "next:", *_next(name, paths, shipped)]))
     return 0
 
@@ -81,7 +81,7 @@ def _is_repository(root: Path) -> bool:
 
 
 def _in_repository(name: str) -> dict[str, Path]:
-    root = Path() if Path.cwd() == _ROOT else _ROOT
+    root = Path() if Path.cwd() == ROOT else ROOT
     return {
         "train.py": root / "dsgd" / "strategies" / f"train_{name}.py",
         "page.md": root / "docs" / "strategies" / f"{name}.md",

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from dsgd.process.environment import of_python
 from dsgd.process.outcomes import EXIT_USAGE, UsageError
 from dsgd.teach.labs.lab_file import PARTS, Lab
 
 PROCESSES = 2
-_ROOT = Path(__file__).parents[3]
 _CHECK = """
 import resource, sys
 most = 4 << 30  # bytes: a list without end is an error in the student's file, not in this machine
@@ -138,14 +138,13 @@ def _checked(lab: Path, answers: Path, limit_s: float, running: set[subprocess.P
     running: has the process in it while it goes on.
     """
     command = [sys.executable, "-P", "-c", _CHECK, "lab", str(lab), str(answers), "--json"]
-    paths = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH", "")]))
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
+            env=of_python(PYTHONDONTWRITEBYTECODE="1"),
             start_new_session=True,
         )
         running.add(process)

@@ -116,7 +116,11 @@ def _for_a_person(lab: Lab, path: Path, answers_path: Path, answers: Answers, gi
 def _as_json(lab: Lab, path: Path, answers_path: Path, answers: Answers, given: LabOptions) -> int:
     first, values, work = read_first_guesses(answers_path), _values(lab, path), None
     errors = list(answers.unreadable)
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), _errors_of(path):  # a strategy may print
+    with (
+        open(os.devnull, "w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+        _errors_of(path),
+    ):  # a strategy may print
         try:
             work = _work(lab, answers)
         except UsageError as wrong:  # the other parts count nevertheless

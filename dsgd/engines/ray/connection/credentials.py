@@ -70,7 +70,7 @@ def guard_token() -> None:
 def _write(token: Path) -> None:
     descriptor, new = tempfile.mkstemp(dir=token.parent)  # which is this user's
     try:
-        with open(descriptor, "w") as file:
+        with open(descriptor, "w", encoding="utf-8") as file:
             file.write(secrets.token_hex(32))
         with suppress(FileExistsError):  # another process was faster
             os.link(new, token)  # whole, or not there

@@ -76,8 +76,8 @@ def end_node(node_id: str) -> None:
 
     def end() -> None:
         raylet = os.getppid()
-        assert Path(f"/proc/{raylet}/comm").read_text().strip() == "raylet"
-        siblings = Path(f"/proc/{raylet}/task/{raylet}/children").read_text().split()
+        assert Path(f"/proc/{raylet}/comm").read_text(encoding="utf-8").strip() == "raylet"
+        siblings = Path(f"/proc/{raylet}/task/{raylet}/children").read_text(encoding="utf-8").split()
         os.kill(raylet, signal.SIGKILL)
         for pid in sorted(map(int, siblings), key=os.getpid().__eq__):  # this one last
             os.kill(pid, signal.SIGKILL)

@@ -168,4 +168,4 @@ class _Logged(logging.Handler):
 
 def memory_bytes(pid: int | str = "self") -> int:
     """Return the bytes that a process of this machine has in memory, shared pages included."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
+    return int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1]) * _PAGE_BYTES

@@ -59,6 +59,7 @@ from dsgd.engines.ray.worker.captured_output import CapturedOutput, OutputNews
 from dsgd.engines.ray.worker.follower import EndNotice
 from dsgd.engines.ray.worker.group import Given, GroupPlan, RankGroup, Ranks
 from dsgd.engines.task_values import compute_alone
+from dsgd.process.environment import of_python
 from dsgd.transforms.compressed import AsMessage, to_send
 from dsgd.transforms.compression import HeardWeights
 
@@ -458,7 +459,7 @@ class Host:
     def stand_still(self, seconds: float) -> None:
         """Stop this process, all of its threads, for so long; return when it goes on."""
         waker = [sys.executable, "-I", "-S", "-c", _WAKER, str(os.getpid()), str(seconds)]
-        with subprocess.Popen(waker, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        with subprocess.Popen(waker, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=of_python()) as child:
             assert child.stdout
             child.stdout.read(1)  # it has begun to wait
             os.kill(os.getpid(), signal.SIGSTOP)
