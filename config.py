@@ -165,8 +165,9 @@ class TrainConfig(Checked):
 
     schedule: str = "constant"
     """How the step size falls: constant, or linear or cosine (half a wave) to 0 at the end of the run. With a
-    warm-up, like cosine,warmup=100, it first rises to --lr over so many steps. The server counts applied
-    mini-batches; in local modes each worker counts its own."""
+    warm-up, like cosine,warmup=100, it first rises to --lr over so many steps. With cosine,restart=200 it is
+    0 at step 200, and begins again: so does a run that is resumed with more --steps than 200. The server
+    counts applied mini-batches; in local modes each worker counts its own."""
     parsed_schedule = Parsed("schedule", texts.StepSchedule.parse)
 
     clip_norm: Annotated[float | None, FINITE, Gt(0)] = None
@@ -205,6 +206,8 @@ class TrainConfig(Checked):
             require(len(values) in (1, self.num_workers), option, getattr(self.data, option), rule)
         warmup, rule = self.parsed_schedule.warmup, f"warmup must be at most --steps {self.steps}"
         require(warmup <= self.steps, "schedule", self.schedule, rule)
+        last, rule = max(self.parsed_schedule.restarts, default=0), f"must restart below --steps {self.steps}"
+        require(last < self.steps, "schedule", self.schedule, rule)
         for name, member in members(type(self)).items():
             if not isinstance(member, Option):
                 getattr(self, name).require_possible(self)

@@ -10,10 +10,11 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple, cast, get_args
 
-from dsgd.core.option_forms import number, setting, whole
+from dsgd.core.option_forms import FormPart, number, setting, whole
 from dsgd.core.time_laws import Law, parse_law
 from dsgd.process.s3_access import is_s3, local_folder
 
@@ -45,24 +46,65 @@ class Partition:
         raise ValueError("must be iid, label or dirichlet:ALPHA with ALPHA above 0, like dirichlet:0.3")
 
 
+def _growing(text: str) -> tuple[int, ...]:
+    steps = tuple(int(step) for step in text.split("+") if re.fullmatch(r"[1-9]\d{0,17}", step))
+    if not steps or "+".join(map(str, steps)) != text or any(a >= b for a, b in pairwise(steps)):
+        raise ValueError
+    return steps
+
+
+def _with_restarts(text: str, *steps: int) -> str:
+    parts = [part for part in text.split(",") if not part.startswith("restart=")]
+    return ",".join([*parts, f"restart={'+'.join(map(str, steps))}"] if steps else parts)
+
+
+_RESTARTS = FormPart("restart", "growing whole numbers of at least 1 with + between them", _growing)
+
+
 class StepSchedule(NamedTuple):
     """How the step size changes."""
 
     shape: Literal["constant", "linear", "cosine"]
     warmup: int = 0
     """Steps over which it first rises."""
+    restarts: tuple[int, ...] = ()
+    """Steps at which it begins again."""
 
     @classmethod
     def parse(cls, text: str) -> StepSchedule:
         """Return what the text of --schedule means.
 
-        >>> StepSchedule.parse("cosine,warmup=100")
-        StepSchedule(shape='cosine', warmup=100)
+        >>> StepSchedule.parse("cosine,warmup=100,restart=200+400")
+        StepSchedule(shape='cosine', warmup=100, restarts=(200, 400))
         """
         shape, warmup = setting(text, whole("warmup", 0), 0, "cosine,warmup=100")
+        shape, restarts = setting(shape, _RESTARTS, (), "cosine,restart=200+400")
         if shape not in ("constant", "linear", "cosine"):
             raise ValueError("must be constant, linear or cosine, or with a warm-up, like cosine,warmup=100")
-        return cls(cast("Literal['constant', 'linear', 'cosine']", shape), warmup)
+        if restarts and shape == "constant":
+            raise ValueError("has a restart, but constant does not fall; leave the restart out")
+        return cls(cast("Literal['constant', 'linear', 'cosine']", shape), warmup, restarts)
+
+    @staticmethod
+    def grown(text: str, steps: int) -> str:
+        """Return the text for a run that was to take `steps`, and takes more: it begins again there.
+
+        >>> StepSchedule.grown("cosine", 200), StepSchedule.grown("cosine,restart=200", 300)
+        ('cosine,restart=200', 'cosine,restart=200+300')
+        >>> StepSchedule.grown("constant,warmup=9", 200)
+        'constant,warmup=9'
+        """
+        asked = StepSchedule.parse(text)
+        return text if asked.shape == "constant" else _with_restarts(text, *asked.restarts, steps)
+
+    @staticmethod
+    def until(text: str, steps: float) -> str:
+        """Return the text without the restarts at `steps` or later.
+
+        >>> [StepSchedule.until("cosine,restart=200+300,warmup=9", steps) for steps in (200, 300)]
+        ['cosine,warmup=9', 'cosine,warmup=9,restart=200']
+        """
+        return _with_restarts(text, *(step for step in StepSchedule.parse(text).restarts if step < steps))
 
     @property
     def changes(self) -> bool:

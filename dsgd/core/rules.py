@@ -280,27 +280,34 @@ class Schedule:
     """How the step size changes over a run: a factor on it, from 0 to 1.
 
     warmup: it rises linearly over so many steps. Then, up to `steps`: constant 1, linear down to 0, or half a
-    cosine down to 0 (Loshchilov and Hutter 2017, arXiv 1608.03983, equation 5, one cycle). share: how many
-    steps one count is: 1 in a worker, whose clock counts them; K/P for a server that makes a version of K
-    mini-batches of P workers.
+    cosine down to 0 (Loshchilov and Hutter 2017, arXiv 1608.03983, equation 5). restarts: steps at which it
+    begins again, to end at the next one, or at `steps`. share: how many steps one count is: 1 in a worker,
+    whose clock counts them; K/P for a server that makes a version of K mini-batches of P workers.
 
     >>> [Schedule(shape="linear", warmup=2, steps=6).factor(n) for n in range(6)]
     [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    >>> [Schedule(shape="linear", steps=4, restarts=(2,)).factor(n) for n in range(4)]
+    [1.0, 0.5, 1.0, 0.5]
     """
 
     shape: Literal["constant", "linear", "cosine"] = "constant"
     warmup: int = 0
     steps: int = 1
     share: float = 1.0
+    restarts: tuple[int, ...] = ()
 
     def factor(self, count: int) -> float:
         """Return the factor for the update that follows `count` others."""
-        at = count * self.share
-        if at < self.warmup:
-            return min(1.0, (at + self.share) / self.warmup)
+        at, warmup, steps = count * self.share, self.warmup, self.steps
+        if self.restarts:
+            began = max((step for step in self.restarts if step <= at), default=0)
+            steps = min((step for step in self.restarts if step > at), default=steps) - began
+            at, warmup = at - began, min(warmup, steps)
+        if at < warmup:
+            return min(1.0, (at + self.share) / warmup)
         if self.shape == "constant":
             return 1.0
-        done = min(1.0, (at - self.warmup) / max(self.share, self.steps - self.warmup))
+        done = min(1.0, (at - warmup) / max(self.share, steps - warmup))
         return 1.0 - done if self.shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
 
 

@@ -35,6 +35,7 @@ from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.ledger import Ledger
 from dsgd.core.ledger_views import LedgerViews
 from dsgd.core.model import Workload
+from dsgd.core.option_texts import StepSchedule
 from dsgd.core.protocol import ClusterError, Done, Engine, Update
 from dsgd.core.rules import Rule
 from dsgd.core.tasks import Task
@@ -375,6 +376,13 @@ def after_rollbacks(cfg: TrainConfig, rollbacks: int) -> TrainConfig:
     return replace(cfg, lr=cfg.lr * 0.5**rollbacks) if rollbacks else cfg
 
 
+def with_steps(cfg: TrainConfig, steps: int) -> TrainConfig:
+    """Return the options of a run before it was resumed with more steps."""
+    if steps == cfg.steps:
+        return cfg
+    return replace(cfg, steps=steps, schedule=StepSchedule.until(cfg.schedule, steps))
+
+
 def rollbacks_at(faults: Iterable[SeenFault]) -> Sequence[tuple[int, int]]:
     """Return at which versions a run went on after it had gone back, and with how many rollbacks by then.
 
@@ -398,20 +406,23 @@ def rolled_forward(
     cfg: TrainConfig,
     rollbacks: Sequence[tuple[int, int]] = (),
     sent: Mapping[int, Mapping[str, Sequence[int]]] = {},
+    grown: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Update]:
     """Compute the recorded updates after the weights `w` again, and end after the last one.
 
     cluster: a replay; it stands where the run stood at `w`, and in the end where it stood at the last update:
     its state() is then that of the run. last_version: of the recorded updates. train: the strategy's.
     cfg: with the step size that the run began with. rollbacks: as of `rollbacks_at`. sent: what
-    the run had sent, by version, as `Traffic.state` returns it, where the record has that. Raises
-    RecordUsedUp if the strategy does not make the recorded updates of the recorded tasks.
+    the run had sent, by version, as `Traffic.state` returns it, where the record has that. grown: as its
+    `Meta.grown`. Raises RecordUsedUp if the strategy does not make the recorded updates of the recorded
+    tasks.
     """
-    ends = [*(version for version, _ in rollbacks), last_version]
-    for count, end in zip((0, *(count for _, count in rollbacks)), ends, strict=True):
+    for end in (*sorted({version for version, _ in (*rollbacks, *grown)}), last_version):
         if min(end, last_version) <= w.version:
             continue
-        for update in train(cluster, w, after_rollbacks(cfg, count)):
+        count = max((count for version, count in rollbacks if version < end), default=0)
+        steps = min((steps for version, steps in grown if version >= end), default=cfg.steps)
+        for update in train(cluster, w, after_rollbacks(with_steps(cfg, steps), count)):
             w = update.weights
             if w.version in sent:
                 cluster.traffic.restore(sent[w.version])

@@ -453,6 +453,8 @@ class LaterAttempt(Struct, frozen=True, kw_only=True):
     host: Annotated[str, field("", "the driver's machine")]
     pid: Annotated[int, field("", "the driver's process")]
     worker_pids: Annotated[list[int], field("", "the workers' processes; empty in the sim")]
+    steps_before: Annotated[int | None, field("mini-batches",
+        "of each worker, if this attempt was asked for more; else null")] = None
 
 
 class Meta(Struct, frozen=True, kw_only=True):
@@ -490,6 +492,15 @@ class Meta(Struct, frozen=True, kw_only=True):
         key="NAME")] = msgspec.field(default_factory=dict)
     attempts: Annotated[tuple[LaterAttempt, ...], field("",
         "the later ones of a resumed run, each with the fields below")] = ()
+
+    @property
+    def grown(self) -> list[tuple[int, int]]:
+        """The versions from which the run went on with more steps, and how many each worker had before."""
+        found: list[tuple[int, int]] = []
+        for attempt in self.attempts:  # one that begins earlier has made later versions anew
+            found = [(min(version, attempt.from_version), steps) for version, steps in found]
+            found += [(attempt.from_version, attempt.steps_before)] if attempt.steps_before else []
+        return found
 
 
 # --- comparison.json, of `--engine both`

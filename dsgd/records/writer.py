@@ -74,13 +74,16 @@ class RunRecord:
         """
         self._cfg = cfg
         self._lock: FolderLock | None = None
+        self._steps_before: int | None = None
         self.bucket = bucket
         self.options = options(cfg)
         """As its config.yaml has them."""
         if resume:
             self.path = cfg.output.folder / str(cfg.output.run_name)
             self._take_lock()
-            self.options = options_written(cfg, written_options(self.path))
+            before = written_options(self.path)
+            self.options = options_written(cfg, before)
+            self._steps_before = before["steps"] if before.get("steps", cfg.steps) < cfg.steps else None
         else:
             self.path = free_path(cfg.output, default_name(cfg))
         self._every = cfg.output.record_every
@@ -162,6 +165,7 @@ class RunRecord:
             host=socket.gethostname(),
             pid=os.getpid(),
             worker_pids=list(cluster.pids),
+            steps_before=self._steps_before,
         )
         # First remove what marks the run as ended: if this is killed next, the record says that it goes on.
         for name in ("summary.json", "weights.npy", workload_copy.CARRIED, "trace.json"):

@@ -32,6 +32,7 @@ from dsgd.engines.replay import ReplayCluster, rollbacks_at, rolled_forward
 from dsgd.metrics import Tally
 from dsgd.process.outcomes import StoppedBy, one_line
 from dsgd.records.fixed_options import options_digest
+from dsgd.records.reader import read_meta
 from dsgd.records.stores.store import MemoryStore, forget_after, name_of
 from dsgd.records.tensorboard import Kept
 from dsgd.running.checkpoints.checkpointer import Checkpointer
@@ -360,9 +361,10 @@ class RunKeeper:
         self.record.recorded_to = recorded.last_version
         last_version, rollbacks = recorded.last_version, rollbacks_at(point.all_faults)
         sent = {update.version: update.sent for update in point.later if update.sent}
+        grown = read_meta(self.record.path).grown  # with this attempt
         run.over = None  # what is recorded was made, whatever is asked for now
         run.move_to(
-            replayed, lambda on, w, _: rolled_forward(on, last_version, train, w, cfg, rollbacks, sent)
+            replayed, lambda on, w, _: rolled_forward(on, last_version, train, w, cfg, rollbacks, sent, grown)
         )
         if self.evaluations.version < 0:
             self.evaluations.submit()

@@ -119,12 +119,14 @@ def replayed_run(run: ReplayableRun, until: int | None = None) -> tuple[Run, int
     except ValueError as error:
         raise RecordError(f"{run.path}: {error}") from error
     recorded = ReplayCluster(cfg, workload, run.updates(until), run.faults, device=run.meta.device)
-    last_version, rollbacks = recorded.last_version, rollbacks_at(run.faults)
+    last_version, rollbacks, grown = recorded.last_version, rollbacks_at(run.faults), run.meta.grown
     if not last_version:
         raise RecordError(f"{run.path}: has no update that could be replayed")
     first, cluster = _first_weights(run, workload), wrapped_as_asked(cfg, workload, recorded)
     made = Run(cfg, workload, cluster, first=first)
-    made.train = lambda on, w, _: rolled_forward(on, last_version, strategy.train, w, cfg, rollbacks)
+    made.train = lambda on, w, _: rolled_forward(
+        on, last_version, strategy.train, w, cfg, rollbacks, grown=grown
+    )
     return made, last_version
 
 

@@ -57,7 +57,7 @@ def schedule(cfg: TrainConfig, share: float = 1.0) -> Schedule | None:
     asked = cfg.parsed_schedule
     if not asked.changes:
         return None
-    return Schedule(shape=asked.shape, warmup=asked.warmup, steps=cfg.steps, share=share)
+    return Schedule(**asked._asdict(), steps=cfg.steps, share=share)
 
 
 def local_sgd(cfg: TrainConfig, batches: int, *, keeps_velocity: bool = False) -> LocalSGD:

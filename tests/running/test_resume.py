@@ -14,15 +14,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, CommandLine, python
+from conftest import MODES, ROOT, CommandLine, python
 from golden_variants import VARIANTS, name
 
 import dsgd
 from dsgd.config import TrainConfig
+from dsgd.core.option_rules import options as all_options
 from dsgd.core.protocol import Update
+from dsgd.process.outcomes import UsageError
+from dsgd.records.reader import read_options
 from dsgd.records.writer import RunRecord
 from dsgd.running.execute import Ended, execute
 from dsgd.running.keeper import Running, Watcher
+from dsgd.running.replaying import difference, recorded_run, replayed
+from dsgd.show.terminal.resume_option import going_on, going_on_by_name
 from dsgd.strategies import configured
 
 OPTIONS: Mapping[str, Any] = {
@@ -551,3 +556,52 @@ def test_an_unwritable_folder_of_checkpoints_is_refused(cli: CommandLine, begun:
         assert "cannot be written to; correct its permissions" in line
     else:
         assert code == 0
+
+
+UNEVEN = 5  # local steps: the last round of a shorter run is shorter
+GROWN: list[tuple[str, dict[str, Any]]] = [
+    *((mode, {"schedule": "cosine,warmup=5"}) for mode in sorted(MODES)),
+    ("ssgd", {"schedule": "linear,warmup=15", "optimizer": "adamw", "lr": 0.01}),
+    ("diloco", {"schedule": "linear", "inner": "sgd"}),
+    ("asgd", {"schedule": "constant,warmup=5"}),
+    ("localsgd", {"schedule": "cosine", "local_steps": UNEVEN}),
+]
+# When all have taken 4 times 16 steps, a fast worker of these has taken more than 16 by its own count.
+BY_OWN_COUNT = ("adpsgd", "dpsgd", "noloco", "sgp")
+
+
+@pytest.mark.crossing
+@pytest.mark.parametrize(("mode", "options"), GROWN, ids=[f"{mode}, {o['schedule']}" for mode, o in GROWN])
+@pytest.mark.parametrize("cut", [None, 1], ids=["finished", "killed"])
+def test_a_run_that_gets_more_steps_is_the_run_that_was_asked_for_them(
+    mode: str, options: Mapping[str, Any], cut: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """16 steps, then 32, then 48: its schedule falls as it was to, and begins again where it was to end; one
+    line says so each time. Nothing else depends on the budget, and a replay knows of all three.
+    """
+
+    def cfg(run_name: str, **others: Any) -> TrainConfig:
+        asked = {"engine": "sim", "num_workers": 4, "steps": 16, "eval_every": 8, "checkpoint_every": "2"}
+        own = {**asked, "compute_time": "exponential:1", "mode": mode, **options}
+        return configured({**own, "out": str(tmp_path), "run_name": run_name, **others})
+
+    falls = not options["schedule"].startswith("constant")
+    schedule = options["schedule"] + ",restart=16+32" * falls
+    whole = run(cfg("whole", steps=48, schedule=schedule))
+    killed(cfg("grown"), cut) if cut else run(cfg("grown"))
+    for steps in (32, 48):
+        asked = going_on(str(tmp_path / "grown"), given={"steps": steps})
+        ended = run(asked.cfg, resume=asked.resume)
+    assert ended.path
+    assert whole.path
+    assert read_options(ended.path)["schedule"] == schedule
+    if mode not in BY_OWN_COUNT and options.get("local_steps") != UNEVEN:
+        for file in ("updates.jsonl", "weights.npy"):
+            assert (ended.path / file).read_bytes() == (whole.path / file).read_bytes()
+    replay = recorded_run(ended.path)
+    assert [difference(*pair) for pair in replayed(replay)] == [None] * ended.tally.updates
+    assert len([line for line in caplog.messages if "begins again" in line]) == 2 * falls
+    again = {**all_options(cfg("grown")), "steps": 48}
+    assert going_on_by_name(configured(again), (), again).finished == "budget"  # the same command, once more
+    with pytest.raises(UsageError, match="the run has"):
+        going_on(str(ended.path), given={"steps": 50, "schedule": "linear,restart=3"})

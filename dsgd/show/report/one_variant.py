@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from dsgd.core.option_texts import StepSchedule
 from dsgd.records.fault_words import all_of_them
 from dsgd.records.reader import Record
 from dsgd.show.report.frames import Frames
@@ -20,8 +21,15 @@ def of_one_variant(frames: Frames) -> Answer:
     unit, records = frames.seconds, [run.record for run in frames.records]
     return Answer(
         headline=_how_it_went(records, frames.target_loss, unit),
-        points=[*_faults(records, unit), beside_theory(records, unit)],
+        points=[*_faults(records, unit), *_restarts(records), beside_theory(records, unit)],
     )
+
+
+def _restarts(records: Sequence[Record]) -> list[str]:
+    """Return where the step size began again: a curve has a bend there."""
+    steps = StepSchedule.parse(str(records[0].config.get("schedule", "constant"))).restarts
+    at = " and ".join(map(str, steps))
+    return [f"The step size fell to 0 and began again at step {at}."] if steps else []
 
 
 def _faults(records: Sequence[Record], unit: str) -> list[str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsgd.config import TrainConfig
 from dsgd.core.option_rules import options
+from dsgd.core.option_texts import StepSchedule
 from dsgd.process.outcomes import UsageError
 from dsgd.process.s3_access import is_s3
-from dsgd.records.fixed_options import MAY_CHANGE, changed, options_digest
+from dsgd.records.fixed_options import MAY_CHANGE, changed, options_digest, without_restarts
 from dsgd.records.output_options import OutputConfig
 from dsgd.records.reader import is_record, read_meta, read_options, written_options
 from dsgd.records.s3 import CHECKPOINTS
@@ -91,6 +94,18 @@ def going_on_by_name(
     return _going_on(path, f"--resume auto ({path})", arguments, given or {}, by_name=True)
 
 
+def _with_more_steps(cfg: TrainConfig, before: int) -> TrainConfig:
+    """Return the options of a run that had fewer steps: a step size that has fallen to 0 begins again."""
+    schedule = StepSchedule.grown(cfg.schedule, before)
+    if cfg.steps == before or schedule == cfg.schedule:
+        return cfg
+    said = (
+        "--schedule %s: falls to 0 at step %d as before, and begins again there, up to step %d; now it is %s"
+    )
+    logging.getLogger("dsgd").warning(said, cfg.schedule, before, cfg.steps, schedule)
+    return replace(cfg, schedule=schedule)
+
+
 def restored(cfg: TrainConfig) -> None:
     """Bring what S3 has of the run of cfg's name to this machine.
 
@@ -127,6 +142,11 @@ def _going_on(
     cfg = configure({**file_options, **given}, source, arguments)
     if (cfg.output.folder / str(cfg.output.run_name)).resolve() != here:
         raise UsageError(f"{source}: --out and --run-name name another folder; leave them out")
+    if cfg.steps < was["steps"]:
+        raise UsageError(f"{source}: --steps {cfg.steps}: the run has {was['steps']}; steps may only grow")
+    schedule = str(was.get("schedule", ""))
+    if cfg.schedule == without_restarts(schedule):
+        cfg = replace(cfg, schedule=schedule)
     if difference := changed(was, cfg):
         name, had = difference
         option, value = f"--{name.replace('_', '-')}", options(cfg)[name]
@@ -134,8 +154,7 @@ def _going_on(
         raise UsageError(
             f"{source}: {option} {value}: the run has {had}; leave it out. Only these may change: {allowed}"
         )
-    if cfg.steps < was["steps"]:
-        raise UsageError(f"{source}: --steps {cfg.steps}: the run has {was['steps']}; steps may only grow")
+    cfg = _with_more_steps(cfg, was["steps"])
     for folder in (path, path / CHECKPOINTS):
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"{source}: {folder} is not a folder; move it away")
