@@ -1,12 +1,10 @@
 """What a worker that is a group of ranks costs, on CPUs with gloo.
 
     python benchmarks/groups.py                       # all parts, some minutes
-    python benchmarks/groups.py gradient memory       # some of: gradient memory islands
+    python benchmarks/groups.py gradient memory       # some of: gradient memory
 
 gradient: a group of two ranks against torch's own FSDP2 on the same module, in turns, in the same processes.
 memory: what a rank holds of a model and of a task's state.
-islands: DiLoCo between two groups of two ranks, on Ray, against one group of four (HSDP 2 x 2) that takes a
-step a mini-batch, with as many samples.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import argparse
 import multiprocessing
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,9 +20,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.modules import configured, in_turns, ratio
-from dsgd.models.networks.transformer_sizes import SIZES
 
-PARTS = ("gradient", "memory", "islands")
+PARTS = ("gradient", "memory")
 
 
 def _of_two(part: str, *args: Any) -> None:
@@ -142,59 +138,7 @@ def _memory(rank: int, case: str = "gpt-1m") -> None:
     assert torch.isfinite(state).all()
 
 
-def islands(local_steps: int = 8, rounds: int = 3, batch_size: int = 4) -> None:
-    """Measure tokens a second of DiLoCo between two groups of two, and of one group hsdp:2 of four."""
-    from dsgd.running.execute import execute
-    from dsgd.running.keeper import Watcher
-
-    class Times(Watcher):
-        """The time of each update."""
-
-        def __init__(self) -> None:
-            self.at_s: list[float] = []
-
-        def updated(self, update: Any) -> None:
-            self.at_s.append(time.perf_counter())
-
-    def tokens_per_s(mode: str, per_update: int, updates: int, **options: Any) -> float:
-        times = Times()
-        cfg = configured("gpt-1m", mode=mode, engine="ray", **options)
-        ended = execute(cfg, [times], evaluate=False)
-        if ended.exception:
-            raise ended.exception
-        assert len(times.at_s) == updates
-        took_s = times.at_s[-1] - times.at_s[0]  # the first update warms all up
-        return (updates - 1) * per_update * SIZES["1m"].context / took_s
-
-    for _ in range(2):
-        apart = tokens_per_s(
-            "diloco",
-            2 * local_steps * batch_size,
-            rounds,
-            num_workers=2,
-            ranks_per_worker=2,
-            batch_size=batch_size,
-            local_steps=local_steps,
-            steps=rounds * local_steps,
-        )
-        together = tokens_per_s(
-            "ssgd",
-            2 * batch_size,
-            (rounds - 1) * local_steps + 1,
-            num_workers=1,
-            ranks_per_worker=4,
-            parallel="hsdp:2",
-            batch_size=2 * batch_size,
-            steps=(rounds - 1) * local_steps + 1,
-        )
-        print(
-            f"islands   gpt-1m    DiLoCo, H = {local_steps}, 2 groups of 2: {apart:,.0f} tokens/s; "
-            f"HSDP 2 x 2 {together:,.0f}, {apart / together:.2f} x (aim 1)",
-            flush=True,
-        )
-
-
-RUN = {"gradient": gradients, "memory": memory, "islands": islands}
+RUN = {"gradient": gradients, "memory": memory}
 RANKS: dict[str, Any] = {"gradient": _gradient, "memory": _memory}
 
 if __name__ == "__main__":

@@ -17,7 +17,13 @@ def write_read_delete(bucket: str) -> str:
     import boto3
     from botocore.config import Config
 
-    s3 = boto3.client("s3", config=Config(connect_timeout=5, read_timeout=10, retries={"max_attempts": 2}))
+    config = Config(
+        connect_timeout=5,
+        read_timeout=10,
+        retries={"max_attempts": 2},
+        request_checksum_calculation="when_required",  # older storages refuse others
+    )
+    s3 = boto3.client("s3", config=config)
     key, content = f"validate-setup/{uuid.uuid4()}", b"written by validate-setup"
     s3.put_object(Bucket=bucket, Key=key, Body=content)
     read = s3.get_object(Bucket=bucket, Key=key)["Body"].read()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -53,9 +53,14 @@ def _growing(text: str) -> tuple[int, ...]:
     return steps
 
 
-def _with_restarts(text: str, *steps: int) -> str:
-    parts = [part for part in text.split(",") if not part.startswith("restart=")]
-    return ",".join([*parts, f"restart={'+'.join(map(str, steps))}"] if steps else parts)
+def with_restarts(schedule: str, steps: Iterable[int]) -> str:
+    """Return the text of --schedule with these restarts in place of those that it has.
+
+    >>> with_restarts("cosine,restart=200,warmup=9", (200, 300)), with_restarts("cosine,restart=200", ())
+    ('cosine,warmup=9,restart=200+300', 'cosine')
+    """
+    parts, again = (part for part in schedule.split(",") if part[:8] != "restart="), "+".join(map(str, steps))
+    return ",".join([*parts, f"restart={again}"] if again else parts)
 
 
 _RESTARTS = FormPart("restart", "growing whole numbers of at least 1 with + between them", _growing)
@@ -84,27 +89,6 @@ class StepSchedule(NamedTuple):
         if restarts and shape == "constant":
             raise ValueError("has a restart, but constant does not fall; leave the restart out")
         return cls(cast("Literal['constant', 'linear', 'cosine']", shape), warmup, restarts)
-
-    @staticmethod
-    def grown(text: str, steps: int) -> str:
-        """Return the text for a run that was to take `steps`, and takes more: it begins again there.
-
-        >>> StepSchedule.grown("cosine", 200), StepSchedule.grown("cosine,restart=200", 300)
-        ('cosine,restart=200', 'cosine,restart=200+300')
-        >>> StepSchedule.grown("constant,warmup=9", 200)
-        'constant,warmup=9'
-        """
-        asked = StepSchedule.parse(text)
-        return text if asked.shape == "constant" else _with_restarts(text, *asked.restarts, steps)
-
-    @staticmethod
-    def until(text: str, steps: float) -> str:
-        """Return the text without the restarts at `steps` or later.
-
-        >>> [StepSchedule.until("cosine,restart=200+300,warmup=9", steps) for steps in (200, 300)]
-        ['cosine,warmup=9', 'cosine,warmup=9,restart=200']
-        """
-        return _with_restarts(text, *(step for step in StepSchedule.parse(text).restarts if step < steps))
 
     @property
     def changes(self) -> bool:

@@ -35,7 +35,7 @@ from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.ledger import Ledger
 from dsgd.core.ledger_views import LedgerViews
 from dsgd.core.model import Workload
-from dsgd.core.option_texts import StepSchedule
+from dsgd.core.option_texts import with_restarts
 from dsgd.core.protocol import ClusterError, Done, Engine, Update
 from dsgd.core.rules import Rule
 from dsgd.core.tasks import Task
@@ -371,16 +371,15 @@ class ReplayCluster(LedgerViews[_Flight]):
         self._keep(Ledger.restored(state, flights))
 
 
-def after_rollbacks(cfg: TrainConfig, rollbacks: int) -> TrainConfig:
-    """Return the options of a run that has gone back so often after it had diverged: each halves the step."""
+def after_rollbacks(cfg: TrainConfig, rollbacks: int, steps: int | None = None) -> TrainConfig:
+    """Return the options of a run that has gone back so often after it had diverged: each halves the step.
+
+    steps: what each worker was to take, if more was asked for later.
+    """
+    if steps not in (None, cfg.steps):
+        began = [step for step in cfg.parsed_schedule.restarts if step < steps]
+        cfg = replace(cfg, steps=steps, schedule=with_restarts(cfg.schedule, began))
     return replace(cfg, lr=cfg.lr * 0.5**rollbacks) if rollbacks else cfg
-
-
-def with_steps(cfg: TrainConfig, steps: int) -> TrainConfig:
-    """Return the options of a run before it was resumed with more steps."""
-    if steps == cfg.steps:
-        return cfg
-    return replace(cfg, steps=steps, schedule=StepSchedule.until(cfg.schedule, steps))
 
 
 def rollbacks_at(faults: Iterable[SeenFault]) -> Sequence[tuple[int, int]]:
@@ -422,7 +421,7 @@ def rolled_forward(
             continue
         count = max((count for version, count in rollbacks if version < end), default=0)
         steps = min((steps for version, steps in grown if version >= end), default=cfg.steps)
-        for update in train(cluster, w, after_rollbacks(with_steps(cfg, steps), count)):
+        for update in train(cluster, w, after_rollbacks(cfg, count, steps)):
             w = update.weights
             if w.version in sent:
                 cluster.traffic.restore(sent[w.version])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 5  # with growing pauses; AWS_MAX_ATTEMPTS overrides it
 _CONNECT_S, _READ_S = 5, 30
+_WANTS_HOSTS = ("SecondLevelDomainForbidden", "PathStyleDomainForbidden", "VirtualHostDomainRequired")
+_SLOWER = ("SlowDown", "TooManyRequests", "Throttling", "ThrottlingException", "RequestLimitExceeded", "429")
 
 
 def is_s3(place: str) -> bool:
@@ -45,14 +49,64 @@ def bucket_and_prefix(url: str) -> tuple[str, str]:
 
 
 def s3_client() -> S3Client:
-    """Return a client, without contacting S3; it repeats what times out or fails with a 5xx."""
+    """Return a client, without contacting S3; it repeats what times out or fails with a 5xx.
+
+    Older storages that speak S3 refuse checksums that come after the content, boto3's default; those that a
+    request must have, and ours of checkpoints, are in its head.
+    """
     import boto3
     from botocore.config import Config
 
     config = Config(connect_timeout=_CONNECT_S, read_timeout=_READ_S)
     if "AWS_MAX_ATTEMPTS" not in os.environ:
         config = config.merge(Config(retries={"total_max_attempts": _ATTEMPTS}))
+    if "AWS_REQUEST_CHECKSUM_CALCULATION" not in os.environ:
+        config = config.merge(Config(request_checksum_calculation="when_required"))
+    if "AWS_RESPONSE_CHECKSUM_VALIDATION" not in os.environ:
+        config = config.merge(Config(response_checksum_validation="when_required"))
     return boto3.client("s3", config=config)
+
+
+def on_condition(ask: Callable[..., Any], condition: Mapping[str, str], **request: Any) -> Any:
+    """Make a request on a condition or, where the storage knows none, without: what is there was looked at
+    before, but two processes that look at once find each other late.
+
+    Raises what boto3 does.
+    """
+    from botocore.exceptions import ClientError
+
+    try:
+        return ask(**request, **condition)
+    except ClientError as error:
+        if is_refused_condition(error) or _status(error) not in (400, 405, 501):
+            raise
+        answer = ask(**request)
+        _say_unconditional(f"s3://{request['Bucket']}")
+        return answer
+
+
+@cache  # once a process
+def _say_unconditional(bucket: str) -> None:
+    logging.getLogger("dsgd").warning(
+        "%s: knows no conditional writes: a second process that writes there is found after seconds", bucket
+    )
+
+
+def exists(client: S3Client, bucket: str, key: str) -> bool:
+    """Whether there is an object; a list may not have it yet."""
+    try:
+        client.head_object(Bucket=bucket, Key=key)
+    except client.exceptions.ClientError as error:
+        if error.response["Error"]["Code"] in ("404", "NoSuchKey"):
+            return False
+        found = client.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
+        return any(entry["Key"] == key for entry in found.get("Contents", []))
+    return True
+
+
+def metadata(found: Any) -> dict[str, str]:
+    """Return an object's own metadata; some storages write names in capitals."""
+    return {name.lower(): value for name, value in found["Metadata"].items()}
 
 
 def fetch_object(client: S3Client, bucket: str, entry: ObjectTypeDef, path: Path) -> None:
@@ -75,6 +129,10 @@ def is_refused_condition(error: ClientError) -> bool:
     return error.response["Error"]["Code"] in ("PreconditionFailed", "ConditionalRequestConflict")
 
 
+def _status(error: ClientError) -> int:
+    return error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+
+
 @contextmanager
 def explained(where: str) -> Iterator[None]:
     """Turn an error of S3 into one line: a ValueError if the user can fix it, else an OSError."""
@@ -86,10 +144,13 @@ def explained(where: str) -> Iterator[None]:
     except (aws.NoCredentialsError, aws.PartialCredentialsError, aws.ProfileNotFound) as error:
         raise ValueError(f"{where}: {error}; set AWS_PROFILE, or keys, as for AWS's own tools") from error
     except aws.ClientError as error:
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if error.response["Error"]["Code"] == "NoSuchBucket":
+        code = error.response["Error"]["Code"]
+        if code == "NoSuchBucket":
             raise ValueError(f"{where}: there is no such bucket; create it, or name another") from error
-        if 300 <= status < 500:
+        if code in _WANTS_HOSTS:
+            remedy = "set addressing_style = virtual below s3 = in AWS_CONFIG_FILE"
+            raise ValueError(f"{where}: the storage wants the bucket in its host's name; {remedy}") from error
+        if 300 <= _status(error) < 500 and code not in _SLOWER:
             remedy = "check the bucket's name, its region and what AWS_PROFILE may do there"
             raise ValueError(f"{where}: S3 refuses ({error}); {remedy}") from error
         raise OSError(f"{where}: S3 fails ({error})") from error

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from dsgd.config import TrainConfig
 from dsgd.core.old_options import recorded, today
 from dsgd.core.option_rules import option_fields, options
+from dsgd.core.option_texts import with_restarts
 
 MAY_CHANGE = (
     "steps", "max_seconds", "target_loss",
@@ -31,17 +31,8 @@ def options_digest(given: Mapping[str, Any]) -> str:
     """Return the SHA-256 of those of a run's options that may not change when it goes on."""
     fixed = {name: value for name, value in given.items() if today(name) not in (*MAY_CHANGE, *_WHERE)}
     if "schedule" in fixed:  # a restart comes with more steps, which may change
-        fixed["schedule"] = without_restarts(str(fixed["schedule"]))
+        fixed["schedule"] = with_restarts(str(fixed["schedule"]), ())
     return hashlib.sha256(json.dumps(fixed, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def without_restarts(schedule: str) -> str:
-    """Return the text of --schedule as it was asked for, before the run got more steps.
-
-    >>> without_restarts("cosine,warmup=9,restart=200+300")
-    'cosine,warmup=9'
-    """
-    return re.sub(r",restart=[\d+]*", "", schedule)
 
 
 def options_written(cfg: TrainConfig, before: Mapping[str, Any]) -> dict[str, Any]:

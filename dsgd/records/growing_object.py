@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from dsgd.process.s3_access import on_condition
 from dsgd.records.reader import whole_length
 
 if TYPE_CHECKING:
@@ -65,9 +66,11 @@ class GrowingObject:
         parts: list[Any] = []
         try:
             if copied:
-                answer: Any = self._client.upload_part_copy(
-                    **upload, PartNumber=1, CopySource=self._to, CopySourceIfMatch=self._etag
-                )
+                answer: Any = on_condition(
+                    self._client.upload_part_copy,
+                    {"CopySourceIfMatch": self._etag},
+                    **upload, PartNumber=1, CopySource=self._to,
+                )  # fmt: skip
                 parts.append({"PartNumber": 1, "ETag": answer["CopyPartResult"]["ETag"]})
             while body := content.read(min(_PART_BYTES, length - content.tell())):
                 number = len(parts) + 1

@@ -19,15 +19,17 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
-from dsgd.process.s3_access import explained, is_refused_condition
+from dsgd.process.s3_access import exists, explained, is_refused_condition, metadata, on_condition
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 LASTS_S = 30.0
+_ABSENT = {"IfNoneMatch": "*"}
 _HOLDER, _HOST = "held-by", "host"  # in its metadata
 
 
@@ -62,7 +64,9 @@ class Lease:
         OSError as `explained` does.
         """
         with explained(f"--out {self._place}"):
-            condition: Mapping[str, Any] = {"IfNoneMatch": "*"}
+            # Looked at first: a storage may ignore the condition.
+            is_there = exists(self._client, self._bucket, self._key)
+            condition = self._when_free(wait=wait) if is_there else _ABSENT
             while not self._put(condition):
                 condition = self._when_free(wait=wait)
         self._thread.start()
@@ -85,7 +89,8 @@ class Lease:
             self._thread.join()
         with self._lock, suppress(ValueError, OSError), explained(f"--out {self._place}"):
             if self._etag and not self._lost:
-                self._client.delete_object(Bucket=self._bucket, Key=self._key, IfMatch=self._etag)
+                where = {"Bucket": self._bucket, "Key": self._key}
+                on_condition(self._client.delete_object, {"IfMatch": self._etag}, **where)
             self._etag = ""
 
     def _keep(self) -> None:
@@ -95,20 +100,24 @@ class Lease:
 
     def _renew(self) -> None:
         with self._lock:
-            if self._etag and not self._lost and not self._put({"IfMatch": self._etag}):
-                self._lost = True
+            if self._etag and not self._lost:  # looked at first here, too
+                self._lost = not self._is_own(self._head()) or not self._put({"IfMatch": self._etag})
 
-    def _put(self, condition: Mapping[str, Any]) -> bool:
+    def _is_own(self, found: Any) -> bool:
+        return found is not None and metadata(found).get(_HOLDER) == self._token
+
+    def _put(self, condition: Mapping[str, str]) -> bool:
         """Write the lease if the condition holds; return whether it is now this process's."""
         self._count += 1  # else the ETag, a digest, would stay the same
         asked_s = time.monotonic()
         try:
-            answer: Any = self._client.put_object(
+            answer: Any = on_condition(
+                self._client.put_object,
+                condition,
                 Bucket=self._bucket,
                 Key=self._key,
                 Body=json.dumps({"held_by": self._token, "pid": os.getpid(), "n": self._count}).encode(),
                 Metadata={_HOLDER: self._token, _HOST: socket.gethostname()},
-                **condition,
             )
         except self._client.exceptions.ClientError as error:
             code = error.response["Error"]["Code"]
@@ -116,12 +125,12 @@ class Lease:
                 raise
             # It may be this very request, sent again because the first answer was lost.
             answer = self._head()
-            if answer is None or answer["Metadata"].get(_HOLDER) != self._token:
+            if not self._is_own(answer):
                 return False
         self._etag, self._renewed_s = answer["ETag"], asked_s
         return True
 
-    def _when_free(self, *, wait: bool) -> Mapping[str, Any]:
+    def _when_free(self, *, wait: bool) -> Mapping[str, str]:
         """Return on what condition the lease can be written, once nobody renews it any more."""
         seen = ""
         while found := self._look():
@@ -132,15 +141,16 @@ class Lease:
                 raise self._taken(host)
             seen = etag
             time.sleep(min(1.0, LASTS_S / 5))
-        return {"IfNoneMatch": "*"}
+        return _ABSENT
 
     def _look(self) -> tuple[str, float, str] | None:
         """Return the ETag, the seconds since it was written, and the holder's host; None if it is gone."""
         found = self._head()
         if found is None:
             return None
-        now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
-        return found["ETag"], (now - found["LastModified"]).total_seconds(), found["Metadata"].get(_HOST, "?")
+        date = found["ResponseMetadata"]["HTTPHeaders"].get("date")
+        now = parsedate_to_datetime(date) if date else datetime.now(UTC)
+        return found["ETag"], (now - found["LastModified"]).total_seconds(), metadata(found).get(_HOST, "?")
 
     def _head(self) -> Any:
         try:

@@ -16,7 +16,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
-from dsgd.process.s3_access import bucket_and_prefix, explained, fetch_object, is_refused_condition, s3_client
+from dsgd.process.s3_access import (
+    bucket_and_prefix,
+    exists,
+    explained,
+    fetch_object,
+    is_refused_condition,
+    metadata,
+    on_condition,
+    s3_client,
+)
 from dsgd.records.growing_object import GrowingObject
 from dsgd.records.lease import Lease, TakenError
 from dsgd.records.stores.disk_store import DiskStore
@@ -26,6 +35,8 @@ from dsgd.records.workload_copy import CODE, COPY
 
 _FIRST = "config.yaml"  # claims a record's name
 _LAST = "summary.json"  # completes it
+_OF_UNFINISHED = (_FIRST, "meta.json", "updates.jsonl", "evals.jsonl", "faults.jsonl", COPY)
+"""Files of a record that has begun; a list of the bucket may not have them yet."""
 CHECKPOINTS = "checkpoints"  # a record's folder of them
 _LEASE = "lease"
 _KEPT_OF_UNFINISHED = 2
@@ -64,22 +75,19 @@ class Destination:
         permissions), OSError if S3 fails.
         """
         key, token = self._key(name, _FIRST), token or self._token
+        own = {_CLAIMANT: token}
+        put = {"Bucket": self._bucket, "Key": key, "Body": config.encode(), "Metadata": own}
         with explained(f"--out {self.url}"):
             try:
-                self._client.put_object(
-                    Bucket=self._bucket,
-                    Key=key,
-                    Body=config.encode(),
-                    IfNoneMatch="*",
-                    Metadata={_CLAIMANT: token},
-                )
+                if not exists(self._client, self._bucket, key):  # a storage may ignore the condition
+                    on_condition(self._client.put_object, {"IfNoneMatch": "*"}, **put)
+                    return
             except self._client.exceptions.ClientError as error:
                 if not is_refused_condition(error):
                     raise
-                # It may be this very request, sent again because the first answer was lost.
-                found = self._client.head_object(Bucket=self._bucket, Key=key)
-                if found["Metadata"].get(_CLAIMANT) != token:
-                    raise _taken(f"--run-name {name}", f"{self.url}/{name}") from None
+            # It may be this very request, sent again because the first answer was lost.
+            if metadata(self._client.head_object(Bucket=self._bucket, Key=key)).get(_CLAIMANT) != token:
+                raise _taken(f"--run-name {name}", f"{self.url}/{name}")
 
     def release(self, name: str) -> None:
         """Give back a claimed name that got no record; one that S3 keeps nevertheless stays taken."""
@@ -110,11 +118,11 @@ class Destination:
         try:
             self.claim(name, config, token)
         except TakenError:
-            if self._is_there(f"{name}/{_LAST}"):
+            if self.has(name, _LAST):
                 raise
             self._remove(name)  # of a run under way, or of an upload that was killed
             self.claim(name, config, token)
-        if not self._is_there(f"{name}/{_LAST}"):
+        if not self.has(name, _LAST):
             self._put(folder, name, folder.rglob("*"), token)
         keep_newest(self.checkpoints(name), 0)
 
@@ -167,6 +175,11 @@ class Destination:
         with explained(f"--out {self.url}"):
             return {key.removeprefix(self._key(name, "")) for key in self._keys(f"{name}/")}
 
+    def has(self, name: str, file: str) -> bool:
+        """Return whether the record `name` has a file; raises as `claim` does."""
+        with explained(f"--out {self.url}"):
+            return exists(self._client, self._bucket, self._key(name, file))
+
     def ending(self, name: str) -> str:
         """Return the `stopped_by` of the record `name`; `interrupted` while it has no ending.
 
@@ -186,7 +199,10 @@ class Destination:
         Raises as `claim` does.
         """
         with explained(f"--out {self.url}"):
-            for key in self._keys(f"{name}/"):
+            listed = self._keys(f"{name}/")
+            always = [self._key(name, file) for file in _OF_UNFINISHED]
+            late = [key for key in always if key not in listed and exists(self._client, self._bucket, key)]
+            for key in (*listed, *late):
                 file = PurePosixPath(key.removeprefix(self._key(name, "")))
                 if file.parts[0] in (CHECKPOINTS, _LEASE) or file.is_absolute() or ".." in file.parts:
                     continue
@@ -228,13 +244,6 @@ class Destination:
                 if not key.startswith(self._key(name, f"{CHECKPOINTS}/")):
                     self._client.delete_object(Bucket=self._bucket, Key=key)
                     self._growing.pop(key, None)
-
-    def _is_there(self, prefix: str) -> bool:
-        with explained(f"--out {self.url}"):
-            found = self._client.list_objects_v2(
-                Bucket=self._bucket, Prefix=f"{self._prefix}{prefix}", MaxKeys=1
-            )
-        return bool(found.get("KeyCount"))
 
     def _key(self, name: str, file: str) -> str:
         return f"{self._prefix}{name}/{file}"

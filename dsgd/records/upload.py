@@ -177,9 +177,9 @@ def restore_record(url: str, into: Path) -> Restored | None:
     """
     place, _, name = url.rstrip("/").rpartition("/")
     destination = Destination(place)
-    there, is_here = destination.files(name), (into / "meta.json").exists()
+    is_here = (into / "meta.json").exists()
     here = newest_whole(DiskStore(into / CHECKPOINTS)).name
-    if "meta.json" not in there:
+    if not destination.has(name, "meta.json"):
         return Restored(here, False, []) if is_here else None
     newest, content, skipped = newest_whole(destination.checkpoints(name))
     is_over = is_result(destination.ending(name)) and not _is_over(into)

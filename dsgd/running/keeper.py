@@ -34,12 +34,11 @@ from dsgd.process.outcomes import StoppedBy, one_line
 from dsgd.records.fixed_options import options_digest
 from dsgd.records.reader import read_meta
 from dsgd.records.stores.store import MemoryStore, forget_after, name_of
-from dsgd.records.tensorboard import Kept
 from dsgd.running.checkpoints.checkpointer import Checkpointer
 from dsgd.running.checkpoints.codec import STRANGE, vocabulary
 from dsgd.running.checkpoints.run_state import RunState, to_parts
 from dsgd.running.evaluation import Evaluations
-from dsgd.running.resuming import ResumePoint, newest_state, tiers_of
+from dsgd.running.resuming import ResumePoint, kept_of, newest_state, tiers_of
 from dsgd.running.run import Run
 from dsgd.transforms.carrying import carried_tensors
 
@@ -312,7 +311,7 @@ class RunKeeper:
         self.checkpoints.begin_again(state.cluster.now_s)
         self.evaluations.go_to(state)
         if self.record:
-            kept = _kept(state, self.evaluations.found, self.run.faults.count)
+            kept = kept_of(state, self.evaluations.found, self.run.faults.count)
             self.record.cut(state.weights.version, state.lengths["evals.jsonl"], kept)
 
     # --- Going on with a record -----------------------------------------------------------------------------
@@ -334,7 +333,7 @@ class RunKeeper:
             why=point.why,
             started=started,
             cluster=run.engine,
-            kept=_kept(state, point.evaluations, len(point.all_faults)),
+            kept=kept_of(state, point.evaluations, len(point.all_faults)),
         )
         for store in run.places.values():  # only now: a run that is refused loses nothing
             forget_after(store, point.checkpoint)
@@ -358,10 +357,9 @@ class RunKeeper:
         replayed = wrapped_as_asked(cfg, run.workload, recorded)
         if point.state:
             replayed.restore(point.state.cluster)
-        self.record.recorded_to = recorded.last_version
-        last_version, rollbacks = recorded.last_version, rollbacks_at(point.all_faults)
+        last_version = self.record.recorded_to = recorded.last_version
+        rollbacks, grown = rollbacks_at(point.all_faults), read_meta(self.record.path).grown
         sent = {update.version: update.sent for update in point.later if update.sent}
-        grown = read_meta(self.record.path).grown  # with this attempt
         run.over = None  # what is recorded was made, whatever is asked for now
         run.move_to(
             replayed, lambda on, w, _: rolled_forward(on, last_version, train, w, cfg, rollbacks, sent, grown)
@@ -374,12 +372,6 @@ class RunKeeper:
         state = replayed.state()
         real.restore(replace(state, faults=point.faults_given(cfg, state)))
         run.move_to(real, train)
-
-
-def _kept(state: RunState | None, found: Sequence[Evaluated], faults: int) -> Kept:
-    """Return what stays of points that were made, in a run that goes on from a state."""
-    gradients, t_s = (state.tally["gradients"], state.tally["last_update_s"]) if state else (0, 0.0)
-    return Kept(gradients, found[-1].gradients if found else -1, faults, t_s)
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordedEvaluation, RecordedUpdate, RecordError
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import MemoryStore, Store, newest_whole
+from dsgd.records.tensorboard import Kept
 from dsgd.running.checkpoints.checkpointer import Tier
 from dsgd.running.checkpoints.codec import Vocabulary
 from dsgd.running.checkpoints.run_state import RunState, from_bytes
@@ -237,6 +238,12 @@ def resume_point(
         later=later,
         all_faults=all_faults,
     )
+
+
+def kept_of(state: RunState | None, found: Sequence[Evaluated], faults: int) -> Kept:
+    """Return what stays of points that were made, in a run that goes on from a state; found: evaluations."""
+    gradients, t_s = (state.tally["gradients"], state.tally["last_update_s"]) if state else (0, 0.0)
+    return Kept(gradients, found[-1].gradients if found else -1, faults, t_s)
 
 
 def require_same_start(cfg: TrainConfig, path: Path, first: Vector) -> None:

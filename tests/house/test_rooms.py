@@ -21,17 +21,17 @@ SOURCE = sorted(
 
 LINES = {
     ".": 1_300,
-    "benchmarks": 1_700,
+    "benchmarks": 1_500,
     "deploy": 4_300,
     "docs": 600,
     "dsgd": 700,
     "dsgd/compare": 1_800,
     "dsgd/conformance": 1_000,
-    "dsgd/core": 5_500,
-    "dsgd/engines": 9_000,
+    "dsgd/core": 5_600,
+    "dsgd/engines": 9_100,
     "dsgd/models": 5_500,
-    "dsgd/process": 1_000,
-    "dsgd/records": 3_700,
+    "dsgd/process": 1_300,
+    "dsgd/records": 3_800,
     "dsgd/running": 4_400,
     "dsgd/scenario": 2_700,
     "dsgd/show": 10_500,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 46_900,
+    "tests": 47_900,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -1,4 +1,4 @@
-"""What the programs that we start are told by the environment: only what is meant for them."""
+"""What the programs that we start get from the environment: only what is meant for them."""
 
 from __future__ import annotations
 

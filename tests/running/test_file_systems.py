@@ -64,7 +64,7 @@ def lacks(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
 
 
 def left(folder: Path) -> list[str]:
-    """Return what is left in a folder, but for the one claim that always stays."""
+    """Return what is left in a folder, without the one claim that always stays."""
     claims = [path for path in folder.glob(".writer-*") if path.read_text() == "free"]
     assert len(claims) <= 1
     return sorted(path.name for path in folder.iterdir() if path not in claims)

@@ -7,13 +7,15 @@ that time out or fail with a 5xx are repeated, with growing pauses (`s3_access.s
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from dsgd.process.s3_access import explained, is_refused_condition
+from dsgd.process.s3_access import exists, explained, is_refused_condition, on_condition
 from dsgd.records.stores.store import Part, in_order
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 _PART_BYTES = 16 << 20
 _MAX_PARTS = 10_000  # S3's limit
+_NEW = {"IfNoneMatch": "*"}
 _AT_ONCE = 4  # parts on their way; as many are copied into memory
 
 
@@ -53,18 +56,14 @@ class S3Store:
             self._abort_what_was_killed()
             try:
                 if size <= _PART_BYTES:
-                    self._client.put_object(
-                        Bucket=self._bucket,
-                        Key=self._prefix + name,
-                        Body=b"".join(views),
-                        ChecksumAlgorithm="SHA256",
-                        IfNoneMatch="*",
-                    )
+                    to = {"Bucket": self._bucket, "Key": self._prefix + name}
+                    on_condition(self._client.put_object, _NEW, **to, **_checked(b"".join(views)))
                 else:
                     self._write_in_parts(self._prefix + name, views, max(_PART_BYTES, -(-size // _MAX_PARTS)))
             except self._client.exceptions.ClientError as error:
                 # Refused because it is there already, perhaps from this very request, sent twice.
-                if not (is_refused_condition(error) or _is_gone(error)) or name not in self.names():
+                refused = is_refused_condition(error) or _is_gone(error)
+                if not refused or not exists(self._client, self._bucket, self._prefix + name):
                     raise
 
     def read(self, name: str) -> bytes:
@@ -83,9 +82,7 @@ class S3Store:
         to["UploadId"] = self._client.create_multipart_upload(**to, ChecksumAlgorithm="SHA256")["UploadId"]
 
         def upload(number: int, body: bytes) -> Any:
-            sent: Any = self._client.upload_part(
-                **to, PartNumber=number, Body=body, ChecksumAlgorithm="SHA256"
-            )
+            sent: Any = self._client.upload_part(**to, PartNumber=number, **_checked(body))
             return {
                 "PartNumber": number,
                 **{k: sent[k] for k in ("ETag", "ChecksumSHA256") if k in sent},
@@ -96,7 +93,7 @@ class S3Store:
             with ThreadPoolExecutor(_AT_ONCE) as threads:
                 for group in _in_groups(_pieces(views, part_bytes)):
                     sent += threads.map(upload, range(len(sent) + 1, len(sent) + len(group) + 1), group)
-            self._client.complete_multipart_upload(**to, MultipartUpload={"Parts": sent}, IfNoneMatch="*")
+            on_condition(self._client.complete_multipart_upload, _NEW, **to, MultipartUpload={"Parts": sent})
         except BaseException:
             self._is_tidy = False  # if S3 does not even abort it, the next write does
             with suppress(OSError), _as_os_errors(self._place):
@@ -106,11 +103,12 @@ class S3Store:
     def _abort_what_was_killed(self) -> None:
         """Remove the parts of uploads that were killed: there is one writer, and it has just begun."""
         if not self._is_tidy:
-            found = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self._prefix)
-            for left in found.get("Uploads", []):
-                self._client.abort_multipart_upload(
-                    Bucket=self._bucket, Key=left["Key"], UploadId=left["UploadId"]
-                )
+            with suppress(self._client.exceptions.ClientError):  # not each storage, and not all may list them
+                found = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self._prefix)
+                for left in found.get("Uploads", []):
+                    self._client.abort_multipart_upload(
+                        Bucket=self._bucket, Key=left["Key"], UploadId=left["UploadId"]
+                    )
             self._is_tidy = True
 
 
@@ -122,6 +120,11 @@ def _as_os_errors(place: str) -> Iterator[None]:
             yield
     except ValueError as error:
         raise OSError(str(error)) from error
+
+
+def _checked(body: bytes) -> dict[str, Any]:
+    """Return a content and its SHA-256, which S3 checks, as a request has them in its head."""
+    return {"Body": body, "ChecksumSHA256": base64.b64encode(hashlib.sha256(body).digest()).decode()}
 
 
 def _is_gone(error: ClientError) -> bool:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from dsgd.config import TrainConfig
 from dsgd.core.option_rules import options
-from dsgd.core.option_texts import StepSchedule
+from dsgd.core.option_texts import with_restarts
 from dsgd.process.outcomes import UsageError
 from dsgd.process.s3_access import is_s3
-from dsgd.records.fixed_options import MAY_CHANGE, changed, options_digest, without_restarts
+from dsgd.records.fixed_options import MAY_CHANGE, changed, options_digest
 from dsgd.records.output_options import OutputConfig
 from dsgd.records.reader import is_record, read_meta, read_options, written_options
 from dsgd.records.s3 import CHECKPOINTS
@@ -96,11 +96,12 @@ def going_on_by_name(
 
 def _with_more_steps(cfg: TrainConfig, before: int) -> TrainConfig:
     """Return the options of a run that had fewer steps: a step size that has fallen to 0 begins again."""
-    schedule = StepSchedule.grown(cfg.schedule, before)
-    if cfg.steps == before or schedule == cfg.schedule:
+    asked = cfg.parsed_schedule
+    if cfg.steps == before or asked.shape == "constant":
         return cfg
+    schedule = with_restarts(cfg.schedule, (*asked.restarts, before))
     said = (
-        "--schedule %s: falls to 0 at step %d as before, and begins again there, up to step %d; now it is %s"
+        "--schedule %s: falls to 0 at step %d as before, and begins again there, to step %d; now it is %s"
     )
     logging.getLogger("dsgd").warning(said, cfg.schedule, before, cfg.steps, schedule)
     return replace(cfg, schedule=schedule)
@@ -145,7 +146,7 @@ def _going_on(
     if cfg.steps < was["steps"]:
         raise UsageError(f"{source}: --steps {cfg.steps}: the run has {was['steps']}; steps may only grow")
     schedule = str(was.get("schedule", ""))
-    if cfg.schedule == without_restarts(schedule):
+    if cfg.schedule == with_restarts(schedule, ()):
         cfg = replace(cfg, schedule=schedule)
     if difference := changed(was, cfg):
         name, had = difference
