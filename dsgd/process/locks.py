@@ -97,7 +97,7 @@ def _claimed(folder: Path) -> Path:
         claim = folder / f"{_CLAIM}{newest + 1}"
         try:
             with claim.open("x", encoding="utf-8") as file:
-                file.write(f"{socket.gethostname()} {os.getpid()} {_began(os.getpid())}\n")
+                file.write(f"{_here()} {os.getpid()} {_began(os.getpid())}\n")
         except FileExistsError:
             continue
         if _newest(folder) > newest + 1:
@@ -128,12 +128,18 @@ def _require_free(claim: Path) -> None:
     except FileNotFoundError:  # there is a newer one
         return
     host, pid, began = (*words, "", "", "")[:3]
-    if words != [_FREE] and (
-        host != socket.gethostname() or not pid.isdecimal() or _began(int(pid)) == began
-    ):
+    if words != [_FREE] and (host != _here() or not pid.isdecimal() or _began(int(pid)) == began):
         error = HeldError(errno.EAGAIN, "another process writes there")
         error.remedy = f"; if it has ended, remove {claim}{f' of process {pid} on {host}' if pid else ''}"
         raise error
+
+
+def _here() -> str:
+    """Return where numbers of processes mean what they mean here: containers may share a host's name."""
+    try:
+        return f"{socket.gethostname()}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return socket.gethostname()
 
 
 def _began(pid: int) -> str:

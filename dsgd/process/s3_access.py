@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 5  # with growing pauses; AWS_MAX_ATTEMPTS overrides it
 _CONNECT_S, _READ_S = 5, 30
+_UNKNOWN = ("NotImplemented", "InvalidArgument", "InvalidRequest")  # said of conditions, too
 _WANTS_HOSTS = ("SecondLevelDomainForbidden", "PathStyleDomainForbidden", "VirtualHostDomainRequired")
 _SLOWER = ("SlowDown", "TooManyRequests", "Throttling", "ThrottlingException", "RequestLimitExceeded", "429")
 
@@ -78,7 +79,7 @@ def on_condition(ask: Callable[..., Any], condition: Mapping[str, str], **reques
     try:
         return ask(**request, **condition)
     except ClientError as error:
-        if is_refused_condition(error) or _status(error) not in (400, 405, 501):
+        if _status(error) not in (405, 501) and error.response["Error"]["Code"] not in _UNKNOWN:
             raise
         answer = ask(**request)
         _say_unconditional(f"s3://{request['Bucket']}")

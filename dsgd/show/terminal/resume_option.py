@@ -100,9 +100,7 @@ def _with_more_steps(cfg: TrainConfig, before: int) -> TrainConfig:
     if cfg.steps == before or asked.shape == "constant":
         return cfg
     schedule = with_restarts(cfg.schedule, (*asked.restarts, before))
-    said = (
-        "--schedule %s: falls to 0 at step %d as before, and begins again there, to step %d; now it is %s"
-    )
+    said = "--schedule %s: falls to 0 at step %d as before, and begins again there, to step %d; now it is %s"
     logging.getLogger("dsgd").warning(said, cfg.schedule, before, cfg.steps, schedule)
     return replace(cfg, schedule=schedule)
 
