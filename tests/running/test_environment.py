@@ -96,6 +96,7 @@ def among_strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("misled", "among_strangers")
 def test_our_own_processes_are_not_misled(tmp_path: Path) -> None:
     """An experiment's processes end and answer, and the live page is there, as elsewhere."""
