@@ -21,6 +21,7 @@ from dsgd.compare import finished_runs
 from dsgd.config import TrainConfig
 from dsgd.engines.ray.connection.credentials import guard_token
 from dsgd.models.datasets.mapped import Mapped
+from dsgd.process import locks
 from dsgd.process.locks import FolderLock, HeldError
 from dsgd.process.outcomes import UsageError
 from dsgd.strategies import configured
@@ -185,6 +186,37 @@ def test_of_many_that_ask_at_once_one_gets_it(
     assert len(said) > 20
     for begins, ends in zip(said[::2], said[1::2], strict=True):
         assert ends == begins.replace("begins", "ends")
+
+
+def test_who_has_looked_long_ago_finds_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others have come and gone meanwhile, and one writes: a claim of a lower number is given back."""
+    lacks(monkeypatch, "locks ENOLCK")
+    for _ in range(4):
+        FolderLock(tmp_path).close()
+    lock, looks, seen = FolderLock(tmp_path), locks._newest, [0]
+    monkeypatch.setattr(locks, "_newest", lambda folder: seen.pop() if seen else looks(folder))
+    with pytest.raises(HeldError):
+        FolderLock(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".writer-5"]
+    lock.close()
+
+
+def test_a_file_that_was_removed_while_it_was_waited_for_is_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS: who then has the old file locked has locked nothing that others see, and tries again."""
+    lacks(monkeypatch, "locks-of-folders")
+    lock, files = fcntl.flock, [tmp_path / ".lock"]
+
+    def late(descriptor: int, how: int) -> None:
+        if not is_folder(descriptor) and files:
+            files.pop().unlink()
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    FolderLock(tmp_path)
+    with pytest.raises(HeldError):
+        FolderLock(tmp_path)
 
 
 def test_a_claim_of_another_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,8 @@ class Numbers(Watcher):
             with urllib.request.urlopen(exporter.url) as answer:
                 text = answer.read().decode()
             found = [s for family in text_string_to_metric_families(text) for s in family.samples]
-            self.samples = {(s.name, s.labels.get("worker", "")): s.value for s in found}
+            label = {s.name: "le" if s.name == "dsgd_update_seconds_bucket" else "worker" for s in found}
+            self.samples = {(s.name, s.labels.get(label[s.name], "")): s.value for s in found}
             self.at_s, self.at = update.finished_s, update.weights.version
 
 
@@ -174,6 +176,9 @@ def test_metrics_count_what_this_process_has_seen(cfg: Callable[..., TrainConfig
     assert samples["dsgd_update_seconds_sum", ""] == pytest.approx(passed_s)
     assert samples["dsgd_update_seconds_count", ""] == seen.at - seen.updates
     assert samples["dsgd_updates_total", ""] == seen.at
+    times = [line["t_s"] for line in lines(Path(cut.output.out) / "cut", "updates.jsonl")]
+    apart = [later - t_s for t_s, later in pairwise(times[seen.updates - 1 : seen.at])]
+    assert samples["dsgd_update_seconds_bucket", "5.0"] == sum(seconds <= 5 for seconds in apart) > 0
     for worker in "012":
         waited_s = samples["dsgd_wait_seconds_sum", worker]
         assert 0 <= waited_s <= passed_s
