@@ -165,9 +165,9 @@ class TrainConfig(Checked):
 
     schedule: str = "constant"
     """How the step size falls: constant, or linear or cosine (half a wave) to 0 at the end of the run. With a
-    warm-up, like cosine,warmup=100, it first rises to --lr over so many steps. With cosine,restart=200 it is
-    0 at step 200, and begins again: so does a run that is resumed with more --steps than 200. The server
-    counts applied mini-batches; in local modes each worker counts its own."""
+    warm-up, like cosine,warmup=100, it first rises to --lr over so many steps. With cosine,restart=200 it
+    reaches 0 at step 200 and starts again; a run that is resumed with more --steps gets such a restart. The
+    server counts applied mini-batches; in local modes each worker counts its own."""
     parsed_schedule = Parsed("schedule", texts.StepSchedule.parse)
 
     clip_norm: Annotated[float | None, FINITE, Gt(0)] = None

@@ -1,9 +1,9 @@
 """What each program that we start inherits of this process's environment, and why.
 
 - Python, for our own code: everything, since a run of a user's code may read any of it, but not what has an
-  interpreter stay when it is done, or print what is taken for its answer. Our code comes first on its path.
+  interpreter stay when it is done, or print what is taken for its answer. Our code is on its path.
 - git: where things are on this machine, and the user's settings. A repository that the environment names is
-  not ours, nor is one in which ours happens to lie.
+  not ours.
 - kubectl and docker: everything, because they act for the user, with plug-ins that find credentials, proxies
   and certificates there; but they answer in English, which is what we read.
 - Prometheus and Alertmanager on this machine: where things are on it. No proxy leads to what they ask.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-_OF_THE_MACHINE = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "SYSTEMROOT")
+_OF_THE_MACHINE = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")
 _ENGLISH = {"LC_ALL": "C.UTF-8"}
 _STAYS_OR_PRINTS = (
     "PYTHONINSPECT", "PYTHONSTARTUP", "PYTHONVERBOSE", "PYTHONPROFILEIMPORTTIME", "PYTHONDUMPREFS",
@@ -26,15 +26,14 @@ _STAYS_OR_PRINTS = (
 
 def of_python(**others: str) -> dict[str, str]:
     """Return the environment of a Python process of ours; others: what it has besides."""
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    paths = [os.environ.get("PYTHONPATH"), None if ROOT.name.endswith("-packages") else str(ROOT)]
     kept = {name: value for name, value in os.environ.items() if name not in _STAYS_OR_PRINTS}
-    return {**kept, "PYTHONPATH": paths, **others}
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **others}
 
 
 def of_git() -> dict[str, str]:
-    """Return that of git, which is to speak of ROOT, and to lock nothing in it."""
-    here = {"GIT_CEILING_DIRECTORIES": str(ROOT.parent), "GIT_OPTIONAL_LOCKS": "0"}
-    return {**_taken(*_OF_THE_MACHINE, "XDG_CONFIG_HOME"), **_ENGLISH, **here}
+    """Return that of git, which only looks: it locks nothing."""
+    return {**_taken(*_OF_THE_MACHINE, "XDG_CONFIG_HOME"), **_ENGLISH, "GIT_OPTIONAL_LOCKS": "0"}
 
 
 def of_users_tool() -> dict[str, str]:

@@ -46,7 +46,7 @@ class FolderLock:
             raise
 
     def close(self) -> None:
-        """Let others in; calling it again has no effect."""
+        """Release the lock; a second call has no effect."""
         if self._own:
             with suppress(OSError):
                 if self._own.name.startswith(_CLAIM):

@@ -57,7 +57,7 @@ class TensorBoard:
         self._every = math.ceil(budget / _POINTS)
         self._points = {row.name: row.points for row in QUANTITIES if row.points}
         self._of_evaluations = tuple(f"{row.name}/" for row in QUANTITIES if row.of_evaluation)
-        self._began_s = time.time()  # noqa: TID251
+        self._began_s = time.time()  # noqa: TID251 - a label
         self._go_on(kept)
 
     def cut(self, kept: Kept) -> None:
@@ -67,11 +67,14 @@ class TensorBoard:
 
     def _go_on(self, kept: Kept) -> None:
         """Begin a file, after what is kept of those that are there."""
-        from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
+        for rest in self._folder.glob("*.partial"):  # of a writer that was killed; TensorBoard would read it
+            rest.unlink()
         files, faults = sorted(self._folder.glob("events.out.tfevents.*")), 0
         for file in files:
+            from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+
             found = [Event.FromString(content) for content in RawEventFileLoader(str(file)).Load()]
             stays = []
             for event in found:
@@ -89,7 +92,7 @@ class TensorBoard:
                     _write(whole, *stays)
             if file is files[0] and found:
                 self._began_s = found[0].wall_time
-        name = f"events.out.tfevents.{time.time():.0f}"  # noqa: TID251
+        name = f"events.out.tfevents.{time.time():.0f}"  # noqa: TID251 - a label
         if files and name <= files[-1].name:  # TensorBoard reads them by name
             name = f"{files[-1].name}.1"
         self._gradients, self._point_s, self._now_s = kept.gradients, kept.t_s, kept.t_s

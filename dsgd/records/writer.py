@@ -205,8 +205,8 @@ class RunRecord:
         return {name: stream.length for name, stream in self._streams.items()}
 
     def cut(self, version: int, evals_length: int, kept: Kept = NOTHING) -> None:
-        """Take back the updates after a version, the evaluations beyond so many bytes of their file, and
-        points for TensorBoard that are not kept.
+        """Remove the updates after a version, the evaluations beyond so many bytes of their file, and points
+        for TensorBoard that are not kept.
         """
         self._streams["updates.jsonl"].flush()
         self._streams["updates.jsonl"].cut(length_to(self.path / "updates.jsonl", version))
@@ -416,7 +416,6 @@ def _recorded(use: ExpertUse | None) -> RecordedRouting | None:
     return RecordedRouting(**whole, workers=dict(use.workers), **numbers)  # type: ignore[arg-type]
 
 
-@cache  # what this process has imported, whatever is committed or installed meanwhile
 def _git(*arguments: str) -> str | None:
     command = ["git", "-C", str(ROOT), *arguments]
     try:
@@ -426,16 +425,26 @@ def _git(*arguments: str) -> str | None:
     return asked.stdout.strip()
 
 
+@cache  # what this process has imported, whatever is committed or installed meanwhile
+def _commit() -> tuple[str | None, bool | None]:
+    """Return the commit of the code, and whether it has changes; None for code that git does not know."""
+    if _git("ls-files", "--error-unmatch", "dsgd") is None:
+        return None, None
+    changes = _git("status", "--porcelain", ".")
+    return _git("rev-parse", "HEAD"), None if changes is None else bool(changes)
+
+
 _version = cache(version)  # this reads a file
 
 
 def _meta(started: float, cluster: Engine) -> Meta:
+    commit, is_dirty = _commit()
     return Meta(
         started_epoch_s=started,
         started=datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds"),
         command=sys.argv,
-        git_commit=os.environ.get("DSGD_GIT_COMMIT") or _git("rev-parse", "HEAD"),  # an image has no .git
-        git_dirty=None if (changes := _git("status", "--porcelain")) is None else bool(changes),
+        git_commit=os.environ.get("DSGD_GIT_COMMIT") or commit,  # an image has no .git
+        git_dirty=is_dirty,
         versions={
             "python": platform.python_version(),
             **{name: _version(name) for name in ("ray", "torch", "numpy")},

@@ -160,7 +160,7 @@ def execute(
     """
     now_s = time.monotonic()
     started = now_s if started is None else started
-    started_epoch_s = time.time() - (now_s - started)  # for people alone: that clock may be set meanwhile  # noqa: TID251
+    started_epoch_s = time.time() - (now_s - started)  # noqa: TID251 - a label
     interruptions = interruptions or Interruptions()
     recorded = read_meta(record.path).workload if record and resume else None
     with opened(

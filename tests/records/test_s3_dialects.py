@@ -37,13 +37,10 @@ class Request(NamedTuple):
     method: str
     path: str
     headers: Mapping[str, str]
-    n: int
-    """How many came before."""
+    n: int  # how many came before
 
 
-class Refused(NamedTuple):
-    status: int
-    code: str
+Refused = tuple[int, str]  # the status, and S3's code
 
 
 class Storage:
@@ -68,8 +65,8 @@ class Storage:
                 request = Request(self.command, self.path, headers, len(storage.asked))
                 storage.asked.append(request)
                 if refused := storage.refuses(request):
-                    said = f"<Error><Code>{refused.code}</Code><Message>no</Message></Error>".encode()
-                    return self.answer(refused.status, {"Content-Type": "application/xml"}, said)
+                    said = f"<Error><Code>{refused[1]}</Code><Message>no</Message></Error>".encode()
+                    return self.answer(refused[0], {"Content-Type": "application/xml"}, said)
                 if self.command in ("PUT", "POST"):
                     storage.written_s.setdefault(self.path.partition("?")[0], time.monotonic())
                 kept = {
@@ -106,7 +103,7 @@ def without_conditions(status: int, code: str) -> Callable[[Storage], None]:
     def speak(storage: Storage) -> None:
         def refuse(request: Request) -> Refused | None:
             asked = request.method != "GET" and {*CONDITIONS} & {*request.headers}
-            return Refused(status, code) if asked else None
+            return (status, code) if asked else None
 
         storage.refuses = refuse
 
@@ -135,7 +132,7 @@ def lists_late(storage: Storage) -> None:
 
 def is_slow(status: int, code: str) -> Callable[[Storage], None]:
     def speak(storage: Storage) -> None:
-        storage.refuses = lambda r: Refused(status, code) if r.n % 5 == 4 else None
+        storage.refuses = lambda r: (status, code) if r.n % 5 == 4 else None
 
     return speak
 
@@ -154,7 +151,7 @@ def has_capitals_and_no_date(storage: Storage) -> None:
 
 def knows_no_uploads(storage: Storage) -> None:
     storage.refuses = lambda r: (
-        Refused(501, "NotImplemented") if r.method == "GET" and r.path.endswith("?uploads") else None
+        (501, "NotImplemented") if r.method == "GET" and r.path.endswith("?uploads") else None
     )
 
 
@@ -166,7 +163,6 @@ DIALECTS: Mapping[str, Callable[[Storage], None]] = {
     "lists late": lists_late,
     "503 SlowDown": is_slow(503, "SlowDown"),
     "429 TooManyRequests": is_slow(429, "TooManyRequests"),
-    "500 InternalError": is_slow(500, "InternalError"),
     "capitals, no date, no count": has_capitals_and_no_date,
     "no list of uploads": knows_no_uploads,
 }
@@ -320,7 +316,7 @@ def test_a_storage_that_wants_the_buckets_name_as_a_host_is_explained(
     aws: Any, storage: Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One line names the setting; nothing has run."""
-    storage.refuses = lambda _: Refused(403, "SecondLevelDomainForbidden")
+    storage.refuses = lambda _: (403, "SecondLevelDomainForbidden")
     assert ran("--steps 5") == 2
     assert capsys.readouterr().err == (
         f"main.py: --out {URL}: the storage wants the bucket in its host's name; "
@@ -332,7 +328,7 @@ def test_a_storage_that_stays_slow_is_no_mistake_of_the_user(
     aws: Any, storage: Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Exit code 1, and one line in the storage's words."""
-    storage.refuses = lambda _: Refused(429, "TooManyRequests")
+    storage.refuses = lambda _: (429, "TooManyRequests")
     assert ran("--steps 5") == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"main.py: --out {URL}: S3 fails (")

@@ -61,7 +61,7 @@ def test_each_program_gets_an_environment_that_is_written_down() -> None:
 @needs("git")
 @pytest.mark.usefixtures("misled")
 def test_the_commit_of_a_record_is_that_of_this_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whatever repository a hook of git, or a tool, has put into the environment, and whatever lies above."""
+    """Whatever repository a hook of git, or a tool, has put into the environment, or lies above it."""
     clean = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
 
     def git(folder: Path, *arguments: str) -> str:
@@ -76,30 +76,35 @@ def test_the_commit_of_a_record_is_that_of_this_code(monkeypatch: pytest.MonkeyP
     for folder in (user, own):
         git(folder, "init")
         git(folder, "commit", "--allow-empty", "--message", folder.name)
+    (own / "dsgd").mkdir()
+    (own / "dsgd/code.py").write_text("")
     monkeypatch.setattr(writer, "ROOT", own)
-    monkeypatch.setattr(environment, "ROOT", own)
-    writer._git.cache_clear()
-    assert writer._git("rev-parse", "HEAD") == git(own, "rev-parse", "HEAD")
+
+    def commit() -> tuple[str | None, bool | None]:
+        writer._commit.cache_clear()
+        return writer._commit()
+
+    git(own, "add", "dsgd")
+    assert commit() == (git(own, "rev-parse", "HEAD"), True)
+    git(own, "commit", "--message", "code")
+    assert commit() == (git(own, "rev-parse", "HEAD"), False)
     shutil.rmtree(own / ".git")  # as where the package is installed into a user's project
-    writer._git.cache_clear()
-    assert writer._git("rev-parse", "HEAD") is None
-    writer._git.cache_clear()
-
-
-@pytest.fixture
-def among_strangers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Be in a folder with files that are called like modules of the standard library."""
-    folder = tmp_path / "strangers"
-    folder.mkdir()
-    for name in ("asyncio", "queue", "json", "select", "signal"):
-        (folder / f"{name}.py").write_text("raise SystemExit('a stranger')\n")
-    monkeypatch.chdir(folder)
+    assert commit() == (None, None)
+    git(user, "add", "own")  # or is a part of it
+    git(user, "commit", "--message", "all")
+    assert commit() == (git(user, "rev-parse", "HEAD"), False)
+    writer._commit.cache_clear()
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("misled", "among_strangers")
-def test_our_own_processes_are_not_misled(tmp_path: Path) -> None:
-    """An experiment's processes end and answer, and the live page is there, as elsewhere."""
+@pytest.mark.usefixtures("misled")
+def test_our_own_processes_are_not_misled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An experiment's processes end and answer, and the live page is there, also in a folder with files that
+    are called like modules of Python's.
+    """
+    monkeypatch.chdir(tmp_path)
+    for name in ("asyncio", "queue", "json", "select", "signal"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a stranger')\n")
     asked = f"compare ssgd asgd --engine sim --num-workers 2 --steps 5 --processes 2 --out {tmp_path / 'it'}"
     assert main(asked.split(" ")) == 0
     assert len([*tmp_path.glob("it/*/*/summary.json")]) == 10

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import PATIENCE_S
 from test_resume import OPTIONS, Kill, contents, killed_in, run
 
 from dsgd.compare import finished_runs
@@ -25,8 +26,6 @@ from dsgd.process import locks
 from dsgd.process.locks import FolderLock, HeldError
 from dsgd.process.outcomes import UsageError
 from dsgd.strategies import configured
-
-PATIENCE_S = 30
 
 
 def refusing(number: int, real: Callable[..., Any], when: Callable[..., bool] = lambda *_: True) -> Any:
@@ -45,7 +44,7 @@ def is_folder(descriptor: int, *_: object) -> bool:
 
 
 def lacks(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    """Have this process find itself on a file system that lacks something."""
+    """Make calls of the system fail as on a file system that lacks something."""
     name, _, number = what.partition(" ")
     code = getattr(errno, number, 0)
     match name:
@@ -55,8 +54,6 @@ def lacks(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
             monkeypatch.setattr(fcntl, "flock", refusing(errno.EBADF, fcntl.flock, is_folder))
         case "fsync":
             monkeypatch.setattr(os, "fsync", refusing(code, os.fsync))
-        case "fsync-of-folders":
-            monkeypatch.setattr(os, "fsync", refusing(code, os.fsync, is_folder))
         case "rename":
             monkeypatch.setattr(Path, "rename", refusing(code, Path.rename, lambda old, _: old.is_file()))
         case "rename-over":
@@ -72,7 +69,7 @@ def left(folder: Path) -> list[str]:
 
 
 LOCKS = ["locks ENOLCK", "locks EOPNOTSUPP", "locks ENOSYS", "locks EINVAL", "locks-of-folders"]
-OTHERS = ["fsync EINVAL", "fsync EOPNOTSUPP", "fsync-of-folders EINVAL"]
+OTHERS = ["fsync EINVAL", "fsync EOPNOTSUPP"]
 RENAMES = ["rename ENOSYS", "rename-over EEXIST"]
 
 

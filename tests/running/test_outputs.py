@@ -86,6 +86,8 @@ def test_each_output_goes_on_as_if_nothing_had_been(
     """Killed twice and resumed twice: every file, point and curve is that of the run never killed."""
     whole, cut = run(cfg("whole", **options)), cfg("cut", **options)
     killed(cut, 8)
+    for file in (Path(cut.output.out) / "cut" / "tensorboard").iterdir():  # of one that was killed meanwhile
+        file.with_name(f"{file.name}.partial").write_bytes(file.read_bytes())
     killed_in(lambda: run(cut, Kill(16), resume="killed"))
     ended = run(cut, resume="killed")
     assert whole.path

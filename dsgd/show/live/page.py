@@ -139,7 +139,7 @@ class _Feed:
         try:
             sent: dict[tuple[str, int], int] = {}
             page, looks = b"", 0
-            yield _event("clock", {"now_s": time.time()})  # the browser's may differ  # noqa: TID251
+            yield _event("clock", {"now_s": time.time()})  # noqa: TID251 - the browser's may differ
             while True:
                 over, runs = self._finished, self._folder.runs
                 about = _event("page", self._about())

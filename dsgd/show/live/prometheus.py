@@ -158,7 +158,7 @@ class RunMetrics:
                 self._means = tally.means
             if update.extra:
                 self.extra |= update.extra
-            self.last_update_epoch_s = time.time()  # noqa: TID251
+            self.last_update_epoch_s = time.time()  # noqa: TID251 - a label
 
     def evaluated(self, found: Evaluation) -> None:
         """Take the values of an evaluation."""

@@ -41,7 +41,7 @@ def forget_ended(folder: Path) -> None:
     """Remove what Ray's sessions have left there that began over an hour ago and do not answer any more."""
     for session in folder.glob("session_*_*"):
         with suppress(OSError), socket.socket(socket.AF_UNIX) as link:
-            is_old = time.time() - session.stat().st_mtime > _KEPT_S  # noqa: TID251
+            is_old = time.time() - session.stat().st_mtime > _KEPT_S  # noqa: TID251 - of a file
             if is_old and link.connect_ex(str(session / "sockets/raylet")):
                 shutil.rmtree(session, ignore_errors=True)
 

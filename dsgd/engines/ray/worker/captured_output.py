@@ -86,7 +86,7 @@ class CapturedOutput:
             if len(self._lines) >= self._most_lines:
                 self._left_out += 1
                 return
-            self._lines.append(OutputLine(time.time(), level, self.worker, text[:MOST_CHARACTERS]))  # noqa: TID251
+            self._lines.append(OutputLine(time.time(), level, self.worker, text[:MOST_CHARACTERS]))  # noqa: TID251 - a label
             self._changed.notify_all()
 
     def relay(self, news: OutputNews, rank: int) -> None:
