@@ -135,7 +135,9 @@ def restarts(seen: Evidence) -> Answer:
     for run in seen.runs.values():
         if run.restarts:
             return "fail", f"{run.run_id}: Ray workers were restarted {run.restarts} times"
-    return "pass" if seen.nodes or seen.over else "open", "none"
+    if not (seen.nodes or seen.now.pods):
+        return "open", "no pods were seen"
+    return "pass", "none"
 
 
 def job(seen: Evidence) -> Answer:
@@ -178,7 +180,7 @@ def loss(seen: Evidence) -> Answer:
 
 def staleness(seen: Evidence) -> Answer:
     """Ask whether no gradient was staler than its mode allows."""
-    details, known = [], bool(seen.runs)
+    details, known = [], _are_all_seen(seen)
     for name, run in seen.runs.items():
         greatest, bound = run.staleness_max, run.staleness_bound
         if bound is None:
@@ -192,6 +194,11 @@ def staleness(seen: Evidence) -> Answer:
             details.append(f"{name}: {greatest:g} of at most {bound:g}")
     state: State = "pass" if known and (seen.over or seen.limits is None) else "open"
     return state, ", ".join(details) or "none seen"
+
+
+def _are_all_seen(seen: Evidence) -> bool:
+    """Whether there are metrics of each run: of one without, nothing is known."""
+    return bool(seen.runs) and len(seen.runs) >= len(seen.job.configs)
 
 
 def nccl(seen: Evidence) -> Answer:
@@ -231,15 +238,15 @@ def premise(seen: Evidence) -> Answer:
     found = premises_in_log(seen.logs.driver)
     if wrong := [line for line, held in found.items() if not held]:
         return "fail", wrong[0]
-    if not found and not seen.over:
-        return "open", "the driver's log says it, at the end"
+    if not found and (seen.job.asked_for[1] or not seen.over):
+        return "open", "the driver's log does not say it" + ("" if seen.over else " yet")
     return "pass", "; ".join(found) or "none is stated"
 
 
 def performance(seen: Evidence) -> Answer:
     """Ask whether every run is as fast, and idles as little, as its mode must."""
     details: list[str] = []
-    known = bool(seen.runs)
+    known = _are_all_seen(seen)
     for run in seen.runs.values():
         limit, rate, idle = seen.performance.get(run.mode), run.samples_per_s, run.idle_share
         if limit is None or rate is None or idle is None:

@@ -145,9 +145,14 @@ class JobManifest:
         """Where the records go, as far as it is known before the job has an id."""
         return self._out.replace(f"${BUCKET_VARIABLE}", self.bucket)
 
-    @cached_property
+    @property
     def configs(self) -> list[TrainConfig]:
-        """Its runs, as main.py's own parser understands the entrypoint.
+        """Its runs; raises SetupError as `asked_for` does."""
+        return self.asked_for[0]
+
+    @cached_property
+    def asked_for(self) -> tuple[list[TrainConfig], bool]:
+        """Its runs, as main.py's own parser understands the entrypoint, and whether it states premises.
 
         Raises SetupError in one line for an entrypoint that main.py would refuse.
         """
@@ -166,9 +171,10 @@ class JobManifest:
         try:
             command, arguments = asked(words[2:])
             if command == "run":
-                return [parse(arguments)]
+                return [parse(arguments)], False
             arguments, _ = take_option(arguments, "--out")  # it has variables of the submitter's shell
-            return [run.cfg for run in experiment_of(arguments, ROOT)[1].runs()]
+            experiment = experiment_of(arguments, ROOT)[1]
+            return [run.cfg for run in experiment.runs()], bool(experiment.premises)
         except UsageError as error:
             raise SetupError(f"{self.file}: main.py would refuse the entrypoint: {error}") from None
 
@@ -198,4 +204,4 @@ class JobManifest:
         runs = len(changed.configs) if is_experiment else 1
         option = "--set max_seconds=" if is_experiment else "--max-seconds "
         spec["entrypoint"] += f" {option}{limits.runs_s / runs:g}"
-        return replace(changed)  # `configs` is kept with the entrypoint that it was read from
+        return replace(changed)  # `asked_for` is kept with the entrypoint that it was read from

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ def is_kept(run: PlannedRun) -> bool:
     """Whether the run is there and need not be run again: its record is finished, and neither failed nor
     interrupted.
 
-    Raises UsageError if something else is in its place, which would be overwritten.
+    Raises UsageError if something else is in its place, which would be overwritten, and RecordError for a
+    record that is damaged.
     """
     path = run.path
     if not os.path.lexists(path):
@@ -86,22 +87,28 @@ def is_kept(run: PlannedRun) -> bool:
         raise UsageError(f"{path}: is not the record of a run; move it away, or choose another --out")
     if "meta.json" not in files:  # killed before it began
         return False
-    try:
-        was = read_options(path)
-    except RecordError as error:
-        raise UsageError(f"{error}; {remedy}") from None
+    was = read_options(path)
     for option, (wanted, default) in _wanted(run).items():
         had = was.get(option, default)
         if had != wanted:
             raise UsageError(
                 f"{path}: was run with {option} {had}, and this asks for {option} {wanted}; {remedy}"
             )
-    if "summary.json" not in files:
-        return False
-    try:
-        return is_result(read_brief_summary(path).stopped_by)
-    except RecordError as error:
-        raise UsageError(f"{error}; {remedy}") from None
+    return "summary.json" in files and is_result(read_brief_summary(path).stopped_by)
+
+
+def kept_and_damaged(runs: Iterable[PlannedRun]) -> tuple[set[Path], dict[PlannedRun, str]]:
+    """Return which runs need not be run again, and which cannot be since their records are damaged, and why.
+
+    Raises UsageError as `is_kept` does.
+    """
+    kept, damaged = set[Path](), dict[PlannedRun, str]()
+    for run in runs:
+        try:
+            kept |= {run.path} if is_kept(run) else set()
+        except RecordError as error:
+            damaged[run] = f"{error}; put it back as it was, or delete {run.path}"
+    return kept, damaged
 
 
 def goes_on(run: PlannedRun) -> bool:

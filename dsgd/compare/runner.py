@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dsgd.compare.display import Display
 from dsgd.compare.experiment import Experiment, PlannedRun, described
-from dsgd.compare.finished_runs import clear, goes_on, is_kept, locked
+from dsgd.compare.finished_runs import clear, goes_on, kept_and_damaged, locked
 from dsgd.compare.pool import Pool, cores
 from dsgd.compare.tuning import Selection, choose
 from dsgd.compare.uploads import Uploads
@@ -83,17 +83,17 @@ def _run_locked(
         display = stack.enter_context(Display(experiment, console))
         choices: Sequence[Selection] = ()
         if experiment.tuning:
-            missing = _missing(experiment.tuning_runs(), engines, display, uploads)
-            if failed := _run(missing, engines, display, uploads):
+            missing, failed = _missing(experiment.tuning_runs(), engines, display, uploads)
+            if failed := failed | _run(missing, engines, display, uploads):
                 display.say(f"{len(failed)} of the tuning runs failed, so nothing was compared; run it again")
                 return Finished(experiment, failed, {}, None)
             choices = choose(experiment)
             for choice in choices:
                 display.say(str(choice))
             experiment = experiment.tuned({choice.tuned.variant: choice.best for choice in choices})
-        missing = _missing(experiment.runs(), engines, display, uploads)
+        missing, failed = _missing(experiment.runs(), engines, display, uploads)
         _write_as_run(experiment, choices)
-        failed = _run(missing, engines, display, uploads)
+        failed |= _run(missing, engines, display, uploads)
     report, held = None, True
     if draw and len(failed) < len(experiment.runs()):
         with Interruptions():  # a second one: the caller's holds signals once the last run has ended
@@ -110,8 +110,8 @@ def print_plan(experiment: Experiment, console: Console) -> None:
     tuning_runs = experiment.tuning_runs()
     runs = [*tuning_runs, *experiment.runs()]
     # Which options the variants of a tuned experiment will have is not known before its tuning.
-    kept = {run.path for run in (tuning_runs or runs) if is_kept(run)}
-    check_data([run for run in runs if run.path not in kept])
+    kept, damaged = kept_and_damaged(tuning_runs or runs)
+    check_data([run for run in runs if run.path not in kept and run not in damaged])
     own = {variant.name: variant.own for variant in experiment.variants}
     if experiment.tuning:
         own |= {v.name: v.own for tried in experiment.tuning.tried.values() for v in tried}
@@ -119,7 +119,7 @@ def print_plan(experiment: Experiment, console: Console) -> None:
     width = max(map(len, names.values()))
     for run, name in names.items():
         state = "kept" if run.path in kept else ""
-        differs = " ".join(described(*item) for item in own[run.variant].items())
+        differs = damaged.get(run) or " ".join(described(*item) for item in own[run.variant].items())
         console.print(f"{name:{width}}  {state:4}  {differs}", soft_wrap=True, markup=False)
     count = f"{len(runs)} runs, {len(kept)} of them kept; into {experiment.folder}"
     console.print(count, soft_wrap=True, markup=False)
@@ -141,21 +141,25 @@ def check_data(runs: Sequence[PlannedRun]) -> None:
 
 def _missing(
     runs: Sequence[PlannedRun], engines: _Engines, display: Display, uploads: Uploads | None
-) -> list[PlannedRun]:
-    """Return the runs that are not there yet, once checked to be possible and to have a free folder."""
-    kept = {run.path for run in runs if is_kept(run)}
+) -> tuple[list[PlannedRun], dict[str, str]]:
+    """Return the runs that are not there yet, once checked to be possible and to have a free folder; and
+    those whose records are damaged, and why.
+    """
+    kept, damaged = kept_and_damaged(runs)
     if uploads:
         with usage_errors():
             uploads.fetch([run.path for run in runs if run.path not in kept])
-        kept = {run.path for run in runs if is_kept(run)}
-    missing = [run for run in runs if run.path not in kept]
+        kept, damaged = kept_and_damaged(runs)
+    missing = [run for run in runs if run.path not in kept and run not in damaged]
     display.kept([run for run in runs if run.path in kept])
+    for run, why in damaged.items():
+        display.ended(run, Outcome("failed", why, "", 0.0, 0.0))
     if uploads:
         for path in sorted(kept):
             uploads.add(path)
     engines.warm_up(missing)
     check_data(missing)  # while the processes import what they need
-    return missing
+    return missing, {run.name: why for run, why in damaged.items()}
 
 
 def _run(

@@ -161,10 +161,10 @@ class Option:
 
     def broken_rule(self, value: Any) -> str | None:
         """Return the first rule that a value breaks, as words; None if it keeps all of them."""
-        if value is None and self.optional:
-            return None
-        if not self._is_of_its_kind(value):
+        if not self.is_of_its_kind(value):
             return self.kind_in_words
+        if value is None:
+            return None
         for rule in self.rules:
             match rule:
                 case Must(words, holds) if not holds(value):
@@ -173,7 +173,10 @@ class Option:
                     return _bounds_in_words(self.rules)
         return None
 
-    def _is_of_its_kind(self, value: Any) -> bool:
+    def is_of_its_kind(self, value: Any) -> bool:
+        """Whether a value is of the option's type, whatever its other rules are."""
+        if value is None:
+            return self.optional
         match self.kind:
             case "choice":
                 return value in self.choices

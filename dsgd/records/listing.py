@@ -126,12 +126,8 @@ def _number_of_runs(folder: Path) -> int:
 
 def _listed(path: Path) -> ListedRun:
     _require_small(path / "config.yaml")
-    config = read_options(path)
-    for option in ("mode", "engine", "num_workers", "steps", "seed"):
-        if option not in config:
-            raise RecordError(f"config.yaml: has no {option}; the record is from an older version")
     begun = decode(_require_small(path / "meta.json").read_bytes(), _Begun, path / "meta.json")
-    has_ended = (path / "summary.json").is_file()
+    config, has_ended = read_options(path), (path / "summary.json").exists()
     return ListedRun(
         path=path,
         config=config,

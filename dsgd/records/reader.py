@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from dsgd.core.old_options import recorded
+from dsgd.core.old_options import OldConfig, recorded
+from dsgd.core.option_rules import Option, option_fields
 from dsgd.core.routing import ROUTING
 from dsgd.process import bounded_yaml
-from dsgd.process.outcomes import is_result
-from dsgd.records.fixed_options import GONE
+from dsgd.process.outcomes import echoed
+from dsgd.records.fixed_options import GONE, options_digest
 from dsgd.records.schema import (
     BriefSummary,
     Damaged,
@@ -35,6 +37,7 @@ from dsgd.records.schema import (
     summary_type,
     update_type,
 )
+from dsgd.strategies import known_type
 
 if TYPE_CHECKING:
     import polars as pl
@@ -48,7 +51,14 @@ _BY_WORKER_ENDS = {b"counts": b"}}", b"workers": b"}"}
 """What then closes the objects around: `counts` is in `staleness`."""
 _MOST_NOTE_CHARACTERS = 2000
 _MOST_TAIL_BYTES = 1 << 20
+_OF_EVERY_RUN = ("mode", "engine", "num_workers", "steps", "seed")
 _VERSION = re.compile(rb'\{"version":(\d+),')  # the beginning of a line of updates.jsonl
+
+
+class _Begun(Struct, frozen=True, kw_only=True):
+    """What options need of meta.json."""
+
+    options_sha256: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,43 +84,6 @@ class Record:
         Raises RecordError at the first line that is not as docs/record.md says, except for a torn last one.
         """
         return read_updates(self.path)
-
-    @property
-    def lost(self) -> list[str]:
-        """What its files lack of what the summary counts, in words, each with the file's name."""
-        found, summary = [], self.summary
-        if (last := self._cut_at) is not None:
-            found.append(
-                f"updates.jsonl ends at update {last:,} of {summary.updates:,}: "
-                "figures of single updates show only these"
-            )
-        if summary.eval.loss is not None and (not self.evals or self.evals[-1].loss != summary.eval.loss):
-            found.append("evals.jsonl lacks the last evaluation: curves end before it")
-        if len(self.faults) < (faults := sum(summary.faults.values())):
-            found.append(f"faults.jsonl has {len(self.faults):,} of {faults:,} faults")
-        return found
-
-    @property
-    def _cut_at(self) -> int | None:
-        """The last whole update of a record that should have all and does not; else None.
-
-        Reads the end of updates.jsonl only; of lines that are longer than that, None.
-        """
-        if self.config.get("record", "all") != "all" or not is_result(self.summary.stopped_by):
-            return None
-        try:
-            with (self.path / "updates.jsonl").open("rb") as file:
-                file.seek(max(0, file.seek(0, io.SEEK_END) - _MOST_TAIL_BYTES))
-                begins_whole, tail = file.tell() == 0, file.read()
-        except OSError:
-            return None  # who needs it says so
-        whole = tail[: tail.rfind(b"\n") + 1]
-        start = whole.rfind(b"\n", 0, -1) + 1
-        if start == 0 and not begins_whole:
-            return None
-        found = _VERSION.match(whole[start:])
-        last = int(found[1]) if found else 0 if begins_whole and not whole else None
-        return last if last is not None and last < self.summary.updates else None
 
     def update_frame(self) -> pl.DataFrame:
         """Return the recorded updates, one a row: version, t_s, loss, and what was measured of them."""
@@ -215,15 +188,15 @@ def read_record(path: Path) -> Record:
         raise RecordError(f"{path}: there is no such folder; give the folder of a run")
     if not is_record(path):
         raise RecordError(f"{path}: is not a run record (it has no config.yaml); give the folder of a run")
-    if not (path / "summary.json").is_file():
+    if not (path / "summary.json").exists():
         raise RecordError(f"{path}: is partial (no summary.json): its run is under way or was killed")
-    config = read_options(path)
-    for option in ("mode", "engine", "num_workers", "steps", "seed"):
-        if option not in config:
+    config, summary = read_options(path), read_summary(path)
+    for option in _OF_EVERY_RUN:
+        if (found := getattr(summary, option)) != config[option]:
             raise RecordError(
-                f"{path / 'config.yaml'}: has no {option}; the record is from an older version, run it again"
+                f"{path / 'summary.json'}: is of a run with {option} {found}, and config.yaml of one with "
+                f"{config[option]}; put both files back as they were"
             )
-    summary = read_summary(path)
     if not (path / "updates.jsonl").is_file():
         raise RecordError(f"{path}: is not whole (no updates.jsonl); run it again")
     return Record(
@@ -329,8 +302,35 @@ def _read_json(file: Path, kind: type[T]) -> T:
 
 
 def read_options(record: Path) -> dict[str, Any]:
-    """Return a run's options from its config.yaml, as they are named today; raises RecordError."""
-    return recorded(written_options(record))
+    """Return a run's options from its config.yaml, as they are named today.
+
+    Raises RecordError where they are not those that the run began with, and for a value of another kind than
+    the option has.
+    """
+    file, written = record / "config.yaml", written_options(record)
+    _require_kinds(file, written, option_fields(OldConfig))
+    found = recorded(written)
+    for name in _OF_EVERY_RUN:
+        if name not in found:
+            raise RecordError(f"{file}: has no {name}; the record is from an older version, run it again")
+    known = option_fields(known_type(found))
+    if found.get("strategy_file") or str(found.get("workload")).endswith(".py"):  # it may have others
+        known = {name: known[name] for name in _OF_EVERY_RUN}
+    _require_kinds(file, found, known)
+    begun = _Begun()
+    with suppress(RecordError):  # whoever needs meta.json says what is wrong with it
+        begun = _read_json(record / "meta.json", _Begun)
+    if begun.options_sha256 not in (None, options_digest(written)):
+        raise RecordError(f"{file}: has other options than the run began with; put the file back as it was")
+    return found
+
+
+def _require_kinds(file: Path, found: Mapping[str, Any], known: Mapping[str, Option]) -> None:
+    for name, value in found.items():
+        if value is not None and not isinstance(value, str | int | float):
+            raise RecordError(f"{file}: {name} must be one value, not a {type(value).__name__}")
+        if name in known and not known[name].is_of_its_kind(value):
+            raise RecordError(f"{file}: {name} {echoed(str(value), 80)}: {known[name].kind_in_words}")
 
 
 def written_options(record: Path) -> dict[str, Any]:

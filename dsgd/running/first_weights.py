@@ -12,11 +12,11 @@ from dsgd.config import TrainConfig
 from dsgd.core.model import Workload
 from dsgd.core.option_rules import require
 from dsgd.core.weights import Vector, Weights
-from dsgd.models.datasets.array_files import NOT_NPY
-from dsgd.process.outcomes import echoed
+from dsgd.records.reader import read_summary
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import require_whole, version_of
+from dsgd.records.whole import last_weights
 from dsgd.running.checkpoints.run_state import weights_in
 
 
@@ -46,21 +46,11 @@ def _of_run(source: str) -> Vector:
     run, at, version = source.rpartition("@")
     if at and version.isdigit():
         return of_checkpoint(Path(run), int(version))[0].vector
-    path = Path(source) / "weights.npy"
-    if not path.is_file():
+    path = Path(source)
+    if not (path / "weights.npy").is_file():
         raise ValueError("has no weights.npy: it is no record, or its run has not ended")
-    return weights_in_file(path).astype(np.float32, copy=False)
-
-
-def weights_in_file(path: Path) -> Vector:
-    """Return the array of a weights.npy; raises ValueError, which names the file alone, for a damaged one."""
-    try:
-        with path.open("rb") as file:
-            vector: Vector = np.lib.format.read_array(file, allow_pickle=False)
-    except (MemoryError, OSError, *NOT_NPY) as error:
-        reason = getattr(error, "strerror", None) or echoed(str(error.args[0] if error.args else error))
-        raise ValueError(f"{path.name}: cannot be read ({reason}); the record is damaged") from None
-    return vector
+    sha256 = read_summary(path).weights_sha256 if (path / "summary.json").exists() else None
+    return last_weights(path, sha256).astype(np.float32, copy=False)
 
 
 def of_checkpoint(run: Path, version: int) -> tuple[Weights, Mapping[str, Any]]:

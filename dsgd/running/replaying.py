@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -21,6 +22,7 @@ from dsgd.engines.open_cluster import wrapped_as_asked
 from dsgd.engines.replay import RecordUsedUp, ReplayCluster, rollbacks_at, rolled_forward
 from dsgd.records.reader import read_faults, read_meta, read_summary, read_updates
 from dsgd.records.schema import Meta, RecordedFault, RecordedTask, RecordedUpdate, RecordError, Summary
+from dsgd.records.whole import damage
 from dsgd.running.first_weights import first_weights
 from dsgd.running.run import Run
 from dsgd.running.trained_run import recorded_config, recorded_options
@@ -43,6 +45,8 @@ class ReplayableRun:
     summary: Summary | None
     """None: the run was killed, or is under way."""
     faults: Sequence[RecordedFault] = field(repr=False)
+    damaged: Sequence[str] = ()
+    """What is wrong with the files that a replay is compared with, in a line each."""
 
     def updates(self, until: int | None = None) -> Iterator[RecordedUpdate]:
         """Yield the recorded updates, up to version `until`; raises RecordError where one is missing."""
@@ -63,7 +67,6 @@ def recorded_run(path: Path) -> ReplayableRun:
     if (recorded := options.get("record", "all")) != "all":
         raise RecordError(f"{path}: has not every update (--record {recorded}), so it cannot be replayed")
     cfg = recorded_config(path, options)
-    ended = (path / "summary.json").is_file()
     meta = read_meta(path)
     if meta.device != "cpu":
         import torch
@@ -73,9 +76,11 @@ def recorded_run(path: Path) -> ReplayableRun:
     faults = tuple(read_faults(path))
     if reason := _lost_order(cfg, {fault.kind for fault in faults}):
         raise RecordError(f"{path}: {reason}")
-    return ReplayableRun(
-        path=path, cfg=cfg, meta=meta, summary=read_summary(path) if ended else None, faults=faults
-    )
+    damaged, summary = damage(path), None
+    if (path / "summary.json").exists():
+        with suppress(RecordError):  # it is among the damaged
+            summary = read_summary(path)
+    return ReplayableRun(path=path, cfg=cfg, meta=meta, summary=summary, faults=faults, damaged=damaged)
 
 
 def _lost_order(cfg: TrainConfig, kinds: AbstractSet[str]) -> str | None:
@@ -216,8 +221,15 @@ class ReplayComparison:
     """The first difference of an update; None without any."""
     same_weights: bool | None
     """Whether the last weights are those of the record, by their digest; None where it has none of them."""
+    damaged: Sequence[str]
+    """Why not all of the record could be compared, in a line each."""
     made: Run = field(repr=False)
     """The run that was computed again."""
+
+    @property
+    def is_same(self) -> bool:
+        """Whether all that was asked for was compared, and is the same."""
+        return not self.differs and self.same_weights is not False and not self.damaged
 
     def evaluate(self) -> Evaluation | None:
         """Return the evaluation of its last weights."""
@@ -243,7 +255,9 @@ def compared(run: ReplayableRun, until: int | None = None) -> ReplayComparison:
             differs = differs or difference(update, recorded)
     except Differs as error:
         differs = differs or str(error)
-    same = None
+    same, damaged = None, [*run.damaged]
+    if run.summary and run.summary.updates > last_version and until is None and not damaged:
+        damaged.append(f"updates.jsonl ends at update {last_version:,} of {run.summary.updates:,}")
     if run.summary and run.summary.updates == w.version:
         same = hashlib.sha256(w.vector.tobytes()).hexdigest() == run.summary.weights_sha256
     return ReplayComparison(
@@ -255,6 +269,7 @@ def compared(run: ReplayableRun, until: int | None = None) -> ReplayComparison:
         wall_s=time.perf_counter() - began_s,
         differs=differs,
         same_weights=same,
+        damaged=damaged,
         made=made,
     )
 

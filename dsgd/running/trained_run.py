@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import safetensors.numpy
 
 from dsgd.config import TrainConfig
 from dsgd.core.model import Classifier, Evaluation, Objective, Workload
 from dsgd.core.option_rules import option_fields
-from dsgd.core.problem import take
+from dsgd.core.problem import ProblemError, take
 from dsgd.core.weights import Vector
 from dsgd.data import DatasetShard, make_workload
 from dsgd.models.beginnings import beginning, not_the_same
@@ -29,9 +28,10 @@ from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.stores.disk_store import DiskStore
 from dsgd.records.stores.store import newest_whole
-from dsgd.records.workload_copy import CARRIED, code_in, digest
+from dsgd.records.whole import carried_with, damage, last_weights
+from dsgd.records.workload_copy import code_in, digest
 from dsgd.running.checkpoints.run_state import weights_in
-from dsgd.running.first_weights import of_checkpoint, weights_in_file
+from dsgd.running.first_weights import of_checkpoint
 from dsgd.strategies import configured
 
 if TYPE_CHECKING:
@@ -211,7 +211,11 @@ class TrainedRun:
             other = self._problem_on(str(on))
             problem = problem._replace(test=other.test, bytes_per_token=other.bytes_per_token)
         with self._users_code():
-            found = self._objective(problem).evaluate(self.weights)
+            objective = self._objective(problem)
+        try:
+            found = objective.evaluate(self.weights)
+        except ProblemError as error:
+            raise ValueError(f"{self.path}: {error}") from error
         assert found is not None
         return found
 
@@ -307,7 +311,9 @@ def _weights(path: Path, version: int | None) -> tuple[Vector, Mapping[str, Vect
             return np.array(weights.vector), carried, version, False, 0
         except (OSError, ValueError) as error:
             raise RecordError(f"{path}@{version}: {_reason(error)}") from None
-    if not (path / "summary.json").is_file():
+    if not (path / "summary.json").exists():
+        if wrong := damage(path):
+            raise RecordError(f"{path}: {wrong[0]}; the record is damaged, and RUN@VERSION is a checkpoint")
         found = newest_whole(DiskStore(path / CHECKPOINTS), weights_in)
         if found.name is None:
             raise RecordError(
@@ -316,21 +322,8 @@ def _weights(path: Path, version: int | None) -> tuple[Vector, Mapping[str, Vect
             )
         weights, carried = weights_in(found.content)
         return np.array(weights.vector), carried, weights.version, False, len(found.skipped)
-    summary, file = read_summary(path), path / "weights.npy"
-    try:
-        vector = weights_in_file(file)
-    except ValueError as error:
-        raise RecordError(f"{path}/{error}") from None
-    if vector.dtype != np.float32 or digest(vector.tobytes()) != summary.weights_sha256:
-        raise RecordError(
-            f"{file}: its weights do not have the digest in summary.json; the record is damaged"
-        )
-    file = path / CARRIED
-    try:
-        carried = safetensors.numpy.load(file.read_bytes()) if file.exists() else {}
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise RecordError(f"{file}: cannot be read ({_reason(error)}); the record is damaged") from None
-    return vector, carried, summary.updates, True, 0
+    summary = read_summary(path)
+    return last_weights(path, summary.weights_sha256), carried_with(path), summary.updates, True, 0
 
 
 def _reason(error: Exception) -> str:

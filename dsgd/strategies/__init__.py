@@ -191,7 +191,7 @@ def recorded(config: Mapping[str, Any]) -> TrainConfig | None:
     traces = [text.partition(":")[2] for text in config.values() if str(text).startswith("trace:")]
     if not all(Path(trace).is_file() for trace in traces):
         return None
-    found = _known_type(config)
+    found = known_type(config)
     return from_options(found, {name: config[name] for name in option_fields(found) if name in config})
 
 
@@ -200,7 +200,7 @@ def defaults(config: Mapping[str, Any]) -> dict[str, Any]:
 
     No code that the record names runs.
     """
-    return {name: option.default for name, option in option_fields(_known_type(config)).items()}
+    return {name: option.default for name, option in option_fields(known_type(config)).items()}
 
 
 def own_options(config_type: type[TrainConfig]) -> dict[str, Option]:
@@ -215,7 +215,7 @@ def left_at_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     default. No code that the record names runs.
     """
     of_servers = option_fields(AsynchronousConfig)
-    found = _known_type(config)
+    found = known_type(config)
     own = [name for name, o in own_options(found).items() if o.kind in ("int", "float")]
     named = ["lr", *(name for name in own if name not in of_servers)]
     return {
@@ -230,7 +230,8 @@ def tuned_by(cfg: TrainConfig) -> dict[str, Sequence[Any]]:
     return getattr(strategy_of(cfg), "TUNE", {})
 
 
-def _known_type(config: Mapping[str, Any]) -> type[TrainConfig]:
+def known_type(config: Mapping[str, Any]) -> type[TrainConfig]:
+    """Return the class of a recorded run's options, without those of files that are not in this project."""
     mode, workload = config.get("mode"), config.get("workload")
     known = workload if workload in workloads() else None
     return config_of(str(mode), workload=known) if mode in modes() else TrainConfig

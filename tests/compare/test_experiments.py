@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -376,6 +377,12 @@ def test_a_premise_holds_or_does_not_in_the_report_at_the_end_and_in_the_exit_co
     assert ask(path, "--check-premise").code == 1
     write(tmp_path, seeds=1, base=base, premise=[true])  # of the same runs
     assert ask(path, "--check-premise").code == 0
+    write(tmp_path, seeds=1, base=base, premise=[fresh | {"variants": ["ssgd", "asgd"], "at_most": 9}])
+    assert ask(path, "--check-premise").code == 0
+    (ask.out / "try" / "asgd-s0" / "summary.json").write_text("{}")  # of which nothing is known now
+    unknown = ask(path, "--check-premise")
+    assert (unknown.code, "at most 9: was not measured with asgd" in unknown.out) == (1, True)
+    shutil.rmtree(ask.out / "try" / "asgd-s0")
     write(tmp_path, seeds=1, base=base)
     ask.refuses(path, ["--check-premise", "has no premise:"], "--check-premise")
 
@@ -600,7 +607,8 @@ def test_what_is_in_the_way_is_refused_and_left_alone(tmp_path: Path, ask: Ask) 
     ask.refuses(path, ["ssgd-s0", "not the record of a run", "move it away"])
     (record / "thesis.tex").unlink()
     (record / "config.yaml").write_text("- torn")
-    ask.refuses(path, ["ssgd-s0", "config.yaml", remedy])
+    assert "ssgd-s0 failed: " in (torn := ask(path)).out
+    assert torn.code == 1
     (record / "meta.json").unlink()  # killed before it began
     (record / "workload.py").write_text("")  # the file of a workload
     assert ask(path).code == 0

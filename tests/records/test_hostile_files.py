@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +15,8 @@ import yaml
 from conftest import ROOT
 
 from dsgd.process.bounded_yaml import read_yaml
+from dsgd.show.report.frames import read_folder
+from main import main
 
 SIM = "--engine sim --dim 5 --num-workers 2 --steps 3"
 
@@ -79,42 +82,109 @@ def test_there_is_one_loader() -> None:
     assert [file.stem for file in files if re.search(r"yaml\.\w*load", file.read_text())] == ["bounded_yaml"]
 
 
-DAMAGE = {
-    "config.yaml": ("[" * 50_000, "steps: &x [*x]", "steps: " + "9" * 5_000, "steps: 2020-13-45"),
-    "updates.jsonl": ("[" * 20_000 + "\n{}\n",),
-    "meta.json": ("[" * 20_000,),
-    "summary.json": ("[" * 20_000, '{"updates": ' + "[" * 20_000),
-    "weights.npy": (np.lib.format.magic(1, 0).decode("latin-1") + "\x08\0((((1 1\n",),
+Damage = bytes | Callable[[bytes], bytes] | None
+DAMAGE: dict[str, tuple[Damage, ...]] = {
+    "config.yaml": (b"[" * 50_000, b"steps: &x [*x]", b"steps: " + b"9" * 5_000, b"steps: 2020-13-45"),
+    "updates.jsonl": (b"[" * 20_000 + b"\n{}\n",),
+    "meta.json": (b"[" * 20_000,),
+    "summary.json": (
+        b"[" * 20_000,
+        b'{"updates": ' + b"[" * 20_000,
+        None,
+        lambda whole: whole.replace(b'"seed": 0', b'"seed": 1'),
+    ),
+    "evals.jsonl": (b"\0" * 99, None),
+    "faults.jsonl": (None,),
+    "weights.npy": (np.lib.format.magic(1, 0) + b"\x08\0((((1 1\n", None, lambda whole: whole[:-1] + b"?"),
 }
+"""What a file holds instead, or becomes; None: it is not there."""
+
+
+def damaged(file: Path, damage: Damage) -> None:
+    """Write what is there instead of a file."""
+    whole = file.read_bytes()
+    file.unlink()
+    if damage is not None:
+        file.write_bytes(damage(whole) if callable(damage) else damage)
 
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the record of a run that has ended."""
-    from main import main
-
     out = tmp_path_factory.mktemp("hostile")
-    assert main([*SIM.split(), "--out", str(out), "--run-name", "r", "--quiet"]) == 0
+    given = [*SIM.split(), "--faults=kill:1@update=1", "--out", str(out), "--run-name", "r", "--quiet"]
+    assert main(given) == 0
     return out / "r"
 
 
-@pytest.mark.parametrize(("file", "content"), [(file, text) for file in DAMAGE for text in DAMAGE[file]])
-def test_who_reads_a_record_says_in_one_line_what_is_wrong(
-    file: str, content: str, record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each command ends with 2 and one line that names the file, or needs none of it; a list goes on."""
-    from main import main
+CUT: tuple[Damage, ...] = (
+    lambda whole: whole[: len(whole) // 2],
+    lambda whole: b"".join(whole.splitlines(keepends=True)[:-1]),
+    b"",
+)
+CASES = {(file, damage) for file, them in DAMAGE.items() for damage in (*them, *CUT)} | {
+    ("trace.json", CUT[0])
+}
 
+
+@pytest.mark.parametrize(("file", "damage"), sorted(CASES, key=str))
+def test_who_reads_a_record_says_in_one_line_what_is_wrong(
+    file: str, damage: Damage, record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No replay of a record with a damaged file finds it the same. Each other command ends with 2 and a line
+    that names the file, or needs none of it; a list goes on.
+    """
     bad = shutil.copytree(record, tmp_path / "bad")
-    (bad / file).write_bytes(content.encode("latin-1"))
+    damaged(bad / file, damage)
+    code, said = main(["replay", str(bad)]), capsys.readouterr()
+    assert code == 2 or (code == 1 and "cannot be compared" in said.out)
+    assert file in said.out + said.err or "no update" in said.err
+    assert "the same" not in said.out
     run = [*SIM.split(), "--out", str(tmp_path), "--quiet", "--init-from"]
-    refused = 0
-    for command in (["report"], ["replay"], ["evaluate"], run):
-        code, said = main([*command, str(bad)]), capsys.readouterr().err
-        assert (code, said.count("\n"), file in said or code == 0) in ((0, 0, True), (2, 1, True)), said
-        refused += code == 2
-    assert refused
+    for command in (["report"], ["evaluate"], run):
+        code, error = main([*command, str(bad)]), capsys.readouterr().err
+        is_whole = code == 0 and (file in error or not error)
+        assert is_whole or (code == 2 and error.count("\n") == 1 and file in error), error
     assert main(["list", str(tmp_path)]) == 0
+
+
+COMPARE = "compare ssgd asgd --engine sim --steps 3 --seeds 2 --lr .1"
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make an experiment of two modes with two seeds; return the folder that it is in."""
+    out = tmp_path_factory.mktemp("experiment")
+    assert main([*COMPARE.split(), "--out", str(out)]) == 0
+    return out
+
+
+@pytest.mark.parametrize("line", ["mode: [a]", "num_workers: two", "steps: many", "note: {a: 1}", "lr: fast"])
+@pytest.mark.parametrize("earlier", [False, True], ids=["", "of an earlier version"])
+def test_one_bad_record_never_hides_the_others(
+    line: str, earlier: bool, experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where an option has a value that is none, `list`, `report` and `compare` show the other runs, and this
+    one with its fault.
+    """
+    (folder,) = shutil.copytree(experiment, tmp_path / "out").iterdir()
+    bad, option = folder / "asgd-s1", line.partition(":")[0]
+    config = (bad / "config.yaml").read_text()
+    (bad / "config.yaml").write_text(re.sub(rf"^{option}: .*$", line, config, flags=re.M))
+    if earlier:
+        meta = json.loads((bad / "meta.json").read_text()) | {"options_sha256": None}
+        (bad / "meta.json").write_text(json.dumps(meta))
+    commands = {f"list {folder}": 0}
+    if line == "mode: [a]" and not earlier:  # those take seconds
+        commands |= {f"report {folder}": 0, f"{COMPARE} --out {folder.parent}": 1}
+    for command, code in commands.items():
+        capsys.readouterr()
+        assert main(command.split()) == code
+        said = " ".join("".join(capsys.readouterr()).split())
+        assert re.search(rf"asgd-s1.{{,200}}config\.yaml: {option}", said), said
+    frames = read_folder(folder)
+    assert [run.record.path.name for run in frames.records] == ["ssgd-s0", "ssgd-s1", "asgd-s0"]
+    assert option in frames.notes[0]
 
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31m"
@@ -135,8 +205,6 @@ ME = "me:hush"
 )
 def test_what_was_given_is_echoed_as_one_short_line(options: str, capsys: pytest.CaptureFixture[str]) -> None:
     """No control character, no password and no key reaches the terminal; long values are cut."""
-    from main import main
-
     assert main(options.split()) == 2
     said = capsys.readouterr().err
     assert said.endswith("\n")
@@ -151,8 +219,6 @@ def test_no_text_of_a_record_rewrites_the_terminal(
     file: str, record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each text in turn has escape sequences: no command prints them, and none ends in a traceback."""
-    from main import main
-
     bad = shutil.copytree(record, tmp_path / "runs" / "bad")
     whole = read_yaml(bad / file)
     for key in [key for key, value in whole.items() if isinstance(value, str)]:

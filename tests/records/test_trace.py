@@ -311,7 +311,7 @@ def test_a_long_run_has_a_small_trace(tmp_path: Path) -> None:
     (tmp_path / "evals.jsonl").write_text("")
     for workers, updates in ((4, 10_000), (8_000, 2)):
         (tmp_path / "config.yaml").write_text(
-            f"{{mode: ssgd, engine: sim, num_workers: {workers}, record: all}}"
+            f"{{mode: ssgd, engine: sim, num_workers: {workers}, steps: 1, seed: 0, record: all}}"
         )
         (tmp_path / "updates.jsonl").write_text(lines(workers, updates))
         write_trace(tmp_path)
@@ -330,7 +330,7 @@ def test_an_interrupted_run_has_its_trace(cli: CommandLine, monkeypatch: pytest.
         for update in real(*arguments):
             yield update
             if update.weights.version == 30:
-                raise KeyboardInterrupt
+                signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(train_asgd, "train", train)
     ran = cli(f"{SIM} --mode asgd --steps 50")

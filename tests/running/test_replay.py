@@ -320,6 +320,9 @@ def test_a_run_from_another_runs_weights_replays(tmp_path: Path) -> None:
     found = compared(recorded_run(second))
     assert (found.differs, found.same_weights) == (None, True)
     np.save(first / "weights.npy", np.load(first / "weights.npy") + 1)
+    with pytest.raises(RecordError, match=r"do not have the digest in summary\.json"):
+        compared(recorded_run(second))
+    (first / "summary.json").unlink()
     with pytest.raises(RecordError, match="are not the weights that the run began with"):
         compared(recorded_run(second))
     (first / "weights.npy").unlink()
@@ -452,13 +455,14 @@ def test_until_stops_at_a_version_and_saves_its_weights(asgd: Ran, replay: Calla
 def test_a_killed_run_replays_as_far_as_it_was_written(asgd: Ran, replay: Callable[..., Said]) -> None:
     """Without summary.json, and with a torn last line: its updates are compared, and that is said."""
     copy = changed(asgd, lambda lines: lines.pop())
-    (copy / "summary.json").unlink()
+    for name in ("summary.json", "weights.npy"):
+        (copy / name).unlink()
     with (copy / "updates.jsonl").open("a") as file:
         file.write('{"version": 60, "t_s": 1')
     said = replay(copy)
     assert said.code == 0
     assert "59 updates of 59 tasks" in said.out
-    assert "the record has no weights.npy" in said.out
+    assert "the record has no last weights" in said.out
 
 
 def test_what_cannot_be_replayed_is_refused_in_one_line(

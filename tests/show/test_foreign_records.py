@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -58,6 +59,11 @@ def test_a_command_that_reads_a_record_runs_nothing_that_it_names(
         (record / "config.yaml").write_text(
             (record / "config.yaml").read_text().replace("mode: asgd", "mode: evil")
         )
+        summary = (record / "summary.json").read_text().replace('"mode": "asgd"', '"mode": "evil"')
+        (record / "summary.json").write_text(summary)
+    begun = json.loads((record / "meta.json").read_text())
+    del begun["options_sha256"]  # as who made the record could have it, too
+    (record / "meta.json").write_text(json.dumps(begun))
     assert str(evil) in (record / "config.yaml").read_text()
     for arguments in (["report", str(record)], ["report", str(cli.out)], ["list", str(cli.out)]):
         assert main(arguments) == 0, arguments

@@ -39,6 +39,7 @@ def like(record: Path, path: Path, loss: float | None = None, /, **options: Any)
     shutil.copytree(record, path)
     (path / "config.yaml").write_text(yaml.safe_dump(edited(path / "config.yaml", options), sort_keys=False))
     begun = edited(path / "meta.json", {})
+    del begun["options_sha256"]  # as in a record of an earlier version: its options may be any
     begun["started_epoch_s"] += len(list(path.parent.iterdir()))
     (path / "meta.json").write_text(json.dumps(begun))
     known = {

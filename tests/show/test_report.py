@@ -26,6 +26,7 @@ from scipy import stats
 from dsgd.core.routing import ROUTING
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordError
+from dsgd.records.whole import lost
 from dsgd.running.predict.predictions import staleness_by_worker, staleness_pmf
 from dsgd.show.report import tables
 from dsgd.show.report.answer import answer
@@ -149,10 +150,10 @@ def test_a_cut_record_is_said_to_be(copy: Path) -> None:
         assert table is not None
         ((name, _, reason),) = table.rows
         assert name == "v1-s0"
-        assert reason.startswith(f"updates.jsonl ends at update {last} of {len(lines_of)}: ")
+        assert reason == f"updates.jsonl ends at update {last} of {len(lines_of)}"
     file.write_bytes(raw)
     (copy / "v1-s0" / "evals.jsonl").write_bytes(b"\0" * 99)
-    assert read_record(copy / "v1-s0").lost == ["evals.jsonl lacks the last evaluation: curves end before it"]
+    assert lost(read_record(copy / "v1-s0")) == ["evals.jsonl lacks the last evaluation"]
 
 
 def test_a_torn_last_line_is_dropped(copy: Path) -> None:

@@ -30,6 +30,7 @@ from dsgd.records.schema import RecordError, Summary
 from dsgd.records.variants import NOT_COMPARED as NOT_COMPARED
 from dsgd.records.variants import as_variants, differing, of_workload, own_target, printable
 from dsgd.records.variants import option_text as option_text
+from dsgd.records.whole import lost
 from dsgd.scenario.network_options import LINKS
 from dsgd.scenario.timing_options import TimingConfig
 from dsgd.show.report.experiment_yaml import AsRun, AsTuned, Tuned
@@ -117,6 +118,12 @@ class Frames:
         return pl.DataFrame(rows, schema=schema, orient="row")
 
     @property
+    def notes(self) -> list[str]:
+        """What is left out, and what records lack, in a line each."""
+        cut = [f"{run.record.path.name}: {said}" for run in self.records for said in lost(run.record)]
+        return [f"left out: {name}: {reason}" for name, reason in self.left_out] + cut
+
+    @property
     def variants(self) -> list[str]:
         """Names of the variants that have a run, in order."""
         return list(dict.fromkeys(run.variant for run in self.records))
@@ -139,7 +146,7 @@ class Frames:
         names = set(premise.variants)
         return {
             variant: [record.summary for record in self.of(variant)]
-            for variant in self.variants
+            for variant in dict.fromkeys([*self.variants, *self.parts])  # one of the parts may have no run
             if not names or names & {variant, *self.parts.get(variant, {}).values()}
         }
 

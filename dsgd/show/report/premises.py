@@ -86,6 +86,8 @@ def judge(premise: Premise, runs: Mapping[str, Sequence[Summary]]) -> JudgedPrem
     low, high = number(min(medians.values())), number(max(medians.values()))
     said = f"{premise.quantity} is {low if low == high else f'{low} to {high}'}, {premise.range}"
     outside = {name: x for name, x in medians.items() if not premise.at_least <= x <= premise.at_most}
+    if premise.variants and (missing := [name for name, values in measured.items() if not values]):
+        return JudgedPremise(held=False, text=f"{said}: was not measured with {listed(missing)}")
     if not outside:
         return JudgedPremise(held=True, text=f"{said}: holds")
     named = listed([f"{name} ({number(x)})" for name, x in outside.items()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from dsgd.records.s3 import fetch
 from dsgd.records.schema import RecordError
 from dsgd.show.terminal.command_options import Positional, options_of_command
 from dsgd.show.terminal.usage import open_page, usage_errors
+
+_MOST_NOTES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,24 +47,30 @@ def report(arguments: Sequence[str], _: Interruptions) -> int:
     with usage_errors():
         folder = fetch(given.folder) if is_s3(given.folder) else Path(given.folder)
     try:
-        page = _build(folder, given.like)
+        page, notes = _build(folder, given.like)
     except KeyboardInterrupt:
         message = "interrupted before the report was complete; the same command draws it again"
         return report_error(message, EXIT_INTERRUPTED)
     except RecordError as error:
         raise UsageError(f"report {error}") from None
     print(page)
+    for note in notes[:_MOST_NOTES]:
+        print(f"note: {note}", file=sys.stderr)
+    if more := notes[_MOST_NOTES:]:
+        print(f"note: the page has {len(more)} more", file=sys.stderr)
     if given.open:
         open_page(page)
     return 0
 
 
-def _build(folder: Path, like: str | None) -> Path:
-    """Write the report that fits what is in the folder and return its path; raises RecordError."""
+def _build(folder: Path, like: str | None) -> tuple[Path, Sequence[str]]:
+    """Write the report that fits what is in the folder; return its path, and what of the runs it lacks, in a
+    line each. Raises RecordError.
+    """
     with ended_by_signals():
         from dsgd.show.report.build import build_report, write_report
         from dsgd.show.report.comparable import are_one_comparison, groups
-        from dsgd.show.report.frames import read_loose
+        from dsgd.show.report.frames import read_folder, read_loose
         from dsgd.show.report.index import COMPARISONS, build_index
 
     is_loose = folder.is_dir() and not is_record(folder) and not (folder / "experiment.yaml").is_file()
@@ -70,16 +79,18 @@ def _build(folder: Path, like: str | None) -> Path:
             raise UsageError(
                 f"--like {like}: is for a folder of single runs, which {folder} is not; leave it out"
             )
-        return build_report(folder)
+        frames = read_folder(folder)
+        return build_report(folder, frames), frames.notes
     listing = list_folder(folder)
     if like is None:
         if are_one_comparison(listing):
-            return build_report(folder)
-        return build_index(folder, listing)
+            frames = read_folder(folder)
+            return build_report(folder, frames), frames.notes
+        return build_index(folder, listing), [f"left out: {': '.join(one)}" for one in listing.unreadable]
     group = next((g for g in groups(listing.runs) if like in (run.path.name for run in g.runs)), None)
     if group is None:
         raise UsageError(f"--like {like}: {folder} has no such run; list {folder} names them")
     frames = read_loose(folder, [run.path.name for run in group.runs], like)
     own = folder / COMPARISONS / group.slug
     own.mkdir(parents=True, exist_ok=True)
-    return write_report(replace(frames, title=group.title), own)
+    return write_report(replace(frames, title=group.title), own), frames.notes

@@ -15,6 +15,7 @@ from dsgd.records.fault_words import hit
 from dsgd.records.output_options import OutputConfig
 from dsgd.records.reader import Record
 from dsgd.records.schema import RecordedFault
+from dsgd.records.whole import lost
 from dsgd.running.predict.verdicts import BOUNDS
 from dsgd.show.report.frames import EXTRA, NOT_COMPARED, Frames, option_text
 from dsgd.show.report.measures import scale_of
@@ -263,9 +264,9 @@ def ended_early(frames: Frames) -> Table | None:
         if run.record.summary.stopped_by in bad
     ]
     rows += [
-        [run.record.path.name, run.record.summary.stopped_by, lost]
+        [run.record.path.name, run.record.summary.stopped_by, said]
         for run in frames.records
-        for lost in run.record.lost
+        for said in lost(run.record)
     ]
     if not rows:
         return None

@@ -29,7 +29,7 @@ with ended_by_signals():
 class ReplayOptions(Checked):
     """Compute a recorded run again in its recorded order, without workers, and compare each task's loss and
     the weights with the record. Asynchronous runs of real workers give their bytes again too. Exit codes: 0
-    the same, 1 something differs, 2 the record cannot be replayed.
+    the same, 1 something differs or cannot be compared, 2 the record cannot be replayed.
     """
 
     run: Annotated[str, Positional("RUN")]
@@ -49,7 +49,7 @@ def replay(arguments: Sequence[str], _: Interruptions) -> int:
     """
     given = options_of_command(ReplayOptions, "replay", arguments)
     with usage_errors():
-        folder = fetch(given.run, "replay") if is_s3(given.run) else Path(given.run)
+        folder = fetch(given.run, "replay", weights=True) if is_s3(given.run) else Path(given.run)
     try:
         found = compared(recorded_run(folder), given.until)
     except RecordError as error:
@@ -58,7 +58,7 @@ def replay(arguments: Sequence[str], _: Interruptions) -> int:
         with whole_file(Path(given.save), "name another file with --save") as file:
             np.save(file, found.weights.vector)
     print_page("\n".join(_said(found, given.until, given.save)))
-    return EXIT_FAILED if found.differs or found.same_weights is False else 0
+    return 0 if found.is_same else EXIT_FAILED
 
 
 def _said(found: ReplayComparison, until: int | None, saved: str | None) -> Iterator[str]:
@@ -74,17 +74,24 @@ def _said(found: ReplayComparison, until: int | None, saved: str | None) -> Iter
         yield f"          the record ends before version {until}"
     if found.differs:
         yield f"differs   {found.differs}"
+    elif found.damaged:
+        yield f"tasks     no difference up to update {found.updates:,}"
     else:
         yield "tasks     the same, with the same losses"
     digest = hashlib.sha256(found.weights.vector.tobytes()).hexdigest()
     if found.same_weights is not None:
-        yield f"weights   {'the same bytes' if found.same_weights else 'other bytes'}, sha256 {digest}"
+        same = "no difference" if found.damaged else "the same bytes"
+        yield f"weights   {same if found.same_weights else 'other bytes'}, sha256 {digest}"
     else:
         yield f"weights   of version {found.weights.version}, sha256 {digest}"
         if evaluation := found.evaluate():
             yield f"          loss {evaluation.loss:.6g} on held-out samples"
-        if until is None:
-            yield "          the record has no weights.npy to compare them with"
+        if until is None and not found.damaged:
+            yield "          its run has not ended: the record has no last weights to compare them with"
+    for damaged in found.damaged:
+        yield f"damaged   {damaged}"
+    if found.damaged:
+        yield "          what is damaged cannot be compared; put the record back as its run left it"
     if saved:
         yield f"saved     {saved}"
     if found.differs or found.same_weights is False:

@@ -14,9 +14,9 @@ from dsgd.core.option_rules import options
 from dsgd.core.option_texts import with_restarts
 from dsgd.process.outcomes import UsageError
 from dsgd.process.s3_access import is_s3
-from dsgd.records.fixed_options import MAY_CHANGE, changed, options_digest
+from dsgd.records.fixed_options import MAY_CHANGE, changed
 from dsgd.records.output_options import OutputConfig
-from dsgd.records.reader import is_record, read_meta, read_options, written_options
+from dsgd.records.reader import is_record, read_meta, read_options
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.upload import restore_record
@@ -121,17 +121,10 @@ def _going_on(
 ) -> RunAsked:
     try:
         was = read_options(path)
-        begun = read_meta(path).options_sha256
+        read_meta(path)
         other_code = changed_since(path, was)
     except RecordError as error:
         raise UsageError(f"{source}: {error}; the record is damaged") from None
-    if begun not in (None, options_digest(written_options(path))):
-        raise UsageError(
-            f"{source}: {path / 'config.yaml'}: has other options than the run began with; put the file back "
-            "as it was"
-        )
-    if not isinstance(was.get("steps"), int):
-        raise UsageError(f"{source}: {path / 'config.yaml'}: has no number of steps; the record is damaged")
     if other_code:
         raise UsageError(f"{source}: {other_code}")
     here = path.resolve()
