@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dsgd.config import TrainConfig
 from dsgd.core.protocol import ClusterError
+from dsgd.process.endings import END, refuse_early_ends
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import StoppedBy, one_line
 from dsgd.records.reader import read_brief_summary
@@ -80,6 +81,7 @@ def execute_recorded(
 
 def work(modules: Sequence[str]) -> None:
     """Answer until the input ends; the first answer, None, says that all modules are imported."""
+    refuse_early_ends()
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a strategy prints must not get between the answers
     asked: SimpleQueue[dict[str, Any]] = SimpleQueue()
@@ -103,4 +105,4 @@ def _listen(asked: SimpleQueue[dict[str, Any]]) -> None:
         try:
             asked.put(pickle.load(sys.stdin.buffer))
         except EOFError:
-            os._exit(0)
+            END(0)

@@ -148,8 +148,23 @@ def take(data: Any, rows: Sequence[int] | Any) -> tuple[Any, ...]:
         found = default_collate(samples)
     except (RuntimeError, TypeError, ValueError) as error:
         why = " ".join(str(error).split())[:200]
-        raise ProblemError(f"its samples do not fit together ({why}); give its Problem a collate") from error
+        pair = _unlike(samples, rows)
+        raise ProblemError(
+            f"its samples do not fit together ({why}{pair}); give its Problem a collate"
+        ) from error
     return tuple(found) if isinstance(samples[0], tuple | list) else (found,)
+
+
+def _unlike(samples: Sequence[Any], rows: Sequence[int]) -> str:
+    """Return the numbers of two samples that cannot be put together, in words; empty if any two can."""
+    from torch.utils.data import default_collate
+
+    for sample, row in zip(samples, rows, strict=True):
+        try:
+            default_collate([samples[0], sample])
+        except (RuntimeError, TypeError, ValueError):
+            return f"; samples {rows[0]} and {row}"
+    return ""
 
 
 def tensor(rows: Any) -> Any:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
+from dsgd.process.endings import END, begin_here, end_if_copy, leave, refuse_early_ends
 from dsgd.process.outcomes import EXIT_FAILED, EXIT_INTERRUPTED, one_line, program, report_error
 
 T = TypeVar("T")
@@ -34,7 +35,7 @@ def ended_by_signals() -> Iterator[None]:
 
     def end(number: int, frame: FrameType | None) -> None:
         os.write(2, f"{program()}: {_NOT_BEGUN}\n".encode())
-        os._exit(EXIT_INTERRUPTED)
+        END(EXIT_INTERRUPTED)
 
     if threading.current_thread() is not threading.main_thread():  # only that one may handle signals
         yield
@@ -59,12 +60,15 @@ def run_as_program(main: Callable[[Sequence[str]], int]) -> NoReturn:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a question mark for what its encoding lacks
     atexit.register(_ignore_signals)  # the first to be registered is the last to be called
+    refuse_early_ends()
+    begin_here()
     try:
         code = main(sys.argv[1:])
     except ValueError:
         if not sys.stdout.closed:
             raise
         code = 0
+    end_if_copy()
     if sys.stdout.closed:  # by a file of the user's
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
         code = code or report_error("standard output was closed; a workload must leave it open", EXIT_FAILED)
@@ -75,8 +79,8 @@ def run_as_program(main: Callable[[Sequence[str]], int]) -> NoReturn:
             code = report_error(f"standard output: {one_line(error)}", code or EXIT_FAILED)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at its end
     for which in _SIGNALS:
-        signal.signal(which, lambda *_: os._exit(code))
-    sys.exit(code)
+        signal.signal(which, lambda *_: END(code))
+    leave(code)
 
 
 def _ignore_signals() -> None:
@@ -129,6 +133,11 @@ class Interruptions:
             self._raises = before
         if self._requested and self._raises:
             raise KeyboardInterrupt
+
+    @property
+    def came(self) -> bool:
+        """Whether a signal came; also where they are not handled here, and so it is not known."""
+        return self._requested or not self._before
 
     def hold(self) -> None:
         """Keep signals from now on, until `between` asks for its first item."""

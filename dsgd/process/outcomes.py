@@ -51,11 +51,27 @@ def is_result(stopped_by: str) -> bool:
 
 def one_line(error: object) -> str:
     """Return an error's message on one line."""
-    if isinstance(error, OSError) and str(error).startswith("[Errno "):  # which is no sentence
+    if isinstance(error, OSError) and text_of(error).startswith("[Errno "):  # which is no sentence
         where = f"{error.filename}: " if error.filename else ""
         remedy = REMEDIES.get(error.errno or 0)
         return echoed(f"{where}{error.strerror}" + (f"; {remedy}" if remedy else ""))
-    return echoed(str(error)) or type(error).__name__
+    return echoed(text_of(error)) or type(error).__name__
+
+
+def text_of(error: object) -> str:
+    """Return an error's message; empty if its own code cannot say it."""
+    try:
+        return str(error)
+    except Exception:  # of a user's class
+        return ""
+
+
+def cut(text: str, file: Path | None, most: int = 8_000) -> str:
+    """Return a long text without its middle. file: has all of it, if there is one."""
+    if len(text) <= most:
+        return text
+    there = f"; {file} has all" if file else ""
+    return f"{text[: most // 2]}\n… ({len(text):,} characters{there})\n{text[-most // 2 :]}"
 
 
 def echoed(text: str, most: int = 1_000) -> str:

@@ -7,6 +7,7 @@ an old record keeps, still import them.
 from __future__ import annotations
 
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,9 @@ from pathlib import Path
 from types import ModuleType
 
 from dsgd.process.beside import Beside
-from dsgd.process.outcomes import echoed
+from dsgd.process.outcomes import echoed, text_of
+
+_OURS = str(Path(__file__).parents[1])
 
 # A folder, where files of it went, and their names.
 _MOVED = (
@@ -150,10 +153,25 @@ def in_one_line(
 
 def located(error: BaseException, path: Path) -> str:
     """Return an error of a user's code in one line, with the line of its file that it came from."""
-    file = str(path.resolve())
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    text = echoed(str(error))
-    line = f"line {lines[-1]}: " if lines else ""
+    file, frames = str(path.resolve()), traceback.extract_tb(error.__traceback__)
+    is_package = not (_is_users(file) or file.startswith(_OURS))  # a function of torch's as a loss, say
+    lines = [f"line {frame.lineno}: " for frame in frames if frame.filename == file and not is_package]
+    lines = lines or [f"{Path(f.filename).name}, line {f.lineno}: " for f in frames if _is_users(f.filename)]
+    text = echoed(text_of(error))
     if isinstance(error, ModuleNotFoundError) and (path.parent / f"{error.name}.py").is_file():
         text += "; import it at the top of your file, or in make()"
+    line = lines[-1] if lines else ""
     return f"{line}{type(error).__name__}{': ' if text else ''}{text}"
+
+
+def raised_by_user(error: BaseException) -> bool:
+    """Whether an error was raised by a user's own line, not by what was called there, or by a signal."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and (_is_users(frames[-1].filename) or frames[-1].filename.startswith("<frozen"))
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file is none of Python, its packages or this one."""
+    paths = sysconfig.get_paths()
+    others = (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return not file.startswith((*others, _OURS, "<"))

@@ -34,6 +34,7 @@ from dsgd.core.routing import ExpertUse, routing_numbers
 from dsgd.core.update_counts import finite
 from dsgd.core.weights import Vector
 from dsgd.metrics import taken_of_updates
+from dsgd.process.endings import end_if_copy
 from dsgd.process.environment import ROOT, of_git
 from dsgd.process.files import GrowingFile, WriteError, Writing, synced, whole_file
 from dsgd.process.locks import FolderLock, HeldError
@@ -249,6 +250,7 @@ class RunRecord:
 
     def update(self, update: Update) -> None:
         """Append an update to updates.jsonl, if `--record` has it written."""
+        end_if_copy()
         if self._tensorboard:
             self._tensorboard.update(update)
         version = update.weights.version

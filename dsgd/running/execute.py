@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dsgd.config import TrainConfig
 from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.problem import ProblemError
 from dsgd.core.protocol import ClusterError, Engine, Evaluated, WeightsLost
 from dsgd.core.routing import routing_numbers
 from dsgd.core.update_counts import finite
@@ -26,9 +27,10 @@ from dsgd.data import make_workload
 from dsgd.engines.open_cluster import open_cluster, require_room, wrapped_as_asked
 from dsgd.metrics import Tally
 from dsgd.models.workloads import code_of
+from dsgd.process.endings import begin_here, end_if_copy
 from dsgd.process.files import WriteError
 from dsgd.process.interruptions import BetweenItems, Interruptions
-from dsgd.process.outcomes import StoppedBy, one_line
+from dsgd.process.outcomes import StoppedBy, cut, escaped, one_line
 from dsgd.records.reader import read_meta
 from dsgd.records.stores.store import forget_after
 from dsgd.running.first_weights import first_weights
@@ -90,10 +92,18 @@ class Ended:
 
     @property
     def traceback(self) -> str:
-        """Where in a strategy, or in dsgd, a mistake was made; empty if that did not end the run."""
-        if self.exception is None or isinstance(self.exception, ClusterError | OSError | MemoryError):
-            return ""
-        return "".join(traceback.format_exception(self.exception))
+        """Where in a strategy, or in dsgd, a mistake was made; empty if that did not end the run. The record
+        has the whole of a long one, and of an error whose line says where it was made.
+        """
+        return _tracebacks(self.exception, self.path and self.path / "logs" / "driver.txt")[1]
+
+
+def _tracebacks(error: BaseException | None, file: Path | None = None) -> tuple[str, str]:
+    """Return where an error was made, and what is shown of it. file: has all of a long one."""
+    if error is None or isinstance(error, ClusterError | OSError | MemoryError):
+        return "", ""
+    whole = escaped("".join(traceback.format_exception(error)))
+    return whole, "" if isinstance(error, ProblemError) else cut(whole, file)
 
 
 def _summary(ended: Ended) -> dict[str, Any]:
@@ -158,6 +168,7 @@ def execute(
     options that prove impossible before that, ClusterError if the workers cannot be started and
     KeyboardInterrupt if their start is interrupted; nothing is written then.
     """
+    begin_here()
     now_s = time.monotonic()
     started = now_s if started is None else started
     started_epoch_s = time.time() - (now_s - started)  # noqa: TID251 - a label
@@ -186,6 +197,7 @@ def execute(
                 )
             return Finishing(keeper).to_the_end(interruptions, started)
         finally:
+            keeper.folder.restore()
             if record:
                 record.release()
 
@@ -208,6 +220,7 @@ def opened(
     strategy = strategy or strategy_of(cfg)
     require_room(cfg)
     workload = make_workload(cfg, recorded=recorded)
+    end_if_copy()
     if workload.objective.in_own_process:
         require_room(cfg, workload.objective.num_weights)
     first = first_weights(cfg, workload)
@@ -238,11 +251,14 @@ class Finishing:
         startup_s, began_s = time.monotonic() - started, time.monotonic()
         try:
             keeper.advance()
-        except KeyboardInterrupt as interruption:
-            run.end("interrupted")
-            self._is_between = isinstance(interruption, BetweenItems)
-        except BaseException as error:  # a user's code may call sys.exit()
-            self._fail(error)
+        except BaseException as error:  # a user's code may call sys.exit(), and raise KeyboardInterrupt
+            end_if_copy(error)
+            if isinstance(error, KeyboardInterrupt) and interruptions.came:
+                run.end("interrupted")
+                self._is_between = isinstance(error, BetweenItems)
+            else:
+                self._fail(error)
+        end_if_copy()
         for complete in (
             self._checkpoint_the_last,
             lambda: self._late.extend(run.engine.ended()),
@@ -256,10 +272,12 @@ class Finishing:
         ):
             try:
                 complete()
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:  # the summary is written nevertheless
+                end_if_copy(error)
+                if isinstance(error, KeyboardInterrupt) and interruptions.came:
+                    raise
                 self._fail(error)
+            keeper.folder.restore()
         self._look_at_the_last_loss()
         wall_s, written = time.monotonic() - began_s, None
         if record := self._record:
@@ -317,6 +335,9 @@ class Finishing:
         """Have the logs of processes that will be gone beside the record."""
         if self._record:
             engine = self._run.engine
+            whole, shown = _tracebacks(self._exception)
+            if shown != whole:
+                self._record.keep_logs({"driver": whole})
             something_died = self._run.over == "failed" or any(engine.restarts)
             self._record.keep_logs(engine.process_logs(wait=something_died))
 

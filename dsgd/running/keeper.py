@@ -30,6 +30,7 @@ from dsgd.core.protocol import DriverLost, Engine, Evaluated, Update, WeightsLos
 from dsgd.engines.open_cluster import wrapped_as_asked
 from dsgd.engines.replay import ReplayCluster, rollbacks_at, rolled_forward
 from dsgd.metrics import Tally
+from dsgd.process.endings import WorkingFolder
 from dsgd.process.outcomes import StoppedBy, one_line
 from dsgd.records.fixed_options import options_digest
 from dsgd.records.reader import read_meta
@@ -107,8 +108,7 @@ class Moment(NamedTuple):
 class RunKeeper:
     """Keeps a run; see the module's text.
 
-    record: in a folder; without one, nothing is written. evaluate: whether the weights are evaluated; a
-    target loss needs it.
+    record: in a folder; without one, nothing is written. evaluate: as in `execute`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RunKeeper:
         evaluate: bool = True,
     ) -> None:
         cfg = run.cfg
-        self.run, self.record, self.watchers = run, record, watchers
+        self.run, self.record, self.watchers, self.folder = run, record, watchers, WorkingFolder()
         self.known = vocabulary(run.strategy) if run.places else {}
         """What the run's tasks may be, for checkpoints."""
         self.evaluations = Evaluations(run, evaluate=evaluate)
@@ -188,6 +188,7 @@ class RunKeeper:
                 update = run.advance(updates=1)
             else:
                 update = run.advance(due_s, gradients=evaluations.at, updates=last - tally.updates)
+            self.folder.restore()
             if update is None or run.over == "diverged":
                 break
             if tally.gradients >= evaluations.at:
@@ -389,9 +390,7 @@ def _restoring(path: Path, name: str | None) -> Iterator[None]:
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Have Python look for garbage in cycles rarely: thousands of simulated tasks make none, and are
-    walked each time.
-    """
+    """Collect garbage in cycles rarely: simulated tasks make none, and thousands are walked each time."""
     before = gc.get_threshold()
     gc.set_threshold(100_000, 50, 100)
     try:

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from dsgd.config import TrainConfig
 from dsgd.process.interruptions import Interruptions
-from dsgd.process.outcomes import EXIT_CODES, echoed, escaped, report_error
+from dsgd.process.outcomes import EXIT_CODES, echoed, report_error
 from dsgd.process.s3_access import is_s3
 from dsgd.records.stores.store import Store
 from dsgd.records.upload import Upload
@@ -119,5 +119,5 @@ def _finish(upload: Upload, code: int) -> None:
 
 def _exit_code(ended: Ended) -> int:
     code = EXIT_CODES[ended.stopped_by]
-    sys.stderr.write(escaped(ended.traceback))
+    sys.stderr.write(ended.traceback)
     return report_error(ended.error, code) if ended.error else code

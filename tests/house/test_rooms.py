@@ -29,17 +29,17 @@ LINES = {
     "dsgd/conformance": 1_000,
     "dsgd/core": 5_600,
     "dsgd/engines": 9_100,
-    "dsgd/models": 5_500,
-    "dsgd/process": 1_300,
-    "dsgd/records": 3_800,
-    "dsgd/running": 4_400,
+    "dsgd/models": 5_700,
+    "dsgd/process": 1_500,
+    "dsgd/records": 3_900,
+    "dsgd/running": 4_500,
     "dsgd/scenario": 2_700,
     "dsgd/show": 10_500,
     "dsgd/strategies": 2_300,
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 47_900,
+    "tests": 48_300,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

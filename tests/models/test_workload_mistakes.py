@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,87 @@ def test_options_that_do_not_fit_a_workload_are_one_line(
     """The message names the option, and what to give in its place."""
     monkeypatch.chdir(tmp_path)
     assert OPTIONS[arguments] in refused(arguments.split(), capsys)
+
+
+LATE = """\
+import numpy as np, torch
+from torch import nn
+from dsgd import Problem
+
+calls, marks = 0, np.arange(256)
+x, y = torch.ones(256, 4), torch.zeros(256, dtype=torch.long)
+test = (x[:64], y[:64].clone())
+
+class Items:
+    def __len__(self): return 256
+    def __getitem__(self, i): return x[i, : 3 if i == 150 else 4], y[i]
+
+class Missing(Items):
+    def __getitem__(self, i): return x[i], {"a": y[i]}["b" if i == 150 else "a"]
+
+class Failing(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: x.clone())
+    @staticmethod
+    def backward(ctx, g):
+        return g if calls < 30 else {}[calls]
+
+def loss(m, x, y, marks=None):
+    global calls
+    calls += torch.is_grad_enabled()
+    LINE
+    return nn.functional.cross_entropy(Failing.apply(m(x)), y)
+
+def score(m, x, y):
+    assert (y < 5).all(), "a mark is missing"
+    return (m(x).argmax(1) == y).float().mean()
+
+def make():
+    train = (x, y)
+    MADE
+    return Problem(nn.Linear(4, 10), loss, train, test, score)
+"""
+GIVEN = " (with float32 [16, 4], int64 [16]"
+ALONE = "fails alone too"
+TESTED = f" (with float32 [8, 4], int64 [8]; test sample 40 {ALONE})"
+LATER = {
+    ("", "y[137] = 11"): (1, f"26: IndexError: Target 11 is out of bounds.{GIVEN}; sample 137 {ALONE}"),
+    ("", "y[9] = -3"): (1, f"26: IndexError: Target -3 is out of bounds.{GIVEN}; sample 9 {ALONE}"),
+    ("assert marks is None or not (marks == 77).any(), 'so'", "train = (x, y, marks)"): (
+        1, f"25: AssertionError: so{GIVEN}, int64 [16]; sample 77 {ALONE}",
+    ),
+    ("if calls > 20: 1 / 0", ""): (1, f"25: ZeroDivisionError: division by zero{GIVEN})\n"),
+    ("", ""): (1, "20: KeyError: 30\n"),
+    ("", "train = Missing()"): (1, f"14: KeyError: 'b' (sample 150 {ALONE})"),
+    ("", "train = Items()"): (1, " and 150); give its Problem a collate"),
+    ("", "test[1][40] = 12"): (2, f"26: IndexError: Target 12 is out of bounds.{TESTED}"),
+    ("", "test[1][40] = 6"): (2, f"29: AssertionError: a mark is missing{TESTED}"),
+    ("assert m.training or len(x) < 40, 'large'", ""): (2, "25: AssertionError: large (with float32 [64, 4]"),
+    ("assert len(x) != 5, 'odd'", "--batch-size 10 --accumulate 2"): (
+        2, "25: AssertionError: odd (with float32 [5, 4]",
+    ),
+    ("assert len(x) < 10, 'large'", "--accumulate 1"): (2, "25: AssertionError: large (with float32 [16, 4]"),
+}  # fmt: skip
+"""What a loss does, and what make() or the command does: how the run ends, and what is said."""
+
+
+@pytest.mark.parametrize("late", LATER)
+def test_what_fails_later_is_one_line(
+    late: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has the line of the user's file, what the loss was given, and the sample to blame; what fails for
+    the sizes that parts have later is refused before the run.
+    """
+    monkeypatch.chdir(tmp_path)
+    line, made = late
+    options, made = (made, "pass") if made.startswith("--") else ("", made or "pass")
+    (tmp_path / "late.py").write_text(LATE.replace("LINE", line or "pass").replace("MADE", made))
+    given = "--engine sim --mode ssgd --workload late.py --num-workers 2 --steps 40 --batch-size 16 --quiet"
+    code, said = main([*given.split(), *options.split()]), capsys.readouterr().err
+    expected, words = LATER[late]
+    assert (code, said.count("\n"), words in said) == (expected, 1, True), said
+    assert (
+        code == 2
+        or "do not fit" in said
+        or re.search(r"in worker [01]'s mini-batch \d+: late\.py, line ", said)
+    )
+    assert (tmp_path / "runs").exists() == (code == 1)

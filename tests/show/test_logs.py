@@ -201,7 +201,7 @@ def loss(module, x):
         seen += 1
         print("a mini-batch")
         logging.getLogger("loud").warning("mini-batch %d", seen)
-        for n in range(5000 if seen > 3 else 0):
+        for n in range(5000 if seen > 9 else 0):  # after what is tried
             print("again and again", n)
     return module(x).square().mean()
 
@@ -217,7 +217,7 @@ def make():
 def test_what_workers_print_is_in_the_drivers_log(cli: CommandLine, tmp_path: Path) -> None:
     """What workers print and log is in the driver's log, marked with them; a loop of prints stops nothing."""
     (tmp_path / "loud.py").write_text(LOUD)
-    ran = cli(f"--mode ssgd --workload {tmp_path}/loud.py --num-workers 2 --steps 5 --batch-size 4")
+    ran = cli(f"--mode ssgd --workload {tmp_path}/loud.py --num-workers 2 --steps 15 --batch-size 4")
     assert ran.code == 0, ran.err
     for worker in "01":
         assert f" INFO    worker {worker}  run1  a mini-batch\n" in ran.err
@@ -245,7 +245,7 @@ def loss(module, x):
     global seen
     if module.training:
         seen += 1
-        if seen == 3:
+        if seen == 10:  # after what is tried
             os.write(2, b"NCCL WARN so says native code\\n")
             ctypes.string_at(0)
     return module(x).square().mean()

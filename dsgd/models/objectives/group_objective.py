@@ -37,6 +37,7 @@ from torch.utils._pytree import tree_map_only
 from dsgd.core.model import Evaluation, Objective
 from dsgd.core.problem import ProblemError
 from dsgd.models.objectives.expert_parallel import hold_own_experts
+from dsgd.models.objectives.loss_failures import failures_of
 from dsgd.models.objectives.means import (
     added,
     divided,
@@ -50,7 +51,6 @@ from dsgd.models.objectives.module_blocks import blocks, recompute_activations
 from dsgd.models.objectives.module_objective import (
     ModuleObjective,
     ProblemShard,
-    failures_of,
     require_finite,
 )
 from dsgd.models.objectives.module_state import Carried, estimating, in_eval_mode

@@ -114,6 +114,18 @@ def require_parts(
     return ()
 
 
+def sizes(count: int, *parts: int) -> set[int]:
+    """Return how many of `count` samples are in a part, once they are divided into as many, again and again.
+
+    >>> sizes(10, 2, 2)
+    {2, 3}
+    """
+    found = {count}
+    for among in parts:
+        found = {whole // among for whole in found} | {-(-whole // among) for whole in found}
+    return found - {0}
+
+
 def option_of_parts(ranks: int, accumulate: int) -> str:
     """Return the option that has a mini-batch computed in parts."""
     return f"--accumulate {accumulate}" if accumulate > 1 else f"--ranks-per-worker {ranks}"

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -39,6 +37,14 @@ from dsgd.core.routing import (
 )
 from dsgd.core.shards import Indices, Reshuffled
 from dsgd.core.weights import LEFT_OUT, Vector
+from dsgd.models.objectives.loss_failures import (
+    called,
+    failure_of,
+    failures_of,
+    is_of_users_code,
+    note_sample,
+    of_samples,
+)
 from dsgd.models.objectives.means import (
     added,
     at_once,
@@ -50,6 +56,7 @@ from dsgd.models.objectives.means import (
     of_all,
     option_of_parts,
     require_parts,
+    sizes,
     to_minimise,
     total_and_count,
 )
@@ -76,7 +83,7 @@ from dsgd.models.objectives.replica import (
     require_trainable,
     trained,
 )
-from dsgd.process.user_code import in_one_line
+from dsgd.process.endings import end_if_copy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -84,15 +91,6 @@ if TYPE_CHECKING:
     from dsgd.core.shards import Shard
 
 _ESTIMATED_FROM, _ESTIMATED_AT_ONCE = 1024, 256  # samples
-NOT_FLOAT32 = r"(same|mixed|weight) dtype|expected scalar type|type \(double\)"
-"""What torch says of data in another type than parameters."""
-_REMEDIES = {
-    "more than 1 value per channel": "; batch normalization needs two samples in each part of a mini-batch: "
-    "raise --batch-size, or lower --accumulate",
-    "to be Long or Byte": "; class labels are whole numbers: give y.long()",
-    r"no attribute '(module|_orig_mod)'": "; the module comes without its wrapper: use it as it is",
-    NOT_FLOAT32: "; parameters are float32: give x.float()",
-}
 _TRIED = 2  # samples: fewer would be too few for batch normalization
 _AT_ONCE = 2**22
 """Numbers in one output of a part of a module, of which a trial computes the gradient at once."""
@@ -114,6 +112,8 @@ class ProblemShard(Reshuffled):
     def __init__(self, worker: int, data: Any, rows: Indices, *, batch_size: int, seed: int) -> None:
         super().__init__(worker, rows, batch_size=batch_size, seed=seed)
         self.data, self.device = data, "cpu"
+        self.numbers: Indices | None = None
+        """Of its rows in the training data, where the others are not here."""
 
     def batch(self, step: int) -> tuple[Any, ...]:
         """Return the mini-batch number `step`: what the loss gets after the module."""
@@ -161,7 +161,13 @@ class ProblemShard(Reshuffled):
             data = data.tensors
         if isinstance(data, tuple):  # a dataset of another kind is not known to have parts
             data, rows = tuple(part(array, rows) for array in data), np.arange(len(rows))
-        return ProblemShard(self.worker, data, rows, batch_size=self.batch_size, seed=self.seed)
+        alone = ProblemShard(self.worker, data, rows, batch_size=self.batch_size, seed=self.seed)
+        alone.numbers = self.rows
+        return alone
+
+    def number_of(self, row: int) -> int:
+        """Return which sample of the training data a row is."""
+        return row if self.numbers is None else int(self.numbers[row])
 
     @staticmethod
     def on_device(shards: Sequence[ProblemShard], device: str) -> Sequence[ProblemShard]:
@@ -364,8 +370,10 @@ class ModuleObjective(Objective):
         if frozen and self.ranks > 1:
             raise ProblemError(frozen_in_place(frozen[0]))
         with self._compared(mine, self.problem.loss, "loss in eval mode"):
-            found = partial(self._of, mine, shard)
+            found = partial(self._of_first, mine, shard)
             notes = require_parts(found, shard.batch_size, self.ranks, self.accumulate, self.recorded)
+            for size in sizes(shard.batch_size, self.ranks, self.accumulate):
+                found(np.arange(size))
         if self.ranks * self.accumulate > 1:
             notes += self._in_parts(mine, shard, w[0])
         if mine.has_hooks and self.accumulate > 1:
@@ -395,7 +403,7 @@ class ModuleObjective(Objective):
         parts = self.ranks * self.accumulate
         each = -(-shard.batch_size // parts)
         with in_eval_mode(mine.module):
-            two = partial(self._of, mine, shard, np.arange(min(_TRIED, shard.batch_size)))
+            two = partial(self._of_first, mine, shard, np.arange(min(_TRIED, shard.batch_size)))
             parts = min(parts, max(2, _AT_ONCE * _TRIED // largest_output(mine.module, two) // each))
         some = shard.few(parts * each)
 
@@ -446,6 +454,8 @@ class ModuleObjective(Objective):
                     continue
                 at_once = self._at_once(mine)
                 differs = not_a_mean(found, min(n, max(2, at_once), _COMPARED), f"{name} of test data")
+                for size in sizes(n, -(-n // at_once)):
+                    found(np.arange(size))
             if differs and n > at_once and compute is problem.score and not self.recorded:
                 raise ProblemError(
                     f"{differs}: it is no mean over samples; return its total and its count, if it has them "
@@ -468,8 +478,12 @@ class ModuleObjective(Objective):
         mine.carried.write()
 
     def _of(self, mine: Replica, shard: ProblemShard, rows: Indices) -> Any:
-        """Return what the loss returns for some of a shard's samples."""
-        return self.value_of(self.problem.loss, mine.module, shard.samples(shard.batch_rows(0)[rows]))
+        """Return what the loss returns for some of a shard's samples, by their numbers in the data."""
+        return self.value_of(self.problem.loss, mine.module, shard.samples(rows))
+
+    def _of_first(self, mine: Replica, shard: ProblemShard, rows: Indices) -> Any:
+        """Return what the loss returns for some samples of a shard's first mini-batch."""
+        return of_samples(shard.batch_rows(0)[rows], partial(self._of, mine, shard))
 
     def value_of(self, compute: Callable[..., Any], module: torch.nn.Module, batch: Sequence[Any]) -> Any:
         """Return what a loss or a score returns, without its graph, which is only made for one that takes
@@ -478,20 +492,24 @@ class ModuleObjective(Objective):
         if not self._differentiates:
             try:
                 with torch.no_grad():
-                    return compute(module, *batch)
+                    return called(compute, module, batch)
             except RuntimeError as error:
                 if "does not require grad" not in str(error):
                     raise
             self._differentiates = True
         with torch.enable_grad():
-            found = compute(module, *batch)
+            found = called(compute, module, batch)
         return tree_map_only(torch.Tensor, torch.Tensor.detach, found)
 
-    def _tested(self, mine: Replica, compute: Callable[..., Any], rows: Indices) -> Any:
-        """Return what a loss or a score returns for some test samples."""
-        return self.value_of(
-            compute, mine.module, moved_to(self._evaluated_on, take(self.problem.test, rows))
-        )
+    def _tested(self, mine: Replica, compute: Callable[..., Any], rows: Indices, batch: Any = None) -> Any:
+        """Return what a loss or a score returns for some test samples. batch: these, if they are there."""
+
+        def found(some: Indices) -> Any:
+            given = batch if some is rows and batch else moved_to(self._evaluated_on, take(test, some))
+            return self.value_of(compute, mine.module, given)
+
+        test = self.problem.test
+        return of_samples(rows, found, "test sample")
 
     def _at_once(self, mine: Replica) -> int:
         """Return how many test samples are evaluated at once; the module is in eval mode."""
@@ -507,7 +525,14 @@ class ModuleObjective(Objective):
         for p, (shard, step) in enumerate(zip(cast("Sequence[ProblemShard]", shards), steps, strict=True)):
             into = None if out is None else out[p]
             seeds = [shard.torch_seed(step, rank) for rank in range(self.ranks)]
-            loss, g = self._gradient(w[p], shard, step, into, seeds=seeds)
+            try:
+                loss, g = self._gradient(w[p], shard, step, into, seeds=seeds)
+            except BaseException as error:  # a user's code may call sys.exit()
+                if not is_of_users_code(error):
+                    raise
+                where = f"its loss failed in worker {shard.worker}'s mini-batch {step}: "
+                raise failure_of(error, self.problem.loss, where, named=True) from error
+            end_if_copy()
             losses.append(loss)
             if out is None:
                 gradients.append(g.clone())
@@ -563,6 +588,14 @@ class ModuleObjective(Objective):
             mine.complete(g)
         except torch.OutOfMemoryError as error:
             raise ProblemError(self.full(shard)) from error
+        except BaseException as error:
+            end_if_copy(error)
+            if is_of_users_code(error):
+                found = partial(self._of, self._replica(str(w.device)), shard)
+                note_sample(
+                    error, shard.batch_rows(step), found, lambda row: f"sample {shard.number_of(row)}"
+                )
+            raise
         losses, counts = zip(*sums, strict=True)
         return divided(in_order(losses), g, None if counts[0] is None else in_order(counts)), g
 
@@ -576,9 +609,9 @@ class ModuleObjective(Objective):
         for share, batch in shard.parts(step, self.accumulate, rank, self.ranks):
             if self.bf16:
                 with torch.autocast(device, torch.bfloat16):
-                    found = compute(mine.module, *batch)
+                    found = called(compute, mine.module, batch)
             else:
-                found = compute(mine.module, *batch)
+                found = called(compute, mine.module, batch)
             loss, count = to_minimise(found, share)
             torch.autograd.backward(loss)
             sums.append((loss.detach(), count))
@@ -591,7 +624,9 @@ class ModuleObjective(Objective):
 
     def evaluate(self, w: Vector, *test: Any) -> Evaluation | None:
         try:
-            return self._evaluation(w)
+            before = "its loss or score of test data cannot be computed: "
+            with failures_of(self.problem.loss, before, torch.OutOfMemoryError):
+                return self._evaluation(w)
         except torch.OutOfMemoryError as error:
             full = _full(
                 self._evaluated_on, self._num_weights, self._replica(self._evaluated_on).at_once or 1
@@ -610,11 +645,11 @@ class ModuleObjective(Objective):
             seed_generators(torch.device(device), 0)  # for a loss that draws random numbers also here
             for rows in np.array_split(self._mixed(problem.test), count):
                 batch = moved_to(device, take(problem.test, rows))
-                losses.append((len(rows) / n, self.value_of(problem.loss, mine.module, batch)))
+                losses.append((len(rows) / n, self._tested(mine, problem.loss, rows, batch)))
                 if problem.routing and (layers := problem.routing.layers(mine.module)):
                     routed.append([of._replace(chosen=_NONE) for of in layers])
                 if problem.score and not problem.score_at_once:
-                    scores.append((len(rows) / n, self.value_of(problem.score, mine.module, batch)))
+                    scores.append((len(rows) / n, self._tested(mine, problem.score, rows, batch)))
             if problem.score and problem.score_at_once:
                 scores.append((1.0, self._tested(mine, problem.score, np.arange(n))))
         loss = of_all(losses, "loss of test data")
@@ -714,18 +749,6 @@ class ModuleObjective(Objective):
 def _one_by_one(count: int) -> Iterator[int]:
     """Return the numbers of a few of `count` samples, spread evenly."""
     return iter(dict.fromkeys(np.linspace(0, count - 1, _LOOKED_AT, dtype=int).tolist()))
-
-
-def failures_of(function: Any, before: str, *passed: type[Exception]) -> AbstractContextManager[None]:
-    """Raise ProblemError in one line, after `before`, for an error of a user's function, module or data."""
-    code = getattr(function, "__code__", None)
-    file = Path(code.co_filename) if code else Path()
-    return in_one_line(file, before, _with_remedy, (ProblemError, *passed))
-
-
-def _with_remedy(text: str) -> ProblemError:
-    remedies = (remedy for words, remedy in _REMEDIES.items() if re.search(words, text))
-    return ProblemError(text + next(remedies, ""))
 
 
 def require_finite(loss: Tensor) -> None:

@@ -164,8 +164,8 @@ def _in_float32(problem: Problem) -> Problem:
     import torch
 
     from dsgd.core.problem import take
+    from dsgd.models.objectives.loss_failures import NOT_FLOAT32
     from dsgd.models.objectives.module_copy import copied
-    from dsgd.models.objectives.module_objective import NOT_FLOAT32
 
     def is_double(array: Any) -> bool:
         in_memory = isinstance(array, np.ndarray | torch.Tensor) and not isinstance(array, np.memmap)

@@ -59,6 +59,7 @@ from dsgd.engines.ray.worker.captured_output import CapturedOutput, OutputNews
 from dsgd.engines.ray.worker.follower import EndNotice
 from dsgd.engines.ray.worker.group import Given, GroupPlan, RankGroup, Ranks
 from dsgd.engines.task_values import compute_alone
+from dsgd.process.endings import begin_here
 from dsgd.process.environment import of_python
 from dsgd.transforms.compressed import AsMessage, to_send
 from dsgd.transforms.compression import HeardWeights
@@ -106,6 +107,7 @@ class Host:
         group: GroupPlan | None = None,
         name: str = "a host",
     ) -> None:
+        begin_here()
         self._name = name
         self._output = CapturedOutput(log_level, most_lines)
         self._output.install()
