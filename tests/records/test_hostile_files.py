@@ -159,7 +159,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("line", ["mode: [a]", "num_workers: two", "steps: many", "note: {a: 1}", "lr: fast"])
+@pytest.mark.parametrize("line", ["mode: [a]", "num_workers: two", "steps: many", "lr: fast", "own: [1]"])
 @pytest.mark.parametrize("earlier", [False, True], ids=["", "of an earlier version"])
 def test_one_bad_record_never_hides_the_others(
     line: str, earlier: bool, experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -170,7 +170,8 @@ def test_one_bad_record_never_hides_the_others(
     (folder,) = shutil.copytree(experiment, tmp_path / "out").iterdir()
     bad, option = folder / "asgd-s1", line.partition(":")[0]
     config = (bad / "config.yaml").read_text()
-    (bad / "config.yaml").write_text(re.sub(rf"^{option}: .*$", line, config, flags=re.M))
+    text, count = re.subn(rf"^{option}: .*$", line, config, flags=re.M)
+    (bad / "config.yaml").write_text(text if count else f"{config}{line}\n")
     if earlier:
         meta = json.loads((bad / "meta.json").read_text()) | {"options_sha256": None}
         (bad / "meta.json").write_text(json.dumps(meta))

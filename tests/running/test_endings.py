@@ -27,7 +27,7 @@ class Case(NamedTuple):
     said: str = ""
 
 
-CHILD = "multiprocessing.get_context('fork').Process(target=time.sleep, args=(99,)).start()"
+CHILD = "multiprocessing.get_context('fork').Process(target=time.sleep, args=(400,)).start()"
 CASES = {
     "os._exit(0)": Case(1, "failed", "os._exit() would end the process without a result"),
     "posix._exit(0)": Case(1, "failed", "os._exit() would end the process without a result"),
@@ -73,7 +73,7 @@ def test_no_way_of_dying_looks_like_a_result(evil: str, tmp_path: Path) -> None:
         "--mode=train_evil.py",
         "--workload=none",
     ]
-    command += ["--num-workers=2", "--steps=10", "--out=runs", "--run-name=it", "--quiet"]
+    command += ["--num-workers=2", "--steps=400", "--out=runs", "--run-name=it", "--quiet"]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=of_python(), stderr=subprocess.PIPE, text=True, start_new_session=True
     )
