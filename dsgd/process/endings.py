@@ -27,8 +27,8 @@ class EndedFromWithin(RuntimeError):
 
 
 def refuse_early_ends() -> None:
-    """Have calls that would end this process with exit code 0, or put another program in its place, raise
-    EndedFromWithin. In a process that it forks they do what they always do.
+    """Replace the calls that end this process with exit code 0, or put another program in its place, by ones
+    that raise EndedFromWithin. In a process that is forked from this one they do what they always do.
     """
     here = os.getpid()
 

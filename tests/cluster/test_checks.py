@@ -14,8 +14,8 @@ DONE = {"status": {"jobDeploymentStatus": "Complete", "jobStatus": "SUCCEEDED"}}
 
 
 def test_what_was_not_looked_at_is_open() -> None:
-    """Of a job that is over, and of which neither pods nor metrics nor logs are there, only what its status
-    says passes; runs of which some were never seen do not, nor do premises that the log lacks.
+    """Where pods, metrics and logs of a finished job are gone, only what its status says passes: neither runs
+    of which some were never seen, nor premises that the log lacks.
     """
     seen = Evidence(read_job("compare-asgd"))
     seen.now = Snapshot(job=RayJob(DONE))

@@ -113,7 +113,7 @@ class ProblemShard(Reshuffled):
         super().__init__(worker, rows, batch_size=batch_size, seed=seed)
         self.data, self.device = data, "cpu"
         self.numbers: Indices | None = None
-        """Of its rows in the training data, where the others are not here."""
+        """The numbers that its rows have in the whole training data, where only they are in this process."""
 
     def batch(self, step: int) -> tuple[Any, ...]:
         """Return the mini-batch number `step`: what the loss gets after the module."""
