@@ -32,11 +32,13 @@ from dsgd.core.update_counts import MOST_LISTED, UpdateCounts, finite
 
 
 class Tally(UpdateCounts):
-    """Counts over the updates of a run; clocks: those of the cluster that makes them."""
+    """Counts over the updates of a run; the parameters are those of UpdateCounts."""
 
-    def __init__(self, num_workers: int, samples_per_batch: int, clocks: Clocks) -> None:
-        computed = any(row.of and not row.handed_over for row in QUANTITIES)
-        super().__init__(num_workers, samples_per_batch, clocks, taken_of_updates(), always=computed)
+    def __init__(
+        self, num_workers: int, samples_per_batch: int, clocks: Clocks, *, reduces: bool = False
+    ) -> None:
+        always, taken = any(row.of and not row.handed_over for row in QUANTITIES), taken_of_updates()
+        super().__init__(num_workers, samples_per_batch, clocks, taken, always=always, reduces=reduces)
 
     def summary(self, cluster: Engine) -> dict[str, Any]:
         """Return the counted part of summary.json; `cluster` adds what no update has."""

@@ -62,7 +62,7 @@ _OF_NO_SCHEDULE = {
 } - {"max_seconds"}
 _TASKS = (
     "version", "worker", "step", "batches", "staleness", "started_s", "finished_s", "compute_s", "loss",
-    "applied",
+    "applied", "applied_at_s",
 )  # fmt: skip
 _EVALUATIONS = ("version", "t_s", "gradients", "bytes", "loss", "accuracy", "bits_per_byte")
 
@@ -84,7 +84,8 @@ class _Rows(Watcher):
             for done in dones:
                 times = (done.started_s, done.finished_s, done.compute_s)
                 task = (done.worker, done.step, done.batches, update.staleness(done))
-                self.tasks.append((version, *task, *times, done.loss, applied))
+                made_s = update.finished_s if applied else None
+                self.tasks.append((version, *task, *times, done.loss, applied, made_s))
 
 
 @dataclass(frozen=True, repr=False)
@@ -158,8 +159,9 @@ class Result:
 
     @cached_property
     def tasks(self) -> pl.DataFrame:
-        """One row per finished task: version (of its update), worker, step, batches, staleness,
-        started_s, finished_s, compute_s, loss, and whether it was applied or ignored.
+        """One row per finished task: version (of its update), worker, step, batches, staleness, started_s,
+        finished_s (when its result came in), compute_s, loss, whether it was applied or ignored, and
+        applied_at_s, the time of its update.
         """
         return _frame(self._rows.tasks, _TASKS)
 

@@ -63,15 +63,16 @@ class Update(NamedTuple):
     extra: Mapping[str, float] = {}
     """Other numbers of the strategy's, by any names like "tau", to be seen: they are in the record, the
     metrics, the live page and the reports, and change nothing."""
+    made_s: float = 0.0
+    """When it was made (engine s), which may be after its last task came in: a strategy may wait for others,
+    and combining results may take time. The run enters it, from the engine's clock."""
 
     @property
     def finished_s(self) -> float:
-        """When the version was there, on the engine's clock: its tasks had come in and, where that takes
-        time, their results were combined.
+        """When the version was there, on the engine's clock: `made_s`, or as long as that is not known, when
+        the last of its tasks had come in.
         """
-        if len(self.dones) == 1:
-            return max(self.dones[0].finished_s, self.weights.made_s)
-        return max(self.weights.made_s, *(done.finished_s for done in self.dones))
+        return self.made_s or max((done.finished_s for done in self.dones), default=0.0)
 
     @property
     def loss(self) -> float | None:
@@ -136,8 +137,8 @@ class Cluster(Protocol):
 
     @property
     def now_s(self) -> float:
-        """Seconds since the start barrier at the last answer of `next_done`: wall seconds on Ray, virtual
-        seconds in the simulator.
+        """Seconds since the start barrier at the last answer of `next_done`, or after a `combine` that takes
+        time: wall seconds on Ray, virtual seconds in the simulator. An update that is yielded is made now.
         """
 
     def reading(self, worker: int) -> Weights:

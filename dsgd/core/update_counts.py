@@ -20,7 +20,7 @@ MOST_LISTED = 1024
 MOST_EXTRA = 16
 """Most names in `Update.extra` that a run may use: each is a series, a curve and a column."""
 
-_NOT_COUNTED = {"_samples_per_batch", "_clocks", "_taken", "_has_computed"}
+_NOT_COUNTED = {"_samples_per_batch", "_clocks", "_taken", "_has_computed", "_reduces"}
 _BY_WORKER = {"steps", "tasks", "staleness_sums", "busy_s"}
 _MOST_MARKS = 32  # between the first and the last
 _SLOWEST = 10  # workers that the summary of a larger run lists
@@ -93,6 +93,7 @@ class UpdateCounts:
     clocks: those of the cluster that makes the updates.
     taken: how the numbers that updates have are taken from one, by name; each gives None where it has none.
     always: whether any is taken from updates whose strategy hands over nothing.
+    reduces: whether workers combine their results themselves, by an all-reduce.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class UpdateCounts:
         taken: Mapping[str, Callable[[Update], float | None]],
         *,
         always: bool,
+        reduces: bool = False,
     ) -> None:
         self.updates = 0
         self.gradients = 0
@@ -135,7 +137,7 @@ class UpdateCounts:
         self._marks = Marks(apart=num_workers)  # so that each worker delivers about once between two
         self._next_mark = num_workers
         self._samples_per_batch, self._clocks = samples_per_batch, clocks
-        self._taken, self._has_computed = taken, always
+        self._taken, self._has_computed, self._reduces = taken, always, reduces
         self._sums = dict.fromkeys(self._taken, (0.0, 0))
         self.has_means = False
         """Whether any update has had a number that `means` is of."""
@@ -164,14 +166,16 @@ class UpdateCounts:
         gap = self._clocks.fastest - self._clocks.slowest  # clocks.gap, without the call
         if gap > self.clock_gap_max:
             self.clock_gap_max = gap
-        if len(dones) == 1 and not update.weights.made_s:
-            # As update.loss and update.finished_s, without the calls.
-            loss, self.last_update_s = dones[0].loss, dones[0].finished_s
+        if len(dones) == 1:
+            loss, self.last_update_s = (
+                dones[0].loss,
+                update.made_s or dones[0].finished_s,
+            )  # without the calls
         else:
             loss, self.last_update_s = update.loss, update.finished_s
-            if update.weights.made_s:  # the workers combined their results, once the last of them was ready
-                came_s = max(done.finished_s for done in dones)
-                self.exchange_s += len(dones) * (self.last_update_s - came_s)
+        if self._reduces:  # the workers combine their results, once the last of them is ready
+            came_s = max(done.finished_s for done in dones)
+            self.exchange_s += len(dones) * (self.last_update_s - came_s)
         if loss is not None:
             self.last_loss = loss
             if self.first_loss is None:

@@ -53,8 +53,7 @@ class Weights(NamedTuple):
     slots: what the server's rule remembers, by name, shape (D,) each (velocity, moments, …). kept: what else
     the strategy remembers: numbers, text, None, arrays, and tuples, lists and dicts of these. Slots and
     `kept` never travel to a worker. wire_bytes: what it takes to send this vector to a worker; None: 4 for
-    each weight. made_s: when (engine s) it was there, where it takes time to combine results; else 0.
-    changes: what it may be sent as to who has an earlier version; None: it is sent as it is.
+    each weight. changes: what it may be sent as to who has an earlier version; None: it is sent as it is.
     """
 
     vector: Vector
@@ -62,7 +61,6 @@ class Weights(NamedTuple):
     slots: Mapping[str, Vector] = EMPTY
     kept: Any = None
     wire_bytes: int | None = None
-    made_s: float = 0.0
     changes: Changes | None = None
 
     def replaced(self, vector: Vector, slots: Mapping[str, Vector] | None = None) -> Weights:

@@ -251,11 +251,8 @@ class ReplayCluster(LedgerViews[_Flight]):
         made = rules.combine(rule, w, dones)
         if self._by_answer:
             self._change_at_once(w.version)  # during the exchange
-        made_s = self._made_s.get(made.version, 0.0)
-        if made_s <= self.now_s:
-            return made
-        self.now_s = made_s  # the workers took time to combine them
-        return made._replace(made_s=made_s)
+        self.now_s = max(self.now_s, self._made_s.get(made.version, 0.0))  # it may have taken time
+        return made
 
     def _members_change(self) -> bool:
         """Have members leave and join that did so before the answer that is due; return whether any has."""

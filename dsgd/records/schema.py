@@ -77,7 +77,8 @@ class RecordedUpdate(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A line of updates.jsonl; `update_type` adds the numbers that the table of quantities has."""
 
     version: Annotated[int, field("updates", "the version that this update made, from 1")]
-    t_s: Annotated[float, field("engine s", "when the last of its tasks came in")]
+    t_s: Annotated[float, field("engine s",
+        "when it was made: as its last task came in, or later")]
     loss: Annotated[float | None, field("", "mean of its tasks' losses")]
     gradients: Annotated[tuple[RecordedTask, ...], field("", "its tasks, each with the fields below")]
     ignored: Annotated[tuple[RecordedTask, ...], field("",

@@ -132,13 +132,12 @@ class Run:
         self.faulty = [store for store in places.values() if isinstance(store, FaultyStore)]
         """Of the places, those that are to fail."""
         self.train: Callable[..., Iterator[Update]] = self.strategy.train
-        """Makes the updates, of an engine, weights and options. A replay may take its place, and what lets
-        a signal end the run only between two updates may go around it.
-        """
+        """Makes the updates. A replay may take its place; what holds back a signal may go around it."""
         self.weights = Weights(first_weights(cfg, workload) if first is None else first)
         self.weights_here = self.weights
         """The newest that this process has had: there may be none other left."""
-        self.tally = Tally(cfg.num_workers, workload.samples_per_batch, engine.clocks)
+        reduces = cfg.network.parsed_topology.all_reduces
+        self.tally = Tally(cfg.num_workers, workload.samples_per_batch, engine.clocks, reduces=reduces)
         self.faults = NotedFaults(self.tally, engine, self.faulty)
         self.on_update: list[Callable[[Update], None]] = []
         """Each is called with each update, once it is counted and before anything else happens."""
@@ -165,8 +164,7 @@ class Run:
         """Go on until one of these is reached, or the run is over; return the last update that was made, or
         None where none was, or the strategy had no other.
 
-        until_s: the time of an update in engine seconds. gradients: the mini-batches applied in all.
-        updates: how many more.
+        until_s: engine seconds of an update. gradients: mini-batches applied in all. updates: how many more.
 
         Raises DriverLost and WeightsLost, after which `come_back` and `recover` go on; ClusterError; what a
         strategy raises.
@@ -174,7 +172,7 @@ class Run:
         tally, faults, faults_seen = self.tally, self.faults, self.engine.faults_seen
         if self.over or tally.last_update_s >= until_s:
             return None
-        on_update, asked = self.on_update, bool(self.cfg.fault.faults)
+        engine, on_update, asked = self.engine, self.on_update, bool(self.cfg.fault.faults)
         enough, last = min(gradients, self.cfg.budget), tally.updates + updates
         if self._updates is None:
             self._updates = self.train(self.engine, self.weights, self.now_with)
@@ -183,6 +181,8 @@ class Run:
                 for update in self._updates:
                     if not isinstance(update, Update):
                         raise TypeError(f"train yielded a {type(update).__name__}; yield Update(w, [done])")
+                    if len(update.dones) != 1 or engine.now_s > update.dones[0].finished_s:
+                        update = update._replace(made_s=engine.now_s)
                     self.weights = update.weights
                     tally.add(update)
                     for see in on_update:

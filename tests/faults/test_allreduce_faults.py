@@ -68,9 +68,9 @@ def test_a_lost_value_costs_its_task_and_a_new_group(at_s: float) -> None:
         "slowdown": "1=3", "spares": 1, "topology": "allreduce", "latency_s": 0.01, "regroup_s": 0.25,
     }  # fmt: skip
     first, second = run("ssgd", **asked, faults=f"kill:0@t={at_s + 3.02}").updates
-    assert first.weights.made_s == pytest.approx(3.02)
+    assert first.finished_s == pytest.approx(3.02)
     wanted_s = max(3.02 + 3, at_s + 3.02)
-    assert second.weights.made_s == pytest.approx(wanted_s + 1 + 0.25 + 0.02)
+    assert second.finished_s == pytest.approx(wanted_s + 1 + 0.25 + 0.02)
 
 
 def test_weights_that_all_have_lost_end_a_run_without_checkpoints() -> None:

@@ -184,8 +184,10 @@ def test_what_followers_print_is_within_their_leaders_bound() -> None:
     assert (len(news.lines), news.left_out) == (5, 4)
 
 
-LOUD = """
+AFTER_AN_UPDATE = """
+import ctypes
 import logging
+import os
 
 import torch
 from torch import nn
@@ -194,11 +196,8 @@ from dsgd import Problem
 
 
 def loss(module, x):
-    if module.training and module.weight.any():  # not in the trial: an update has been made
-        print("a mini-batch")
-        logging.getLogger("loud").warning("a mini-%s", "batch")
-        for n in range(5000):
-            print("again and again", n)
+    if module.training and module.weight.any():  # not in the trial
+        DO
     return (module(x) - 1).square().mean()
 
 
@@ -207,6 +206,12 @@ def make():
     nn.init.zeros_(module.weight)
     return Problem(module, loss, train=(torch.ones(80, 2),), test=(torch.ones(8, 2),))
 """
+LOUD = """print("a mini-batch")
+        logging.getLogger("loud").warning("a mini-%s", "batch")
+        for n in range(5000):
+            print("again and again", n)"""
+CRASHES = """os.write(2, b"NCCL WARN so says native code\\n")
+        ctypes.string_at(0)"""
 
 
 @pytest.mark.thorough
@@ -214,7 +219,7 @@ def make():
 @pytest.mark.usefixtures("ray_cluster")
 def test_what_workers_print_is_in_the_drivers_log(cli: CommandLine, tmp_path: Path) -> None:
     """What workers print and log is in the driver's log, marked with them; a loop of prints stops nothing."""
-    (tmp_path / "loud.py").write_text(LOUD)
+    (tmp_path / "loud.py").write_text(AFTER_AN_UPDATE.replace("DO", LOUD))
     ran = cli(f"--mode ssgd --workload {tmp_path}/loud.py --num-workers 2 --steps 5 --batch-size 4")
     assert ran.code == 0, ran.err
     for worker in "01":
@@ -227,30 +232,6 @@ def test_what_workers_print_is_in_the_drivers_log(cli: CommandLine, tmp_path: Pa
     assert logged + left_out >= 20_000
 
 
-CRASHES = """
-import ctypes
-import os
-
-import torch
-from torch import nn
-
-from dsgd import Problem
-
-
-def loss(module, x):
-    if module.training and module.weight.any():  # not in the trial: an update has been made
-        os.write(2, b"NCCL WARN so says native code\\n")
-        ctypes.string_at(0)
-    return (module(x) - 1).square().mean()
-
-
-def make():
-    module = nn.Linear(2, 1)
-    nn.init.zeros_(module.weight)
-    return Problem(module, loss, train=(torch.ones(80, 2),), test=(torch.ones(8, 2),))
-"""
-
-
 @pytest.mark.thorough
 @pytest.mark.ray
 @pytest.mark.usefixtures("ray_cluster")
@@ -260,7 +241,7 @@ def test_the_end_of_the_log_of_a_process_that_died_is_with_the_record(
     """On a cluster what native code wrote before it crashed, and Ray's stack trace, go to the bucket with the
     record, by worker.
     """
-    (tmp_path / "crashes.py").write_text(CRASHES)
+    (tmp_path / "crashes.py").write_text(AFTER_AN_UPDATE.replace("DO", CRASHES))
     given = f"--workload {tmp_path}/crashes.py --num-workers 2 --steps 9 --batch-size 4 --restarts 0"
     ran = cli(f"--mode ssgd {given} --out s3://lab/runs --run-name it")
     assert ran.code == 1, ran.err

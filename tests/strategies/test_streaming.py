@@ -181,5 +181,5 @@ def test_an_all_reduce_is_hidden_by_the_steps_after_it(overlap: int) -> None:
     among = run("streaming", **options, **link)
     # All-to-all, then all-gather: of 500 weights 3/4 of 2,000 bytes leave each worker, twice.
     exchange_s = 2 * (0.125 + 0.75)
-    assert among.updates[-1].weights.made_s == pytest.approx(4 * (3 + max(0, exchange_s - overlap)))
+    assert among.updates[-1].finished_s == pytest.approx(4 * (3 + max(0, exchange_s - overlap)))
     assert same_bytes(run("streaming", **options), among)

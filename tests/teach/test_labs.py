@@ -419,9 +419,6 @@ OWN_RESULT = (
     "        w = cluster.combine(rule, w, [Arrived(done.value, {})])\n"
 )
 YIELD = "        yield Update(w, [done])\n"
-FIRST = """    for worker in cluster.workers:
-        cluster.start(worker, gradient, w)
-"""
 
 MISTAKES = {
     # what a student did: text of the right answer, text instead, the first law that fails, what its line says
@@ -440,14 +437,6 @@ MISTAKES = {
         "ends",
         "nothing can finish",
     ),
-    "nobody is started again": (LOOP, "", "ends", "no worker has a task"),
-    "all wait until all are done": (
-        GATE,
-        "(len(set(clocks[i] for i in cluster.workers)) == 1 or cfg.slack > 9)",
-        "nobody_waits_in_vain",
-        "start it before the yield",
-    ),
-    "a worker is left out": (FIRST, FIRST.replace("workers:", "workers[1:]:"), "ends", ""),
     "a worker is started after the yield": (
         LOOP + YIELD,
         YIELD + LOOP,
@@ -467,12 +456,6 @@ MISTAKES = {
         "moves_by_its_share",
         "0.1 g; needed: 0.025 g",
     ),
-    "lr is divided twice": (
-        "gradients=1",
-        "gradients=1 / len(cluster.workers)",
-        "moves_by_its_share",
-        "needed: 0.025 g",
-    ),
     "its own update is counted": (
         STEP,
         OWN_RESULT.format("Weights(w.vector, done.read - 1)"),
@@ -491,29 +474,11 @@ MISTAKES = {
         "each_task_is_in_one_update",
         "were finished, 96 are in updates",
     ),
-    "an update says two tasks": (
-        "Update(w, [done])",
-        "Update(w, [done, done])",
-        "each_task_is_in_one_update",
-        "",
-    ),
     "a version is skipped": (
         YIELD,
         "        w = Weights(w.vector, w.version + 1)\n" + YIELD,
         "versions_count_updates",
         "update 1 has version 2, needed 1",
-    ),
-    "only some updates are yielded": (
-        YIELD,
-        "        if w.version % 2:\n            yield Update(w, [done])\n",
-        "each_task_is_in_one_update",
-        "191 mini-batches were finished",
-    ),
-    "no update is yielded": (
-        YIELD,
-        "        if w.version < 0:\n            yield Update(w, [done])\n",
-        "spends_the_budget",
-        "0 of 51 mini-batches",
     ),
     "training ends early": (
         "    while True:",

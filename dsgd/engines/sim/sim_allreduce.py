@@ -68,7 +68,7 @@ class AllReduceCluster(SimCluster):
         self._exchange(dones, self._topology.seconds(members, num_bytes), hidden_s)
         sent = self._topology.sent(members, num_bytes)
         self._ledger.traffic.exchanged(members, sent, self._topology.received(members, num_bytes))
-        return rules.combine(rule, w, dones)._replace(made_s=self.now_s)
+        return rules.combine(rule, w, dones)
 
     def _exchange(self, dones: Sequence[Done], seconds: float, hidden_s: float) -> None:
         """Let the time pass that the workers take to combine their results. Raises TimeUp.

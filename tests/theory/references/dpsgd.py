@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from references.problem import Problem, Version
-from references.published import SEEDS, Group, Published, Run, Series
+from references.published import Published, Run, consensus
 
 OPTIONS = {"lr": 0.2}
 VARIANTS = [{"mixing": "after"}]
@@ -46,19 +46,4 @@ def published(run: Run) -> Published:
         mu = (1 + 2 * torch.cos(2 * torch.pi * torch.arange(1, n) / n)) / 3
         return float((lr**2 / (1 - (mu - lr) ** 2)).sum() / n)
 
-    def measured(seed: int, n: int) -> float:
-        result = run(
-            seed=seed, num_workers=n, steps=300, lr=lr, workload="quadratic", dim=100, grad_noise=1.0,
-            eval_every=0,
-        )  # fmt: skip
-        return float(result.updates["consensus"].to_numpy()[100:].mean()) / 100
-
-    return Published(
-        title="Consensus distance on a ring against N",
-        series=[
-            Series(
-                "eigenvalues of the ring",
-                [Group(n, law(n), [measured(seed, n) for seed in SEEDS]) for n in (4, 8, 16, 32)],
-            )
-        ],
-    )
+    return consensus(run, law, "eigenvalues of the ring", "Consensus distance on a ring against N")

@@ -72,3 +72,18 @@ def s_per_update(result: dsgd.Result) -> float:
 def harmonic(n: int) -> float:
     """Return 1 + 1/2 + ... + 1/n."""
     return sum(1 / i for i in range(1, n + 1))
+
+
+def consensus(run: Run, law: Callable[[int], float], name: str, title: str) -> Published:
+    """Return the mean squared distance to the workers' mean on one quadratic, by their number.
+
+    law: of n workers, for step size 0.2 and noise of variance 1 in each of 100 dimensions.
+    """
+    given = {"steps": 300, "lr": 0.2, "workload": "quadratic", "dim": 100, "grad_noise": 1.0, "eval_every": 0}
+
+    def measured(seed: int, n: int) -> float:
+        updates = run(seed=seed, num_workers=n, **given).updates
+        return float(updates["consensus"].to_numpy()[100:].mean()) / 100
+
+    groups = [Group(n, law(n), [measured(seed, n) for seed in SEEDS]) for n in (4, 8, 16, 32)]
+    return Published(title=title, series=[Series(name, groups)])

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 
 from references.problem import Problem, Version
-from references.published import SEEDS, Group, Published, Run, Series
+from references.published import Published, Run, consensus
 
 OPTIONS = {"lr": 0.3}
 OTHER = {"lr": 0.2}
@@ -42,19 +42,4 @@ def published(run: Run) -> Published:
         rounds = range(1, int(math.log2(n)))
         return lr**2 * sum((1 - lr) ** (2 * (m - 1)) * (2.0**-m - 1 / n) for m in rounds)
 
-    def measured(seed: int, n: int) -> float:
-        result = run(
-            seed=seed, num_workers=n, steps=300, lr=lr, workload="quadratic", dim=100, grad_noise=1.0,
-            eval_every=0,
-        )  # fmt: skip
-        return float(result.updates["consensus"].to_numpy()[100:].mean()) / 100
-
-    return Published(
-        title="Consensus distance, one-peer graph",
-        series=[
-            Series(
-                "one worker's noise, shared",
-                [Group(n, law(n), [measured(seed, n) for seed in SEEDS]) for n in (4, 8, 16, 32)],
-            )
-        ],
-    )
+    return consensus(run, law, "one worker's noise, shared", "Consensus distance, one-peer graph")

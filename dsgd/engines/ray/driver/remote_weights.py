@@ -74,11 +74,9 @@ class HeldWeights(Weights):
         return cast("Fetch", self[0])
 
 
-def held(
-    version: int, kept: object, fetch: Fetch, made_s: float = 0.0, wire_bytes: int | None = 0
-) -> HeldWeights:
+def held(version: int, kept: object, fetch: Fetch, wire_bytes: int | None = 0) -> HeldWeights:
     """Return a version of the weights whose contents are fetched; see `Weights` for the rest."""
-    return HeldWeights(fetch, version, {}, kept, wire_bytes, made_s)  # type: ignore[arg-type]
+    return HeldWeights(fetch, version, {}, kept, wire_bytes)  # type: ignore[arg-type]
 
 
 def have_fetched(w: Weights, *, slots: bool = False) -> None:

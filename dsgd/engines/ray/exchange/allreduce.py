@@ -118,7 +118,7 @@ class RayAllReduce(RayCluster):
         self._newest = version = w.version + 1
         earlier = {"before": w.version} if isinstance(rule, Chain) and isinstance(rule.last, Pull) else {}
         fetch = Fetch(partial(self._vector, version), partial(self._slots, version), version, earlier)
-        return held(version, w.kept, fetch, made_s=self._now_s)
+        return held(version, w.kept, fetch)
 
     def spread(self, dones: Sequence[Done]) -> float:
         self._looked = True
