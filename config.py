@@ -52,9 +52,8 @@ class DataConfig(Checked):
     torch module and its data: one that is there by its name, like digits_cnn, or a file of yours with a
     function make() (docs/workloads.md)."""
 
-    edition: Annotated[int, Ge(1), Le(2), HIDDEN] = 2
-    """The rules by which numbers are computed (docs/record.md). 1: those of before November 2026, which a
-    record of then keeps."""
+    edition: Annotated[int, Ge(1), Le(3), HIDDEN] = 3
+    """The rules by which numbers are computed (docs/record.md). A record keeps those that it was made by."""
 
     hidden: Annotated[str, OF_PERCEPTRON] = "16"
     """Units of the hidden layers of the perceptron that learns xor or digits, separated by commas. none:

@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from dsgd.config import TrainConfig
 
 
+_MOST_ROUNDS = 1000
+"""In which the mixes of `dirichlet:ALPHA` are weighted, for tiny ALPHA; for 0.3 some 30 are enough."""
+
+
 class DatasetShard(Reshuffled):
     """One worker's samples of arrays.
 
@@ -104,7 +108,7 @@ def make_workload(cfg: TrainConfig, *, recorded: Mapping[str, Any] | None = None
 def _parts(labels: Indices, cfg: TrainConfig) -> list[Indices]:
     """Return each worker's sample numbers; ValueError if one has not enough for a mini-batch."""
     rng = generator(cfg.seed, Purpose.PARTITION)
-    parts = partition(labels, cfg.num_workers, cfg.data.split, rng)
+    parts = partition(labels, cfg.num_workers, cfg.data.split, rng, edition=cfg.data.edition)
     smallest = min(range(len(parts)), key=lambda i: len(parts[i]))
     if cfg.batch_size > len(parts[smallest]):
         more = ", or raise --samples" if cfg.data.dataset else ""
@@ -174,12 +178,16 @@ def _with_label_noise(y: Vector, classes: int, cfg: TrainConfig) -> Vector:
     return np.where(flipped, other, y).astype(np.float32)
 
 
-def partition(labels: Indices, num_workers: int, how: Partition, rng: np.random.Generator) -> list[Indices]:
+def partition(
+    labels: Indices, num_workers: int, how: Partition, rng: np.random.Generator, *, edition: int = 3
+) -> list[Indices]:
     """Return each worker's sample numbers; shard sizes differ by at most one, unless they are to be uneven.
 
     labels (N,): the samples' classes. how: `iid` shuffles, `label` sorts by class, `dirichlet:ALPHA` gives
     each worker its own mix of classes drawn from Dirichlet(ALPHA p), p the classes' shares (Hsu et al.
-    2019, arXiv 1909.06335, section 3); the smaller ALPHA, the fewer classes a worker sees.
+    2019, arXiv 1909.06335, section 3); the smaller ALPHA, the fewer classes a worker sees. All workers' mixes
+    have one distribution, which for large ALPHA is that of `iid`; before edition 3 the last worker got what
+    the others had left.
 
     Raises ValueError when there are fewer samples than workers.
     """
@@ -196,21 +204,66 @@ def partition(labels: Indices, num_workers: int, how: Partition, rng: np.random.
     if how.alpha is None:
         return np.split(by_label, ends)
     pools = np.split(by_label, np.flatnonzero(np.diff(labels[by_label])) + 1)
-    left = np.array([len(pool) for pool in pools])
-    shares = left / left.sum()
-    parts = []
-    for size in np.diff([0, *ends, len(labels)]):
-        mix = rng.dirichlet(how.alpha * shares)
-        taken = np.zeros_like(left)
+    there, sizes = np.array([len(pool) for pool in pools]), np.diff([0, *ends, len(labels)])
+    counts = (_filled_in_turn if edition < 3 else _mixed)(there, sizes, how.alpha, rng)
+    until = there - np.cumsum(counts, axis=0)  # from the end of each pool to its beginning
+    return [
+        np.concatenate([pool[a : a + n] for pool, a, n in zip(pools, begin, taken, strict=True)])
+        for begin, taken in zip(until, counts, strict=True)
+    ]
+
+
+def _mixed(there: Indices, sizes: Indices, alpha: float, rng: np.random.Generator) -> Indices:
+    """Return how many samples of each class each worker gets, (P, C): its draws from a mix of its own, given
+    that all samples are handed out.
+
+    there (C,): how many samples each class has. sizes (P,): how many each worker gets.
+
+    The mixes are weighted by class, so that the classes are as large as they are on average (Deming and
+    Stephan 1940); each worker draws from its own; then as few samples as possible change their class, chosen
+    by the mixes as well. No worker comes before another, and where all mixes are alike, all orders of the
+    classes over the places are equally likely: that is drawing without replacement.
+    """
+    means = np.maximum(alpha * there / there.sum(), 1e-300)
+    shape = len(sizes), len(there)
+    # Logarithms of gamma variates, which may be far below what a float holds (Marsaglia and Tsang 2000).
+    mixes = np.log(rng.standard_gamma(means + 1, shape)) + np.log1p(-rng.random(shape)) / means
+    for _ in range(_MOST_ROUNDS):
+        mixes -= mixes.max(axis=1, keepdims=True)
+        shares = np.exp(mixes)
+        shares /= shares.sum(axis=1, keepdims=True)
+        expected = sizes @ shares
+        if np.abs(expected - there).max() < 0.5:
+            break
+        mixes += np.log(there / np.maximum(expected, 1e-9 * there))
+    counts = rng.multinomial(sizes, shares)
+    surplus = counts.sum(axis=0) - there
+    for scarce in np.flatnonzero(surplus < 0):
+        worker, other = np.nonzero(counts * (surplus > 0))
+        place = np.repeat(np.arange(len(worker)), counts[worker, other])
+        gain = (mixes[worker, scarce] - mixes[worker, other])[place] + rng.gumbel(size=len(place))
+        for i in place[np.argsort(-gain)]:  # without replacement, in proportion to what the mixes gain
+            if surplus[scarce] == 0:
+                break
+            if surplus[other[i]] > 0:
+                counts[worker[i], [other[i], scarce]] += -1, 1
+                surplus[[other[i], scarce]] += -1, 1
+    return counts
+
+
+def _filled_in_turn(there: Indices, sizes: Indices, alpha: float, rng: np.random.Generator) -> Indices:
+    """Return counts as `_mixed` does, by the rule before edition 3: each worker in turn takes from what is
+    left by its mix; where a class has run out, the mix goes on over the others.
+    """
+    left, shares, counts = there.copy(), there / there.sum(), np.zeros((len(sizes), len(there)), np.int64)
+    for size, taken in zip(sizes, counts, strict=True):
+        mix = rng.dirichlet(alpha * shares)
         while (missing := size - taken.sum()) > 0:
-            # Where a class has run out, the worker's mix goes on over the classes that are left.
             weights = np.where(left > taken, mix + 1e-12, 0.0)
             wanted = rng.multinomial(missing, weights / weights.sum())
             taken += np.minimum(wanted, left - taken)
-        rest = left - taken
-        parts.append(np.concatenate([pool[a:b] for pool, a, b in zip(pools, rest, left, strict=True)]))
-        left = rest
-    return parts
+        left -= taken
+    return counts
 
 
 def _shard_ends(samples: int, num_workers: int, uneven: float) -> Indices:

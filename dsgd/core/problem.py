@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dsgd.core.shards import Indices
 
@@ -83,16 +84,22 @@ def length(data: Any) -> int:
 
 
 def labels(data: Any) -> Indices | None:
-    """Return the samples' classes (N,): torchvision's `targets`, or a second array of whole numbers."""
+    """Return the samples' classes (N,): `targets` of whole numbers, of shape (N,) or (N, 1)."""
+    classes = targets(data)
+    if classes is None or classes.shape[1:] not in ((), (1,)) or not np.issubdtype(classes.dtype, np.integer):
+        return None
+    return classes.astype(np.int64).reshape(-1)
+
+
+def targets(data: Any) -> NDArray[Any] | None:
+    """Return where classes would be: torchvision's `targets`, or the second array."""
     found = getattr(data, "targets", None)
     if found is None:
         arrays = getattr(data, "tensors", data)
         if not isinstance(arrays, tuple) or len(arrays) < 2:
             return None
         found = arrays[1]
-    classes = np.asarray(found)
-    whole = classes.ndim == 1 and np.issubdtype(classes.dtype, np.integer)
-    return classes.astype(np.int64) if whole else None
+    return np.asarray(found)
 
 
 def part(array: Any, rows: Indices) -> Any:

@@ -114,7 +114,8 @@ class ReplayCluster(LedgerViews[_Flight]):
         hosts = Hosts(cfg.num_workers, fault.hosts or cfg.num_workers, fault.spares)
         ranks = cfg.group.ranks_per_worker
         self._plan = Plan(fault.of_engine, seed=cfg.seed, hosts=len(hosts.alive), ranks=ranks)
-        self._moves = cfg.engine == "sim"  # whether its clock moves as the members change
+        self._simulated = cfg.engine == "sim"
+        self._moves = self._simulated or cfg.data.edition > 2  # whether its clock does, as the members change
         self._went_on_s = self._times_after_updates(faults)
         """By version: when the strategy went on after it, where that was later than the update."""
         self.now_s = self._went_on_s.get(0, 0.0)
@@ -122,7 +123,7 @@ class ReplayCluster(LedgerViews[_Flight]):
         self._answers = 0  # how often `next_done` has returned
         # Older records do not have it.
         self._by_answer = all(change.answers is not None for change in changes)
-        self._hosts: Mapping[str, Any] | None = None if self._moves else hosts.state()
+        self._hosts: Mapping[str, Any] | None = None if self._simulated else hosts.state()
         self._dropped: set[int] = set()  # who left with a process, and has not joined again with a new one
         self._serial = 0
         self._version_of: dict[int, int] = {}  # by worker: of the weights that it has, where that matters
@@ -145,7 +146,7 @@ class ReplayCluster(LedgerViews[_Flight]):
         began then, and before the next update.
         """
         found = {f.back_to: f.t_s + (f.recovered_s or 0.0) for f in faults if f.back_to is not None}
-        if self._moves:
+        if self._simulated:
             began_s = {entry.task.started_s for entry in self._log.values()} - set(found.values())
             starts, ends = sorted(began_s), [*list(self._made_s.values())[1:], math.inf]
             for (version, made_s), next_s in zip(self._made_s.items(), ends, strict=False):
@@ -158,7 +159,7 @@ class ReplayCluster(LedgerViews[_Flight]):
         due = self._plan.at_update(version)  # what follows is in the record
         if self._by_answer:
             self._change_at_once(version)
-        elif due and self._moves:
+        elif due and self._simulated:
             now = self._ledger.came_in, self.now_s
             while self._changes and (self._changes[0].came_in, self._changes[0].t_s) <= now:
                 self._changed |= self._change(self._next_event())
@@ -345,7 +346,7 @@ class ReplayCluster(LedgerViews[_Flight]):
             heard=dict(self._version_of),
             hosts=hosts,
             faults=self._plan.position(),
-            engine={} if self._moves else {"answers": self._answers},
+            engine={} if self._simulated else {"answers": self._answers},
         )
 
     def restore(self, state: ClusterState) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsgd.core.model import Workload
-from dsgd.core.problem import Problem, ProblemError, labels, length
+from dsgd.core.problem import Problem, ProblemError, labels, length, targets
 from dsgd.core.shards import Indices
 from dsgd.models.beginnings import beginning, not_the_same
 from dsgd.models.datasets import about
@@ -37,9 +37,12 @@ def workload_of_file(
     classes = labels(problem.train)
     if classes is None:
         if cfg.data.split.kind != "iid":
+            found = targets(problem.train)
+            instead = "none" if found is None else f"{found.dtype} {[*found.shape]} in their place"
             raise ValueError(
                 f"--partition {cfg.data.partition}: needs the samples' classes, and the training data of "
-                f"{file} have none; give them as whole numbers, in the second array or as `targets`"
+                f"{file} have {instead}; give them as whole numbers of shape (N,), in the second array or as "
+                "`targets`"
             )
         classes = np.zeros(length(problem.train), np.int64)
     shards = [

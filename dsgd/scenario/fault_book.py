@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.fault_seen import MEMBERSHIP, FaultSeen
 
 
 @dataclass(eq=False)
@@ -69,6 +69,11 @@ class FaultBook:
         self.at_once = False
         """As in `FaultSeen`."""
         self._clock_s, self._came_in = clock_s, came_in
+
+    @property
+    def members_s(self) -> float:
+        """When the members changed last, in engine seconds."""
+        return next((fault.t_s for fault in reversed(self.seen) if fault.kind in MEMBERSHIP), 0.0)
 
     def answered(self) -> None:
         """Enter that the simulated strategy waits no longer: what follows it sees at once."""

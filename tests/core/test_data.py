@@ -36,22 +36,6 @@ def test_a_partition_gives_each_sample_to_one_worker(
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def _classes_per_worker(how: str) -> float:
-    labels = np.repeat(np.arange(10), 100)
-    parts = partition(labels, 10, Partition.parse(how), np.random.default_rng(0))
-    return float(np.mean([len(set(labels[part])) for part in parts]))
-
-
-def test_partitions_are_as_uneven_as_they_say() -> None:
-    """Iid workers see all classes, label workers one each, Dirichlet workers more the larger alpha."""
-    assert _classes_per_worker("iid") == 10
-    assert _classes_per_worker("label") == 1
-    shares = [_classes_per_worker(f"dirichlet:{alpha}") for alpha in (0.01, 0.3, 100)]
-    assert shares == sorted(shares)
-    assert shares[0] < 3
-    assert shares[2] > 9.5
-
-
 @given(n=st.integers(1, 40), batch=st.integers(1, 40), seed=st.integers(0, 99))
 def test_an_epoch_takes_no_sample_twice(n: int, batch: int, seed: int) -> None:
     """Mini-batches of an epoch are disjoint and are the worker's own; epochs differ in order."""
@@ -135,3 +119,63 @@ def test_uneven_shards_grow_by_one_factor(how: str) -> None:
     assert sorted(np.concatenate(parts)) == list(range(3000))
     first = 3000 / (1 + 2 + 4 + 8 + 16)
     assert [len(part) for part in parts] == pytest.approx([first * 2**i for i in range(5)], abs=1)
+
+
+def _counts(how: str, num_workers: int, samples: int = 1000, seeds: int = 100) -> np.ndarray:
+    """Return how many samples of each of ten classes each worker has, (seeds, P, 10)."""
+    labels, split = np.arange(samples) % 10, Partition.parse(how)
+    parts = [partition(labels, num_workers, split, np.random.default_rng(seed)) for seed in range(seeds)]
+    return np.array([[np.bincount(labels[part], minlength=10) for part in of_seed] for of_seed in parts])
+
+
+@pytest.mark.parametrize(("alpha", "num_workers"), [(0.1, 20), (1, 10), (100, 50)])
+def test_every_workers_mix_has_one_distribution(alpha: float, num_workers: int) -> None:
+    """None comes first or last: over 100 seeds each worker's mixes are as skewed as those of all others."""
+    counts = _counts(f"dirichlet:{alpha}", num_workers)
+    skew = (counts / counts.sum(axis=2, keepdims=True)).max(axis=2)  # the share of a worker's largest class
+    assert (np.abs(skew.mean(axis=0) - skew.mean()) < 4 * skew.std() / np.sqrt(len(skew))).all()
+    assert counts.var(axis=(0, 2)) == pytest.approx(np.full(num_workers, counts.var()), rel=0.25)
+
+
+def test_a_large_alpha_is_sampling_without_replacement() -> None:
+    """With 50 workers of 20 samples, of which none has a mix of its own, the largest counts of a class are
+    those of a shuffle, and so are the counts' variances: 20 p (1 - p) (N - 20) / (N - 1).
+    """
+    counts = _counts("dirichlet:1000000", 50)
+    rng = np.random.default_rng(0)
+    shuffled = [np.eye(10, dtype=int)[rng.permutation(np.arange(1000) % 10)] for _ in range(100)]
+    drawn = np.array([rows.reshape(50, 20, 10).sum(axis=1) for rows in shuffled])
+    most, wanted = counts.max(axis=(1, 2)), drawn.max(axis=(1, 2))
+    assert abs(most.mean() - wanted.mean()) < 4 * np.hypot(most.std(), wanted.std()) / 10
+    assert most.max() <= wanted.max() + 1
+    assert counts.var() == pytest.approx(20 * 0.1 * 0.9 * 980 / 999, rel=0.02)
+
+
+@pytest.mark.parametrize("alpha", [0.3, 1, 10])
+def test_mixes_are_as_skewed_as_those_of_dirichlet(alpha: float) -> None:
+    """The mean of the sum of a mix's squared shares is sum p^2 + p (1 - p) / (alpha + 1), of which the fixed
+    totals of the classes take a little.
+    """
+    counts = _counts(f"dirichlet:{alpha}", 50, samples=10_000, seeds=20)
+    squares = (counts**2).sum(axis=2) / 200**2
+    wanted = 0.1 + 0.9 / (alpha + 1) * 199 / 200 + 0.9 / 200
+    assert 0.9 * wanted < squares.mean() < 1.01 * wanted
+
+
+@pytest.mark.parametrize(
+    ("how", "least", "most"),
+    [("iid", 10, 10), ("label", 1, 1), ("dirichlet:1e-300", 1, 3), ("dirichlet:1e300", 10, 10)],
+)
+def test_classes_of_a_worker_are_as_many_as_is_said(how: str, least: int, most: int) -> None:
+    """All, one, or in between, also for an ALPHA whose mixes no float holds."""
+    counts = _counts(how, 10, seeds=3)
+    assert (counts.sum(axis=1) == 100).all()
+    assert (counts.sum(axis=2) == 100).all()
+    assert least <= (counts > 0).sum(axis=2).mean() <= most
+
+
+def test_a_record_of_an_earlier_edition_keeps_its_partition() -> None:
+    """Before edition 3 workers took their samples in turn: these are those of commit 407361c5."""
+    split, rng = Partition.parse("dirichlet:.3"), np.random.default_rng(1)
+    parts = partition(np.arange(12) % 3, 4, split, rng, edition=2)
+    assert [part.tolist() for part in parts] == [[11, 5, 2], [9, 6, 3], [7, 1, 10], [0, 4, 8]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -326,6 +327,34 @@ def test_samples_come_from_arrays_and_from_datasets_alike() -> None:
     for batch in batches:
         assert [column.tolist() for column in batch] == [[3, 0, 11], [9.0, 0.0, 121.0]]
     assert [labels(source) is None for source in sources] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    ("second", "instead"),
+    [
+        (", torch.arange(40).view(-1, 1) % 2", None),
+        (", torch.ones(40)", "float32 [40] in their place"),
+        (", torch.ones(40, 3, dtype=torch.int64)", "int64 [40, 3] in their place"),
+        (",", "none"),
+    ],
+)
+def test_classes_may_be_a_column_and_what_is_none_is_said(
+    second: str, instead: str | None, tmp_path: Path
+) -> None:
+    """(N, 1) is split like (N,); what cannot be classes is refused with its type and shape."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\nfrom dsgd import Problem\n"
+        "loss = lambda module, x, *y: module(x).square().mean()\n"
+        "x = torch.ones(40, 2)\n"
+        f"make = lambda: Problem(torch.nn.Linear(2, 1), loss, (x{second}), (x,))\n"
+    )
+    cfg = config("ssgd", workload=str(file), partition="label", num_workers=2, batch_size=4)
+    if instead is None:
+        assert [len({row % 2 for row in shard.rows}) for shard in make_workload(cfg).shards] == [1, 1]
+        return
+    with pytest.raises(ValueError, match=re.escape(f"the training data of {file} have {instead}; give them")):
+        make_workload(cfg)
 
 
 @pytest.mark.parametrize("source", [tuple, lambda arrays: TensorDataset(*arrays)])

@@ -276,6 +276,7 @@ class RayCluster(LedgerViews[RayFlight]):
                 self._look()
             if self._supervisor.changed:
                 self._supervisor.changed = False
+                self._now_s = max(self._now_s, self._supervisor.book.members_s)  # the last time in the record
                 return None
             if self._held and (late := self._held.there(self._clock_s)) and (done := self._answered(late)):
                 return done
