@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, CommandLine, needs, python
+from conftest import CommandLine, needs, python, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -417,21 +417,14 @@ def test_a_killed_driver_leaves_no_process_and_no_memory(ray_cluster: str, tmp_p
     process = python(*line.split(), env=os.environ | {"RAY_ADDRESS": ray_cluster})
     try:
         updates = tmp_path / "r" / "updates.jsonl"
-        until_s = time.monotonic() + PATIENCE_S
-        while not (updates.exists() and updates.stat().st_size):
-            assert process.poll() is None
-            assert time.monotonic() < until_s
-            time.sleep(0.05)
+        wait_for(lambda: process.poll() is not None or (updates.exists() and updates.stat().st_size))
         (memory,) = arenas_of(process.pid)
         users = having(memory)
         assert len(users) == 3
     finally:
         process.kill()
         process.communicate()
-    until_s = time.monotonic() + PATIENCE_S
-    while having(memory) or any(map(descriptors, users)):
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_for(lambda: not (having(memory) or any(map(descriptors, users))), "processes to end")
 
 
 def descriptors(pid: int) -> int:

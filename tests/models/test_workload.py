@@ -351,7 +351,8 @@ def test_classes_may_be_a_column_and_what_is_none_is_said(
     )
     cfg = config("ssgd", workload=str(file), partition="label", num_workers=2, batch_size=4)
     if instead is None:
-        assert [len({row % 2 for row in shard.rows}) for shard in make_workload(cfg).shards] == [1, 1]
+        shards: Any = make_workload(cfg).shards
+        assert [len({row % 2 for row in shard.rows}) for shard in shards] == [1, 1]
         return
     with pytest.raises(ValueError, match=re.escape(f"the training data of {file} have {instead}; give them")):
         make_workload(cfg)

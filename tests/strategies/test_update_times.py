@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from virtual_ray import virtual_ray
 import dsgd
 from dsgd.core.protocol import Update
 from dsgd.data import make_workload
+from dsgd.engines.replay import ReplayCluster
 from dsgd.running.quick_run import config
 from dsgd.running.quick_run import run as quick_run
 from dsgd.running.replaying import compared, recorded_run
@@ -114,3 +116,19 @@ def test_the_record_the_curve_and_the_tables_have_it(grace: dict[str, Any], tmp_
     assert compared(recorded_run(result.path)).differs is None
     aimed = dsgd.run(mode, **options, target_loss=result.evaluations["loss"][1])
     assert aimed.summary["clock_s"] == AT[1]
+
+
+def test_a_replay_of_ray_waits_as_long() -> None:
+    """AdaComm looks at the clock before its update: 7 s, when one leaves, not 4 s, when the other is done."""
+    options = {"num_workers": 2, "steps": 12, "compute_time": "constant:1", "slowdown": "1=9"}
+    options |= {"workload": "quadratic", "local_steps": 4, "interval_s": 5.0, "on_loss": "drop"}
+    cfg = config("adacomm", **options, faults="kill:1@t=7")
+    with virtual_ray(cfg) as cluster:
+        ran, faults = [*Run(cfg, make_workload(cfg), cluster).updates()], [*cluster.faults_seen]
+    names = "version", "t_s", "gradients", "ignored"
+    values = ((u.weights.version, u.finished_s, u.dones, u.ignored) for u in ran)
+    seen = [SimpleNamespace(**dict(zip(names, value, strict=True))) for value in values]
+    object.__setattr__(cfg, "engine", "ray")
+    replay = ReplayCluster(cfg, make_workload(cfg), seen, faults)
+    assert [u.extra for u in Run(cfg, make_workload(cfg), replay).updates()] == [u.extra for u in ran]
+    assert ran[1].extra["tau"] == 2
