@@ -474,15 +474,8 @@ def test_what_cannot_be_replayed_is_refused_in_one_line(
     gap = changed(asgd, lambda lines: lines.pop(10))
     faulty = cli(f"{ASGD} --faults leave:1@t=5").record
     with (faulty / "faults.jsonl").open("a") as file:
-        lost = {
-            "t_s": 9,
-            "kind": "driver",
-            "workers": [],
-            "asked": True,
-            "update": 9,
-            "came_in": 9,
-            "text": "",
-        }
+        lost: dict[str, Any] = {"t_s": 9, "kind": "driver", "workers": [], "asked": True, "update": 9}
+        lost |= {"came_in": 9, "text": ""}
         file.write(json.dumps(lost) + "\n")
     empty = asgd.record.with_name("empty")
     shutil.copytree(asgd.record, empty)
@@ -540,6 +533,7 @@ CLOCKS: list[tuple[str, dict[str, Any]]] = [
         {"faults": f"{WRONG}=5+30; kill:s0@update=1+20", "topology": "server,replicas=2", "local_steps": 2},
     ),
     ("adacomm", {"faults": "driver@t=2+30", "interval_s": 9.0, "local_steps": 4}),
+    ("ssgd", {"faults": f"{WRONG}=9+9", "topology": "allreduce", "latency_s": 2.0, "compress": "none"}),
 ]
 
 
