@@ -214,15 +214,15 @@ def partition(
 
 
 def _mixed(there: Indices, sizes: Indices, alpha: float, rng: np.random.Generator) -> Indices:
-    """Return how many samples of each class each worker gets, (P, C): its draws from a mix of its own, given
-    that all samples are handed out.
+    """Return how many samples of each class each worker gets, (P, C): what it draws from its mix, given that
+    all samples are handed out.
 
     there (C,): how many samples each class has. sizes (P,): how many each worker gets.
 
-    The mixes are weighted by class, so that the classes are as large as they are on average (Deming and
-    Stephan 1940); each worker draws from its own; then as few samples as possible change their class, chosen
-    by the mixes as well. No worker comes before another, and where all mixes are alike, all orders of the
-    classes over the places are equally likely: that is drawing without replacement.
+    First the mixes are weighted by class, so that together they expect as many samples of each class as there
+    are (Deming and Stephan 1940). Then each worker draws, and as few samples as possible change their class,
+    chosen by the mixes as well. No worker comes before another. Where all mixes are alike, all orders of the
+    classes over the places are equally likely, as in drawing without replacement.
     """
     means = np.maximum(alpha * there / there.sum(), 1e-300)
     shape = len(sizes), len(there)

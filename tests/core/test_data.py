@@ -138,8 +138,8 @@ def test_every_workers_mix_has_one_distribution(alpha: float, num_workers: int) 
 
 
 def test_a_large_alpha_is_sampling_without_replacement() -> None:
-    """With 50 workers of 20 samples, of which none has a mix of its own, the largest counts of a class are
-    those of a shuffle, and so are the counts' variances: 20 p (1 - p) (N - 20) / (N - 1).
+    """For 50 workers with 20 samples each the largest counts of a class are those of a shuffle, and so is the
+    variance of all counts: 20 p (1 - p) (N - 20) / (N - 1).
     """
     counts = _counts("dirichlet:1000000", 50)
     rng = np.random.default_rng(0)
