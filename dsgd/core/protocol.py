@@ -72,7 +72,7 @@ class Update(NamedTuple):
         """When the version was there, on the engine's clock: `made_s`, or as long as that is not known, when
         the last of its tasks had come in.
         """
-        return self.made_s or max((done.finished_s for done in self.dones), default=0.0)
+        return self.made_s or max(done.finished_s for done in self.dones)
 
     @property
     def loss(self) -> float | None:

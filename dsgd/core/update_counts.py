@@ -166,11 +166,8 @@ class UpdateCounts:
         gap = self._clocks.fastest - self._clocks.slowest  # clocks.gap, without the call
         if gap > self.clock_gap_max:
             self.clock_gap_max = gap
-        if len(dones) == 1:
-            loss, self.last_update_s = (
-                dones[0].loss,
-                update.made_s or dones[0].finished_s,
-            )  # without the calls
+        if len(dones) == 1:  # as update.loss and update.finished_s, without the calls
+            loss, self.last_update_s = dones[0].loss, update.made_s or dones[0].finished_s
         else:
             loss, self.last_update_s = update.loss, update.finished_s
         if self._reduces:  # the workers combine their results, once the last of them is ready

@@ -103,6 +103,15 @@ class NotedFaults:
             self._tally.fault(fault)
 
 
+def _made(update: Update, now_s: float) -> Update:
+    """Return an update with the time at which it was made, whatever its strategy says of it."""
+    if not update.dones:
+        raise ValueError(
+            "train yielded an Update without a task; yield Update(w, [done]) of those it applies"
+        )
+    return update._replace(made_s=now_s)
+
+
 def _over_s(fault: FaultSeen) -> float:
     """Return when a fault was over, by which faults.jsonl is ordered: those that recover at once, or never,
     when they began.
@@ -181,8 +190,8 @@ class Run:
                 for update in self._updates:
                     if not isinstance(update, Update):
                         raise TypeError(f"train yielded a {type(update).__name__}; yield Update(w, [done])")
-                    if len(update.dones) != 1 or engine.now_s > update.dones[0].finished_s:
-                        update = update._replace(made_s=engine.now_s)
+                    if len(update.dones) != 1 or update.made_s or engine.now_s > update.dones[0].finished_s:
+                        update = _made(update, engine.now_s)
                     self.weights = update.weights
                     tally.add(update)
                     for see in on_update:

@@ -486,6 +486,7 @@ MISTAKES = {
         "spends_the_budget",
         "17 of 51 mini-batches are in updates when train ends",
     ),
+    "an update is of no task": ("Update(w, [done])", "Update(w, [])", "ends", "without a task"),
     "it yields the weights alone": ("yield Update(w, [done])", "yield w", "ends", "yielded a Weights"),
     "weights are changed in place": (
         STEP,
