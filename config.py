@@ -18,15 +18,27 @@ ValueError in one line that names the option, the rule and, where the rule does 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from dsgd.core import option_texts as texts
 from dsgd.core.option_effects import BUILT_IN, LEARNED, OF_PERCEPTRON, QUADRATIC, SAMPLED
-from dsgd.core.option_rules import FINITE, HIDDEN, Checked, OnlyWith, Option, Parsed, members, require
+from dsgd.core.option_rules import (
+    FINITE,
+    HIDDEN,
+    Checked,
+    OnlyWith,
+    Option,
+    Parsed,
+    members,
+    option_fields,
+    require,
+)  # fmt: skip
 from dsgd.core.traits import Traits
 from dsgd.engines.ray_options import RayConfig
 from dsgd.models.compute_options import ComputeConfig
@@ -35,7 +47,7 @@ from dsgd.running.checkpoint_options import CheckpointConfig
 from dsgd.scenario.fault_options import FaultConfig
 from dsgd.scenario.graphs import Graph
 from dsgd.scenario.group_options import GroupConfig
-from dsgd.scenario.network_options import NetworkConfig
+from dsgd.scenario.network_options import LINKS, NetworkConfig
 from dsgd.scenario.timing_options import TimingConfig
 from dsgd.show.watching_options import LiveConfig, LogConfig
 from dsgd.transforms.aggregate_options import AggregateConfig
@@ -225,6 +237,20 @@ class TrainConfig(Checked):
     def results_per_update(self) -> int:
         """How many results a server averages in an update while all workers are members; 0: there is none."""
         return self.num_workers if self.traits.has_server else 0
+
+
+_IN_SECONDS = (
+    "latency_s", "server_bytes_per_s", "server_time", *LINKS, "rank_link", "max_seconds", "restart_s",
+    "suspect_after", "checkpoint_every", "checkpoint_cost_s",
+)  # fmt: skip
+_FAULTS_IN_SECONDS = re.compile(r"\bt=|\+\s*[\d.]|mtbf|pause|\.ya?ml$")
+
+
+def lacks_compute_time(given: Mapping[str, Any]) -> bool:
+    """Return whether simulated mini-batches last 1 virtual second though other options are in seconds."""
+    set_ = {n for n, o in option_fields(TrainConfig).items() if given.get(n, o.default) != o.default}
+    timed = _FAULTS_IN_SECONDS.search(str(given.get("faults"))) or not set_.isdisjoint(_IN_SECONDS)
+    return given.get("engine") == "sim" and "compute_time" not in set_ and bool(timed)
 
 
 @dataclass(frozen=True, kw_only=True)

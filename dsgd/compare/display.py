@@ -48,6 +48,12 @@ class Display:
         """Print a line above the progress."""
         self._console.print(escape(text), soft_wrap=True)
 
+    def add(self, runs: Sequence[PlannedRun]) -> None:
+        """Count more runs."""
+        self._count += len(runs)
+        more = sum(run.cfg.budget for run in runs)
+        self._progress.update(self._task, total=(self._progress.tasks[0].total or 0) + more)
+
     def kept(self, runs: Sequence[PlannedRun]) -> None:
         """Count runs that were there already."""
         if runs:

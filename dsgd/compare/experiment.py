@@ -42,6 +42,8 @@ class Variant:
     parts: Mapping[str, str]
     """The names that it has under variants: and grid:."""
     cfg: TrainConfig
+    measured_s: float | None = None
+    """How long a mini-batch takes, where that was measured since nobody gave it."""
 
     @property
     def folder(self) -> str:
@@ -63,6 +65,8 @@ class Tuning:
     tried: Mapping[str, Sequence[Variant]]
     """By the variant's name: what it becomes with each combination."""
     seeds: Sequence[int]
+    auto: bool = False
+    """Whether step sizes beyond those may be tried."""
 
 
 @dataclass(frozen=True, kw_only=True)

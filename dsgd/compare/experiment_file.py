@@ -161,12 +161,9 @@ def read(content: Any, name: str, where: str, settings: Sequence[str], out: str 
         seeds=seeds,
         tuning=Tuning(
             values=values,
-            tried={
-                v.name: [_with(v, point, base, where) for point in _product(values[v.name])]
-                for v in expanded
-                if v.name in values
-            },
+            tried={v.name: with_each(v, values[v.name], base, where) for v in expanded if v.name in values},
             seeds=tuned_seeds,
+            auto=file.tune == AUTO,
         )
         if values
         else None,
@@ -339,11 +336,15 @@ def _expand(
     return expanded
 
 
-def _with(variant: Variant, point: Mapping[str, Any], base: Mapping[str, Any], where: str) -> Variant:
-    """Return a variant with the options of a point added."""
-    name = " ".join([variant.name, *itertools.starmap(described, point.items())])
-    parts = tuple(variant.parts.get(part, "") for part in PARTS)
-    return _variant(name, base, {**variant.own, **point}, where, parts)
+def with_each(
+    variant: Variant, values: Mapping[str, Sequence[Any]], base: Mapping[str, Any], where: str
+) -> list[Variant]:
+    """Return what a variant becomes with every combination of some options' values added."""
+    parts, found = tuple(variant.parts.get(part, "") for part in PARTS), []
+    for point in _product(values):
+        name = " ".join([variant.name, *itertools.starmap(described, point.items())])
+        found.append(_variant(name, base, {**variant.own, **point}, where, parts))
+    return found
 
 
 def _variant(

@@ -15,8 +15,9 @@ from rich.console import Console
 from dsgd.compare.display import Display
 from dsgd.compare.experiment import Experiment, PlannedRun, described
 from dsgd.compare.finished_runs import clear, goes_on, kept_and_damaged, locked
+from dsgd.compare.measured_times import in_need, with_measured_times
 from dsgd.compare.pool import Pool, cores
-from dsgd.compare.tuning import Selection, choose
+from dsgd.compare.tuning import Selection, choose, widened
 from dsgd.compare.uploads import Uploads
 from dsgd.compare.worker import Outcome, execute_recorded
 from dsgd.data import make_workload
@@ -26,6 +27,7 @@ from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import UsageError, is_result
 from dsgd.show.live.observers import Observers
 from dsgd.show.report.experiment_yaml import AsRun, AsTuned, ComparedVariant
+from dsgd.show.report.not_given import measured_text
 from dsgd.show.terminal.usage import usage_errors
 
 
@@ -82,12 +84,23 @@ def _run_locked(
         engines = stack.enter_context(_Engines(interruptions, processes or cores(), lock, observers))
         display = stack.enter_context(Display(experiment, console))
         choices: Sequence[Selection] = ()
+        if in_need(experiment):
+            experiment = _with_measured_times(experiment, display, uploads)
         if experiment.tuning:
-            missing, failed = _missing(experiment.tuning_runs(), engines, display, uploads)
-            if failed := failed | _run(missing, engines, display, uploads):
-                display.say(f"{len(failed)} of the tuning runs failed, so nothing was compared; run it again")
-                return Finished(experiment, failed, {}, None)
-            choices = choose(experiment)
+            wider: Experiment | None = experiment
+            tried: set[str] = set()
+            while wider:
+                experiment = wider
+                asked = [run for run in experiment.tuning_runs() if run.name not in tried]
+                tried |= {run.name for run in asked}
+                display.add(asked if choices else [])
+                missing, failed = _missing(asked, engines, display, uploads)
+                if failed := failed | _run(missing, engines, display, uploads):
+                    said = f"{len(failed)} of the tuning runs failed, so nothing was compared; run it again"
+                    display.say(said)
+                    return Finished(experiment, failed, {}, None)
+                choices = choose(experiment)
+                wider = widened(experiment, choices)
             for choice in choices:
                 display.say(str(choice))
             experiment = experiment.tuned({choice.tuned.variant: choice.best for choice in choices})
@@ -137,6 +150,16 @@ def check_data(runs: Sequence[PlannedRun]) -> None:
                 make_workload(run.cfg, recorded={} if goes_on(run) else None)
             except ValueError as error:
                 raise UsageError(f"variant {run.variant}: {error}") from None
+
+
+def _with_measured_times(experiment: Experiment, display: Display, uploads: Uploads | None) -> Experiment:
+    if uploads:  # what another machine has measured counts
+        with usage_errors():
+            uploads.fetch([run.path for run in (*experiment.tuning_runs(), *experiment.runs())])
+    experiment = with_measured_times(experiment)
+    for said in measured_text({v.name: v.measured_s for v in experiment.variants if v.measured_s}):
+        display.say(said)
+    return experiment
 
 
 def _missing(
@@ -237,7 +260,9 @@ def _write_as_run(experiment: Experiment, choices: Sequence[Selection]) -> None:
         question=experiment.question,
         base=experiment.base,
         variants=[
-            ComparedVariant(name=v.name, folder=v.folder, options=v.options, **v.parts)
+            ComparedVariant(
+                name=v.name, folder=v.folder, options=v.options, measured_s=v.measured_s, **v.parts
+            )
             for v in experiment.variants
         ],
         seeds=experiment.seeds,

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
 from dsgd.compare.experiment import Experiment, PlannedRun, Variant, described
+from dsgd.compare.experiment_file import with_each
 from dsgd.core.option_rules import option_fields
 from dsgd.process.outcomes import UsageError
 from dsgd.records.reader import read_summary
 from dsgd.show.report.experiment_yaml import Tried, Tuned
+
+_MOST_STEPS = 10  # step sizes for one variant
 
 
 class Selection(NamedTuple):
@@ -48,6 +52,27 @@ def choose(experiment: Experiment) -> list[Selection]:
         _choose(name, tried, [losses[v.name] for v in tried], experiment.tuning.values[name])
         for name, tried in experiment.tuning.tried.items()
     ]
+
+
+def widened(experiment: Experiment, choices: Sequence[Selection]) -> Experiment | None:
+    """Return the experiment with step sizes three times beyond those of `tune: auto` for each variant whose
+    choice is the smallest or largest; None where there is nothing more to try.
+    """
+    tuning = experiment.tuning
+    assert tuning
+    values, tried = dict(tuning.values), dict(tuning.tried)
+    for choice in choices:
+        name, chosen = choice.tuned.variant, choice.tuned.chosen
+        if tuning.auto and "lr" in choice.tuned.at_the_edge and len(values[name]["lr"]) < _MOST_STEPS:
+            times = 3 if chosen["lr"] == max(values[name]["lr"]) else 1 / 3
+            beyond = float(f"{chosen['lr'] * times:.2g}")
+            variant = next(v for v in experiment.variants if v.name == name)
+            more = with_each(variant, {**values[name], "lr": [beyond]}, experiment.base, experiment.name)
+            values[name] = {**values[name], "lr": [*values[name]["lr"], beyond]}
+            tried[name] = [*tried[name], *more]
+    if values == tuning.values:
+        return None
+    return replace(experiment, tuning=replace(tuning, values=values, tried=tried))
 
 
 def _choose(

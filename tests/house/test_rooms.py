@@ -25,7 +25,7 @@ LINES = {
     "deploy": 4_300,
     "docs": 600,
     "dsgd": 700,
-    "dsgd/compare": 1_800,
+    "dsgd/compare": 2_000,
     "dsgd/conformance": 1_000,
     "dsgd/core": 5_600,
     "dsgd/engines": 9_100,
@@ -34,12 +34,12 @@ LINES = {
     "dsgd/records": 3_900,
     "dsgd/running": 4_500,
     "dsgd/scenario": 2_700,
-    "dsgd/show": 10_500,
+    "dsgd/show": 10_700,
     "dsgd/strategies": 2_300,
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 48_300,
+    "tests": 48_500,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

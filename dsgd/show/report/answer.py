@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 from rich.console import Console
@@ -15,25 +16,31 @@ from rich.table import Table
 from dsgd.config import DataConfig
 from dsgd.core.option_rules import option_fields
 from dsgd.models.beginnings import other_beginnings
-from dsgd.records.variants import differing, of_workload
+from dsgd.records.variants import of_workload
 from dsgd.show.report.choices import of_tuning
 from dsgd.show.report.comparable import identical
 from dsgd.show.report.frames import Frames, RecordedRun
 from dsgd.show.report.group_table import table_of_groups
 from dsgd.show.report.layout import alone
-from dsgd.show.report.measures import OF_TARGET
+from dsgd.show.report.not_given import assumptions
 from dsgd.show.report.one_variant import of_one_variant
 from dsgd.show.report.panels.scaling import Series, series
 from dsgd.show.report.questions import Question, basis, questions
-from dsgd.show.report.sentences import sentence
+from dsgd.show.report.sentences import largest_difference, sentence
 from dsgd.show.report.statistics import median_interval
 from dsgd.show.report.theory_words import throughput_beside_theory
-from dsgd.show.report.written_numbers import Answer, few, listed, number, option_text, percent, with_interval
-from dsgd.strategies import left_at_defaults
+from dsgd.show.report.written_numbers import Answer, few, listed, number, percent, with_interval
 
 
 def answer(frames: Frames) -> Answer:
-    """Return the answer to what the experiment's file asks, or else to which variant is best."""
+    """Return the answer to what the experiment's file asks, or else to which variant is best; and on what it
+    rests.
+    """
+    found = _answer(frames)
+    return replace(found, points=[*found.points, *assumptions(frames)])
+
+
+def _answer(frames: Frames) -> Answer:
     if len(frames.variants) == 1:
         return of_one_variant(frames)
     if frames.asked.tuned:
@@ -43,14 +50,13 @@ def answer(frames: Frames) -> Answer:
     if not frames.asked and grown and any(len(one.variants) > 2 for one in found):
         return _of_growth(frames, found)
     first, *others = questions(frames)
-    beside = others if first.layout.baseline is None or frames.asked.measures else []
+    beside = others if frames.asked.measures else [] if first.layout.baseline else _apart(others)
     return Answer(
         headline=" ".join(filter(None, [first.opening, sentence(first)])),
         points=[
             *map(sentence, beside),
             *([] if others or frames.asked else [_price(frames)]),
             *_at_the_edge(first),
-            *_not_tuned(frames, first),
             *_identical_runs(frames),
             *_other_beginnings(frames),
             *_unresolved(frames, first),
@@ -58,6 +64,13 @@ def answer(frames: Frames) -> Answer:
         table=table_of_groups(frames, first),
         basis=basis(first),
     )
+
+
+def _apart(found: Sequence[Question]) -> list[Question]:
+    """Return the questions whose answer is a difference that the seeds show, the largest first."""
+    sizes = {question.measure.name: largest_difference(question) for question in found}
+    apart = [question for question in found if sizes[question.measure.name]]
+    return sorted(apart, key=lambda question: -sizes[question.measure.name])
 
 
 def _of_growth(frames: Frames, found: Sequence[Series]) -> Answer:
@@ -107,7 +120,7 @@ def _at_the_edge(question: Question) -> list[str]:
 
 
 def _unresolved(frames: Frames, question: Question) -> list[str]:
-    """Return the leads that are no longer than the distance between two evaluations."""
+    """Return what is no longer than the distance between two evaluations: leads, and what is level by it."""
     layout, by = question.layout, question.measure
     same = identical(frames)
     leads = []
@@ -115,38 +128,23 @@ def _unresolved(frames: Frames, question: Question) -> list[str]:
         ranking = list(question.ranking(group))
         if by.place is None or len(ranking) < 2:
             continue
-        first, second = ranking[:2]
-        if question.resolved(first, second) or any(first in own and second in own for own in same):
+        level = question.leaders(group)
+        close = level if len(level) > 1 else ranking[:2]
+        if question.resolved(*close[:2]) or any({*close} <= {*own} for own in same):
             continue
-        a, b = layout.level(group, first), layout.level(group, second)
-        leads.append(f"{a} over {b}{f' with {group}' if group else ''}")
+        names = [layout.level(group, v) for v in close]
+        lead = (
+            f"the difference between {few(names)}"
+            if close is level
+            else f"the lead of {names[0]} over {names[1]}"
+        )
+        leads.append(f"{lead}{f' with {group}' if group else ''}")
     if not leads:
         return []
     every = min(int(run.record.config.get("eval_every", 0)) for run in frames.records)
     finer = f"; --set eval_every={max(1, every // 5)} would resolve it" if every > 1 else ""
-    return [f"The lead of {few(leads)} is at most one evaluation interval{finer}."]
-
-
-def _not_tuned(frames: Frames, question: Question) -> list[str]:
-    """Return what nobody chose for the variants that do not reach the target, as others do."""
-    medians = {variant: question.median(variant) for variant in frames.variants}
-    never = [variant for variant, x in medians.items() if x is not None and math.isinf(x.centre)]
-    if question.measure.name not in OF_TARGET or len(never) == len(medians):
-        return []
-    tuned = {one.variant: one for one in frames.tuned}
-    parts = []
-    for variant in never:
-        config, one = frames.of(variant)[0].config, tuned.get(variant)
-        chosen, edges = (one.chosen, one.at_the_edge) if one else ({}, ())
-        compared = differing(
-            r.record.config for r in frames.records if r.record.config["mode"] == config["mode"]
-        )
-        left = left_at_defaults(config)
-        found = [f"{o} {option_text(left[o])} (default)" for o in left if o not in {*chosen, *compared}]
-        found += [f"{o} {option_text(chosen[o])} (edge of what was tried)" for o in edges]
-        if found:
-            parts.append(f"{variant} has {listed(found)}")
-    return [f"Other values may get there: {'; '.join(parts)}."] if parts else []
+    said = f"{few(leads)} {'is' if len(leads) == 1 else 'are'} at most one evaluation interval{finer}."
+    return [f"{said[0].upper()}{said[1:]}"]
 
 
 def _identical_runs(frames: Frames) -> list[str]:

@@ -70,10 +70,6 @@ def of_tuning(frames: Frames) -> Answer:
     layout = frames.layout
     groups = {group: own for group in layout.cells if (own := [c for c in found if c.group == group])}
     best = [f"{group}, {_by_level(own)}" if group else _by_level(own) for group, own in groups.items()]
-    points = []
-    edges = [c.variant for c in found if c.at_the_edge]
-    if edges:
-        points.append(f"At the edge of what was tried, so a better value may lie beyond: {listed(edges)}.")
     seeds = sorted({seed for tuned in frames.tuned for tried in tuned.tried for seed in tried.losses})
     values = list(found[0].losses) if found else []
     basis = (
@@ -83,7 +79,6 @@ def of_tuning(frames: Frames) -> Answer:
         basis += f", over {plural(len(seeds), 'seed')} that the comparison does not use"
     return Answer(
         headline=f"The best {option}{':' if len(groups) > 1 else ' is'} {'; '.join(best)}.",
-        points=points,
         table=_table(layout, option, found),
         basis=f"{basis}.",
     )

@@ -61,6 +61,8 @@ class ComparedVariant(Struct, frozen=True, kw_only=True, omit_defaults=True):
     variants: str = ""
     grid: str = ""
     options: Mapping[str, Any] = {}
+    measured_s: float | None = None
+    """How long a mini-batch took, where that was measured."""
 
     @property
     def parts(self) -> dict[str, str]:

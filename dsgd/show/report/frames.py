@@ -33,7 +33,7 @@ from dsgd.records.variants import option_text as option_text
 from dsgd.records.whole import lost
 from dsgd.scenario.network_options import LINKS
 from dsgd.scenario.timing_options import TimingConfig
-from dsgd.show.report.experiment_yaml import AsRun, AsTuned, Tuned
+from dsgd.show.report.experiment_yaml import AsRun, AsTuned, ComparedVariant, Tuned
 from dsgd.show.report.layout import Asked, Layout, Member, arrange, by_name
 from dsgd.show.report.premises import JudgedPremise, Premise, judge, require_names
 from dsgd.show.report.written_numbers import plural
@@ -79,8 +79,8 @@ class Frames:
     """What was chosen for each variant, if options were tuned before the comparison."""
     asked: Asked = field(default_factory=Asked)
     """What the experiment's file asks."""
-    parts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """By variant: the names that it has in the experiment's file."""
+    compared: Mapping[str, ComparedVariant] = field(default_factory=dict)
+    """By variant: what experiment.yaml says of it."""
     premises: Sequence[Premise] = ()
     """What the experiment's file takes for granted."""
 
@@ -146,8 +146,8 @@ class Frames:
         names = set(premise.variants)
         return {
             variant: [record.summary for record in self.of(variant)]
-            for variant in dict.fromkeys([*self.variants, *self.parts])  # one of the parts may have no run
-            if not names or names & {variant, *self.parts.get(variant, {}).values()}
+            for variant in dict.fromkeys([*self.variants, *self.compared])  # one of them may have no run
+            if not names or names & {variant, *self._parts(variant).values()}
         }
 
     @property
@@ -173,13 +173,21 @@ class Frames:
 
     @property
     def _members(self) -> list[Member]:
-        return [
-            Member(name=v, config=self.of(v)[0].config, parts=self.parts.get(v, {})) for v in self.variants
-        ]
+        return [Member(name=v, config=self.of(v)[0].config, parts=self._parts(v)) for v in self.variants]
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """By variant: the seconds of a mini-batch, where they were measured since nobody gave them."""
+        return {name: s for name, v in self.compared.items() if (s := v.measured_s) is not None}
+
+    def _parts(self, variant: str) -> dict[str, str]:
+        found = self.compared[variant].parts if variant in self.compared else {}
+        return {part: printable(name) for part, name in found.items()}
 
     @property
     def _no_factors(self) -> list[str]:
-        return [*NOT_COMPARED, *{option for tuned in self.tuned for option in tuned.chosen}]
+        chosen = {option for tuned in self.tuned for option in tuned.chosen}
+        return [*NOT_COMPARED, *chosen, *["compute_time"] * bool(self.measured)]
 
     def _scenarios(self) -> dict[str, list[str]]:
         """Return the variants that meet the same data, machines and network, by the name of that scenario.
@@ -187,7 +195,7 @@ class Frames:
         All of them, without a name, if there is only one scenario or one has a single variant.
         """
         environment = _ENVIRONMENT.union(*(of_workload(self.of(v)[0].config) for v in self.variants))
-        varied = [option for option in self.varied if option in environment]
+        varied = [o for o in self.varied if o in environment and o not in self._no_factors]
         groups: dict[tuple[str, ...], list[str]] = {}
         for variant in self.variants:
             config = self.of(variant)[0].config
@@ -269,10 +277,7 @@ def _read_experiment(folder: Path) -> Frames:
             baseline=asked.baseline,
             measures=tuple(measures),
         ),
-        parts={
-            printable(v.name): {part: printable(name) for part, name in v.parts.items()}
-            for v in asked.variants
-        },
+        compared={printable(v.name): v for v in asked.variants},
         premises=asked.premise,
     )
 
@@ -300,11 +305,8 @@ def read_loose(folder: Path, names: Sequence[str] | None = None, like: str | Non
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.iterdir()
-        if path.is_dir() and path.name not in OWN_FOLDERS and not path.name.startswith(".")
-    )
+    found = [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    return sorted(path for path in found if path.name not in OWN_FOLDERS)
 
 
 def _reason(error: RecordError, path: Path) -> str:
@@ -394,7 +396,5 @@ def _type_of(values: Sequence[Any]) -> Any:
 def _typed(row: Mapping[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
     import polars as pl
 
-    def typed(value: Any, kind: Any) -> Any:
-        return option_text(value) if kind == pl.String and value is not None else value
-
-    return {name: typed(row[name], kind) for name, kind in schema.items()}
+    texts = {name for name, kind in schema.items() if kind == pl.String and row[name] is not None}
+    return {name: option_text(row[name]) if name in texts else row[name] for name in schema}

@@ -19,7 +19,7 @@ def table_of_groups(frames: Frames, question: Question) -> Table | None:
         return None
     baseline, levels = layout.baseline, list(layout.compared.levels)
     note = f"{question.measure.label}, medians over seeds with their intervals"
-    best, equal = {}, set[str]()
+    best, equal = set[tuple[int, int]](), set[str]()
     if baseline is not None:
         levels.remove(baseline)
         levels.insert(0, baseline)
@@ -27,10 +27,9 @@ def table_of_groups(frames: Frames, question: Question) -> Table | None:
     elif question.measure.low_is_good is not None:
         note += "; ≈: the best has no significant lead over it"
         for row, group in enumerate(layout.cells):
-            ranking = question.ranking(group)
-            first = next(iter(ranking), "")
-            if first and math.isfinite(ranking[first].centre):
-                best[row] = levels.index(layout.level(group, first))
+            ranking, leaders = question.ranking(group), question.leaders(group)
+            if leaders and math.isfinite(ranking[leaders[0]].centre):
+                best |= {(row, levels.index(layout.level(group, one))) for one in leaders}
                 equal |= set(tied(question, group))
 
     def cell(cells: Mapping[str, str], level: str) -> str:
@@ -52,7 +51,7 @@ def table_of_groups(frames: Frames, question: Question) -> Table | None:
             note=f"{note[0].upper()}{note[1:]}.",
             headings=[compared.option or "variant", question.measure.label],
             rows=[[compared.short(level), cell(cells, level)] for level in levels],
-            best={(column, 1) for column in best.values()},
+            best={(column, 1) for _, column in best},
         )
     return Table(
         title="",
@@ -62,7 +61,7 @@ def table_of_groups(frames: Frames, question: Question) -> Table | None:
             [grouped.short(group), *(cell(cells, level) for level in levels)]
             for group, cells in layout.cells.items()
         ],
-        best={(row, 1 + column) for row, column in best.items()},
+        best={(row, 1 + column) for row, column in best},
     )
 
 

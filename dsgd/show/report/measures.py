@@ -87,7 +87,7 @@ class Measure:
     of: Callable[[Record], float | None]
     """Infinite if the run never got there; None without such a number."""
     wins: str = ""
-    """What the best variant does; empty where neither low nor high is better."""
+    """What the best variant does, with its value; empty where neither low nor high is better."""
     value: str = "{}"
     """How a sentence gives it."""
     times: str = "has {} times the value"
@@ -143,23 +143,22 @@ def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS)
         case "time-to-loss":
             return replace(
                 reaching(name, unit, lambda e: e.t_s),
-                wins=f"reaches {loss} first",
-                value=f"after {{}} {unit}",
+                wins=f"reaches {loss} first, after {{}}",
+                value=f"{{}} {unit}",
                 times="takes {} times as long",
                 fewer=f"is {{}} times faster at reaching {loss}",
             )
         case "gradients-to-loss":
             return replace(
                 reaching(name, "gradients", lambda e: e.gradients),
-                wins=f"needs the fewest gradients to reach {loss}",
-                value="{}",
+                wins=f"needs the fewest gradients to reach {loss}, {{}}",
                 times="needs {} times as many gradients",
                 fewer=f"needs {{}} times fewer gradients to reach {loss}",
             )
         case "bytes-to-loss":
             return replace(
                 reaching(name, "MB", lambda e: e.bytes / 1e6),
-                wins=f"needs the fewest bytes to reach {loss}",
+                wins=f"needs the fewest bytes to reach {loss}, {{}}",
                 value="{} MB",
                 times="needs {} times as many bytes",
                 fewer=f"needs {{}} times fewer bytes to reach {loss}",
@@ -170,7 +169,7 @@ def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS)
                 label=f"{scale.noun} at the end",
                 noun=f"{scale.noun} at the end",
                 of=lambda r: math.inf if r.summary.stopped_by == "diverged" else scale.of(r.summary.eval),
-                wins=f"ends with the {scale.lowest} {scale.noun}",
+                wins=f"ends with the {scale.lowest} {scale.noun}, {{}}",
                 times=f"ends with {{}} times the {scale.noun}",
                 nobody="every variant diverges in the median of its seeds",
                 low_is_good=True,
@@ -181,8 +180,8 @@ def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS)
                 label=f"{unit} for the budget",
                 noun="time for the budget",
                 of=lambda r: math.inf if r.summary.stopped_by == "diverged" else r.summary.clock_s,
-                wins="is the first to spend the budget",
-                value=f"after {{}} {unit}",
+                wins="is the first to spend the budget, after {}",
+                value=f"{{}} {unit}",
                 times="takes {} times as long",
                 fewer="is {} times faster for the same budget",
                 target=" for the same budget",
@@ -195,7 +194,7 @@ def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS)
                 label=f"gradients per {unit}",
                 noun="throughput",
                 of=lambda r: r.summary.gradients_per_s,
-                wins="has the highest throughput",
+                wins="has the highest throughput, {}",
                 value=f"{{}} gradients per {unit}",
                 times="has {} times the throughput",
                 low_is_good=False,
@@ -222,7 +221,7 @@ def measure(name: str, target: float | None, unit: str, scale: LossScale = LOSS)
             label=words,
             noun=words,
             of=lambda r: _number(column, r),
-            wins=f"has the {'highest' if high else 'lowest'} {words}",
+            wins=f"has the {'highest' if high else 'lowest'} {words}, {{}}",
             times=f"has {{}} times the {words}",
             low_is_good=not high,
         )
@@ -250,7 +249,7 @@ def loss_at(
         label=f"{scale.noun} after {words}",
         noun=f"{scale.noun} after {words}",
         of=known,
-        wins=f"has the {scale.lowest} {scale.noun} after {words}",
+        wins=f"has the {scale.lowest} {scale.noun} after {words}, {{}}",
         times=f"has {{}} times the {scale.noun}",
         nobody="every variant diverges in the median of its seeds",
         low_is_good=True,

@@ -103,6 +103,11 @@ class Question:
         sign = 1 if self.measure.low_is_good else -1
         return dict(sorted(found.items(), key=lambda item: sign * item[1].centre))
 
+    def leaders(self, group: str) -> list[str]:
+        """Return the variants of a group whose median none is better than: several where they are level."""
+        ranking = self.ranking(group)
+        return [v for v, x in ranking.items() if x.centre == next(iter(ranking.values())).centre]
+
     def against(self, variant: str) -> dict[str, Pair]:
         """Return the comparisons of a variant by its rival, where the two share two seeds."""
         return {p.b if p.a == variant else p.a: p for p in self.pairs if variant in (p.a, p.b)}
@@ -148,9 +153,9 @@ def differs(pair: Pair | None) -> bool:
 def questions(frames: Frames, layout: Layout | None = None) -> list[Question]:
     """Return what variants are compared by, the most important measure first.
 
-    The measures that the experiment's file names, if it names any. Else, with a target loss: time and
-    gradients until it is reached. Without: the loss at equal times and after equally many gradients. Without
-    losses: gradients per second. None for what tuning chose: that is no number of a run.
+    The measures that the experiment's file names, if it names any. Else, with a target loss: time, gradients
+    and bytes until it is reached. Without: the loss after equal times, gradients and bytes. Without losses:
+    gradients per second. None for what tuning chose: that is no number of a run.
 
     layout: how the variants are arranged; None: as the frames have it.
     """
@@ -159,7 +164,7 @@ def questions(frames: Frames, layout: Layout | None = None) -> list[Question]:
     if frames.asked.tuned:
         return []
     scale = scale_of(run.record for run in frames.records)
-    names: Sequence[str] = asked or OF_TARGET[:2]
+    names: Sequence[str] = asked or OF_TARGET
     if any(name in OF_TARGET for name in names):
         if not all(run.record.evals for run in frames.records):
             return [_question(frames, layout, measure("throughput", target, unit))]
@@ -168,25 +173,18 @@ def questions(frames: Frames, layout: Layout | None = None) -> list[Question]:
         answered = True
     if answered:
         return [_question(frames, layout, measure(name, target, unit, scale)) for name in names]
-    equal_s = _shortest(frames, lambda e: e.t_s)
-    equal_gradients = _shortest(frames, lambda e: e.gradients)
-    none = "" if target is None else f"No run reaches loss {target:g}."
-    return [
-        _question(frames, layout, one, opening)
-        for one, opening in (
-            (loss_at("loss-at-time", equal_s, lambda e: e.t_s, f"{number(equal_s)} {unit}", scale), none),
-            (
-                loss_at(
-                    "loss-at-gradients",
-                    equal_gradients,
-                    lambda e: e.gradients,
-                    f"{number(equal_gradients, 6)} gradients",
-                    scale,
-                ),
-                "",
-            ),
-        )
-    ]
+    places: dict[str, tuple[Callable[[RecordedEvaluation], float], int, str]] = {
+        "loss-at-time": (lambda e: e.t_s, 3, unit),
+        "loss-at-gradients": (lambda e: e.gradients, 6, "gradients"),
+        "loss-at-bytes": (lambda e: e.bytes / 1e6, 3, "MB"),
+    }
+    found = list[Question]()
+    for name, (place, digits, of) in places.items():
+        equal = _shortest(frames, place)
+        one = loss_at(name, equal, place, f"{number(equal, digits)} {of}", scale)
+        none = "" if target is None or found else f"No run reaches loss {target:g}."
+        found.append(_question(frames, layout, one, none))
+    return found
 
 
 def _question(frames: Frames, layout: Layout, by: Measure, opening: str = "") -> Question:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 
 from dsgd.show.report.measures import Measure
 from dsgd.show.report.questions import Question
@@ -23,6 +24,7 @@ from dsgd.show.report.written_numbers import (
 
 _MOST_LEVELS = 3  # that a sentence compares with the baseline; one more rather than "the other 1"
 _MOST_GROUPS = 6  # that a sentence names for a level; the table has all
+_OF_SEVERAL = {"reaches": "reach", "needs": "need", "ends": "end", "is": "are", "has": "have"}
 
 
 def sentence(question: Question) -> str:
@@ -37,24 +39,48 @@ def sentence(question: Question) -> str:
 def only_group(question: Question) -> str:
     """Return which level of a single group is best, and by how much."""
     (group,) = question.layout.cells
-    ranking, by = question.ranking(group), question.measure
-    first, *others = ranking
-    if math.isinf(ranking[first].centre):
+    ranking, leaders, by = question.ranking(group), question.leaders(group), question.measure
+    if math.isinf(ranking[leaders[0]].centre):
         some = [v for v, seeds in question.values.items() if min(seeds.values()) < math.inf]
         named = [question.layout.level(group, v) for v in some]
         return _opened(by.nobody) + (f"; with some seeds, {few(named)} did." if some else ".")
-    said = f"{question.layout.level(group, first)} {by.wins}, {by.said(with_interval(ranking[first]))}"
+    names, alone = few([question.layout.level(group, v) for v in leaders]), len(leaders) == 1
+    values = list(dict.fromkeys(by.said(with_interval(ranking[v])) for v in leaders))
+    said = f"{listed(values)}{' each' if len(values) == 1 and not alone else ''}"
+    if len(leaders) == len(ranking) > 1:
+        return f"{names} are level in {by.noun}: {said}."
     if equal := _named(question, group, tied(question, group)):
-        over = few(equal) if len(equal) < len(others) else "any other"
-        return f"No clear winner: {said}, but its lead over {over} is not significant."
-    return f"{said}{_next(question, group)}."
+        over = few(equal) if len(equal) < len(ranking) - len(leaders) else "any other"
+        best = f"{names} {'has' if alone else 'have'} the best median, {said}"
+        lead = f"{'its' if alone else 'their'} lead over {over} is not significant"
+        return f"No clear winner in {by.noun}: {best}, but {lead}{_next(question, group)}."
+    verb, _, rest = by.wins.partition(" ")
+    return f"{names} {verb if alone else _OF_SEVERAL[verb]} {rest.format(said)}{_next(question, group)}."
 
 
 def tied(question: Question, group: str) -> list[str]:
-    """Return the variants over which the best of a group has no significant lead with these seeds."""
-    first, *others = question.ranking(group)
-    pairs = question.against(first)
-    return [v for v in others if v not in pairs or not question.shown(v, first)] if pairs else []
+    """Return the variants over which the best of a group have no significant lead with these seeds."""
+    leaders = question.leaders(group)
+    by_leader = [(first, pairs) for first in leaders if (pairs := question.against(first))]
+    return [
+        v
+        for v in question.ranking(group)
+        if v not in leaders
+        and any(v not in pairs or not question.shown(v, first) for first, pairs in by_leader)
+    ]
+
+
+def largest_difference(question: Question) -> float:
+    """Return the logarithm of the largest ratio between two medians that the seeds show to differ; 0 if none
+    does, infinite where one of the two never gets there.
+    """
+    found = [0.0]
+    for variants in question.scenarios.values():
+        centres = {v: x.centre for v in variants if (x := question.median(v)) is not None and x.centre > 0}
+        for a, b in combinations(centres, 2):
+            if question.shown(a, b) and centres[a] != centres[b]:
+                found.append(abs(math.log(centres[a]) - math.log(centres[b])))
+    return max(found)
 
 
 def _named(question: Question, group: str, variants: Sequence[str]) -> list[str]:
@@ -62,23 +88,27 @@ def _named(question: Question, group: str, variants: Sequence[str]) -> list[str]
 
 
 def _next(question: Question, group: str) -> str:
-    """Return how far the next one is behind: by the ratio on common seeds, else by that of the medians."""
-    ranking = question.ranking(group)
-    if len(ranking) < 2:
+    """Return how far the next one is behind over which there is a lead: by the ratio on common seeds, else by
+    that of the medians.
+    """
+    ranking, first, equal = question.ranking(group), question.leaders(group)[0], tied(question, group)
+    second = next((v for v in ranking if v not in (*question.leaders(group), *equal)), None)
+    if second is None:
         return ""
-    first, second, *_ = ranking
     ratio, pair = question.ratio(second, first), question.against(first).get(second)
     name = question.layout.level(group, second)
     sure = f" ({p_value(pair.corrected_p)})" if pair and pair.corrected_p is not None else ""
     if math.isinf(ranking[second].centre):
-        return f"; no other gets there in the median of its seeds{sure}"
+        does = "no other gets there in the median of its seeds"
+        return f"; {f'{name} {question.measure.never}' if equal else does}{sure}"
     if ratio is None:
         return f"; the next is {name}, {question.measure.said(with_interval(ranking[second]))}"
     if ratio_text(ratio.centre) == "1":
         return f"; {name} is level with it"
     if (ratio.centre > 1) != bool(question.measure.low_is_good):  # the medians and the pairs disagree
         return ""
-    return f"; {name}, the next, {question.measure.times.format(ratio_with_interval(ratio))}{sure}"
+    times = question.measure.times.format(ratio_with_interval(ratio))
+    return f"; {name}{'' if equal else ', the next,'} {times}{sure}"
 
 
 def _by_group(question: Question) -> str:
@@ -90,14 +120,15 @@ def _by_group(question: Question) -> str:
         ranking = question.ranking(group)
         if not ranking:
             continue
-        first = next(iter(ranking))
-        if math.isinf(ranking[first].centre):
+        leaders = question.leaders(group)
+        if math.isinf(ranking[leaders[0]].centre):
             nobody.append(group)
             continue
         equal = _named(question, group, tied(question, group))
         unclear += [group] if equal else []
         over = f" (no significant lead over {few(equal, 2)})" if equal else ""
-        winners.setdefault(layout.compared.short(layout.level(group, first)), []).append(f"{group}{over}")
+        level = " (level)" if len(leaders) > 1 else ""
+        winners.setdefault(f"{listed(_named(question, group, leaders))}{level}", []).append(f"{group}{over}")
     if not winners:
         return f"{_opened(by.nobody)}."
     never = f"; with {listed(nobody)}, {by.nobody}" if nobody else ""

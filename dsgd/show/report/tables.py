@@ -74,7 +74,8 @@ def overview(frames: Frames, asked: Sequence[Question]) -> Table:
     times = f" × best: how many times the best{of}, on common seeds." if "× best" in headings else ""
     shown = _table("Results", _intervals(seeds) + times, headings, rows)
     places = {variant: place for place, variant in enumerate(frames.variants)}
-    winners = {(places[variant], 1) for variant in best.values()} if shown.headings[1] == column else set()
+    leaders = [v for group in first.scenarios for v in first.leaders(group)]
+    winners = {(places[variant], 1) for variant in leaders} if shown.headings[1] == column else set()
     return replace(shown, more=full, best=winners)
 
 

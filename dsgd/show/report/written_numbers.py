@@ -10,6 +10,7 @@ from dsgd.records.variants import option_text as option_text
 from dsgd.show.report.statistics import Interval
 
 NEVER = "never"
+SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def number(x: float | None, digits: int = 3) -> str:
@@ -29,6 +30,16 @@ def number(x: float | None, digits: int = 3) -> str:
         return f"{x:.{digits}g}"
     text = f"{x:,.{max(0, places)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time in the unit that people say it in.
+
+    >>> seconds_text(0.0082), seconds_text(90.0), seconds_text(2e-5)
+    ('8.2 ms', '1.5 min', '20 us')
+    """
+    unit = next((unit for unit in reversed(SECONDS) if seconds >= SECONDS[unit]), "us")
+    return f"{number(seconds / SECONDS[unit])} {unit}"
 
 
 def percent(x: float | None) -> str:

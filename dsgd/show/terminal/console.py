@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dsgd.config import TrainConfig
+from dsgd.config import TrainConfig, lacks_compute_time
 from dsgd.core.fault_seen import FaultSeen
+from dsgd.core.option_rules import options
 from dsgd.core.problem import score_text
 from dsgd.core.protocol import Update
 from dsgd.metrics import taken_of_updates
@@ -137,6 +138,8 @@ def print_ended(ended: Ended, console: Console) -> None:
             print(ended.path, flush=True)
         else:
             print_summary(ended.summary, ended.path, console)
+            if lacks_compute_time(options(ended.cfg)):
+                console.print("note    a mini-batch takes 1 virtual s; --compute-time gives another time")
 
 
 def print_finished(cfg: TrainConfig, ending: str) -> None:

@@ -245,7 +245,7 @@ def _write_factors(axes: Axes, places: Mapping[str, int], asked: Question) -> fl
     first: set[str] = set()
     for group in asked.scenarios:
         ranking = asked.ranking(group)
-        first |= set(list(ranking)[:1])
+        first |= set(asked.leaders(group))
         for variant, interval in ranking.items():
             ratio = asked.ratio(variant, next(iter(ranking)))
             known = ratio is not None and math.isfinite(ratio.centre)
