@@ -67,7 +67,7 @@ def _before(experiment: Experiment, variant: Variant) -> float | None:
         tried = tuning.tried.get(variant.name, ())
         runs += [v.run(seed, experiment.folder / "tuning") for v in tried for seed in tuning.seeds]
     for run in runs:
-        with suppress(RecordError, KeyError):
+        with suppress(RecordError, KeyError, ValueError):
             return float(str(read_options(run.path)["compute_time"]).partition(":")[2] or 0)
     return None
 

@@ -26,11 +26,21 @@ class FormPart(NamedTuple):
     optional: bool = False
 
 
-def number(name: str, rule: str, holds: Callable[[float], bool], *, optional: bool = False) -> FormPart:
-    """Return a part that is a number for which the rule holds. rule: like `above 0`."""
+def number(
+    name: str,
+    rule: str,
+    holds: Callable[[float], bool],
+    *,
+    optional: bool = False,
+    of: Callable[[str], float] = float,
+) -> FormPart:
+    """Return a part that is a number for which the rule holds.
+
+    rule: like `above 0`. of: what reads it, with a unit too (dsgd/core/units.py).
+    """
 
     def read(text: str) -> float:
-        value = float(text)
+        value = of(text)
         if not holds(value):
             raise ValueError
         return value

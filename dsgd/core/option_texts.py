@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, cast, get_args
 
 from dsgd.core.option_forms import FormPart, number, setting, whole
 from dsgd.core.time_laws import Law, parse_law
+from dsgd.core.units import seconds
 from dsgd.process.s3_access import is_s3, local_folder
 
 
@@ -197,7 +198,7 @@ class Restarts(NamedTuple):
         >>> Restarts.parse("3"), Restarts.parse("1,within=60")
         (Restarts(most=3, within_s=600.0), Restarts(most=1, within_s=60.0))
         """
-        within = number("within", "of seconds above 0", lambda s: 0 < s < math.inf)
+        within = number("within", "of seconds above 0", lambda s: 0 < s < math.inf, of=seconds)
         most, within_s = setting(text, within, 600.0, "3,within=60")
         if not re.fullmatch(r"\d{1,9}", most):
             raise ValueError("must be a whole number of at least 0, and may have a window, like 3,within=60")
@@ -233,7 +234,7 @@ def checkpoint_mtbf(text: str | None) -> float | None:
 
 
 def _with_mtbf(text: str | None) -> tuple[str, float | None]:
-    mtbf = number("mtbf", "of seconds above 0", lambda s: 0 < s < math.inf)
+    mtbf = number("mtbf", "of seconds above 0", lambda s: 0 < s < math.inf, of=seconds)
     return setting(text or "", mtbf, None, "auto,mtbf=3600")
 
 
@@ -273,9 +274,9 @@ def _interval(value: str) -> float | None:
     if value == "auto":
         return None
     try:
-        seconds = float(value)
+        every_s = seconds(value)
     except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
+        every_s = math.nan
+    if not 0 < every_s < math.inf:
         raise ValueError(f"must be seconds above 0, or auto, like 30 or memory=1,disk=auto, not '{value}'")
-    return seconds
+    return every_s

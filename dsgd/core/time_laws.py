@@ -12,12 +12,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
+
+from dsgd.core.units import seconds
 
 Floats = NDArray[np.float64]
 
@@ -314,8 +318,9 @@ def parse_law(text: str) -> Law:
     if name not in _LAWS:
         raise ValueError(f"is not a law of times; write one of {' | '.join(SYNTAX)}")
     law = _LAWS[name]
+    readers = chain((_reader(name) for name in signature(law).parameters), repeat(float))
     try:
-        values = [float(p) for p in parameters.split(",")]
+        values = [read(p) for read, p in zip(readers, parameters.split(","), strict=False)]
     except ValueError:
         values = [math.nan]
     try:
@@ -326,6 +331,10 @@ def parse_law(text: str) -> Law:
     except ValueError as error:
         raise ValueError(f"{error}; write {law.syntax}") from None  # type: ignore[attr-defined]
     return parsed
+
+
+def _reader(parameter: str) -> Callable[[str], float]:
+    return seconds if parameter.endswith(("_s", "seconds")) else float
 
 
 def _read_trace(path: str) -> Trace:

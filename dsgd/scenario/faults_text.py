@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
+from dsgd.core.units import seconds
 from dsgd.process.bounded_yaml import read_yaml
 from dsgd.scenario.attacks import Attack
 from dsgd.scenario.fault import MEMBERSHIP, STORE, Crash, Fault, Faults, Kind, Spot, Trigger
@@ -83,7 +85,8 @@ def _lie(text: str, found: re.Match[str]) -> Fault:
     except ValueError as error:
         raise ValueError(f"'{text}': {error}") from None
     trigger = _trigger(text, "lie", found["of"], found["at"])
-    counts = None if found["lasts"] is None else _number(text, found["lasts"], "the duration")
+    of = seconds if trigger.of == "t" else float
+    counts = None if found["lasts"] is None else _number(text, found["lasts"], "the duration", of)
     if counts is not None and not (counts > 0 and (trigger.of == "t" or counts.is_integer())):
         raise ValueError(f"'{text}': a lie lasts for a number of what its trigger counts, as in +20")
     return Fault(kind="lie", trigger=trigger, workers=_workers(text, found["who"]), says=says, counts=counts)
@@ -94,7 +97,7 @@ def _trigger(text: str, kind: Kind, of: str, at: str) -> Trigger:
         raise ValueError(f"'{text}': a trigger is t=SECONDS, update=VERSION or step=MINI-BATCH, not '{of}='")
     if of == "step" and kind in ("node", "driver", "join", *STORE):
         raise ValueError(f"'{text}': step counts a working worker's mini-batches; use t= or update=")
-    value = _number(text, at, "the trigger")
+    value = _number(text, at, "the trigger", seconds if of == "t" else float)
     if of != "t" and not value.is_integer():
         raise ValueError(f"'{text}': {of}= needs a whole number")
     if of == "update" and value < 1:
@@ -135,7 +138,7 @@ def _size(text: str, kind: Kind, size: str | None) -> tuple[float | None, float]
     start, grows, end = size.rpartition("~")
     if grows and kind != "slow":
         raise ValueError(f"'{text}': only slow can grow (1~4)")
-    value = _number(text, end, "the size")
+    value = _number(text, end, "the size", seconds if _SIZED[kind] == "seconds" else float)
     first = _number(text, start, "the size") if grows else None
     if value <= 0 or first == 0:
         raise ValueError(f"'{text}': the size must be above 0")
@@ -150,7 +153,7 @@ def _lasts(text: str, kind: Kind, lasts: str | None) -> float | None:
     if kind not in _MAY_LAST:
         remedy = "give a join" if kind in MEMBERSHIP else "leave it out"
         raise ValueError(f"'{text}': {kind} has no duration (+{lasts}); {remedy}")
-    return _number(text, lasts, "the duration")
+    return _number(text, lasts, "the duration", seconds)
 
 
 def _process(text: str, name: str) -> tuple[float, float]:
@@ -158,18 +161,18 @@ def _process(text: str, name: str) -> tuple[float, float]:
     given = dict(part.partition("=")[::2] for part in text.removeprefix(f"{name}:").split(","))
     if not given.keys() <= {"mtbf", "back"} or "mtbf" not in given:
         raise ValueError(f"'{text}': write {name}:mtbf=SECONDS,back=SECONDS")
-    mtbf_s = _number(text, given["mtbf"], "mtbf")
+    mtbf_s = _number(text, given["mtbf"], "mtbf", seconds)
     if mtbf_s <= 0:
         raise ValueError(f"'{text}': mtbf must be above 0")
-    back_s = _number(text, given.get("back", "0"), "back")
+    back_s = _number(text, given.get("back", "0"), "back", seconds)
     if name == "crash" and back_s > 10 * mtbf_s:
         raise ValueError(f"'{text}': it would hardly ever be back; choose back at most 10 times mtbf")
     return mtbf_s, back_s
 
 
-def _number(text: str, value: str, what: str) -> float:
+def _number(text: str, value: str, what: str, of: Callable[[str], float] = float) -> float:
     try:
-        number = float(value)
+        number = of(value)
     except ValueError:
         number = math.nan
     if not (math.isfinite(number) and number >= 0):

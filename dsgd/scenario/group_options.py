@@ -12,6 +12,7 @@ from annotated_types import Ge
 from dsgd.core.option_effects import OF_MODULE, SIMULATED
 from dsgd.core.option_forms import Form, number
 from dsgd.core.option_rules import Checked, Parsed, require
+from dsgd.core.units import bytes_per_s, seconds
 
 
 class Parallel(NamedTuple):
@@ -70,8 +71,8 @@ class RankLink(NamedTuple):
         """
         if text == "none":
             return cls()
-        rate = number("BYTES_PER_S", "above 0", lambda x: x > 0)
-        latency = number("SECONDS", "of at least 0", lambda x: 0 <= x < math.inf, optional=True)
+        rate = number("BYTES_PER_S", "above 0", lambda x: x > 0, of=bytes_per_s)
+        latency = number("SECONDS", "of at least 0", lambda x: 0 <= x < math.inf, optional=True, of=seconds)
         return Form(cls, (rate, latency), "5e10,1e-5").read("rank-link", text.split(","))
 
 

@@ -13,6 +13,7 @@ from dsgd.core import option_texts as texts
 from dsgd.core.option_effects import SIMULATED
 from dsgd.core.option_forms import Form, number, setting, whole
 from dsgd.core.option_rules import HIDDEN, Checked, Parsed, option_fields, require
+from dsgd.core.units import bytes_per_s
 
 _NO_PADDING = "sends no padding on Ray; leave out --padding-mb"
 
@@ -75,8 +76,8 @@ class Racks(NamedTuple):
         >>> Racks.parse("2,1e7")
         Racks(racks=2, bytes_per_s=10000000.0)
         """
-        parts = whole("RACKS", 1), number("BYTES_PER_S", "above 0", lambda rate: rate > 0, optional=True)
-        racks = Form(cls, parts, "2,1e7").read("racks", text.split(","))
+        rate = number("BYTES_PER_S", "above 0", lambda rate: rate > 0, optional=True, of=bytes_per_s)
+        racks = Form(cls, (whole("RACKS", 1), rate), "2,1e7").read("racks", text.split(","))
         if racks.racks > 1 and racks.bytes_per_s == math.inf:
             raise ValueError(f"have an effect only by their links; give their rate too, like {text},1e7")
         if racks.racks == 1 and racks.bytes_per_s < math.inf:

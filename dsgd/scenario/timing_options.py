@@ -18,10 +18,11 @@ MEGABYTE = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class TimingConfig(Checked):
-    """How long things take. LAW: none | constant:1 | exponential:1 (mean) | shifted-exponential:1,1
-    (shift, mean) | uniform:.5,1.5 | normal:1,.1 (mean, sigma; cut at 0) | lognormal:1,.5 (median, sigma) |
-    pareto:2,1 (alpha, scale) | markov:1,5,.05,.2 (fast, slow, P(fast to slow), P(slow to fast)) |
-    trace:FILE.csv (columns: seconds and, if wanted, worker).
+    """How long things take; times may have a unit, like 80ms or 2h, and rates, like 200Mbit or 25MB/s. LAW:
+    none | constant:1 | exponential:1 (mean) | shifted-exponential:1,1 (shift, mean) | uniform:.5,1.5 |
+    normal:1,.1 (mean, sigma; cut at 0) | lognormal:1,.5 (median, sigma) | pareto:2,1 (alpha, scale) |
+    markov:1,5,.05,.2 (fast, slow, P(fast to slow), P(slow to fast)) | trace:FILE.csv (columns: seconds and,
+    if wanted, worker).
     """
 
     compute_time: str = "none"

@@ -27,7 +27,7 @@ LINES = {
     "dsgd": 700,
     "dsgd/compare": 2_000,
     "dsgd/conformance": 1_000,
-    "dsgd/core": 5_600,
+    "dsgd/core": 5_700,
     "dsgd/engines": 9_100,
     "dsgd/models": 5_700,
     "dsgd/process": 1_500,
@@ -39,7 +39,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 48_500,
+    "tests": 48_600,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -256,6 +256,21 @@ def test_a_loss_that_parts_do_not_give_is_named() -> None:
     assert found.loss == pytest.approx(masked(network(), IDS, TARGETS).item(), rel=1e-6)
 
 
+@pytest.mark.parametrize("samples", [40, 600])
+def test_a_sum_is_called_a_sum(samples: int) -> None:
+    """In evaluations of any size, and where a mini-batch is computed in parts, with the remedy."""
+    made = problem(lambda module, x, y: 0.5 * ((module(x) - y) ** 2).sum())
+    x, y = X[:samples], Y[:samples]
+    made = made._replace(module=nn.Linear(4, 1), train=(x, y), test=(x, y))
+    (note,) = ModuleObjective(made).try_evaluation().notes
+    assert note.endswith("it is a sum over samples; take the mean, as reduction='mean' does")
+    of = ProblemShard(0, (x, y), np.arange(samples), batch_size=16, seed=0)
+    with pytest.raises(
+        ProblemError, match=r"a sum over samples, so with --accumulate 4 .* take the mean, as"
+    ):
+        ModuleObjective(made, accumulate=4).try_out(of)
+
+
 def test_an_evaluation_does_not_depend_on_how_gradients_are_computed() -> None:
     """Neither of a loss that draws random numbers nor of one that parts do not give."""
     for loss in (masked, noisy):

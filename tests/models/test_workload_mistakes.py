@@ -64,6 +64,18 @@ FILES = {
     "def make(): return P(f, mean, [*x.double()], [*x.double()])": (
         "but got Double and Float; parameters are float32: give x.float()"
     ),
+    **{
+        f"def make(): return P(nn.Sequential({layer}), mean, (x.byte(),), (x.byte(),))": (
+            "; parameters are float32, and images of whole numbers are not: give x.float() / 255"
+        )
+        for layer in (
+            "f",
+            "nn.LayerNorm(2)",
+            "nn.BatchNorm1d(2)",
+            "nn.Softmax(1), f",
+            "nn.Unflatten(1, (1, 2)), nn.Conv1d(1, 1, 1)",
+        )
+    },
     "import json; json.loads('{')": "cannot be imported: line 6: JSONDecodeError: Expecting property name",
     "from torch import not_there": "cannot be imported: line 6: ImportError: cannot import name 'not_there'",
     "import sys; sys.exit(3)": "cannot be imported: line 6: SystemExit: 3",

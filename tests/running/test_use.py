@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -225,6 +226,9 @@ def test_an_evaluation_is_printed(
     assert "of version 80, the last of the run" in page
     assert f"loss      {trained.loss:.6g}\n" in page
     assert re.search(r"accuracy  \d+\.\d\d%", page)
+    found = json.loads(said(capsys, "evaluate", str(run), "--json")[1])
+    assert (found["loss"], f"{found['accuracy']:.2%}") == (trained.loss, page.split()[-1])
+    assert (found["run"], found["on"], found["bits_per_byte"]) == (str(run), None, None)
 
 
 def test_a_score_goes_by_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

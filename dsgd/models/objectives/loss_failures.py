@@ -16,12 +16,17 @@ from dsgd.core.problem import ProblemError
 from dsgd.core.shards import Indices
 from dsgd.process.user_code import located, raised_by_user
 
-NOT_FLOAT32 = r"(same|mixed|weight) dtype|expected scalar type|type \(double\)"
+_WHOLE = "(Byte|Long|Int|Short|Char|Bool)"
+NOT_FLOAT32 = (
+    rf"(same|mixed|weight) dtype|expected scalar type|Input type \(|for '{_WHOLE}'|[Gg]ot:? {_WHOLE}"
+)
 """What torch says of data in another type than parameters."""
 _REMEDIES = {
     "more than 1 value per channel": "; batch normalization needs two samples in each part of a mini-batch: "
     "raise --batch-size, or lower --accumulate",
-    "to be Long or Byte": "; class labels are whole numbers: give y.long()",
+    r"(to be|scalar type) Long": "; class labels are whole numbers: give y.long()",
+    rf"({NOT_FLOAT32}).*\(with (\{{\w+: )?uint8": "; parameters are float32, and images of whole numbers are "
+    "not: give x.float() / 255",
     r"no attribute '(module|_orig_mod)'": "; the module comes without its wrapper: use it as it is",
     NOT_FLOAT32: "; parameters are float32: give x.float()",
 }
@@ -46,9 +51,9 @@ def failure_of(error: BaseException, function: Any, before: str, *, named: bool 
     code = getattr(function, "__code__", None)
     file = Path(code.co_filename) if code else Path()
     said, notes = located(error, file), getattr(error, "__notes__", ())
-    remedies = (remedy for words, remedy in _REMEDIES.items() if re.search(words, said))
-    said = f"{file.name}, {said}" if named and said.startswith("line ") else said
     given = f" ({'; '.join(notes)})" if notes else ""
+    remedies = (remedy for words, remedy in _REMEDIES.items() if re.search(words, said + given))
+    said = f"{file.name}, {said}" if named and said.startswith("line ") else said
     return ProblemError(before + said + next(remedies, "") + given)
 
 

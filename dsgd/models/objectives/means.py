@@ -21,6 +21,8 @@ from dsgd.core.shards import Indices
 from dsgd.core.weights import Vector
 from dsgd.models.objectives.rank_sums import in_order
 
+A_SUM = "a sum over samples"
+MEAN = "take the mean, as reduction='mean' does"
 _ROUNDED = 200, 3000
 """How often on a CPU, and on a GPU, what is put together from parts may have been rounded."""
 _SHARE_ROUNDED = 1e-4, 5e-3
@@ -106,9 +108,10 @@ def require_parts(
     count = min(batch_size, max(8, min(32, 2 * batch_size // parts))) if parts > 1 else min(batch_size, 2)
     differs = not_a_mean(compute, count, "loss")
     if parts > 1 and differs:
-        why = f"{differs}: it is no mean over samples, so with {option} the gradient is not the mini-batch's"
+        why = f"{differs}, so with {option} the gradient is not the mini-batch's"
         if not recorded:
             remedy = "return its total and its count (return total, count), or leave the option out"
+            remedy = f"{MEAN}, or leave the option out" if A_SUM in differs else remedy
             raise ProblemError(f"{why}; {remedy}")
         return (why,)
     return ()
@@ -157,8 +160,9 @@ def gradient_in_parts(
 
 
 def not_a_mean(compute: Callable[[Indices], Any], count: int, name: str) -> str | None:
-    """Return in words how the mean over `count` samples differs from that of the means of four parts; None if
-    it does not, and of a loss that draws random numbers, of which nobody can tell.
+    """Return in words how the mean over `count` samples differs from that of the means of four parts, and
+    whether it is A_SUM; None if it does not, and of a loss that draws random numbers, of which nobody can
+    tell.
 
     Raises ProblemError for a total and a count that are no sums.
     """
@@ -182,7 +186,11 @@ def not_a_mean(compute: Callable[[Indices], Any], count: int, name: str) -> str 
             f"the total and the count of its {name} are {values[0]} for {count} samples, and {values[1]} "
             f"added up over {len(parts)} parts; return the sum, and the total to divide it by"
         )
-    return f"its {name} is {values[0]} for {count} samples, and {values[1]} as the mean of {len(parts)} parts"
+    adds_up = abs((weighed[:, 0] / shares).sum() - whole[0]) <= most[0] * len(parts)
+    return (
+        f"its {name} is {values[0]} for {count} samples, and {values[1]} as the mean of {len(parts)} parts: "
+        f"it is {A_SUM if adds_up else 'no mean over samples'}"
+    )
 
 
 def _rounding(found: Any) -> float:

@@ -46,6 +46,8 @@ from dsgd.models.objectives.loss_failures import (
     of_samples,
 )
 from dsgd.models.objectives.means import (
+    A_SUM,
+    MEAN,
     added,
     at_once,
     divided,
@@ -458,14 +460,15 @@ class ModuleObjective(Objective):
                     found(np.arange(size))
             if differs and n > at_once and compute is problem.score and not self.recorded:
                 raise ProblemError(
-                    f"{differs}: it is no mean over samples; return its total and its count, if it has them "
-                    "(return total, count), or make the Problem with score_at_once=True"
+                    f"{differs}; return its total and its count, if it has them (return total, count), or "
+                    "make the Problem with score_at_once=True"
                 )
-            if differs and n > at_once:
+            if differs and (n > at_once or A_SUM in differs):
                 note = (
                     f"{differs}; an evaluation's is the mean of those of {at_once} samples each, unless the "
                     "function returns its total and its count (return total, count)"
                 )
+                note = f"{differs}; {MEAN}" if A_SUM in differs else note
                 self.trial = self.trial._replace(notes=(*self.trial.notes, note))
         return self.trial
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from dsgd.core.units import SECONDS
 from dsgd.records.variants import option_text as option_text
 from dsgd.show.report.statistics import Interval
 
 NEVER = "never"
-SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
 def number(x: float | None, digits: int = 3) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dsgd.core.option_rules import Option
+from dsgd.core.units import reader_of
 from dsgd.process.outcomes import UsageError
 
 
@@ -62,11 +63,12 @@ def read_value(option: Option, text: str) -> Any:
     """Return the value that a text stands for, in the option's own type."""
     if text == "None" and option.optional:
         return None
+    read, units = reader_of(option.name) if option.kind == "float" else (str, "")
     try:
-        return {"int": int, "float": float}.get(option.kind, str)(text)
+        return int(text) if option.kind == "int" else read(text)
     except ValueError:
         shown = text if text.strip() else repr(text)
-        raise UsageError(f"--{dashed(option.name)} {shown}: {option.kind_in_words}") from None
+        raise UsageError(f"--{dashed(option.name)} {shown}: {option.kind_in_words}{units}") from None
 
 
 def with_dashes(argument: str) -> str:

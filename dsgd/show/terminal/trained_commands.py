@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from annotated_types import Ge, Lt
 
 from dsgd.core.option_rules import FINITE, Checked
 from dsgd.core.problem import score_text
+from dsgd.core.update_counts import finite
 from dsgd.process.files import whole_file
 from dsgd.process.interruptions import Interruptions, ended_by_signals
 from dsgd.process.outcomes import UsageError, print_page
@@ -42,6 +44,9 @@ class EvaluateOptions(_OfRun):
 
     on: str | None = None
     """What the workload reads in place of its --data: a file or a folder."""
+
+    json: bool = False
+    """Print it as JSON, with the names of summary.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +103,11 @@ def evaluate(arguments: Sequence[str], _: Interruptions) -> int:
         run = run_to_use("evaluate", given.run)
         found = run.evaluate(given.on)
         page = "\n".join(_page(run, found, given.on))
+    if given.json:
+        numbers = {name: finite(getattr(found, name)) for name in ("loss", "accuracy", "bits_per_byte")}
+        page = json.dumps(
+            {"run": given.run, "on": given.on, "score_name": run.problem().score_name, **numbers}
+        )
     print_page(page)
     return 0
 

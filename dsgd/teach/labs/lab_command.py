@@ -17,6 +17,7 @@ from typing import Annotated
 from annotated_types import Gt
 
 from dsgd.core.option_rules import HIDDEN, Checked
+from dsgd.process.checked_yaml import read
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import EXIT_FAILED, UsageError
 from dsgd.show.terminal.command_options import Positional, options_of_command
@@ -30,7 +31,7 @@ from dsgd.teach.labs.answers import (
     read_first_guesses,
 )
 from dsgd.teach.labs.class_check import check_class
-from dsgd.teach.labs.lab_file import Lab, path_of, read_lab
+from dsgd.teach.labs.lab_file import LABS, Lab, path_of, read_lab
 from dsgd.teach.labs.lab_verdicts import Verdict, solvable, verdicts
 from dsgd.teach.labs.quantities import Value
 from dsgd.teach.labs.student_strategy import Work
@@ -43,8 +44,8 @@ class LabOptions(Checked):
     alone, print its questions.
     """
 
-    lab: Annotated[str, Positional("LAB")]
-    """A lab's number or file, like 01 or docs/labs/01.yaml."""
+    lab: Annotated[str, Positional("LAB")] = ""
+    """A lab's number or file, like 01 or docs/labs/01.yaml; without it, the labs are listed."""
 
     answers: Annotated[str | None, Positional("ANSWERS")] = None
     """Your answers, written as on the lab's page; or a folder of answers, for a table of the class."""
@@ -71,6 +72,10 @@ def lab(arguments: Sequence[str], _: Interruptions) -> int:
     Raises UsageError in one line for anything that is wrong with the command or the files.
     """
     given = options_of_command(LabOptions, "lab", arguments)
+    if not given.lab:
+        for file in sorted(LABS.glob("[0-9]*.yaml")):
+            print(f"{file.stem}  {read(file, 'lab', 'restore it')['title']}")
+        return 0
     path = path_of(Path(given.lab))
     lab = read_lab(path)
     if given.answers is None:
