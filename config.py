@@ -38,7 +38,7 @@ from dsgd.core.option_rules import (
     members,
     option_fields,
     require,
-)  # fmt: skip
+)
 from dsgd.core.traits import Traits
 from dsgd.engines.ray_options import RayConfig
 from dsgd.models.compute_options import ComputeConfig

@@ -46,14 +46,15 @@ def with_measured_times(experiment: Experiment) -> Experiment:
             what = variant.cfg.data, variant.cfg.batch_size, variant.cfg.compute
             seconds = of_what[what] = of_what.get(what) or _seconds_of_a_batch(variant.cfg)
         measured[variant.name] = seconds
-    variants = [_timed(v, measured.get(v.name)) for v in experiment.variants]
+    variants = [timed(v, measured.get(v.name)) for v in experiment.variants]
     if tuning := experiment.tuning:
-        tried = {name: [_timed(v, measured.get(name)) for v in some] for name, some in tuning.tried.items()}
+        tried = {name: [timed(v, measured.get(name)) for v in some] for name, some in tuning.tried.items()}
         tuning = replace(tuning, tried=tried)
     return replace(experiment, variants=variants, tuning=tuning)
 
 
-def _timed(variant: Variant, seconds: float | None) -> Variant:
+def timed(variant: Variant, seconds: float | None) -> Variant:
+    """Return a variant whose mini-batches take so many seconds; the same if these were not measured."""
     if not seconds:
         return variant
     timing = replace(variant.cfg.timing, compute_time=f"constant:{seconds:g}")

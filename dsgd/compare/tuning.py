@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from dsgd.compare.experiment import Experiment, PlannedRun, Variant, described
 from dsgd.compare.experiment_file import with_each
+from dsgd.compare.measured_times import timed
 from dsgd.core.option_rules import option_fields
 from dsgd.process.outcomes import UsageError
 from dsgd.records.reader import read_summary
@@ -69,7 +70,7 @@ def widened(experiment: Experiment, choices: Sequence[Selection]) -> Experiment 
             variant = next(v for v in experiment.variants if v.name == name)
             more = with_each(variant, {**values[name], "lr": [beyond]}, experiment.base, experiment.name)
             values[name] = {**values[name], "lr": [*values[name]["lr"], beyond]}
-            tried[name] = [*tried[name], *more]
+            tried[name] = [*tried[name], *(timed(v, variant.measured_s) for v in more)]
     if values == tuning.values:
         return None
     return replace(experiment, tuning=replace(tuning, values=values, tried=tried))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import pytest
 import dsgd
 from dsgd.compare.experiment_file import read
 from dsgd.compare.measured_times import in_need, with_measured_times
+from dsgd.compare.tuning import Selection, widened
 from dsgd.show.report.answer import answer
+from dsgd.show.report.experiment_yaml import Tuned
 from dsgd.show.report.frames import read_folder
+from main import main
 
-SLEEPS_S = 0.02
+SLEEPS_S = 0.0025  # for each sample
 SLOW = f"""
 import time
 import torch
@@ -25,7 +29,7 @@ def make(seed=0):
     x = torch.linspace(-1, 1, 64)[:, None]
 
     def loss(module, x, y):
-        time.sleep({SLEEPS_S})
+        time.sleep({SLEEPS_S} * len(x))
         return ((module(x) - y) ** 2).mean()
 
     return Problem(torch.nn.Linear(1, 1), loss, (x, 2 * x), (x, 2 * x))
@@ -35,7 +39,7 @@ answered = partial(dsgd.experiment, processes=1)
 
 @pytest.fixture
 def slow(tmp_path: Path) -> str:
-    """Return the file of a workload whose mini-batches take at least 20 ms."""
+    """Return the file of a workload whose mini-batches of 8 samples take at least 20 ms."""
     file = tmp_path / "slow.py"
     file.write_text(SLOW)
     return str(file)
@@ -87,43 +91,64 @@ def test_where_all_times_are_mini_batches_their_unit_is_free(options: dict[str, 
 
 
 def test_what_is_measured_is_the_time_of_all_runs(slow: str) -> None:
-    """It is at least what a mini-batch sleeps; runs that tune have it, and not what has a time of its own."""
+    """It is at least what a mini-batch sleeps. Runs that tune have it too, with step sizes beyond the first;
+    a variant whose time is given keeps that.
+    """
     content = asked(slow, tune="auto")
     content["base"] |= {"bytes_per_s": 1e6}
     content["variants"]["own"] = {"mode": "ssp", "compute_time": "exponential:1"}
     found = with_measured_times(read(content, "x", "x", (), "nowhere"))
+    assert found.tuning
+    edge = Tuned(variant="ssgd", chosen={"lr": 2.7}, at_the_edge=["lr"], tried=[])
+    wider = widened(found, [Selection(found.tuning.tried["ssgd"][-1], edge)])
+    assert wider
+    assert {run.variant for run in wider.tuning_runs()} > {"ssgd lr=2.7", "ssgd lr=8.1"}
     by_variant: dict[str, set[str]] = {}
-    for run in (*found.runs(), *found.tuning_runs()):
+    for run in (*wider.runs(), *wider.tuning_runs()):
         by_variant.setdefault(run.variant.partition(" ")[0], set()).add(run.cfg.timing.compute_time)
     seconds = found.variants[0].measured_s or 0
-    assert seconds >= SLEEPS_S
+    assert seconds >= 8 * SLEEPS_S
     every = {f"constant:{seconds:g}"}
     assert by_variant == {"ssgd": every, "asgd": every, "own": {"exponential:1"}}
 
 
 @pytest.mark.thorough
 def test_a_measured_time_is_said_and_kept(slow: str, tmp_path: Path) -> None:
-    """All runs have the time that the answer says, and a second call goes on with that of the first."""
-    content = asked(slow, seeds=1)
-    content["base"] |= {"bytes_per_s": 1e6}
+    """All runs have the time that the answer says, and a second call goes on with that of the first; those of
+    other sizes of mini-batches are compared as if they were no other scenario.
+    """
+    content = asked(slow, seeds=1, grid={"batch_size": [1, 8]})
+    content["base"] |= {"bytes_per_s": 1e6, "batch_size": 8}
     first = answered(content, out=tmp_path / "out")
     frames = read_folder(tmp_path / "out" / "experiment")
-    times = {record.record.config["compute_time"] for record in frames.records}
-    (seconds,) = set(frames.measured.values())
-    assert times == {f"constant:{seconds:g}"}
-    assert " ms (measured here). Left at the defaults: partition iid and lr 0.1; others may" in first.answer
+    times = {r.variant: f"constant:{frames.measured[r.variant]:g}" for r in frames.records}
+    assert times == {r.variant: r.record.config["compute_time"] for r in frames.records}
+    assert [*frames.layout.cells] == [""]
+    said = (
+        r" ms with ssgd batch_size=1 and asgd batch_size=1; \d+ ms with .* \(measured here\)\. Left at the "
+    )
+    assert re.search(
+        said + r"defaults: partition iid and lr 0\.1; others may change the order\.", first.answer
+    )
     (tmp_path / "slow.py").write_text(SLOW.replace(str(SLEEPS_S), "1"))
     assert answered(content, out=tmp_path / "out").answer == first.answer
 
 
-def test_a_default_beside_seconds_is_said(tmp_path: Path) -> None:
-    """Of a built-in workload a mini-batch takes a virtual second; a single run says so, too."""
+def test_a_default_beside_seconds_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A mini-batch of a built-in workload takes a virtual second; a single run prints that, too."""
     content = asked("xor")
     content["base"] |= {"bytes_per_s": 1e6}
     unit = "compute_time none (a mini-batch takes 1 virtual s)"
     assert f"partition iid, lr 0.1 and {unit}; others may change the order." in answered(content).answer
-    dsgd.run("ssgd", engine="sim", num_workers=2, steps=2, latency_s=0.1, out=tmp_path / "one")
-    (record,) = (tmp_path / "one").iterdir()
+    one = ["--mode", "ssgd", "--engine", "sim", "--num-workers", "2", "--steps", "2", "--out", str(tmp_path)]
+    for more, notes in (
+        (["--latency-s", ".1"], 1),
+        (["--latency-s", ".1", "--compute-time", "constant:1"], 0),
+        ([], 0),
+    ):
+        assert main([*one, *more]) == 0
+        assert capsys.readouterr().out.count("a mini-batch takes 1 virtual s") == notes
+    record = min(tmp_path.glob("*-ssgd-*"))
     assert answer(read_folder(record)).points[-1].startswith(f"Left at the defaults: {unit}; ")
 
 

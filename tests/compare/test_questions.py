@@ -26,8 +26,9 @@ from dsgd.show.report.measures import measure
 from dsgd.show.report.panels.labels import extent
 from dsgd.show.report.panels.levels import Levels, value_axis
 from dsgd.show.report.panels.sweep import axis
-from dsgd.show.report.questions import Question
+from dsgd.show.report.questions import Question, questions
 from dsgd.show.report.sentences import against_baseline, only_group
+from dsgd.show.report.tables import overview
 from dsgd.show.report.written_numbers import number
 
 FAST: dict[str, Any] = {"engine": "sim", "mode": "ssgd", "num_workers": 2, "steps": 8, "workload": "none"}
@@ -224,9 +225,11 @@ def test_the_best_level_is_named_for_each_group(tmp_path: Path) -> None:
         found.answer
     )  # their updates differ
     assert "the best local_steps is 1, 2 and 8 (level) with near" in found.answer
-    table = answer(read_folder(tmp_path / "experiment")).table
+    frames = read_folder(tmp_path / "experiment")
+    table = answer(frames).table
     assert table is not None
     assert table.best == {(0, 1), (0, 2), (0, 3), (1, 3)}  # in bold letters
+    assert overview(frames, questions(frames)).best == {(0, 1), (1, 1), (2, 1), (5, 1)}
     assert not any(cell.endswith(" ≈") for row in table.rows for cell in row)
 
 

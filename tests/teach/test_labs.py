@@ -63,7 +63,9 @@ def checked(
 def test_without_a_lab_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """By the numbers that the command takes, with their titles."""
     assert main(["lab"]) == 0
-    numbers, titles = zip(*(line.split("  ", 1) for line in capsys.readouterr().out.splitlines()), strict=True)
+    numbers, titles = zip(
+        *(line.split("  ", 1) for line in capsys.readouterr().out.splitlines()), strict=True
+    )
     assert list(numbers) == sorted(path.stem for path in LABS.glob("[0-9]*.yaml"))
     assert titles[0] == read_lab(LABS / "01.yaml").title
 

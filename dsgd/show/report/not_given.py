@@ -29,8 +29,8 @@ def measured_text(measured: Mapping[str, float]) -> list[str]:
     times: dict[str, list[str]] = {}
     for variant, seconds in measured.items():
         times.setdefault(seconds_text(seconds), []).append(variant)
-    said = [f"{text}{f' with {listed(own)}' if len(times) > 1 else ''}" for text, own in times.items()]
-    return [f"A mini-batch takes {listed(said)} (measured here)."] if said else []
+    said = [f"{text}{f' with {few(own)}' if len(times) > 1 else ''}" for text, own in times.items()]
+    return [f"A mini-batch takes {'; '.join(said)} (measured here)."] if said else []
 
 
 def _edges(frames: Frames) -> list[str]:
