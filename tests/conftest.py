@@ -13,7 +13,7 @@ import tempfile
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -425,6 +425,17 @@ def wait_for(condition: Callable[[], Any], what: str = "it") -> Any:
         assert time.monotonic() < until_s, f"waited {PATIENCE_S:g} s for {what}"
         time.sleep(0.02)
     return given
+
+
+def run_python(
+    *arguments: str | Path, cwd: Path = ROOT, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python of this environment to its end, with this repository's modules and more variables."""
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S,
+    )  # fmt: skip
 
 
 def python(*arguments: str, **options: Any) -> subprocess.Popen[str]:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jsonschema
 import pytest
 import yaml
-from conftest import KUBERAY_CRD, PATIENCE_S, ROOT, CommandLine, needs, needs_crd, wait_for
+from conftest import KUBERAY_CRD, PATIENCE_S, ROOT, CommandLine, needs, needs_crd, run_python, wait_for
 from kubectl_standin.play import based, objects, prepare, scenario
 from kubectl_standin.play import call as call_here
 
@@ -71,22 +71,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for pattern in ("*.py", "*.toml", "ray-job-*.yaml", "requirements.txt", "Dockerfile"):
         for path in ROOT.glob(pattern):
             shutil.copy(path, copy)
-    rendered = run_python(copy, "deploy.manifests", "--image", "registry.test/dsgd:1", "--bucket", "results")
+    rendered = run_module(copy, "deploy.manifests", "--image", "registry.test/dsgd:1", "--bucket", "results")
     assert rendered.returncode == 0, rendered.stderr
     return copy
 
 
-def run_python(
-    project: Path, *arguments: str, env: dict[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=project,
-        env=env or {**os.environ, "PYTHONPATH": str(project)},
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-    )
+def run_module(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_python("-m", *arguments, cwd=project, env={"PYTHONPATH": str(project)})
 
 
 class ToolRan(NamedTuple):
@@ -976,7 +967,7 @@ def test_a_manifest_that_was_edited_or_has_no_bucket_is_not_applied(tmp_path: Pa
     ran = tools("run")
     assert (ran.code, ran.err.count("\n")) == (2, 1)
     assert re.search(r"ray-job-ssp.yaml, line .*36000.*make manifests", ran.err)
-    assert run_python(copy, "deploy.manifests", "--bucket", "BUCKET").returncode == 0
+    assert run_module(copy, "deploy.manifests", "--bucket", "BUCKET").returncode == 0
     ran = tools("run")
     assert (ran.code, ran.err.count("\n")) == (2, 1)
     assert re.search(r"ray-job-ssp.yaml: has no bucket.*BUCKET=NAME", ran.err)

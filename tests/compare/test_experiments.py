@@ -6,11 +6,9 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -21,7 +19,7 @@ import polars as pl
 import psutil
 import pytest
 import yaml
-from conftest import ROOT, CommandLine, needs, python
+from conftest import ROOT, CommandLine, needs, python, run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -287,15 +285,9 @@ def test_a_mistake_on_its_command_line_gets_one_line(
 def test_a_cluster_that_is_out_of_reach_is_one_line(tmp_path: Path) -> None:
     """It ends with exit code 1, the address and a remedy; in a process that is connected to no other."""
     arguments = ["compare", "ssgd", "asgd", "--engine", "ray", "--lr", "1", "--start-timeout-s", "1"]
-    ran = subprocess.run(
-        [sys.executable, ROOT / "main.py", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "RAY_ADDRESS": "127.0.0.1:1"},
-        capture_output=True,
-        text=True,
-    )
-    (said,) = ran.stderr.splitlines()
-    assert ran.returncode == 1
+    done = run_python(ROOT / "main.py", *arguments, cwd=tmp_path, env={"RAY_ADDRESS": "127.0.0.1:1"})
+    (said,) = done.stderr.splitlines()
+    assert done.returncode == 1
     assert said.startswith("main.py: RAY_ADDRESS=127.0.0.1:1: no Ray cluster answers there within")
     assert "unset RAY_ADDRESS" in said
 

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, CommandLine
+from conftest import CommandLine, run_python
 
 from dsgd.config import TrainConfig
 from dsgd.strategies import configured
@@ -91,7 +89,7 @@ def test_the_processes_of_ray_import_torch_only_for_weights() -> None:
     """Neither the driver nor a worker has its 330 MB before there is something to compute."""
     modules = "dsgd.engines.ray.driver.cluster, dsgd.engines.ray.worker.host"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    run_python("-c", code).check_returncode()
 
 
 @pytest.mark.parametrize("engine", ["ray", "both"])

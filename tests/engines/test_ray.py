@@ -8,8 +8,6 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +17,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from conftest import PATIENCE_S, ROOT, CommandLine, python
+from conftest import PATIENCE_S, CommandLine, python, run_python
 
 from dsgd.core.protocol import ClusterError, Engine, Update
 from dsgd.core.time_laws import parse_law
@@ -404,15 +402,8 @@ def test_a_ray_address_that_does_not_answer_is_an_error(
     address: str, parts: tuple[str, ...], tmp_path: Path
 ) -> None:
     """After a bounded wait, in one line that names the variable; never a hang."""
-    done = subprocess.run(
-        [sys.executable, *f"main.py --start-timeout-s 1 --out {tmp_path / 'runs'}".split()],
-        cwd=ROOT,
-        env=os.environ | {"RAY_ADDRESS": address},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    arguments = ["--start-timeout-s", "1", "--out", str(tmp_path / "runs")]
+    done = run_python("main.py", *arguments, env={"RAY_ADDRESS": address})
     assert done.returncode == 1
     assert len(done.stderr.strip().splitlines()) == 1
     for part in (f"RAY_ADDRESS={address}", *parts):
@@ -462,15 +453,7 @@ def test_an_existing_cluster_is_used_and_left_running(ray_cluster: str, tmp_path
         return {node["NodeID"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
 
     before = alive()
-    done = subprocess.run(
-        [sys.executable, *arguments.split()],
-        cwd=ROOT,
-        env=os.environ | {"RAY_ADDRESS": ray_cluster},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    done = run_python(*arguments.split(), env={"RAY_ADDRESS": ray_cluster})
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "r")
     assert alive() == before

@@ -17,7 +17,7 @@ from typing import Any
 import boto3
 import psutil
 import pytest
-from conftest import PATIENCE_S, ROOT, keys, stored, wait_for
+from conftest import PATIENCE_S, ROOT, keys, run_python, stored, wait_for
 
 from dsgd.records import lease
 from dsgd.records.growing_object import GrowingObject
@@ -596,10 +596,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def drive(*arguments: str) -> None:
     """Act as the driver of a run: write checkpoints of some versions, then be killed."""
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, URL, *arguments],
-        env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_python("-c", DRIVER, URL, *arguments, cwd=Path())
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "reached\n"), done.stderr
 
 

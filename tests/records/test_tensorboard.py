@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, CommandLine
+from conftest import CommandLine, run_python
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dsgd.core.protocol import Cluster, Update
@@ -107,4 +106,4 @@ def test_nothing_of_it_is_imported_unless_asked_for() -> None:
         "main.main(f'--engine sim --workload none --steps 2 --quiet --out {out.name}'.split())\n"
         "assert not {'tensorboard', 'boto3', 'botocore'} & set(sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    run_python("-c", code).check_returncode()

@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 import yaml
-from conftest import HANGS, PATIENCE_S, ROOT, CommandLine, python
+from conftest import HANGS, PATIENCE_S, ROOT, CommandLine, python, run_python
 
 import dsgd
 from dsgd.core.protocol import Update
@@ -46,15 +46,7 @@ def elsewhere(folder: Path, code: str, *arguments: str) -> subprocess.CompletedP
     """Run a Python script of the user's in the user's folder."""
     script = folder / "mine.py"
     script.write_text(code)
-    return subprocess.run(
-        [sys.executable, str(script), *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    return run_python(script, *arguments, cwd=folder)
 
 
 def test_a_run_from_python_is_the_run_of_the_command_line(cli: CommandLine) -> None:
@@ -310,7 +302,7 @@ def test_importing_the_package_takes_no_time() -> None:
         "dsgd.run\n"
         "assert not {'torch', 'ray'} & set(sys.modules), 'imported too much'\n"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    run_python("-c", code).check_returncode()
     with pytest.raises(AttributeError, match="'dsgd' has no attribute 'rum'"):
         dsgd.rum  # noqa: B018
 

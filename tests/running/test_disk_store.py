@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from conftest import PATIENCE_S, ROOT
+from conftest import ROOT, run_python
 from test_full_disk import on_disk
 from test_full_disk import pytestmark as needs_mount
 
@@ -199,11 +199,7 @@ def test_killed_at_any_line_a_write_leaves_the_newest_whole(tmp_path: Path) -> N
     """SIGKILL at each line of writing and retention: all that has a checkpoint's name is whole, the newest is
     the new one or the one before it, and the next write clears what was left.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED_AT_EACH_LINE, str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S,
-    )  # fmt: skip
-    points = int(done.stdout)
+    points = int(run_python("-c", KILLED_AT_EACH_LINE, tmp_path).stdout)
     assert points > 30
     newest = set()
     for k in range(points):

@@ -6,8 +6,6 @@ import importlib.metadata
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run_python
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -233,9 +231,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ROOT / "dsgd", source / "dsgd", symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
     )
     build = "import sys; from setuptools import build_meta; print(build_meta.build_wheel(sys.argv[1]))"
-    built = subprocess.run(
-        [sys.executable, "-c", build, str(source / "dist")], cwd=source, capture_output=True, text=True
-    )
+    built = run_python("-c", build, source / "dist", cwd=source)
     assert built.returncode == 0, built.stderr
     (wheel,) = (source / "dist").glob("*.whl")
     unpacked = tmp_path_factory.mktemp("site")
@@ -259,27 +255,14 @@ def test_a_wheel_has_every_file_of_the_package_and_no_links(site: Path) -> None:
 def test_an_installed_dsgd_trains_and_reports_from_any_folder(site: Path, tmp_path: Path) -> None:
     """From a wheel alone, without this repository, a run makes its record and a report its page."""
 
-    def dsgd(*arguments: str) -> str:
-        ran = subprocess.run(
-            [sys.executable, "-m", "dsgd", *arguments],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(site)},
-            capture_output=True,
-            text=True,
-        )
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout
+    def python(*arguments: str) -> str:
+        done = run_python(*arguments, cwd=tmp_path, env={"PYTHONPATH": str(site)})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
-    where = subprocess.run(
-        [sys.executable, "-c", "import dsgd, dsgd.config; print(dsgd.__file__, dsgd.config.__file__)"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-    )
-    assert where.stdout.split() == [str(site / "dsgd/__init__.py"), str(site / "dsgd/config.py")], (
-        where.stderr
-    )
-    dsgd("--engine", "sim", "--scenario", "wan", "--steps", "20", "--out", "runs", "--run-name", "one")
-    dsgd("report", "runs/one")
+    where = python("-c", "import dsgd, dsgd.config; print(dsgd.__file__, dsgd.config.__file__)")
+    assert where.split() == [str(site / "dsgd/__init__.py"), str(site / "dsgd/config.py")]
+    options = "--engine sim --scenario wan --steps 20 --out runs --run-name one"
+    python("-m", "dsgd", *options.split())
+    python("-m", "dsgd", "report", "runs/one")
     assert "<svg" in (tmp_path / "runs/one/report.html").read_text()

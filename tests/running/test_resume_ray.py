@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import ROOT, Nodes, keys, python
+from conftest import ROOT, Nodes, keys, python, run_python
 from test_resume import lines, run, versions
 
 from dsgd.records import lease
@@ -239,20 +239,13 @@ def test_a_run_on_ray_goes_on_from_another_nodes_memory(
     """SIGKILL of the driver: `--resume` finds the checkpoint with the keeper, ends with the bytes of the run
     never killed, and ends the keeper.
     """
-    environment = {**os.environ, "RAY_ADDRESS": nodes.address, "PYTHONPATH": str(ROOT)}
-
-    def ran(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", program, *arguments],
-            cwd=tmp_path, env=environment, capture_output=True, text=True,
-        )  # fmt: skip
-
+    there: dict[str, Any] = {"cwd": tmp_path, "env": {"RAY_ADDRESS": nodes.address}}
     record = tmp_path / "runs" / DILOCO["mode"]
     to_peer = {"out": "runs", "run_name": record.name, "checkpoint_every": "peer=.05"}
-    cut = ran(KILLED_WITH_A_PEER, *arguments_of(TWO | DILOCO | to_peer))
+    cut = run_python("-c", KILLED_WITH_A_PEER, *arguments_of(TWO | DILOCO | to_peer), **there)
     assert cut.returncode == -signal.SIGKILL, cut.stderr
     assert not (record / "checkpoints").exists()
-    resumed = ran(RESUMED_FROM_A_PEER, str(record))
+    resumed = run_python("-c", RESUMED_FROM_A_PEER, record, **there)
     assert resumed.stdout.splitlines()[-1:] == ["0 []"], resumed.stderr
     assert ended_with(record) == (digest(**TWO | DILOCO), 8)
 

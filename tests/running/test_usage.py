@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, CommandLine
+from conftest import ROOT, CommandLine, run_python
 
 from dsgd.config import TrainConfig
 from dsgd.core.option_effects import BUILT_IN
@@ -447,4 +447,4 @@ def test_what_is_not_needed_is_not_imported(cli: CommandLine) -> None:
         "assert main.main(arguments) == 0\n"
         "assert 'ray' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+    run_python("-c", code).check_returncode()

@@ -6,16 +6,14 @@ are copied into a separate folder, and nothing else is touched.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
-from conftest import PATIENCE_S, ROOT, CommandLine, Ran
+from conftest import ROOT, CommandLine, Ran, run_python
 
 from dsgd.conformance import LawBroken, LawCheck, checks_of
 from dsgd.show.report.build import build_report
@@ -150,13 +148,10 @@ def test_a_broken_law_is_a_sentence_in_the_users_test(my: Path) -> None:
 
 def pytest_in(folder: Path, *arguments: str) -> str:
     """Run pytest in a folder as its user would; return what it prints."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
-    print(ran.stdout, ran.stderr, file=sys.stderr)
-    return ran.stdout
+    quietly = {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = run_python("-m", "pytest", "-p", "no:cacheprovider", *arguments, cwd=folder, env=quietly)
+    print(done.stdout, done.stderr, file=sys.stderr)
+    return done.stdout
 
 
 # --- Laws, and mistakes that break them ---------------------------------------------------------------------
@@ -352,15 +347,12 @@ def test_in_the_repository_nothing_else_is_touched(tmp_path: Path) -> None:
     leave_out = shutil.ignore_patterns("__pycache__")
     for folder in ("dsgd", "docs", "tests", "deploy"):
         shutil.copytree(ROOT / folder, clone / folder, symlinks=True, ignore=leave_out)
-    environment = {**os.environ, "PYTHONPATH": f"{clone}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {"PYTHONPATH": f"{clone}", "PYTHONDONTWRITEBYTECODE": "1"}
 
     def call(*arguments: str) -> str:
-        ran = subprocess.run(
-            [sys.executable, "-m", *arguments],
-            cwd=clone, env=environment, capture_output=True, text=True, timeout=PATIENCE_S,
-        )  # fmt: skip
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return ran.stdout
+        done = run_python("-m", *arguments, cwd=clone, env=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     before = {path for path in clone.rglob("*") if path.is_file()}
     assert "tests/test_mine.py" in call("main", "new", "mine")
@@ -374,7 +366,7 @@ def test_in_the_repository_nothing_else_is_touched(tmp_path: Path) -> None:
     tests = [str(path) for name in named for path in (clone / "tests").rglob(f"test_{name}.py")]
     out = call("pytest", "-p", "no:cacheprovider", "-m", "not ray", "--mode", "mine", *tests)
     assert "test_mine.py ." in out  # the law of the factor
-    assert "mine is new: DSGD_REWRITE_GOLDEN=1" in out
+    assert "mine is new: `make golden REWRITE=1` keeps its weights" in out
     others = ["tests/house/test_house.py", "tests/house/test_documents.py"]
     chosen = "not of_all_strategies"  # what the large comparisons have is written by hand
     assert " passed" in call("pytest", "-q", "-p", "no:cacheprovider", *others, "-k", chosen)

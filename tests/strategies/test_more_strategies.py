@@ -126,30 +126,25 @@ def test_rennala_never_applies_a_stale_gradient(
 
 
 @pytest.mark.parametrize("law", ["exponential:1", "constant:1", "pareto:2,1"])
-@pytest.mark.parametrize("k", [1, 3, 4, 8])
-def test_k_async_staleness_is_that_of_the_others(k: int, law: str) -> None:
-    """K-async: each of n updates ages the P - K tasks that it leaves in flight by one, so the staleness of
-    the applied gradients and the ages of those in flight add up to n (P - K) exactly: (P - K)/K a gradient.
+@pytest.mark.parametrize(
+    ("mode", "options", "aged"),
+    [
+        ("asgd", {}, 7),
+        *(("kasync", {"k": k}, 8 - k) for k in (1, 3, 4, 8)),
+        *(("kasync", {"k": k, "count": "gradients"}, 7) for k in (1, 3, 4, 12)),
+    ],
+)
+def test_staleness_is_that_of_the_others(mode: str, options: dict[str, Any], aged: int, law: str) -> None:
+    """Each of n updates ages the tasks in flight by one: P - 1 in ASGD and K-batch-async, P - K in K-async.
+    So the staleness of what was applied and the ages of what is in flight add up to n times that, exactly.
     """
-    outcome = run("kasync", **EXPONENTIAL | {"compute_time": law}, k=k, steps=30 * k)
+    outcome = run(mode, **EXPONENTIAL | {"compute_time": law}, **options, steps=30 * options.get("k", 4))
     n, read = len(outcome.updates), dict.fromkeys(range(8), 0)
+    waits = "count" not in options  # else all but the last have begun with the weights before
     for update in outcome.updates:
-        read |= {done.worker: update.weights.version for done in update.dones}
-    assert sum(outcome.staleness) + sum(n - version for version in read.values()) == n * (8 - k)
-
-
-@pytest.mark.parametrize("law", ["exponential:1", "constant:1", "pareto:2,1"])
-@pytest.mark.parametrize("k", [1, 3, 4, 12])
-def test_k_batch_async_staleness_is_that_of_all_others(k: int, law: str) -> None:
-    """K-batch-async: each of n updates ages the P - 1 tasks in flight when it is complete, so the staleness
-    of the applied gradients and the ages of those in flight add up to n (P - 1) exactly, (P - 1)/K each.
-    """
-    outcome = run("kasync", **EXPONENTIAL | {"compute_time": law}, k=k, count="gradients", steps=30 * k)
-    n, read = len(outcome.updates), dict.fromkeys(range(8), 0)
-    for update in outcome.updates:
-        read |= {done.worker: update.weights.version - 1 for done in update.dones}
+        read |= {done.worker: update.weights.version - (not waits) for done in update.dones}
         read[update.dones[-1].worker] = update.weights.version
-    assert sum(outcome.staleness) + sum(n - version for version in read.values()) == n * 7
+    assert sum(outcome.staleness) + sum(n - version for version in read.values()) == n * aged
 
 
 # --- DSSP ---------------------------------------------------------------------------------------------------

@@ -63,18 +63,6 @@ def test_local_sgd_reports_the_mean_distance_to_the_average() -> None:
     assert run("localsgd", num_workers=1, steps=8).updates[0].measured["drift"] == 0
 
 
-@pytest.mark.parametrize("law", ["exponential:1", "constant:1", "pareto:2,1"])
-def test_asgd_staleness_is_p_minus_1_whatever_the_law(law: str) -> None:
-    """ASGD: each of N updates ages the P - 1 other tasks in flight by one, so the staleness of the applied
-    gradients and the ages of those still in flight add up to N (P - 1) exactly.
-    """
-    outcome = run("asgd", **EXPONENTIAL | {"compute_time": law}, steps=100)
-    n, last = len(outcome.updates), dict.fromkeys(range(8), 0)
-    for update in outcome.updates:
-        last[update.dones[0].worker] = update.weights.version  # the version its next task has read
-    assert sum(outcome.staleness) + sum(n - version for version in last.values()) == n * 7
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     num_workers=st.integers(1, 8),

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conftest import run_python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -723,8 +721,5 @@ def test_theory_is_light() -> None:
         "import sys, dsgd.strategies as s; [s.load(mode) for mode in s.modes()];"
         "print(*({'scipy', 'torch', 'ray'} & set(sys.modules)))"
     )
-    root = Path(__file__).parents[2]
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert loaded.stdout.strip() == ""
+    loaded = run_python("-c", code)
+    assert (loaded.returncode, loaded.stdout.strip()) == (0, "")
