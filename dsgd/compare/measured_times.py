@@ -54,7 +54,7 @@ def with_measured_times(experiment: Experiment) -> Experiment:
 
 
 def timed(variant: Variant, seconds: float | None) -> Variant:
-    """Return a variant whose mini-batches take so many seconds; the same if these were not measured."""
+    """Return the variant with a mini-batch's measured seconds as its compute time; as it is without any."""
     if not seconds:
         return variant
     timing = replace(variant.cfg.timing, compute_time=f"constant:{seconds:g}")

@@ -56,7 +56,6 @@ LONG_FILES = {
     "dsgd/models/objectives/module_objective.py",
     "dsgd/records/schema.py",
     "dsgd/records/writer.py",
-    "dsgd/show/live/followed_run.py",
     "dsgd/show/report/tables.py",
     "dsgd/transforms/codecs.py",
 }

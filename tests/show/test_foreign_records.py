@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import CommandLine
 
-from dsgd.show.live.followed_run import FollowedFolder
+from dsgd.show.live.followed_folder import FollowedFolder
 from main import main
 
 EVIL = """

@@ -24,13 +24,15 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from conftest import PATIENCE_S, ROOT, CommandLine, needs, python, wait_for
+from conftest import PATIENCE_S, ROOT, CommandLine, needs, python, run_python, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_metrics import Scrape, free_port, scrape, watched
 
 from dsgd.show.live import page, server
-from dsgd.show.live.followed_run import MOST_POINTS, MOST_WORKERS, Curve, FollowedFolder, FollowedRun
+from dsgd.show.live.curve import MOST_POINTS, Curve
+from dsgd.show.live.followed_folder import FollowedFolder
+from dsgd.show.live.followed_run import MOST_WORKERS, FollowedRun
 from dsgd.show.live.server import LIMITS, ClientLimits, Response, Routes
 
 SIM = "--engine sim --compute-time exponential:1"
@@ -340,7 +342,6 @@ def test_the_page_shows_what_the_summary_says(asgd: Path) -> None:
         entry = view["workers"][int(worker)]
         assert entry["mean"] == pytest.approx(summary["staleness"]["by_worker"][worker], rel=1e-5)
         assert entry["idle"] == pytest.approx(totals["idle_s"] / summary["clock_s"], abs=1e-5)
-        assert entry["batches"] == totals["steps"]
 
 
 @settings(deadline=None, max_examples=15)
@@ -425,18 +426,6 @@ def test_a_folder_shows_its_records_and_skips_the_rest(asgd: Path, tmp_path: Pat
     while any(folder.read()):
         pass
     assert folder.runs == {}
-
-
-def test_a_line_longer_than_a_reading_is_read(asgd: Path, tmp_path: Path) -> None:
-    """An update of more bytes than are read at once is shown, and what follows it too."""
-    copy_in_pieces(asgd, tmp_path / "asgd", [], lambda: None)
-    updates = tmp_path / "asgd" / "updates.jsonl"
-    first, rest = updates.read_text().split("\n", 1)
-    updates.write_text(first.removesuffix("}") + " " * (3 << 20) + "}\n" + rest)
-    run, whole = FollowedRun(tmp_path / "asgd"), read_all(FollowedRun(asgd)).view()
-    assert first.endswith("}")
-    seen = read_all(run).view()
-    assert (seen["train"], seen["state"]) == (whole["train"], "budget")
 
 
 def test_a_run_that_cannot_be_read_hides_no_other(asgd: Path, tmp_path: Path) -> None:
@@ -596,19 +585,17 @@ def test_a_folder_can_be_watched_from_elsewhere(asgd: Path, tmp_path: Path) -> N
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 0
     assert found["run"]["name"] == "asgd"
-    assert found["page"]["looks"]["asgd"]["colour"] == "#D55E00"
+    assert found["page"]["shades"]["asgd"][0][0] == "#D55E00"
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         port = str(taken.getsockname()[1])
         for arguments, said in (
             ([str(tmp_path / "nowhere")], "nowhere"),
             ([str(tmp_path), "--port", port], f"--port {port}"),
         ):
-            ran = subprocess.run(
-                [sys.executable, "main.py", "watch", *arguments], cwd=ROOT, capture_output=True, text=True
-            )
-            assert ran.returncode == 2
-            assert said in ran.stderr
-            assert len(ran.stderr.splitlines()) == 1
+            done = run_python("main.py", "watch", *arguments)
+            assert done.returncode == 2
+            assert said in done.stderr
+            assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_page_needs_nothing_from_elsewhere() -> None:
@@ -670,6 +657,7 @@ def driver(tmp_path: Path, options: str) -> Iterator[tuple[Any, str]]:
             process.communicate(timeout=PATIENCE_S)
 
 
+CURVES = "[...document.querySelectorAll('#loss path.curve:not(.faint)')]"
 PHONE: dict[str, Any] = {
     "viewport": {"width": 390, "height": 844},
     "device_scale_factor": 2,
@@ -719,7 +707,7 @@ def test_a_run_is_seen_as_it_goes_on(browser: Any, tmp_path: Path) -> None:
 @pytest.mark.thorough
 @in_a_browser
 def test_runs_are_seen_side_by_side(browser: Any, asgd: Path, cli: CommandLine) -> None:
-    """Runs of a folder share the charts in the colours of the reports, and workers are shown on demand."""
+    """Runs of a folder share the charts in the hues of the reports, and workers are shown on demand."""
     for mode in ("ssgd", "localsgd --local-steps 4"):
         cli(f"{SIM} --mode {mode} --steps 60 --run-name {mode.split()[0]}")
     cli(f"{SIM} --mode asgd --steps 60 --record none --run-name sparse")
@@ -733,23 +721,21 @@ def test_runs_are_seen_side_by_side(browser: Any, asgd: Path, cli: CommandLine) 
             "[...document.querySelectorAll('#runs line')].map((l) => l.style.getPropertyValue('--colour'))"
         )
         assert colours == ["#D55E00", "#CC79A7", "#0072B2"]  # the newest first
-        assert shown.locator("article").count() == 2  # the last two, unasked
-        shown.get_by_label("show the workers of ssgd").check()
-        shown.get_by_label("show the workers of localsgd").uncheck()
-        visit.until("document.querySelectorAll('article').length === 2")
-        shown.get_by_role("heading", name="ssgd", exact=True).wait_for()
-        note = shown.locator("article .note:visible")
-        assert "--record none" in note.inner_text()
+        note = shown.locator(".card .note:visible")
+        assert "--record none" in note.inner_text()  # the last run's card is open, unasked
+        assert shown.locator(".timeline:visible").count() == 0
+        shown.locator(".card summary b", has_text="ssgd").click()
+        shown.locator(".card", has_text="ssgd on sim").locator("path.compute").wait_for()
+        shown.get_by_label("draw ssgd").uncheck()
+        visit.until("document.querySelectorAll('.card').length === 2")
         assert shown.inner_text("#status") == "3 finished"
         assert visit.complaints == []
 
 
 @pytest.mark.thorough
 @in_a_browser
-def test_curves_have_one_clock_and_one_folder(browser: Any, cli: CommandLine) -> None:
-    """Against time those of the newest run's folder and engine; per mini-batch of both engines, and with a
-    filter of all folders. What is left out is counted.
-    """
+def test_curves_have_one_clock(browser: Any, cli: CommandLine) -> None:
+    """Runs of both engines are drawn against mini-batches, and the page says why; of one against time."""
     for name in ("real", "late/one", "late/two", "late/real"):
         cli(f"{SIM} --mode asgd --steps 20 --out {(cli.out / name).parent} --run-name {Path(name).name}")
     for config in cli.out.rglob("real/config.yaml"):
@@ -758,17 +744,59 @@ def test_curves_have_one_clock_and_one_folder(browser: Any, cli: CommandLine) ->
         meta.write_text(re.sub(r'"options_sha256": "\w+"', '"options_sha256": null', meta.read_text()))
     with page.serve(cli.out, 0) as url, Visit(browser, url) as visit:
         visit.until("document.querySelectorAll('#runs tbody tr').length === 4")
-        curves = "document.querySelectorAll('#loss path.curve:not(.faint)').length"
-        visit.until(f"{curves} === 1")
-        left_out = visit.page.locator("#not-drawn")
-        simulated = "2 of the simulator, whose seconds are virtual: choose mini-batches"
-        elsewhere = "1 in other folders: filter, or show their workers"
-        assert left_out.inner_text() == f"Not drawn: {elsewhere}; {simulated}"
-        visit.page.get_by_label("mini-batches", exact=True).check()
-        visit.until(f"{curves} === 3")
-        visit.page.get_by_role("searchbox").fill("asgd")
-        visit.until(f"{curves} === 4")
-        assert left_out.inner_text() == ""
+        visit.until(f"{CURVES}.length === 4")
+        clocks = visit.page.locator("#clocks")
+        axis = "[...document.querySelectorAll('#loss svg text')].at(-1).textContent"
+        assert clocks.inner_text().startswith("seconds are real on Ray and virtual in the simulator")
+        assert visit.page.get_by_label("time", exact=True).is_disabled()
+        assert visit.page.evaluate(axis) == "mini-batches"
+        for engine, seconds in (("sim", "virtual seconds"), ("ray", "seconds")):
+            visit.page.get_by_role("searchbox").fill(f"engine={engine}")
+            visit.until(f"{axis} === '{seconds}'")
+            assert visit.page.evaluate(f"{CURVES}.length") == 2
+            assert clocks.inner_text() == ""
+        assert visit.complaints == []
+
+
+@pytest.mark.thorough
+@in_a_browser
+def test_runs_that_go_on_and_the_latest_are_drawn(browser: Any, asgd: Path, tmp_path: Path) -> None:
+    """A run that goes on stays drawn, in its colour, when an experiment begins elsewhere; of the others the
+    latest seven are, and those ticked, or all. The curves come first, and each run has a colour.
+    """
+    copy_in_pieces(asgd, tmp_path / "goes", [], lambda: None)
+    (tmp_path / "goes/summary.json").unlink()
+    looks = (
+        "[c.dataset.run.split('/').at(-2), getComputedStyle(c).stroke + c.getAttribute('stroke-dasharray')]"
+    )
+    colours = f"Object.fromEntries({CURVES}.map((c) => {looks}))"
+    with page.serve(tmp_path, 0) as url, Visit(browser, url, **PHONE) as visit:
+        visit.until(f"{CURVES}.length === 1")
+        first = visit.page.evaluate(colours)
+        (tmp_path / "later").mkdir()
+        for number in range(9):
+            copy_in_pieces(asgd, tmp_path / f"later/{number}", [], lambda: None)
+            for file in (tmp_path / f"later/{number}").iterdir():
+                os.utime(file, (time.time() - 100 + number,) * 2)
+        visit.until("document.querySelectorAll('#runs tbody tr').length === 10")
+        drawn = visit.page.evaluate(colours)
+        assert drawn.keys() == {"goes", *map(str, range(2, 9))}
+        assert drawn.items() >= first.items()
+        assert len(set(drawn.values())) == 8
+        loss, runs = (visit.page.locator(part).bounding_box() for part in ("#loss", "#runs"))
+        assert loss
+        assert runs
+        assert loss["y"] + loss["height"] < min(runs["y"], PHONE["viewport"]["height"])
+        visit.page.get_by_label("draw later/0").check()
+        visit.page.get_by_label("draw goes").uncheck()
+        visit.until("document.querySelector('#drawn').textContent === '8 of 10 drawn; tick others'")
+        assert visit.page.evaluate(colours).keys() == {"0", *map(str, range(2, 9))}
+        visit.page.get_by_role("button", name="Draw all 10").click()
+        visit.until(f"{CURVES}.length === 10")
+        assert len(set(visit.page.evaluate(colours).values())) == 10
+        visit.page.get_by_role("button", name="Draw the latest 8").click()
+        visit.until(f"{CURVES}.length === 8")
+        assert visit.page.evaluate(colours).keys() == drawn.keys()
         assert visit.complaints == []
 
 

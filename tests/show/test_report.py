@@ -31,7 +31,7 @@ from dsgd.running.predict.predictions import staleness_by_worker, staleness_pmf
 from dsgd.show.report import tables
 from dsgd.show.report.answer import answer
 from dsgd.show.report.build import build_report
-from dsgd.show.report.colours import DARK, LIGHT, contrast, distance, on_dark, ramp
+from dsgd.show.report.colours import DARK, LIGHT, contrast, distance, oklab, on_dark, ramp, shades
 from dsgd.show.report.experiment_yaml import FIGURES
 from dsgd.show.report.figures import chosen, draw_sections, scene_of
 from dsgd.show.report.frames import read_folder
@@ -555,6 +555,19 @@ def test_equals_have_no_clear_winner(tmp_path: Path) -> None:
     assert "evaluation interval" not in found.text  # there is no lead
 
 
+def test_what_is_level_is_not_called_a_lead(tmp_path: Path) -> None:
+    """Of two variants that reach the target at one evaluation, both are in bold, and their difference is said
+    to be at most an interval.
+    """
+    variants = {"one": SSGD, "two": SSGD | {"lr": 0.5001}, "late": SSGD | {"lr": 0.1}}
+    frames = read_folder(experiment(tmp_path / "x", variants, 1, target_loss=0.4, show=["time_to_target"]))
+    panels = {panel.name: panel.svg for section in draw_sections(frames) for panel in section.panels}
+    bold = re.findall(r"font-weight: 700[^>]*>(×?[\d.]+)<", panels["time-to-target"])
+    assert len(bold) == 4
+    assert len(set(bold)) == 2  # the time and ×1 of both
+    assert "The difference between one and two is at most one evaluation interval" in answer(frames).text
+
+
 def test_one_seed_gives_no_interval(race: Path, tmp_path: Path) -> None:
     """With one seed per variant the sentences give no interval and no p, and say why."""
     for name in ("v0-s0", "v1-s0"):
@@ -793,12 +806,41 @@ def test_names_can_be_read_on_both_grounds() -> None:
         assert contrast(on_dark(look.text), DARK) >= 4.5
 
 
-def test_a_dark_page_keeps_contrasts() -> None:
-    """A colour's contrast to the dark ground is that to white, or a little more; white becomes the ground."""
-    for colour in (colour for base, _ in LOOKS for colour in ramp(base, 6)):
-        ratio = contrast(on_dark(colour), DARK) / contrast(colour, LIGHT)
-        assert 1.05 < ratio < 1.4
+def test_a_dark_page_keeps_contrasts_and_hues() -> None:
+    """A mode's colour has a little more contrast to the dark ground than to white, its darkest shade a little
+    less, and no shade becomes white or grey; white becomes the ground.
+    """
+    for base, _ in LOOKS:
+        for colour in (base, *ramp(base, 6)):
+            ratio = contrast(on_dark(colour), DARK) / contrast(colour, LIGHT)
+            assert (1.05 if colour == base else 0.93) < ratio < 1.2
+            assert chroma(on_dark(colour)) >= min(0.035, 0.85 * chroma(base))
     assert on_dark(LIGHT).lower() == DARK
+
+
+def chroma(colour: str) -> float:
+    """Return how colourful a colour is, in Oklab: 0 for greys, 0.3 for the pure colours of a screen."""
+    return math.hypot(*oklab(colour)[1:])
+
+
+def test_runs_of_a_mode_are_told_apart_on_the_live_page() -> None:
+    """Three runs of a mode differ in shade to all eyes, the first has the mode's colour, none is almost black
+    or white, and those of modes with different hues do not meet: on both grounds.
+    """
+    for base, _ in LOOKS:
+        own = shades(base, 3)
+        assert own[0] == base
+        for colours, ground in ((own, LIGHT), ([on_dark(colour) for colour in own], DARK)):
+            assert all(2.98 <= contrast(colour, ground) <= 11 for colour in colours)
+            assert min(map(chroma, colours)) >= min(0.049, 0.85 * chroma(base))
+            for eyes in EYES:
+                seen = [seen_by(eyes, colour) for colour in colours]
+                assert min(distance(a, b) for a, b in combinations(seen, 2)) >= 0.06
+    for a, b in combinations(
+        [look.colour for look in styles({m: m for m in ("ssgd", "asgd", "ssp", "localsgd")}).values()], 2
+    ):
+        for page in (str, on_dark):
+            assert min(distance(page(x), page(y)) for x in shades(a, 3) for y in shades(b, 3)) >= 0.1
 
 
 @pytest.fixture(scope="module")

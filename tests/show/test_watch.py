@@ -28,7 +28,8 @@ from dsgd.core.update_counts import MOST_LISTED
 from dsgd.records.reader import read_record
 from dsgd.records.schema import RecordedTask, built, encode, update_type
 from dsgd.show.live import record_lines as lines
-from dsgd.show.live.followed_run import MOST_WORKERS, FollowedFolder, FollowedRun
+from dsgd.show.live.followed_folder import FollowedFolder
+from dsgd.show.live.followed_run import MOST_WORKERS, FollowedRun
 from dsgd.show.live.record_lines import UpdateLines
 from dsgd.show.report.build import build_report
 
@@ -318,15 +319,19 @@ def sweep(cli: CommandLine) -> Path:
             "--note",
             f"#try{slack}",
         )
-    cli(f"{SIM} --mode asgd --lr 0.05 --steps 40 --quiet --run-name slow")
-    cli(f"{SIM} --mode asgd --lr 0.2 --steps 40 --quiet --run-name fast", "--note", "for the slides")
+    for lr, name, note in ((0.05, "slow", ""), (0.2, "fast", "for the slides")):
+        cli(
+            f"{SIM} --mode asgd --lr {lr} --slowdown 0=4 --steps 40 --quiet --run-name {name}", "--note", note
+        )
     return cli.out
 
 
 @pytest.mark.thorough
 @in_a_browser
 def test_runs_say_how_they_differ_and_are_found_by_it(browser: Any, sweep: Path) -> None:
-    """Each row has mode, step size, times and what sets its run apart; the filter takes them all."""
+    """What all runs have in common is said once, what sets one apart in its row, with a value; the filter
+    takes them all.
+    """
     with watching(sweep) as (url, _), Visit(browser, url) as visit:
         visit.until("document.querySelectorAll('#runs tbody tr').length === 4")
         texts = visit.page.evaluate(
@@ -334,11 +339,13 @@ def test_runs_say_how_they_differ_and_are_found_by_it(browser: Any, sweep: Path)
             "['.name', '.options'].map((part) => row.querySelector(part).textContent)))"
         )
         assert texts == {
-            "ssp-1": "ssp · sim · 4 workers · lr 0.1 · exponential:1 · slack 1",
-            "ssp-3": "ssp · sim · 4 workers · lr 0.1 · exponential:1 · slack 3",
-            "slow": "asgd · sim · 4 workers · lr 0.05 · exponential:1",
-            "fast": "asgd · sim · 4 workers · lr 0.2 · exponential:1",
+            "ssp-1": "ssp · lr 0.1 · slowdown none · slack 1",
+            "ssp-3": "ssp · lr 0.1 · slowdown none · slack 3",
+            "slow": "asgd · lr 0.05 · slowdown 0=4",
+            "fast": "asgd · lr 0.2 · slowdown 0=4",
         }
+        common = "All: sim · 4 workers · compute time exponential:1 · steps 40"
+        assert visit.page.inner_text("#common") == common
         shown = "[...document.querySelectorAll('#runs tbody .name')].map((e) => e.textContent).sort().join()"
         for words, found in (
             ("mode=asgd", "fast,slow"), ("lr=0.20", "fast"), ("slack=3", "ssp-3"), ("#try1", "ssp-1"),

@@ -1,4 +1,4 @@
-"""Follows run records while they are written: each reading takes the new lines of their files.
+"""Follows a run's record while it is written: each reading takes the new lines of its files.
 
 What is kept of a run is bounded, however long it is and however many workers it has: curves are thinned,
 staleness is counted in the buckets of the metrics, only some workers are shown one by one, and of their tasks
@@ -8,91 +8,40 @@ the last few. How a run ended is read first, so a finished run never looks as if
 from __future__ import annotations
 
 import math
-import os
 import re
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from dsgd.records.fault_words import cost, hit
-from dsgd.records.reader import read_brief_summary, read_meta, read_note, read_options, read_yaml
+from dsgd.records.reader import read_brief_summary, read_meta, read_note, read_options
 from dsgd.records.schema import BriefSummary, RecordedEvaluation, RecordedFault, RecordedTask, RecordError
+from dsgd.show.live.curve import Curve, rounded
 from dsgd.show.live.prometheus import STALENESS_BUCKETS
-from dsgd.show.live.record_lines import Lines, TakenBack, UpdateLines
+from dsgd.show.live.record_lines import Lines, UpdateLines
 from dsgd.strategies import defaults
 
 MOST_WORKERS = 24
 """Workers of a run that are shown one by one: the first ones."""
 
-MOST_RUNS = 200
-"""Runs of a folder that are shown: the newest."""
-
-MOST_POINTS = 256
-"""Most points of a curve; beyond it every second one is dropped."""
-
 _MOST_TASKS = 64  # the last ones of each worker
 _MOST_FAULTS = 256  # the last ones of a run
 _MOST_IN_WORDS = 8  # of them, in words
-_OWN_FOLDERS = ("figures", "tuning")  # of an experiment: not its runs
 _NOT_SHOWN = (
     "out", "run_name", "note", "quiet", "tensorboard", "trace_last", "metrics_port", "metrics_host",
     "metrics_linger_s", "dashboard", "log_level", "log_format", "strategy_file",
 )  # fmt: skip
-# What reading another version's files, or damaged ones, raises.
-_NOT_A_RECORD = (AttributeError, LookupError, TypeError, ValueError)
-
-
 _NOT_EVALUATED = RecordedEvaluation(version=0, t_s=0.0, gradients=0, bytes=0, loss=None, accuracy=None)
-
-
-class Curve:
-    """Points that arrive one by one, thinned by averaging neighbours.
-
-    A point is (t_s, gradients, value); merged points have the last t_s and gradients, and the
-    mean of the values.
-    """
-
-    def __init__(self) -> None:
-        self.points: list[tuple[float, int, float | None]] = []
-        self._stride, self._in_last = 1, 0
-
-    def add(self, t_s: float, gradients: int, value: float | None) -> None:
-        if 0 < self._in_last < self._stride:
-            before = self.points.pop()[2]
-            n = self._in_last
-            value = None if value is None or before is None else before + (value - before) / (n + 1)
-        else:
-            if len(self.points) == MOST_POINTS:
-                self._halve()
-            self._in_last = 0
-        self._in_last += 1
-        self.points.append((t_s, gradients, value))
-
-    def _halve(self) -> None:
-        pairs = zip(self.points[::2], self.points[1::2], strict=True)
-        self.points = [
-            (t_s, gradients, None if a is None or b is None else (a + b) / 2)
-            for (_, _, a), (t_s, gradients, b) in pairs
-        ]
-        self._stride *= 2
-
-    def columns(self) -> dict[str, list[Any]]:
-        """Return it as columns of rounded numbers."""
-        return {
-            "t_s": [_rounded(t_s) for t_s, _, _ in self.points],
-            "gradients": [gradients for _, gradients, _ in self.points],
-            "value": [_rounded(value) for _, _, value in self.points],
-        }
 
 
 class _Worker:
     """What is known about a worker that is shown."""
 
     def __init__(self) -> None:
-        self.tasks, self.batches, self.busy_s = 0, 0, 0.0
+        self.tasks, self.busy_s = 0, 0.0
         self.staleness = [0] * (len(STALENESS_BUCKETS) + 1)
         self.staleness_sum = 0
         self.last: deque[tuple[float, float, float]] = deque(
@@ -133,11 +82,6 @@ class FollowedRun:
     @property
     def mode(self) -> str:
         return str(self._options["mode"])
-
-    @property
-    def variant(self) -> str:
-        """The record's name without its seed, as experiments name their records."""
-        return re.sub(r"-s\d+$", "", self.name)
 
     def read(self) -> bool:
         """Read on; return whether there is more to be read at once.
@@ -225,7 +169,6 @@ class FollowedRun:
             if number < shown:
                 worker = self._workers[number]
                 worker.tasks += 1
-                worker.batches += task.batches
                 worker.busy_s += busy_s
                 worker.staleness[bisect_left(STALENESS_BUCKETS, staleness)] += 1
                 worker.staleness_sum += staleness
@@ -244,7 +187,6 @@ class FollowedRun:
         clock_s = self._t_s
         return {
             "name": self.name,
-            "variant": self.variant,
             "mode": self.mode,
             "engine": options["engine"],
             "record": options["record"],
@@ -261,15 +203,15 @@ class FollowedRun:
             "left_s": self._left_s(gradients),
             "took_s": round(self._passed_s, 1),
             "read": self._share_read(),
-            "t_s": _rounded(clock_s),
+            "t_s": rounded(clock_s),
             "wrote_s": round(self._grew_s, 1),
-            "train_loss": _rounded(self._last_loss),
-            "eval_loss": _rounded(evaluated.loss),
-            "accuracy": _rounded(evaluated.accuracy),
+            "train_loss": rounded(self._last_loss),
+            "eval_loss": rounded(evaluated.loss),
+            "accuracy": rounded(evaluated.accuracy),
             "score_name": self._score_name,
-            "extra": {name: _rounded(value) for name, value in self._extra.items()},
-            "staleness": _rounded(self._mean_staleness()),
-            "idle": _rounded(self._idle_share()),
+            "extra": {name: rounded(value) for name, value in self._extra.items()},
+            "staleness": rounded(self._mean_staleness()),
+            "idle": rounded(self._idle_share()),
             "gradients_per_s": self._rate(),
             "train": self._loss.columns(),
             "eval": self._eval_loss.columns(),
@@ -350,10 +292,8 @@ class FollowedRun:
             idle = totals.idle_s / clock_s
         return {
             "staleness": worker.staleness[bins.start : bins.stop],
-            "mean": _rounded(worker.staleness_sum / worker.tasks) if worker.tasks else None,
-            "idle": _rounded(idle) if totals or (self._tasks and not self._is_partial) else None,
-            "batches": worker.batches,
-            "restarts": totals.restarts if totals else None,
+            "mean": rounded(worker.staleness_sum / worker.tasks) if worker.tasks else None,
+            "idle": rounded(idle) if totals or (self._tasks and not self._is_partial) else None,
         }
 
     def _over_workers(self) -> dict[str, Any] | None:
@@ -364,8 +304,7 @@ class FollowedRun:
         return {
             "slowest": list(self._outcome.workers),
             "quantiles": {
-                name: [_rounded(x) for x in (s.min, s.p05, s.p50, s.p95, s.max)]
-                for name, s in spreads.items()
+                name: [rounded(x) for x in (s.min, s.p05, s.p50, s.p95, s.max)] for name, s in spreads.items()
             },
         }
 
@@ -388,12 +327,12 @@ class FollowedRun:
         """Return the mini-batches per engine second; during the run, over about its last tenth."""
         if self._outcome:
             clock_s = self._outcome.clock_s
-            return _rounded(self._outcome.gradients / clock_s) if clock_s else None
+            return rounded(self._outcome.gradients / clock_s) if clock_s else None
         points = self._loss.points or self._eval_loss.points
         if not points or not points[-1][0]:
             return None
         before = next((p for p in reversed(points) if p[0] <= 0.9 * points[-1][0]), (0.0, 0, None))
-        return _rounded((points[-1][1] - before[1]) / (points[-1][0] - before[0]))
+        return rounded((points[-1][1] - before[1]) / (points[-1][0] - before[0]))
 
     def _timeline(self) -> dict[str, Any]:
         """Return the tasks of the last engine seconds, about as many as 20 tasks of a worker take."""
@@ -411,90 +350,6 @@ class FollowedRun:
         }
 
 
-class FollowedFolder:
-    """A record, or a folder of records, that need not be there yet."""
-
-    def __init__(self, folder: Path, most_runs: int = MOST_RUNS) -> None:
-        self._folder, self._most_runs = folder, most_runs
-        self._followed: dict[tuple[str, int], FollowedRun] = {}
-        self.title, self.planned = folder.absolute().name, 0
-        """The name of an experiment, and how many runs it has; 0 if that is not known."""
-        self.older = 0
-        """How many records are left out because there are `most_runs` newer ones."""
-        self.variants: dict[str, str] = {}
-        """The modes of an experiment's variants, by the beginning of their records' names."""
-        self._unreadable: set[tuple[str, int]] = set()
-        self._failed: set[tuple[str, int]] = set()  # to be read this time
-
-    def read(self) -> Iterator[bool]:
-        """Look for new records and read on in each; yield whether there is more to be read at once.
-
-        It yields after each record: in between the caller may do other things.
-        """
-        if not self.planned:
-            self._read_experiment()
-        found = []
-        for path in self._records():
-            try:
-                status = (path / "config.yaml").stat()
-            except OSError:  # not accessible
-                continue
-            name = path.name if path == self._folder else path.relative_to(self._folder).as_posix()
-            found.append((status.st_mtime, name, status.st_ino, path))
-        self.older = max(0, len(found) - self._most_runs)
-        newest = {(name, inode): path for _, name, inode, path in sorted(found)[-self._most_runs :]}
-        self._followed = {
-            key: self._followed.get(key) or FollowedRun(path, key[0]) for key, path in newest.items()
-        }
-        for key, run in reversed(self._followed.items()):  # the newest first: those that run
-            try:
-                yield key not in self._unreadable and self._read(key, run)
-                self._failed.discard(key)
-            except _NOT_A_RECORD:
-                self._unreadable.add(key)
-            except OSError:  # removed meanwhile, or not readable now
-                self._failed.add(key)
-
-    def _read(self, key: tuple[str, int], run: FollowedRun) -> bool:
-        try:
-            return run.read()
-        except TakenBack:
-            again = self._followed[key] = FollowedRun(run.path, run.name, run.revision)
-            return again.read()
-
-    @property
-    def runs(self) -> dict[tuple[str, int], FollowedRun]:
-        """The readable runs by name and inode (a record may be removed and made again), newest last."""
-        return {
-            key: run
-            for key, run in self._followed.items()
-            if run.revision and key not in self._unreadable and key not in self._failed
-        }
-
-    @property
-    def unreadable(self) -> int:
-        """How many of the newest records cannot be read."""
-        return sum(key in self._unreadable or key in self._failed for key in self._followed)
-
-    def _records(self) -> list[Path]:
-        """Return the folder, if it is a record, or those in it and in its folders: its experiments."""
-        if _is_record(self._folder):
-            return [self._folder]
-        inside = _folders(self._folder)
-        deeper = [path for path in inside if not _is_record(path) and path.name not in _OWN_FOLDERS]
-        return [path for path in [*inside, *(p for d in deeper for p in _folders(d))] if _is_record(path)]
-
-    def _read_experiment(self) -> None:
-        try:
-            experiment = read_yaml(self._folder / "experiment.yaml")
-            variants, base = experiment["variants"], experiment["base"]
-            self.variants = {v["folder"]: str({**base, **v["options"]}["mode"]) for v in variants}
-            self.planned = len(variants) * len(experiment["seeds"])
-            self.title = experiment["title"]
-        except (OSError, *_NOT_A_RECORD):
-            return
-
-
 def _bin_name(k: int) -> str:
     """Return what staleness a bucket holds, like 5–8."""
     if k == len(STALENESS_BUCKETS):
@@ -506,7 +361,7 @@ def _bin_name(k: int) -> str:
 def _limits(config: Mapping[str, Any]) -> tuple[int, int, float]:
     """Return the number of workers, the budget of mini-batches and the limit in engine seconds.
 
-    Raises an error of _NOT_A_RECORD if the options are not those of a run.
+    Raises an error of NOT_A_RECORD if the options are not those of a run.
     """
     num_workers, steps, limit_s = (
         config["num_workers"],
@@ -534,26 +389,6 @@ def _plain(value: Any) -> Any:
     return value if is_finite or value is None or isinstance(value, str | int) else str(value)
 
 
-def _rounded(x: float | None) -> float | None:
-    return None if x is None else float(f"{x:.6g}")
-
-
 def _outcome(path: Path) -> BriefSummary | None:
     """Return how a run ended; its summary is written whole, and is there when the run has ended."""
     return read_brief_summary(path) if (path / "summary.json").exists() else None
-
-
-def _is_record(path: Path) -> bool:
-    try:
-        return (path / "config.yaml").exists()
-    except OSError:  # a loop of links, or not accessible
-        return False
-
-
-def _folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder; none if it is not there yet, or not readable."""
-    try:
-        # By os.path, for which what cannot be looked at is no folder.
-        return [path for path in folder.iterdir() if os.path.isdir(path)]
-    except OSError:
-        return []

@@ -24,16 +24,18 @@ from typing import Any
 
 from dsgd.process.environment import of_python
 from dsgd.show.live import server
-from dsgd.show.live.followed_run import FollowedFolder, FollowedRun
+from dsgd.show.live.followed_folder import FollowedFolder
+from dsgd.show.live.followed_run import FollowedRun
 from dsgd.show.live.server import Response
-from dsgd.show.report.colours import on_dark
-from dsgd.show.report.style import styles
+from dsgd.show.report.colours import on_dark, shades
+from dsgd.show.report.style import DASHES, styles
 
 _LOOK_EVERY_S = 0.5
 _PING_EVERY = 20  # looks: how often a stream with nothing to send checks that its client is there
 _LAST_LINES_S = 2.5
 _FAREWELL_S = 2.0  # for sending the browsers the end
 _STOP_S = 5.0
+_SHADES = 3  # of a mode; more of its runs differ by dashes
 _HEADERS = (
     "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -164,25 +166,19 @@ class _Feed:
             self._streams -= 1
 
     def _about(self) -> dict[str, Any]:
-        """Return what concerns all runs together; each variant has the looks that reports give it."""
+        """Return what concerns all runs together; a mode has the hue that reports give it."""
         folder = self._folder
-        modes = dict(folder.variants)
-        for run in folder.runs.values():
-            modes.setdefault(run.variant, run.mode)
-        looks = {
-            variant: {
-                "colour": style.colour,
-                "dark": on_dark(style.colour),
-                "dashes": "" if style.dashes == "-" else " ".join(str(2 * x) for x in style.dashes[1]),
-            }
-            for variant, style in styles(modes).items()
-        }
+        looks = styles({run.mode: run.mode for run in folder.runs.values()})
         return {
             "title": folder.title,
             "planned": folder.planned,
             "older": folder.older,
             "unreadable": folder.unreadable,
-            "looks": looks,
+            "shades": {
+                mode: [(colour, on_dark(colour)) for colour in shades(look.colour, _SHADES)]
+                for mode, look in looks.items()
+            },
+            "dashes": ["", *(" ".join(str(2 * x) for x in lengths) for _, lengths in DASHES[1:])],
         }
 
     def _view(self, key: tuple[str, int], run: FollowedRun) -> bytes:

@@ -16,6 +16,7 @@ TEXT = 4.5
 _PALEST, _DARKEST = 0.655, 0.285
 _STEP = 0.17  # of lightness, between neighbours of a short ramp
 _TURN = 0.45  # radians of hue from end to end: lightness alone would look like fading
+_STRONG = 5.4  # a contrast that no mode's own colour exceeds
 _COOL = 4.7  # radians: blue, to which the dark end turns, as shades do
 
 Lab = tuple[float, float, float]
@@ -70,6 +71,17 @@ def ramp(colour: str, n: int) -> list[str]:
     return found
 
 
+def shades(colour: str, n: int) -> list[str]:
+    """Return n colours of one family, in no order: the colour itself, and others of a different lightness.
+
+    None is as dark as the end of a ramp: two hues there are hard to distinguish in a thin line.
+    """
+    found, free = [colour], ramp(colour, 24)[:16]
+    while len(found) < n:
+        found.append(max(free, key=lambda one: min(abs(oklab(one)[0] - oklab(other)[0]) for other in found)))
+    return found
+
+
 def for_text(colour: str) -> str:
     """Return the colour, darker where text in it could not be read on white."""
     darkest = 1.05 / TEXT - 0.05
@@ -79,15 +91,17 @@ def for_text(colour: str) -> str:
 def on_dark(colour: str) -> str:
     """Return the colour for the dark ground: the same hue, with a little more than its contrast to white.
 
-    A thin line of low contrast is harder to see on a dark ground than on a light one.
+    A thin line of low contrast is harder to see on a dark ground than on a light one. Of dark colours the
+    contrast grows more slowly: else they would all be white.
 
-    >>> on_dark("#ffffff"), on_dark("#000000")
-    ('#12161B', '#FFFFFF')
+    >>> on_dark("#ffffff")
+    '#12161B'
     """
     if colour == LIGHT:
         return DARK.upper()
-    wanted = contrast(colour, LIGHT) ** 1.1 * (luminance(DARK) + 0.05) - 0.05
-    return _with_luminance(colour, min(1.0, wanted))
+    to_white = contrast(colour, LIGHT)
+    wanted = min(to_white, _STRONG) ** 1.1 * max(1.0, to_white / _STRONG) ** 0.78
+    return _with_luminance(colour, wanted * (luminance(DARK) + 0.05) - 0.05)
 
 
 def _with_luminance(colour: str, wanted: float) -> str:
