@@ -789,7 +789,7 @@ def test_runs_that_go_on_and_the_latest_are_drawn(browser: Any, asgd: Path, tmp_
         assert loss["y"] + loss["height"] < min(runs["y"], PHONE["viewport"]["height"])
         visit.page.get_by_label("draw later/0").check()
         visit.page.get_by_label("draw goes").uncheck()
-        visit.until("document.querySelector('#drawn').textContent === '8 of 10 drawn; tick others'")
+        visit.until("document.querySelector('#drawn').textContent === '8 of 10 drawn: tick more'")
         assert visit.page.evaluate(colours).keys() == {"0", *map(str, range(2, 9))}
         visit.page.get_by_role("button", name="Draw all 10").click()
         visit.until(f"{CURVES}.length === 10")
