@@ -34,6 +34,7 @@ from dsgd.show.live.curve import MOST_POINTS, Curve
 from dsgd.show.live.followed_folder import FollowedFolder
 from dsgd.show.live.followed_run import MOST_WORKERS, FollowedRun
 from dsgd.show.live.server import LIMITS, ClientLimits, Response, Routes
+from dsgd.show.report.colours import on_dark
 
 SIM = "--engine sim --compute-time exponential:1"
 HERE = "Host: localhost\r\n"
@@ -772,7 +773,8 @@ def test_runs_that_go_on_and_the_latest_are_drawn(browser: Any, asgd: Path, tmp_
     colours = f"Object.fromEntries({CURVES}.map((c) => {looks}))"
     with page.serve(tmp_path, 0) as url, Visit(browser, url, **PHONE) as visit:
         visit.until(f"{CURVES}.length === 1")
-        first = visit.page.evaluate(colours)
+        first, own = visit.page.evaluate(colours), bytes.fromhex(on_dark("#D55E00")[1:])
+        assert first == {"goes": f"rgb({', '.join(map(str, own))})"}
         (tmp_path / "later").mkdir()
         for number in range(9):
             copy_in_pieces(asgd, tmp_path / f"later/{number}", [], lambda: None)
