@@ -138,9 +138,9 @@ def test_faults_are_seen_in_the_browser(browser: Any, quiet: Path, struck: Path,
     shutil.copytree(quiet, struck.parent / "quiet")
     options = PHONE if phone else {"viewport": {"width": 1280, "height": 900}}
     with page.serve(struck.parent, 0) as url, Visit(browser, url, **options) as visit:
-        visit.until("document.querySelectorAll('article .timeline path.compute').length === 2")
+        visit.until("document.querySelectorAll('.card .timeline path.compute').length === 2")
         shown = visit.page
-        card = shown.locator("article", has=shown.get_by_role("heading", name="struck", exact=True))
+        card = shown.locator(".card", has_text="struck")
         assert (
             card.locator(".had-faults h3").inner_text() == "Faults: 1 kill, 1 slow, 1 leave, 9 pause, 1 cut"
         )
@@ -148,7 +148,7 @@ def test_faults_are_seen_in_the_browser(browser: Any, quiet: Path, struck: Path,
         assert card.locator(".marks rect.lasting").count() == 12
         assert "cut, worker 0" in card.locator(".faults li").first.inner_text()
         assert card.locator(".earlier").inner_text() == "and 5 earlier"
-        other = shown.locator("article", has=shown.get_by_role("heading", name="quiet", exact=True))
+        other = shown.locator(".card", has_text="quiet")
         assert other.locator(".had-faults").is_hidden()
         assert (
             shown.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
