@@ -556,8 +556,8 @@ def test_equals_have_no_clear_winner(tmp_path: Path) -> None:
 
 
 def test_what_is_level_is_not_called_a_lead(tmp_path: Path) -> None:
-    """Of two variants that reach the target at one evaluation, both are in bold, and their difference is said
-    to be at most an interval.
+    """Two variants that reach the target at the same evaluation are both in bold, and the answer says that
+    they differ by at most one interval.
     """
     variants = {"one": SSGD, "two": SSGD | {"lr": 0.5001}, "late": SSGD | {"lr": 0.1}}
     frames = read_folder(experiment(tmp_path / "x", variants, 1, target_loss=0.4, show=["time_to_target"]))
