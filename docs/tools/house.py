@@ -26,7 +26,7 @@ FLOORS = (
     ("records",),
     ("running",),
     ("show",),
-    ("compare", "conformance", "teach"),
+    ("compare", "conformance", "serve", "teach"),
 )
 """From the ground up: a room imports those below it. config, data and metrics are files at the top."""
 

@@ -67,6 +67,8 @@ class Problem(NamedTuple):
     dsgd/models/moe/mixture.py needs none."""
     score_name: str = "accuracy"
     """What the score is called, like R². Larger is better."""
+    decode: Callable[[Any], Sequence[str]] | None = None
+    """decode(output): what the module's output says of each sample, in words; `serve` sends it, too."""
 
 
 def score_text(name: str, score: float, digits: int = 1) -> str:

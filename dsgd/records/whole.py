@@ -77,15 +77,18 @@ def damage(path: Path) -> list[str]:
     return found
 
 
-def last_weights(path: Path, sha256: str | None = None) -> Vector:
+def last_weights(path: Path, sha256: str | None = None, *, mapped: bool = False) -> Vector:
     """Return the last weights (D,) of a run; raises RecordError for a file that is damaged.
 
-    sha256: of their bytes, if it is known.
+    sha256: of their bytes, if it is known. mapped: leave them in the file's pages, which processes share.
     """
     file = path / "weights.npy"
     try:
-        with file.open("rb") as content:
-            vector: Vector = np.lib.format.read_array(content, allow_pickle=False)
+        if mapped:
+            vector: Vector = np.lib.format.open_memmap(file, mode="c")  # what is written to stays in memory
+        else:
+            with file.open("rb") as content:
+                vector = np.lib.format.read_array(content, allow_pickle=False)
     except (MemoryError, OSError, *NOT_NPY) as error:
         reason = getattr(error, "strerror", None) or echoed(str(error.args[0] if error.args else error))
         raise RecordError(f"{file}: cannot be read ({reason}); the record is damaged") from None

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ _BEFORE = {
     "1f73375dc38680f14bc47149e521df5746880a85480193c95e99c03d732b404b": "router",
     "6ae3654d8abc72025e55b501793b1a70d7c78722625518e2c95e079b0014524e": "gpt",
     "540cb108e623ef8bb260076c784a780fc3ab48836bccbd3c29381d9925ddccbc": "router",
+    "9a3e2c68f15f3186243738a225307b12e6d631352151f4ef0484a2b14ac2572b": "fashion",
     "031d59a7c67d67ef6f3affa0bd6ec2324c8a8bc4b5014294703f78cc93e10a80": "gpt",
 }
 
@@ -78,6 +81,23 @@ def changed_since(path: Path, config: Mapping[str, Any]) -> str | None:
         if now != was and (was, workload) not in _BEFORE.items():
             return f"its workload {said} has changed since; put {kept} in its place"
     return None
+
+
+def changed_lines(path: Path, config: Mapping[str, Any]) -> str:
+    """Return which lines of a record's workload are others now, in words; empty if none is, or it is gone."""
+    found, workload = list[str](), module_of(config)
+    if workload is None or changed_since(path, config) is None:
+        return ""
+    with suppress(OSError, ValueError):
+        file = file_of(workload).resolve()
+        for name in read_meta(path).workload_files or [""]:
+            was, now = (path / CODE / name, file.parent / name) if name else (path / COPY, file)
+            before, after = (some.read_text(encoding="utf-8").splitlines() for some in (was, now))
+            changes = SequenceMatcher(None, before, after).get_opcodes()
+            spans = [(i + 1, max(i + 1, j)) for kind, _, _, i, j in changes if kind != "equal"]
+            lines = ", ".join(f"{i}" if i == j else f"{i}-{j}" for i, j in spans)
+            found += [f"{now.name} has changed since (lines {lines})"] if lines else []
+    return "; ".join(found)
 
 
 def code_in(path: Path, config: Mapping[str, Any]) -> Path:

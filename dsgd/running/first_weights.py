@@ -53,10 +53,11 @@ def _of_run(source: str) -> Vector:
     return last_weights(path, sha256).astype(np.float32, copy=False)
 
 
-def of_checkpoint(run: Path, version: int) -> tuple[Weights, Mapping[str, Any]]:
+def of_checkpoint(run: Path, version: int, *, mapped: bool = False) -> tuple[Weights, Mapping[str, Any]]:
     """Return the weights in a record's checkpoint of a version, and what the first worker's module carries.
 
-    Raises ValueError, in one line, where there is none or it is damaged; OSError where it cannot be read.
+    mapped: leave them in the file's pages. Raises ValueError, in one line, where there is none or it is
+    damaged; OSError where it cannot be read.
     """
     store = DiskStore(run / CHECKPOINTS)
     names = store.names()
@@ -64,6 +65,6 @@ def of_checkpoint(run: Path, version: int) -> tuple[Weights, Mapping[str, Any]]:
     if found is None:
         there = ", ".join(str(version_of(name)) for name in names) or "none"
         raise ValueError(f"has no checkpoint of that version; it has {there}")
-    content = store.read(found)
+    content: Any = np.memmap(store.folder / found, mode="c") if mapped else store.read(found)
     require_whole(found, content)
     return weights_in(content)

@@ -27,9 +27,9 @@ from dsgd.records.reader import is_record, read_meta, read_options, read_summary
 from dsgd.records.s3 import CHECKPOINTS
 from dsgd.records.schema import RecordError
 from dsgd.records.stores.disk_store import DiskStore
-from dsgd.records.stores.store import newest_whole
+from dsgd.records.stores.store import newest_whole, version_of
 from dsgd.records.whole import carried_with, damage, last_weights
-from dsgd.records.workload_copy import code_in, digest
+from dsgd.records.workload_copy import changed_lines, code_in, digest
 from dsgd.running.checkpoints.run_state import weights_in
 from dsgd.running.first_weights import of_checkpoint
 from dsgd.strategies import configured
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dsgd.core.problem import Problem
+    from dsgd.models.objectives.module_call import ModuleCall
     from dsgd.models.objectives.module_objective import ModuleObjective
 
 
@@ -85,6 +86,8 @@ class TrainedRun:
     """Whether they are the run's last; False: those of a checkpoint."""
     damaged: int = 0
     """How many newer checkpoints are damaged."""
+    changed: str = ""
+    """Which lines of the user's file are not those that were trained, in words."""
     carried: Mapping[str, Vector] = field(default_factory=dict, repr=False)
     """What else the first worker's module carried, by name: arrays, or their bytes."""
 
@@ -162,16 +165,31 @@ class TrainedRun:
         """
         return self._problem
 
-    def module(self) -> nn.Module:
+    def module(self, *, shared: bool = False) -> nn.Module:
         """Return a module with these weights, in eval mode.
 
+        shared: its parameters are views of `weights`, not copies.
         The running statistics of batch normalization are estimated from training samples, as before every
         evaluation. Raises ValueError as `problem` does.
         """
         if self.cfg.data.module is None:
             return self._built_in_problem(self.weights).module.eval()
         with self._users_code():
-            return self._objective(self._problem).module_at(self.weights)
+            return self._objective(self._problem).module_at(self.weights, shared=shared)
+
+    def call(self) -> ModuleCall:
+        """Return that module with the names, types and shapes of what it takes and returns.
+
+        Raises ValueError as `problem` does, and for a loss that does not call the module.
+        """
+        from dsgd.models.objectives.module_call import ModuleCall
+
+        try:
+            module = self.module(shared=self.weights.flags.writeable)
+            with self._users_code():
+                return ModuleCall(module, self._problem)
+        except ProblemError as error:
+            raise ValueError(f"{self.path}: {error}") from None
 
     def _objective(self, problem: Problem) -> ModuleObjective:
         objective = module_objective(self.cfg, problem)
@@ -271,17 +289,19 @@ def _same_tokens(ours: Problem, theirs: Problem) -> bool:
     return list(ours.sample.encode(text)) == list(theirs.sample.encode(text))
 
 
-def trained_run(source: str) -> TrainedRun:
+def trained_run(source: str, *, mapped: bool = False) -> TrainedRun:
     """Return what the run in a folder has trained; `RUN@VERSION` is one of its checkpoints.
 
+    mapped: the weights, and the parameters of what `call` returns, are pages of the record's file, which the
+    processes of a machine share; nobody else may write to it.
     Of a run that has not ended, these are the weights of its newest whole checkpoint.
     Raises RecordError, in one line, for what is no record, is damaged, or has no weights yet.
     """
     path, version = _split(source)
     options = recorded_options(path)
     cfg = recorded_config(path, options)
-    vector, carried, version, ended, damaged = _weights(path, version)
-    vector.setflags(write=False)
+    vector, carried, version, ended, damaged = _weights(path, version, mapped)
+    vector.setflags(write=mapped)
     return TrainedRun(
         path=path,
         cfg=cfg,
@@ -290,6 +310,7 @@ def trained_run(source: str) -> TrainedRun:
         version=version,
         ended=ended,
         damaged=damaged,
+        changed=changed_lines(path, options),
         carried=carried,
     )
 
@@ -301,29 +322,34 @@ def _split(source: str) -> tuple[Path, int | None]:
     return Path(source), None
 
 
-def _weights(path: Path, version: int | None) -> tuple[Vector, Mapping[str, Vector], int, bool, int]:
+def _weights(
+    path: Path, version: int | None, mapped: bool
+) -> tuple[Vector, Mapping[str, Vector], int, bool, int]:
     """Return the weights, what else is carried, their version, whether they are the run's last, and how many
     newer are damaged.
     """
     if version is not None:
         try:
-            weights, carried = of_checkpoint(path, version)
-            return np.array(weights.vector), carried, version, False, 0
+            weights, carried = of_checkpoint(path, version, mapped=mapped)
+            return (weights.vector if mapped else np.array(weights.vector)), carried, version, False, 0
         except (OSError, ValueError) as error:
             raise RecordError(f"{path}@{version}: {_reason(error)}") from None
     if not (path / "summary.json").exists():
         if wrong := damage(path):
             raise RecordError(f"{path}: {wrong[0]}; the record is damaged, and RUN@VERSION is a checkpoint")
         found = newest_whole(DiskStore(path / CHECKPOINTS), weights_in)
-        if found.name is None:
+        newest = version_of(found.name or "")
+        if newest is None:
             raise RecordError(
                 f"{path}: its run has not ended and has no whole checkpoint; wait for its end, or run with "
                 "--checkpoint-every"
             )
-        weights, carried = weights_in(found.content)
-        return np.array(weights.vector), carried, weights.version, False, len(found.skipped)
+        weights, carried = of_checkpoint(path, newest, mapped=mapped)
+        vector = weights.vector if mapped else np.array(weights.vector)
+        return vector, carried, newest, False, len(found.skipped)
     summary = read_summary(path)
-    return last_weights(path, summary.weights_sha256), carried_with(path), summary.updates, True, 0
+    last = last_weights(path, summary.weights_sha256, mapped=mapped)
+    return last, carried_with(path), summary.updates, True, 0
 
 
 def _reason(error: Exception) -> str:

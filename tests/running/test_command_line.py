@@ -13,6 +13,7 @@ from dsgd.compare.experiment_command import CompareOptions
 from dsgd.conformance.conformance_command import CheckOptions
 from dsgd.core.old_options import OLD as OLD_OPTIONS
 from dsgd.process.outcomes import UsageError
+from dsgd.serve.options import ServeOptions
 from dsgd.show.live.watch_command import WatchOptions
 from dsgd.show.report.report_command import ReportOptions
 from dsgd.show.terminal.arguments import dashed
@@ -26,7 +27,7 @@ from dsgd.teach.authoring.scaffold import NewOptions
 from dsgd.teach.labs.lab_command import LabOptions
 
 _OF: tuple[type, ...] = (CompareOptions, ReportOptions, ListOptions, WatchOptions, ReplayOptions, NewOptions)
-_OF += (EvaluateOptions, SampleOptions, ExportOptions, CheckOptions, LabOptions)
+_OF += (EvaluateOptions, SampleOptions, ExportOptions, ServeOptions, CheckOptions, LabOptions)
 OPTIONS = {of.__name__.removesuffix("Options").lower(): of for of in _OF}
 
 ALIKE = [
@@ -69,6 +70,7 @@ ALIKE = [
     ("--sample runs/a", "sample runs/a"),
     ("--sample runs/a --prompt 'To be' --tokens 50", "sample runs/a --prompt 'To be' --tokens 50"),
     ("--sample runs/a --temperature 0 --seed 3", "sample runs/a --seed 3 --temperature 0"),
+    ("serve runs/a --max_batch 8 runs/b", "serve runs/a runs/b --max-batch 8"),
     ("--export runs/a m.safetensors", "export runs/a m.safetensors"),
     ("--export runs/a m.safetensors --overwrite", "export --overwrite runs/a m.safetensors"),
     ("--new-strategy mine", "new mine"),

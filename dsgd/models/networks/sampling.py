@@ -37,19 +37,27 @@ class Sampler:
         with torch.no_grad():
             for _ in range(tokens):
                 logits = module(ids[-self.context :][None])[0, -1].float()
-                ids = torch.cat([ids, _drawn(logits, temperature, generator)])
+                ids = torch.cat([ids, drawn(logits, temperature, generator)])
         return self.decode(ids[length:].tolist())
 
 
-def _drawn(logits: Tensor, temperature: float, generator: object) -> Tensor:
-    """Return the id (1,) drawn from the logits (V,)."""
+def drawn(logits: Tensor, temperature: float, generator: object, top_p: float = 1.0) -> Tensor:
+    """Return the id (1,) drawn from the logits (V,).
+
+    top_p: the least probability of the most probable tokens among which it is drawn (nucleus sampling,
+    Holtzman et al. 2020, arXiv 1904.09751, section 3.1). Raises ValueError for logits that are not finite.
+    """
     import torch
 
     if not torch.isfinite(logits).all():
         raise ValueError("the model's predictions are not finite; its run has diverged")
     if temperature == 0:
         return logits.argmax(keepdim=True)
-    return torch.multinomial((logits / temperature).softmax(0), 1, generator=generator)  # type: ignore[arg-type]
+    p = (logits / temperature).softmax(0)
+    if top_p < 1:
+        most, ids = p.sort(descending=True, stable=True)
+        p = p.index_fill(0, ids[most.cumsum(0) - most >= top_p], 0.0)
+    return torch.multinomial(p, 1, generator=generator)  # type: ignore[arg-type]
 
 
 def bytes_of(text: str) -> Sequence[int]:

@@ -11,7 +11,9 @@ Shapes: B sequences, T tokens, d width, h heads, V vocabulary.
 from __future__ import annotations
 
 import math
-from typing import cast
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +26,25 @@ from dsgd.models.networks.transformer_sizes import TransformerSize
 _ROTARY_BASE = 10_000.0
 _EMBEDDING_STD = 0.02
 _LOGIT_WIDTH = 64  # at this width, tied embeddings give the logits as they are
+
+
+Attention: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""From queries, keys and values (B, h, T, d/h) to the outputs (B, h, T, d/h)."""
+
+
+class Past(Protocol):
+    """What a batch of sequences had before the tokens of a forward pass."""
+
+    rotation: tuple[Tensor, Tensor]
+    """Of the positions of these tokens, as `rotary` has it."""
+
+    def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Add the keys and values (B, h, T, d/h) of these tokens to those before, and attend to all."""
+        ...
+
+
+def _causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class Transformer(nn.Module):
@@ -48,12 +69,19 @@ class Transformer(nn.Module):
         else:
             nn.init.zeros_(self.head.weight)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits (B, T, V) of the token that follows each of tokens (B, T); T may be any."""
-        rotation = rotary(tokens.shape[-1], self.size.width // self.size.heads, tokens.device)
+    def forward(self, tokens: Tensor, past: Past | None = None) -> Tensor:
+        """Return the logits (B, T, V) of the token that follows each of tokens (B, T); T may be any.
+
+        past: what the same sequences had before these tokens (dsgd/models/networks/token_cache.py).
+        """
         x = _norm(self.embed(tokens))  # (B, T, d)
-        for block in self.blocks:
-            x = block(x, rotation)
+        if past is None:
+            rotation = rotary(tokens.shape[-1], self.size.width // self.size.heads, tokens.device)
+            for block in self.blocks:
+                x = block(x, rotation)
+        else:
+            for number, block in enumerate(self.blocks):
+                x = block(x, past.rotation, partial(past.attention, number))
         scale = _LOGIT_WIDTH / self.size.width if self.tied else 1.0
         return cast(Tensor, self.head(_norm(x) * scale))
 
@@ -82,12 +110,14 @@ class TransformerBlock(nn.Module):
             for matrix in (self.out.weight, last):
                 matrix.div_(math.sqrt(2 * size.layers))
 
-    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(
+        self, x: Tensor, rotation: tuple[Tensor, Tensor], attention: Attention = _causal_attention
+    ) -> Tensor:
         """Return the residual stream (B, T, d) after this block."""
         b, t, d = x.shape
         q, k, v = self.qkv(_norm(x)).view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)  # (B, h, T, d/h)
         q, k = rotated(_norm(q), rotation), rotated(_norm(k), rotation)
-        y = scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = attention(q, k, v)
         x = x + self.out(y.transpose(1, 2).reshape(b, t, d))
         if self.mixture is not None:
             return cast(Tensor, x + self.mixture(_norm(x)))

@@ -711,15 +711,23 @@ class ModuleObjective(Objective):
                 routed.append(problem.routing.layers(mine.module))
         return [joined(parts) for parts in zip(*routed, strict=True)]
 
-    def module_at(self, w: Vector) -> torch.nn.Module:
-        """Return a copy of the module with the weights w (D,), as an evaluation has it."""
+    def module_at(self, w: Vector, *, shared: bool = False) -> torch.nn.Module:
+        """Return a copy of the module with the weights w (D,), as an evaluation has it.
+
+        shared: its parameters are views of w, where it is evaluated on the CPU.
+        """
         module = copied(self.problem.module).to(self._evaluated_on)
         parameters = trained(module)
         sizes = [parameter.numel() for parameter in parameters]
-        parts = torch.split(torch.from_numpy(w[: self._num_weights].copy()), sizes)
+        shared = shared and self._evaluated_on == "cpu"
+        vector = w[: self._num_weights]
+        parts = torch.split(torch.from_numpy(vector if shared else vector.copy()), sizes)
         with torch.no_grad():
             for parameter, part in zip(parameters, parts, strict=True):
-                parameter.copy_(part.view_as(parameter))
+                if shared:
+                    parameter.data = part.view_as(parameter)
+                else:
+                    parameter.copy_(part.view_as(parameter))
         with seeded(0):
             self._complete(module, Carried(module, self._num_weights, self.problem.module), w)
         return module.eval().cpu()

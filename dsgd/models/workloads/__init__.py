@@ -201,7 +201,7 @@ def _wrong(problem: Any) -> str | None:
         return f"its module is a {type(problem.module).__name__}; give a torch.nn.Module"
     if not trained(problem.module):
         return "its module has no parameter that requires a gradient; there is nothing to train"
-    for name in ("loss", "score", "sample", "collate"):
+    for name in ("loss", "score", "sample", "collate", "decode"):
         if not callable(function := getattr(problem, name)) and (name == "loss" or function is not None):
             return f"its {name} is a {type(function).__name__}; give a function"
     for name, data in (("train", problem.train), ("test", problem.test)):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from dsgd.models.workloads._images import ImageConfig, image_problem
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from dsgd.core.problem import Problem
 
 
@@ -16,8 +18,25 @@ class Config(ImageConfig):
     """Fashion-MNIST."""
 
 
+def decode(output: Tensor) -> list[str]:
+    """Return the class with the largest logit, of each row of logits (B, 10)."""
+    names = (
+        "T-shirt",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle boot",
+    )
+    return [names[i] for i in output.argmax(1)]
+
+
 def make(cfg: Config) -> Problem:
     """Return the problem."""
     from dsgd.models.datasets import fashion
 
-    return image_problem(cfg, fashion)
+    return image_problem(cfg, fashion)._replace(decode=decode)

@@ -23,6 +23,7 @@ PLACES = {
     "evaluate": "dsgd.show.terminal.trained_commands:evaluate",
     "sample": "dsgd.show.terminal.trained_commands:sample",
     "export": "dsgd.show.terminal.trained_commands:export",
+    "serve": "dsgd.serve.serve_command:serve",
     "new": "dsgd.teach.authoring.scaffold:new",
     "check": "dsgd.conformance.conformance_command:check",
     "lab": "dsgd.teach.labs.lab_command:lab",
@@ -30,7 +31,9 @@ PLACES = {
 }
 """Where each command's function is: it takes the arguments and interruptions, and returns the exit code."""
 
-OLD = {f"--{name}": name for name in PLACES if name not in (RUN, "compare", "new", "check", "lab")} | {
+OLD = {
+    f"--{name}": name for name in PLACES if name not in (RUN, "compare", "serve", "new", "check", "lab")
+} | {
     "--experiment": "compare",
     "--new-strategy": "new",
     "--conformance": "check",

@@ -64,6 +64,10 @@ OF_COMMANDS = {
         Example("200 bytes or tokens after a prompt", "sample runs/NAME --prompt 'To be'"),
         Example("nothing but what is most probable", "sample runs/NAME --temperature 0 --tokens 50"),
     ),
+    "serve": (
+        Example("on this machine, for any client of the two interfaces", "serve runs/NAME --open"),
+        Example("two checkpoints side by side", "serve runs/NAME@100 runs/NAME@200"),
+    ),
     "list": (
         Example("the newest 20 runs in runs/", "list --last 20"),
         Example("the runs of an experiment", "list runs/compare-modes"),

@@ -56,6 +56,7 @@ COMMANDS = (
     ("evaluate RUN", "loss and score of what a run trained"),
     ("sample RUN", "text that a trained language model makes"),
     ("export RUN FILE", "write what a run trained to a safetensors file"),
+    ("serve RUN...", "answer requests with what runs trained"),
     ("new NAME", "write a strategy of yours: its file, page and test"),
     ("check FILE", "hold a strategy to the laws of all strategies"),
     ("lab LAB [ANSWERS]", "the questions of a lab, or check the answers"),

@@ -1,0 +1,119 @@
+"""The ASGI application: both interfaces, /metrics and /docs, within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from dsgd.process.batching import BusyError
+from dsgd.process.outcomes import one_line
+from dsgd.serve import completions, inference_protocol
+from dsgd.serve.options import ServeOptions
+from dsgd.serve.versions import Catalog, Meters, RefusedError
+
+_WITHOUT_TOKEN = "/v2/health/live", "/v2/health/ready", "/metrics"  # for probes and Prometheus
+_HERE = ["127.0.0.1", "localhost", "[::1]"]
+
+
+def application(catalog: Catalog, options: ServeOptions, meters: Meters) -> FastAPI:
+    """Return the application that answers with what is in a catalog."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        tasks = [asyncio.create_task(version.batches.run()) for version in catalog]
+        yield
+        for task in tasks:
+            task.cancel()
+
+    app = FastAPI(title="dsgd-lab", summary="What runs have trained", lifespan=lifespan)
+    app.include_router(inference_protocol.routes(catalog))
+    app.include_router(completions.routes(catalog, meters))
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        return Response(generate_latest(meters.registry), media_type=CONTENT_TYPE_LATEST)
+
+    for kind in (RefusedError, BusyError, ValueError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _refused)
+    app.openapi()["components"]["schemas"] |= inference_protocol.SCHEMAS
+    app.add_middleware(_Guard, options=options, meters=meters)
+    if options.is_here:  # not to a name from elsewhere that resolves to this machine (DNS rebinding)
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=_HERE)
+    return app
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    match error:
+        case RefusedError():
+            return _error(request.url.path, error.status, str(error))
+        case BusyError():
+            return _error(request.url.path, 503, "too many requests wait", {"Retry-After": "1"})
+        case RequestValidationError():
+            first = error.errors()[0]
+            field = ".".join(map(str, first["loc"][1:])) if first["type"] != "json_invalid" else "the body"
+            return _error(request.url.path, 422, f"{field}: {first['msg']}")
+        case HTTPException():
+            return _error(request.url.path, error.status_code, error.detail, error.headers)
+    return _error(request.url.path, 500, one_line(error))  # of predictions that are not finite, say
+
+
+def _error(path: str, status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an error in the form of the interface that the path belongs to."""
+    of_openai = {"message": message, "type": "invalid_request_error", "param": None, "code": status}
+    return JSONResponse({"error": of_openai if path.startswith("/v1") else message}, status, headers)
+
+
+class _Guard:
+    """Holds requests to the limits and the token, and counts them."""
+
+    def __init__(self, app: ASGIApp, options: ServeOptions, meters: Meters) -> None:
+        self._app, self._options, self._meters = app, options, meters
+        self._expected = f"Bearer {options.token}".encode() if options.token else b""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        began_s, status, left = time.monotonic(), 0, int(self._options.max_body_mb * 2**20)
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        async def receiving() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise HTTPException(413, f"the body: must have at most {self._options.max_body_mb:g} MB")
+            return message
+
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        may = not self._expected or secrets.compare_digest(self._expected, given)
+        try:
+            async with asyncio.timeout(self._options.timeout_s):
+                if may or scope["path"] in _WITHOUT_TOKEN:
+                    await self._app(scope, receiving, sending)
+                else:
+                    needed = _error(scope["path"], 401, "Authorization: must be Bearer and the token")
+                    await needed(scope, receive, sending)
+        except TimeoutError:
+            if not status:
+                late = f"there was no answer within {self._options.timeout_s:g} s"
+                await _error(scope["path"], 504, late)(scope, receive, sending)
+        finally:
+            if version := scope.get("state", {}).get("version"):
+                self._meters.requests.labels(*version.labels, str(status)).inc()
+                self._meters.seconds.labels(*version.labels).observe(time.monotonic() - began_s)

@@ -1,0 +1,62 @@
+"""The options of `serve`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Gt
+
+from dsgd.core.option_rules import FINITE, HIDDEN, REPEATED, Checked, Must, require
+from dsgd.show.terminal.command_options import Positional
+
+_LOOPBACK = "127.0.0.1", "localhost", "::1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(Checked):
+    """Answer requests with what runs trained, until ctrl-C: the Open Inference Protocol for every model, and
+    OpenAI's completions for those that write text. This runs the code of the runs' workloads.
+    """
+
+    runs: Annotated[tuple[str, ...], Positional("RUN..."), REPEATED]
+    """Folders of runs, or s3://BUCKET/PREFIX/NAME; RUN@VERSION is a checkpoint. Those that learned the same
+    are versions of one model, and the last of them answers where a request names none.
+    """
+
+    port: Annotated[int, Must("must be a port, 0 to 65535", lambda port: 0 <= port < 65536)] = 8080
+    """0 takes any that is free."""
+
+    host: str = "127.0.0.1"
+    """The address to listen at; others than this machine's own need --token."""
+
+    token: str | None = None
+    """What requests must send, as Authorization: Bearer TOKEN."""
+
+    open: bool = False
+    """Open the page that describes the interfaces in the browser."""
+
+    max_batch: Annotated[int, Ge(1)] = 32
+    """Rows that are computed together, and texts that are written at a time."""
+
+    batch_wait_ms: Annotated[float, FINITE, Ge(0)] = 2.0
+    """How long a request waits for others while the model is free."""
+
+    max_queue: Annotated[int, Ge(1)] = 1000
+    """Requests that may wait; others get 503, and when to come again."""
+
+    timeout_s: Annotated[float, FINITE, Gt(0), HIDDEN] = 60.0
+    """Of a request, from its head to the end of its answer."""
+
+    max_body_mb: Annotated[float, FINITE, Gt(0), HIDDEN] = 16.0
+    """Of a request."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        rule = "others reach it there; give --token, or leave --host out"
+        require(self.is_here or bool(self.token), "host", self.host, rule)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether only this machine can reach it."""
+        return self.host in _LOOPBACK
