@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import signal
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
+import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -31,10 +33,9 @@ def application(catalog: Catalog, options: ServeOptions, meters: Meters) -> Fast
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
-        tasks = [asyncio.create_task(version.batches.run()) for version in catalog]
+        catalog.start()
         yield
-        for task in tasks:
-            task.cancel()
+        catalog.stop()
 
     app = FastAPI(title="dsgd-lab", summary="What runs have trained", lifespan=lifespan)
     app.include_router(inference_protocol.routes(catalog))
@@ -43,6 +44,24 @@ def application(catalog: Catalog, options: ServeOptions, meters: Meters) -> Fast
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         return Response(generate_latest(meters.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.post("/admin/models/{model}/promote", tags=["Versions"])
+    async def promote(model: str, shares: dict[str, float]) -> dict[str, dict[str, float]]:
+        """Give the versions of a model shares of the requests that name none: {"RUN@VERSION": 100}."""
+        return changed(model, shares)
+
+    @app.post("/admin/models/{model}/rollback", tags=["Versions"])
+    async def roll_back(model: str) -> dict[str, dict[str, float]]:
+        """Give them the shares that they had before."""
+        return changed(model, None)
+
+    def changed(model: str, shares: Mapping[str, float] | None) -> dict[str, dict[str, float]]:
+        if not options.token:
+            raise RefusedError(
+                "versions are promoted with the token alone; start the server with --token", 403
+            )
+        was = catalog.promote(model, shares)
+        return {"shares": catalog.shares[model], "before": was}
 
     for kind in (RefusedError, BusyError, ValueError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _refused)
@@ -72,6 +91,21 @@ def _error(path: str, status: int, message: str, headers: Mapping[str, str] | No
     """Return an error in the form of the interface that the path belongs to."""
     of_openai = {"message": message, "type": "invalid_request_error", "param": None, "code": status}
     return JSONResponse({"error": of_openai if path.startswith("/v1") else message}, status, headers)
+
+
+class Server(uvicorn.Server):
+    """Serves an application from the main thread of a program."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(uvicorn.Config(app, log_config=None, access_log=False))
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take ctrl-C and SIGTERM as the end of what was asked for, not as a failure."""
+        loop = asyncio.get_running_loop()
+        for which in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(which, self.handle_exit, which, None)
+        yield
 
 
 class _Guard:
@@ -115,5 +149,5 @@ class _Guard:
                 await _error(scope["path"], 504, late)(scope, receive, sending)
         finally:
             if version := scope.get("state", {}).get("version"):
-                self._meters.requests.labels(*version.labels, str(status)).inc()
-                self._meters.seconds.labels(*version.labels).observe(time.monotonic() - began_s)
+                self._meters.requests.labels(version.model, version.name, str(status)).inc()
+                self._meters.seconds.labels(version.model, version.name).observe(time.monotonic() - began_s)

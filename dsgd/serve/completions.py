@@ -92,7 +92,10 @@ class _Completion:
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """Yield the pieces of all texts as they come, each with the number of its text."""
-        came, labels = asyncio.Queue[tuple[int, Piece | Exception | None]](), self._version.labels
+        came, labels = (
+            asyncio.Queue[tuple[int, Piece | Exception | None]](),
+            (self._version.model, self._version.name),
+        )
 
         async def write(i: int, text: TextRequest) -> None:
             last: Exception | None = None

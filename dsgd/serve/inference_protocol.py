@@ -119,11 +119,11 @@ def read_request(body: bytes, header: str | None, version: Version) -> tuple[Inf
         request = _decoder.decode(memoryview(body)[:end])
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise RefusedError(f"the body: {error}") from None
-    call, found = version.call, dict[str, Any]()
+    form, found = version.form, dict[str, Any]()
     for i, tensor in enumerate(request.inputs):
-        at, spec = f"inputs[{i}]", call.inputs.get(tensor.name)
+        at, spec = f"inputs[{i}]", form.inputs.get(tensor.name)
         if spec is None or tensor.name in found:
-            raise RefusedError(f"{at}.name: must be one of {', '.join(call.inputs)}, each once")
+            raise RefusedError(f"{at}.name: must be one of {', '.join(form.inputs)}, each once")
         if tensor.datatype != _NAMES[spec.dtype]:
             raise RefusedError(f"{at}.datatype: {tensor.name} is {_NAMES[spec.dtype]}, not {tensor.datatype}")
         pairs = [*zip_longest(spec.shape, tensor.shape, fillvalue=0)]
@@ -137,12 +137,12 @@ def read_request(body: bytes, header: str | None, version: Version) -> tuple[Inf
             raise RefusedError(f"{at}.parameters.binary_data_size: must be bytes behind the JSON, not {size}")
         found[tensor.name] = _of_bytes(body[end : end + size], tensor, spec, f"{at}.data")
         end += size
-    if missing := call.inputs.keys() - call.optional - found.keys():
+    if missing := form.inputs.keys() - form.optional - found.keys():
         raise RefusedError(f"inputs: {', '.join(sorted(missing))} must be there")
-    if call.rows and len({len(x) for x in found.values()}) > 1:
+    if form.rows and len({len(x) for x in found.values()}) > 1:
         raise RefusedError("inputs: must all have as many rows")
-    if unknown := [one.name for one in request.outputs if one.name not in call.outputs]:
-        raise RefusedError(f"outputs: must be among {', '.join(call.outputs)}, not {unknown[0]}")
+    if unknown := [one.name for one in request.outputs if one.name not in form.outputs]:
+        raise RefusedError(f"outputs: must be among {', '.join(form.outputs)}, not {unknown[0]}")
     return request, found
 
 
@@ -161,7 +161,7 @@ def answer_of(request: InferRequest, outputs: Mapping[str, Any], version: Versio
         list[bytes](),
     )
     for one in request.outputs or [_Wanted(name) for name in outputs]:
-        found, spec = outputs[one.name], version.call.outputs[one.name]
+        found, spec = outputs[one.name], version.form.outputs[one.name]
         shape = [len(found)] if spec.dtype is None else [*found.shape]
         about: dict[str, Any] = {"name": one.name, "datatype": _NAMES[spec.dtype], "shape": shape}
         if one.parameters.get("binary_data", in_bytes):
@@ -196,9 +196,9 @@ def routes(catalog: Catalog) -> APIRouter:
     @router.get("/models/{model}")
     @router.get("/models/{model}/versions/{version}")
     async def model_metadata(model: str, version: str | None = None) -> dict[str, Any]:
-        call = catalog.choose(model, version).call
+        form = catalog.choose(model, version).form
         about = {"name": model, "versions": [*catalog.models[model]], "platform": "pytorch"}
-        return about | {"inputs": _listed(call.inputs), "outputs": _listed(call.outputs)}
+        return about | {"inputs": _listed(form.inputs), "outputs": _listed(form.outputs)}
 
     @router.get("/models/{model}/ready")
     @router.get("/models/{model}/versions/{version}/ready")

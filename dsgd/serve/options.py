@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Gt
 
-from dsgd.core.option_rules import FINITE, HIDDEN, REPEATED, Checked, Must, require
+from dsgd.core.option_rules import FINITE, HIDDEN, REPEATED, Checked, Must, Parsed, require
 from dsgd.show.terminal.command_options import Positional
 
 _LOOPBACK = "127.0.0.1", "localhost", "::1"
+
+
+def shares_of(text: str | None) -> dict[str, float]:
+    """Return the share of each version that a split names.
+
+    >>> shares_of("90:runs/a@120,10:runs/a@160")
+    {'runs/a@120': 90.0, 'runs/a@160': 10.0}
+    """
+    found = dict[str, float]()
+    for part in text.split(",") if text else ():
+        share, colon, name = part.partition(":")
+        try:
+            found[name.strip()] = float(share)
+        except ValueError:
+            colon = ""
+        if not (colon and name and 0 <= found.get(name.strip(), -1) < math.inf):
+            raise ValueError(
+                "must be SHARE:RUN@VERSION, of each version, with a comma between, like 90:a@1,10:a@2"
+            )
+    if text and not sum(found.values()) > 0:
+        raise ValueError("must have a share above 0")
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +58,16 @@ class ServeOptions(Checked):
 
     open: bool = False
     """Open the page that describes the interfaces in the browser."""
+
+    split: str | None = None
+    """Shares of the requests that name no version, like 90:RUN@120,10:RUN@160. None: all to the last."""
+    shares = Parsed("split", shares_of)
+
+    int8: bool = False
+    """Hold the weights of linear layers in 8 bits, and print what that costs on the test data."""
+
+    follow: bool = False
+    """Go over to each newer checkpoint of a run that goes on."""
 
     max_batch: Annotated[int, Ge(1)] = 32
     """Rows that are computed together, and texts that are written at a time."""

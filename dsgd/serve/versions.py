@@ -1,21 +1,16 @@
-"""What is served: models by what they learned, each in one version or several."""
+"""What is served: models by what they learned, each in versions, and which of them answers."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import Any
+from collections import Counter as Counts
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
-import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from dsgd.models.networks.sampling import Sampler
-from dsgd.models.networks.writing import Piece, TextRequest, Writer
-from dsgd.process.batching import Batcher, BusyError
-from dsgd.process.outcomes import one_line
-from dsgd.running.trained_run import TrainedRun
-from dsgd.serve.options import ServeOptions
+from dsgd.models.networks.writing import Piece, TextRequest
+from dsgd.models.objectives.module_call import CallForm
 
 _SECONDS = 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0
 _ROWS = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024
@@ -45,100 +40,108 @@ class Meters:
         self.rows = Histogram("dsgd_serve_batch_rows", "Rows computed together", of, buckets=_ROWS, **to)
 
 
-class Version:
-    """A version of a model: the weights of a run, or of one of its checkpoints."""
+class Version(Protocol):
+    """A version of a model: the weights of a run, or of one of its checkpoints, wherever they are."""
 
-    def __init__(self, run: TrainedRun, options: ServeOptions, meters: Meters) -> None:
-        """Load it; raises ValueError, in one line, for a run without a module that can be called."""
-        self.model, self.name = run.name, f"{run.path.resolve().name}@{run.version}"
-        self.labels = self.model, self.name
-        self.call, sampler = run.call(), run.problem().sample
-        changed = [f"{run.changed}; the file that was trained is served"] * bool(run.changed)
-        self.notes = [*changed, *run.notes]
-        self.batches = Batcher(
-            most=options.max_batch,
-            wait_s=options.batch_wait_ms / 1000,
-            places=options.max_queue,
-            queued=meters.queue.labels(*self.labels).set,
-            computed=meters.rows.labels(*self.labels).observe,
-        )
-        self._writer = (
-            Writer(self.call.module, sampler, self.batches) if isinstance(sampler, Sampler) else None
-        )
+    model: str
+    name: str
+    """RUN@VERSION."""
+    form: CallForm
+    writes: bool
+    """Whether it goes on with texts."""
 
-    @property
-    def writes(self) -> bool:
-        """Whether it goes on with texts."""
-        return self._writer is not None
-
-    def pieces(self, request: TextRequest) -> AsyncGenerator[Piece, None]:
-        """Yield the pieces of a text, as `Writer` does."""
-        assert self._writer
-        return self._writer.pieces(request)
+    async def run(self) -> None:
+        """Compute what is asked, until cancelled."""
 
     async def answer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs for inputs that are as `call` says: for each row what it alone would get.
+        """Return the outputs for inputs that are as `form` says: for each row what it alone would get.
 
         Raises RefusedError for inputs that the module cannot take, and BusyError.
         """
-        rows, most = (len(next(iter(inputs.values()))), self.batches.most) if self.call.rows else (1, 1)
-        shape = tuple((name, tuple(getattr(x, "shape", "?")[1:])) for name, x in sorted(inputs.items()))
-        parts: list[Mapping[str, Any]] = [inputs]
-        if self.call.rows:
-            parts = [{name: x[i : i + most] for name, x in inputs.items()} for i in range(0, rows, most)]
-        asked = (
-            self.batches.ask(self._computed, shape, part, rows=min(most, rows - i * most))
-            for i, part in enumerate(parts)
-        )
-        try:
-            return _joined(await asyncio.gather(*asked))
-        except BusyError:
-            raise
-        except Exception as error:  # of the user's module
-            raise RefusedError(f"inputs: {self.model} cannot compute them: {one_line(error)}") from error
+        ...
 
-    def _computed(self, values: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        if not self.call.rows:
-            return [self.call(value) for value in values]
-        found, begin, answers = self.call(_joined(values)), 0, []
-        for value in values:
-            end = begin + len(next(iter(value.values())))
-            answers.append({name: x[begin:end] for name, x in found.items()})
-            begin = end
-        return answers
-
-
-def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the rows of several values, by name, as those of one."""
-    if len(parts) == 1:
-        return dict(parts[0])
-    together = {name: [part[name] for part in parts] for name in parts[0]}
-    return {
-        name: torch.cat(rows) if isinstance(rows[0], torch.Tensor) else [*chain.from_iterable(rows)]
-        for name, rows in together.items()
-    }
+    def pieces(self, request: TextRequest) -> AsyncGenerator[Piece, None]:
+        """Yield the pieces of a text, as `Writer` does."""
+        ...
 
 
 class Catalog:
-    """The versions that are served, by model, and which of them answers."""
+    """The versions that are served, by model, and the shares of what asks for none of them by name.
 
-    def __init__(self, versions: Sequence[Version]) -> None:
+    A request keeps the version that it got, whatever is promoted or replaced meanwhile.
+    """
+
+    def __init__(self, versions: Sequence[Version], shares: Mapping[str, float], patience_s: float) -> None:
+        """shares: by name; a model of which none is named has all of its last version. patience_s: how long
+        a version that was replaced still computes.
+
+        Raises ValueError for two versions of one name, and for the share of one that is not there.
+        """
         self.models: dict[str, dict[str, Version]] = {}
+        self.shares: dict[str, dict[str, float]] = {}
+        self._before, self._owed = dict[str, dict[str, float]](), Counts[str]()
+        self._tasks, self._patience_s = dict[str, asyncio.Task[None]](), patience_s
+        self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """What else goes on while the versions compute."""
         for version in versions:
             if version.name in self.models.setdefault(version.model, {}):
                 raise ValueError(f"{version.name}: is there twice, as a version of {version.model}")
             self.models[version.model][version.name] = version
+            self.shares[version.model] = {version.name: 100.0}
+        for name in shares:
+            model = next((version.model for version in self if version.name == name), None)
+            if model is None:
+                there = ", ".join(version.name for version in self)
+                raise ValueError(f"--split {name}: is not served; there are {there}")
+            self.shares[model] = {other: shares[other] for other in self.models[model] if other in shares}
 
     def __iter__(self) -> Iterator[Version]:
         return (version for versions in self.models.values() for version in versions.values())
 
     def choose(self, model: str, version: str | None = None) -> Version:
-        """Return the version that answers a request; raises RefusedError for what is not served."""
+        """Return the version that answers a request; raises RefusedError for what is not served.
+
+        Where none is named, of any number of requests in a row each gets its share, to less than one.
+        """
         if model not in self.models:
             raise RefusedError(f"model {model}: is not served; there are {', '.join(self.models)}", 404)
-        versions = self.models[model]
+        versions, shares = self.models[model], self.shares[model]
         if version is None:
-            return [*versions.values()][-1]
+            self._owed.update(shares)
+            version = max(shares, key=lambda name: self._owed[name])
+            self._owed[version] -= sum(shares.values())  # type: ignore[assignment]
         if version not in versions:
             raise RefusedError(f"version {version}: is not served; {model} has {', '.join(versions)}", 404)
         return versions[version]
+
+    def promote(self, model: str, shares: Mapping[str, float] | None) -> dict[str, float]:
+        """Give versions new shares, None: those before, and return what they were; raises RefusedError."""
+        was = self.shares[self.choose(model).model]
+        shares = self._before.get(model, was) if shares is None else shares
+        if unknown := shares.keys() - self.models[model].keys():
+            raise RefusedError(f"{unknown.pop()}: is not served; {model} has {', '.join(self.models[model])}")
+        if min(shares.values(), default=-1.0) < 0 or not 0 < sum(shares.values()) < float("inf"):
+            raise RefusedError("shares: must be numbers of at least 0, one of them above")
+        self.shares[model], self._before[model] = dict(shares), was
+        return was
+
+    def replace(self, old: Version, new: Version) -> None:
+        """Have a version take the place of another of its model, with its share."""
+        versions = self.models[old.model]
+        del versions[old.name]
+        versions[new.name] = new
+        for shares in (self.shares[old.model], self._before.get(old.model, {})):
+            if old.name in shares:
+                shares[new.name] = shares.pop(old.name)
+        self._tasks[new.name] = asyncio.create_task(new.run())
+        asyncio.get_running_loop().call_later(self._patience_s, self._tasks.pop(old.name).cancel)
+
+    def start(self) -> None:
+        """Have the versions compute, in the event loop that runs."""
+        self._tasks = {version.name: asyncio.create_task(version.run()) for version in self}
+        self._tasks |= {f"beside {i}": asyncio.create_task(go()) for i, go in enumerate(self.beside)}
+
+    def stop(self) -> None:
+        """End that; what waits is not answered any more."""
+        for task in self._tasks.values():
+            task.cancel()

@@ -29,18 +29,18 @@ LINES = {
     "dsgd/conformance": 1_000,
     "dsgd/core": 5_700,
     "dsgd/engines": 9_100,
-    "dsgd/models": 6_100,
+    "dsgd/models": 6_200,
     "dsgd/process": 1_600,
     "dsgd/records": 4_000,
     "dsgd/running": 4_500,
     "dsgd/scenario": 2_700,
-    "dsgd/serve": 900,
+    "dsgd/serve": 1_100,
     "dsgd/show": 10_700,
     "dsgd/strategies": 2_300,
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 49_500,
+    "tests": 49_700,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -48,15 +48,15 @@ def test_names_and_shapes_are_those_of_the_call() -> None:
         return {"sum": x + pair[0] + pair[1], "all": Both(x.sum(), scale * x)}
 
     call = call_of(forward, lambda m, x: m(x, (x, 2 * x), scale=3.0, more={"mask": x > 2}))
-    assert call.inputs == {
+    assert call.form.inputs == {
         "x": Spec(FLOAT, (-1, 4)),
         "pair.0": Spec(FLOAT, (-1, 4)),
         "pair.1": Spec(FLOAT, (-1, 4)),
         "mask": Spec(torch.bool, (-1, 4)),
     }
-    assert call.outputs == {"sum": Spec(FLOAT, (-1, 4)), "rows": Spec(FLOAT, (-1, 4))}
-    assert call.optional == {"mask"}
-    assert call.rows
+    assert call.form.outputs == {"sum": Spec(FLOAT, (-1, 4)), "rows": Spec(FLOAT, (-1, 4))}
+    assert call.form.optional == {"mask"}
+    assert call.form.rows
     found = call({"x": X, "pair.0": X, "pair.1": X})
     assert found.keys() == {"sum", "rows"}
     assert torch.equal(found["sum"], 3 * X)
@@ -67,21 +67,21 @@ def test_what_an_output_says_is_one_too() -> None:
     call = call_of(
         lambda x: x, lambda m, x: m(x), decode=lambda output: [str(int(i)) for i in output.argmax(1)]
     )
-    assert call.outputs["decoded"] == Spec(None, (-1,))
+    assert call.form.outputs["decoded"] == Spec(None, (-1,))
     assert call({"x": X})["decoded"] == ["3"] * 6
 
 
 def test_samples_that_are_not_the_first_size_are_not_shared() -> None:
     """As in recurrent modules that take time first: callers do not go together."""
     call = call_of(lambda x: x + 1, lambda m, x: m(x.T))
-    assert call.inputs == {"x": Spec(FLOAT, (4, -1))}
-    assert not call.rows
+    assert call.form.inputs == {"x": Spec(FLOAT, (4, -1))}
+    assert not call.form.rows
 
 
 def test_what_needs_what_may_be_left_out_needs_it() -> None:
     """A default that the module cannot do without is no default."""
     call = call_of(lambda x, y=None: x * y, lambda m, x: m(x, y=x))
-    assert call.optional == frozenset()
+    assert call.form.optional == frozenset()
 
 
 def test_derivatives_that_a_module_takes_itself_work() -> None:

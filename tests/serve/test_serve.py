@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,8 +30,9 @@ from tritonclient.utils import InferenceServerException
 import dsgd
 from dsgd.running.trained_run import trained_run
 from dsgd.serve.application import application
+from dsgd.serve.loading import LoadedVersion, load
 from dsgd.serve.options import ServeOptions
-from dsgd.serve.versions import Catalog, Meters, Version
+from dsgd.serve.versions import Meters
 from dsgd.show.live.server import listen, url_of
 from main import main
 
@@ -48,13 +49,20 @@ class Served(NamedTuple):
     process: subprocess.Popen[str]
 
 
+def with_checkpoints(record: Path, versions: Sequence[int], **how: Any) -> None:
+    """Train a run that has a checkpoint of each of these versions: it ends there, and goes on."""
+    options: Any = {"compute_time": "constant:1", "checkpoint_every": "100"} | how | SMALL
+    dsgd.run("ssgd", steps=versions[0], out=record.parent, run_name=record.name, **options)
+    for version in versions[1:]:
+        dsgd.run(resume=record, steps=version)
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train an image classifier, a language model and a module of a user's."""
     out = tmp_path_factory.mktemp("served")
     dsgd.run("ssgd", workload="digits_cnn", steps=5, out=out, run_name="images", **SMALL)
-    gpt: dict[str, Any] = {"workload": "gpt", "lr": 0.05, "eval_samples": 64, "checkpoint_every": "2"}
-    dsgd.run("ssgd", steps=5, out=out, run_name="text", compute_time="constant:1", **gpt, **SMALL)
+    with_checkpoints(out / "text", (2, 4, 5), workload="gpt", lr=0.05, eval_samples=64)
     dsgd.run("ssgd", workload=str(OWN), steps=5, out=out, run_name="own", **SMALL)
     return out
 
@@ -89,10 +97,10 @@ def test_a_run_on_ray_is_served_as_one_of_the_simulator(tmp_path: Path, ray_clus
 
 
 @contextmanager
-def in_this_process(*runs: Path, **options: Any) -> Iterator[str]:
+def in_this_process(*runs: Path | str, **options: Any) -> Iterator[str]:
     """Serve runs from a thread; yield the address."""
     given, meters = ServeOptions(runs=tuple(map(str, runs)), **options), Meters()
-    catalog = Catalog([Version(trained_run(str(run), mapped=True), given, meters) for run in runs])
+    _, catalog = load(given, meters)
     listener = listen("--port", "127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(application(catalog, given, meters), log_config=None))
     thread = threading.Thread(target=server.run, args=[[listener]])
@@ -426,7 +434,7 @@ def test_a_server_lives_while_a_batch_computes_and_answers_it_before_it_ends(
     [
         ("{runs}/none", "serve {runs}/none: there is no such folder"),
         ("{runs}", "serve {runs}: is not a run record"),
-        ("{runs}/text@3", "serve {runs}/text@3: has no checkpoint of that version; it has 2, 4"),
+        ("{runs}/text@3", "serve {runs}/text@3: has no checkpoint of that version; it has 2, 4, 5"),
         ("{runs}/none --host 0.0.0.0", "--host 0.0.0.0: others reach it there; give --token"),
         ("{runs}/none --port {taken}", "--port {taken}: cannot listen at 127.0.0.1 .*choose another port"),
         ("", "serve: RUN... is missing"),
@@ -496,8 +504,8 @@ def test_a_workload_that_has_changed_is_served_as_it_was_trained(tmp_path: Path)
     lines = file.read_text().splitlines()
     at = next(i for i, line in enumerate(lines) if "self.scores = " in line)
     file.write_text("\n".join(["# mine", *lines[:at], lines[at].replace("8", "9"), *lines[at + 1 :]]))
-    version = Version(trained_run(str(run.path)), ServeOptions(runs=()), Meters())
+    version = LoadedVersion(trained_run(str(run.path)), ServeOptions(runs=()), Meters())
     assert version.notes == [
         f"mine.py has changed since (lines 1, {at + 2}); the file that was trained is served"
     ]
-    assert version.call.module.get_submodule("scores").weight.shape == (3, 8)
+    assert version._call.module.get_submodule("scores").weight.shape == (3, 8)

@@ -24,7 +24,7 @@ class TokenCache:
     """
 
     def __init__(self, module: Transformer, sequences: int, tokens: int) -> None:
-        size, like = module.size, module.head.weight
+        size, like = module.size, module.embed.weight
         shape = (size.layers, 2, sequences, size.heads, tokens, size.width // size.heads)
         # Zeros, not what lies there: a probability of 0 times NaN is NaN.
         self.kept = torch.zeros(shape, dtype=like.dtype, device=like.device)

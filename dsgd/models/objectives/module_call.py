@@ -28,6 +28,18 @@ class Spec(NamedTuple):
     """-1: any size."""
 
 
+class CallForm(NamedTuple):
+    """How a module is called, with values by name."""
+
+    inputs: Mapping[str, Spec]
+    outputs: Mapping[str, Spec]
+    """Those that have a row a sample; `decoded` is what the problem's decode makes of them."""
+    optional: frozenset[str]
+    """Inputs that may be left out, like the labels of a model that computes its loss itself."""
+    rows: bool
+    """Whether all values have the samples as first size, so that callers may share a call."""
+
+
 class _Called(BaseException):
     """The module is called; what the loss does with its output is of no interest."""
 
@@ -35,11 +47,7 @@ class _Called(BaseException):
 class ModuleCall:
     """Calls a module as its problem's loss does, with values by name.
 
-    inputs, outputs: by name; an output has a row a sample, and `decoded` is what the problem's decode makes
-    of it. optional: inputs that may be left out, like the
-    labels of a model that computes its loss itself. rows: whether all values have the samples as first size,
-    so that callers may share a call. Raises ProblemError for a loss that does not call the module with
-    tensors or texts.
+    Raises ProblemError for a loss that does not call the module with tensors or texts.
     """
 
     def __init__(self, module: nn.Module, problem: Problem) -> None:
@@ -48,11 +56,11 @@ class ModuleCall:
         few, more = (self._observed(problem, samples) for samples in _SAMPLES)
         inputs = _specs(few, more)
         defaults = {name for name, p in self._signature.parameters.items() if p.default is not p.empty}
-        optional = frozenset(name for i, name in self._names.items() if self._parameters[i] in defaults)
+        may = frozenset(name for i, name in self._names.items() if self._parameters[i] in defaults)
         # The user's code may need what its signature does not, and may take derivatives itself.
-        for self.optional, self._inference in product((optional, frozenset[str]()), (True, False)):
+        for optional, self._inference in product((may, frozenset[str]()), (True, False)):
             try:
-                needed = [{name: x[name] for name in x.keys() - self.optional} for x in (few, more)]
+                needed = [{name: x[name] for name in x.keys() - optional} for x in (few, more)]
                 outputs = _specs(*map(self._called, needed))
                 break
             except Exception as error:
@@ -67,14 +75,13 @@ class ModuleCall:
                 {name: spec._replace(shape=(-1, -1, *spec.shape[2:])) for name, spec in specs.items()}
                 for specs in (inputs, outputs)
             )
-        self.inputs, self.outputs = inputs, outputs
-        shared = [*outputs.values(), *(inputs[name] for name in inputs.keys() - self.optional)]
-        self.rows = all(spec.shape[0] == -1 for spec in shared)
+        shared = [*outputs.values(), *(inputs[name] for name in inputs.keys() - optional)]
+        self.form = CallForm(inputs, outputs, optional, all(spec.shape[0] == -1 for spec in shared))
 
     def __call__(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the outputs by name, of values for all inputs that are not optional."""
         found = self._called(values)
-        return {name: found[name] for name in self.outputs}
+        return {name: found[name] for name in self.form.outputs}
 
     def _called(self, values: Mapping[str, Any]) -> dict[str, Any]:
         leaves = [values.get(self._names[i]) if i in self._names else x for i, x in enumerate(self._leaves)]

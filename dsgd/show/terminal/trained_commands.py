@@ -81,14 +81,18 @@ class SampleOptions(_OfRun):
     """Of the draws."""
 
 
+def folder_of(command: str, source: str) -> str:
+    """Return the folder of a run, with all that its bucket has by now."""
+    return str(fetch(source, command, weights=True)) if is_s3(source) else source
+
+
 def run_to_use(command: str, source: str, *, mapped: bool = False) -> TrainedRun:
     """Return what a run has trained; raises UsageError or ValueError, in one line, where that is not there.
 
     command: what asked for it, as messages name it. mapped: as for `trained_run`.
     """
-    place = str(fetch(source, command, weights=True)) if is_s3(source) else source
     try:
-        return trained_run(place, mapped=mapped)
+        return trained_run(folder_of(command, source), mapped=mapped)
     except RecordError as error:
         raise UsageError(f"{command} {error}") from None
 
