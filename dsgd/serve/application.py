@@ -48,19 +48,21 @@ def application(catalog: Catalog, options: ServeOptions, meters: Meters) -> Fast
     @app.post("/admin/models/{model}/promote", tags=["Versions"])
     async def promote(model: str, shares: dict[str, float]) -> dict[str, dict[str, float]]:
         """Give the versions of a model shares of the requests that name none: {"RUN@VERSION": 100}."""
-        return changed(model, shares)
+        return await changed(model, shares)
 
     @app.post("/admin/models/{model}/rollback", tags=["Versions"])
     async def roll_back(model: str) -> dict[str, dict[str, float]]:
         """Give them the shares that they had before."""
-        return changed(model, None)
+        return await changed(model, None)
 
-    def changed(model: str, shares: Mapping[str, float] | None) -> dict[str, dict[str, float]]:
+    async def changed(model: str, shares: Mapping[str, float] | None) -> dict[str, dict[str, float]]:
         if not options.token:
             raise RefusedError(
                 "versions are promoted with the token alone; start the server with --token", 403
             )
         was = catalog.promote(model, shares)
+        if catalog.keep:
+            await catalog.keep(catalog.shares)
         return {"shares": catalog.shares[model], "before": was}
 
     for kind in (RefusedError, BusyError, ValueError, RequestValidationError, HTTPException):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from dsgd.process.batching import Batcher, BusyError
 from dsgd.process.outcomes import one_line
 from dsgd.running.trained_run import TrainedRun, trained_run
 from dsgd.serve.options import ServeOptions
-from dsgd.serve.versions import Catalog, Meters, RefusedError
+from dsgd.serve.versions import Catalog, Meters, RefusedError, Version
 from dsgd.show.terminal.trained_commands import folder_of, run_to_use
 
 _FOLLOW_EVERY_S = 1.0
@@ -102,16 +101,16 @@ def _joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def load(options: ServeOptions, meters: Meters) -> tuple[list[LoadedVersion], Catalog]:
-    """Load the versions that are asked for; raises ValueError or UsageError, in one line."""
-    versions = [LoadedVersion(run_to_use("serve", run, mapped=True), options, meters) for run in options.runs]
+def load(options: ServeOptions, meters: Meters) -> list[LoadedVersion]:
+    """Load what is asked for; raises ValueError or UsageError, in one line."""
+    return [LoadedVersion(run_to_use("serve", run, mapped=True), options, meters) for run in options.runs]
+
+
+def catalog_of(options: ServeOptions, versions: Sequence[Version]) -> Catalog:
+    """Return the versions, in the order of the options' runs, with their shares; raises ValueError."""
     names = {run: version.name for run, version in zip(options.runs, versions, strict=True)}
     shares = {names.get(name, name): share for name, share in options.shares.items()}
-    catalog = Catalog(versions, shares, options.timeout_s)
-    if options.follow:
-        followed = zip(options.runs, versions, strict=True)
-        catalog.beside = [partial(follow, catalog, *one, options, meters) for one in followed]
-    return versions, catalog
+    return Catalog(versions, shares, options.timeout_s)
 
 
 async def follow(

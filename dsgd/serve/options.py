@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,6 +13,22 @@ from dsgd.core.option_rules import FINITE, HIDDEN, REPEATED, Checked, Must, Pars
 from dsgd.show.terminal.command_options import Positional
 
 _LOOPBACK = "127.0.0.1", "localhost", "::1"
+
+
+def is_range(text: str) -> bool:
+    """Whether a text is a number of replicas, or the fewest and the most."""
+    return range_of(text)[0] >= 1
+
+
+def range_of(text: str | None) -> tuple[int, int]:
+    """Return the fewest and the most replicas; (0, 0) for what is neither.
+
+    >>> range_of("3"), range_of("auto:1-8"), range_of("auto:8-1")
+    ((3, 3), (1, 8), (0, 0))
+    """
+    found = re.fullmatch(r"([1-9]\d{0,3})|auto:([1-9]\d{0,3})-([1-9]\d{0,3})", text or "1")
+    least, most = (int(found[1] or found[i]) for i in (2, 3)) if found else (0, 0)
+    return (least, most) if least <= most else (0, 0)
 
 
 def shares_of(text: str | None) -> dict[str, float]:
@@ -59,6 +76,12 @@ class ServeOptions(Checked):
     open: bool = False
     """Open the page that describes the interfaces in the browser."""
 
+    replicas: Annotated[str | None, Must("must be a number of replicas, or auto:FEWEST-MOST", is_range)] = (
+        None
+    )
+    """Serve on Ray, from processes that each have the weights: N of them, or auto:1-8, as many as are needed.
+    None: 1 if RAY_ADDRESS names a cluster, else this process."""
+
     split: str | None = None
     """Shares of the requests that name no version, like 90:RUN@120,10:RUN@160. None: all to the last."""
     shares = Parsed("split", shares_of)
@@ -88,6 +111,13 @@ class ServeOptions(Checked):
         super().__post_init__()
         rule = "others reach it there; give --token, or leave --host out"
         require(self.is_here or bool(self.token), "host", self.host, rule)
+        rule = "replicas do not follow a run; leave --follow out"
+        require(not (self.replicas and self.follow), "replicas", self.replicas, rule)
+
+    @property
+    def replicas_range(self) -> tuple[int, int]:
+        """The fewest and the most replicas."""
+        return range_of(self.replicas)
 
     @property
     def is_here(self) -> bool:

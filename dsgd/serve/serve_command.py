@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import os
 import socket
 import webbrowser
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 
 from dsgd.process.interruptions import Interruptions
 from dsgd.process.outcomes import UsageError
@@ -15,31 +21,55 @@ from dsgd.show.terminal.command_options import options_of_command
 from dsgd.show.terminal.usage import usage_errors
 
 
-def serve(arguments: Sequence[str], _: Interruptions) -> int:
+def serve(arguments: Sequence[str], interruptions: Interruptions) -> int:
     """Serve until ctrl-C or SIGTERM, and return the exit code once what was accepted is answered.
 
     Raises UsageError, in one line, for anything that is wrong.
     """
     given = options_of_command(ServeOptions, "serve", arguments)
     with usage_errors(), listen("--port", given.host, given.port) as listener:
-        _serve(given, listener)
+        if find_spec("fastapi") is None:
+            raise UsageError("serve: needs FastAPI; install the extra serve: uv sync --extra serve")
+        if given.replicas or os.environ.get("RAY_ADDRESS"):
+            _on_cluster(given, listener, interruptions)
+        else:
+            _here(given, listener)
     return 0
 
 
-def _serve(given: ServeOptions, listener: socket.socket) -> None:
-    try:
-        from dsgd.serve.application import Server, application
-        from dsgd.serve.loading import load
-        from dsgd.serve.versions import Meters
-    except ModuleNotFoundError as error:
-        raise UsageError(f"serve: needs {error.name}; install the extra: uv sync --extra serve") from None
-    meters, url = Meters(), url_of(listener)
-    versions, catalog = load(given, meters)
+def _here(given: ServeOptions, listener: socket.socket) -> None:
+    from dsgd.serve.application import Server, application
+    from dsgd.serve.loading import catalog_of, follow, load
+    from dsgd.serve.versions import Meters
+
+    meters = Meters()
+    versions = load(given, meters)
+    catalog = catalog_of(given, versions)
+    if given.follow:
+        followed = zip(given.runs, versions, strict=True)
+        catalog.beside = [partial(follow, catalog, *one, given, meters) for one in followed]
     for version in versions:
         print(f"model   {version.model}, version {version.name}")
         for note in version.notes:
             print(f"note    {note}")
+    _say(given, url_of(listener))
+    asyncio.run(Server(application(catalog, given, meters)).serve([listener]))
+
+
+def _on_cluster(given: ServeOptions, listener: socket.socket, interruptions: Interruptions) -> None:
+    from dsgd.serve.replicas import served
+
+    url = url_of(listener)
+    listener.close()
+    on_port = replace(given, port=int(url.rpartition(":")[2]))
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
+        with interruptions.held():  # Ray installs handlers of its own, which end this process
+            stack.enter_context(served(on_port))
+        _say(given, url)
+        interruptions.wait(math.inf)
+
+
+def _say(given: ServeOptions, url: str) -> None:
     print(f"serving {url} (its interfaces: /docs)", flush=True)
     if given.open:
         webbrowser.open(f"{url}/docs")
-    asyncio.run(Server(application(catalog, given, meters)).serve([listener]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter as Counts
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -13,7 +13,7 @@ from dsgd.models.networks.writing import Piece, TextRequest
 from dsgd.models.objectives.module_call import CallForm
 
 _SECONDS = 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0
-_ROWS = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024
+ROWS = 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024
 
 
 class RefusedError(Exception):
@@ -37,7 +37,7 @@ class Meters:
         self.first = Histogram("dsgd_serve_first_token_seconds", "From request to first token", of, **times)
         self.tokens = Counter("dsgd_serve_tokens", "Tokens written", of, **to)
         self.queue = Gauge("dsgd_serve_queue_length", "Requests that wait for the model", of, **to)
-        self.rows = Histogram("dsgd_serve_batch_rows", "Rows computed together", of, buckets=_ROWS, **to)
+        self.rows = Histogram("dsgd_serve_batch_rows", "Rows computed together", of, buckets=ROWS, **to)
 
 
 class Version(Protocol):
@@ -81,6 +81,8 @@ class Catalog:
         self.shares: dict[str, dict[str, float]] = {}
         self._before, self._owed = dict[str, dict[str, float]](), Counts[str]()
         self._tasks, self._patience_s = dict[str, asyncio.Task[None]](), patience_s
+        self.keep: Callable[[dict[str, dict[str, float]]], Awaitable[None]] | None = None
+        """Keeps the shares where they outlive this process."""
         self.beside: list[Callable[[], Coroutine[Any, Any, None]]] = []
         """What else goes on while the versions compute."""
         for version in versions:

