@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ def catalog_of(options: ServeOptions, versions: Sequence[Version]) -> Catalog:
 async def follow(
     catalog: Catalog, source: str, version: LoadedVersion, options: ServeOptions, meters: Meters
 ) -> None:
-    """Have each newer checkpoint of a run take the place of the one before, until the run has ended."""
+    """Replace a version by each newer checkpoint of its run, until the run has ended."""
 
     def newer(seen: set[str]) -> LoadedVersion | None:
         folder = folder_of("serve", source)
@@ -130,7 +130,11 @@ async def follow(
     seen = set[str]()
     while not version.ended:
         await asyncio.sleep(_FOLLOW_EVERY_S)
-        with suppress(OSError, ValueError):  # a file that is gone by now; the next look finds the next
-            if found := await asyncio.to_thread(newer, seen):
-                catalog.replace(version, found)
-                version = found
+        try:
+            found = await asyncio.to_thread(newer, seen)
+        except (OSError, ValueError) as error:  # the next new file is another chance
+            print(f"{one_line(error)}; {version.name} is still served", file=sys.stderr)
+            continue
+        if found:
+            catalog.replace(version, found)
+            version = found

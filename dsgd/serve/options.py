@@ -102,10 +102,10 @@ class ServeOptions(Checked):
     """Requests that may wait; others get 503, and when to come again."""
 
     timeout_s: Annotated[float, FINITE, Gt(0), HIDDEN] = 60.0
-    """Of a request, from its head to the end of its answer."""
+    """The time limit of a request, from its first byte to the end of its answer."""
 
     max_body_mb: Annotated[float, FINITE, Gt(0), HIDDEN] = 16.0
-    """Of a request."""
+    """The largest body of a request."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,7 +37,7 @@ from dsgd.serve.options import ServeOptions
 from dsgd.serve.versions import ROWS, Meters
 
 NAME = "dsgd"
-"""Of the application on the cluster, which has one at a time."""
+"""The name of the application; a cluster has one at a time."""
 _GONE = RayActorError, DeploymentUnavailableError, ReplicaUnavailableError
 _ENDING_S = 10.0  # for the end of replicas that have answered what they had
 _PAUSE_S = 0.1  # before a request goes to another replica; Ray Serve notices meanwhile that one is gone

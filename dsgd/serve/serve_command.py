@@ -63,7 +63,7 @@ def _on_cluster(given: ServeOptions, listener: socket.socket, interruptions: Int
     listener.close()
     on_port = replace(given, port=int(url.rpartition(":")[2]))
     with suppress(KeyboardInterrupt), ExitStack() as stack:
-        with interruptions.held():  # Ray installs handlers of its own, which end this process
+        with interruptions.held():  # Ray installs its handlers, which would end this process
             stack.enter_context(served(on_port))
         _say(given, url)
         interruptions.wait(math.inf)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter as Counts
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -79,7 +79,7 @@ class Catalog:
         """
         self.models: dict[str, dict[str, Version]] = {}
         self.shares: dict[str, dict[str, float]] = {}
-        self._before, self._owed = dict[str, dict[str, float]](), Counts[str]()
+        self._before, self._owed = dict[str, dict[str, float]](), defaultdict[str, float](float)
         self._tasks, self._patience_s = dict[str, asyncio.Task[None]](), patience_s
         self.keep: Callable[[dict[str, dict[str, float]]], Awaitable[None]] | None = None
         """Keeps the shares where they outlive this process."""
@@ -109,9 +109,10 @@ class Catalog:
             raise RefusedError(f"model {model}: is not served; there are {', '.join(self.models)}", 404)
         versions, shares = self.models[model], self.shares[model]
         if version is None:
-            self._owed.update(shares)
+            for name, share in shares.items():
+                self._owed[name] += share
             version = max(shares, key=lambda name: self._owed[name])
-            self._owed[version] -= sum(shares.values())  # type: ignore[assignment]
+            self._owed[version] -= sum(shares.values())
         if version not in versions:
             raise RefusedError(f"version {version}: is not served; {model} has {', '.join(versions)}", 404)
         return versions[version]
@@ -128,7 +129,7 @@ class Catalog:
         return was
 
     def replace(self, old: Version, new: Version) -> None:
-        """Have a version take the place of another of its model, with its share."""
+        """Serve a version instead of another of its model, with the share that it had."""
         versions = self.models[old.model]
         del versions[old.name]
         versions[new.name] = new
@@ -139,7 +140,7 @@ class Catalog:
         asyncio.get_running_loop().call_later(self._patience_s, self._tasks.pop(old.name).cancel)
 
     def start(self) -> None:
-        """Have the versions compute, in the event loop that runs."""
+        """Start the versions, in the event loop that runs."""
         self._tasks = {version.name: asyncio.create_task(version.run()) for version in self}
         self._tasks |= {f"beside {i}": asyncio.create_task(go()) for i, go in enumerate(self.beside)}
 

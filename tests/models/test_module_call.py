@@ -42,7 +42,7 @@ def call_of(forward: Callable[..., Any], loss: Callable[..., Any], **more: Any) 
 
 
 def test_names_and_shapes_are_those_of_the_call() -> None:
-    """Of arguments by position and by name, in mappings, in tuples; what has no samples stays as it is."""
+    """Arguments go by position or by name, in mappings and in tuples; what has no samples stays as it is."""
 
     def forward(x: Tensor, pair: Any, *, scale: float, more: Any = None) -> Any:
         return {"sum": x + pair[0] + pair[1], "all": Both(x.sum(), scale * x)}

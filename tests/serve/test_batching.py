@@ -66,7 +66,7 @@ def refused(values: Sequence[Sequence[int]]) -> list[list[int]]:
 def test_each_value_gets_what_it_would_get_alone(
     drawn: tuple[int, list[tuple[Any, int, list[int], bool]]],
 ) -> None:
-    """Of any kinds and sizes, some of which fail, and some of whose callers leave."""
+    """Values may have any kind and size, some fail, and the callers of some leave."""
     most, asked = drawn
 
     async def play() -> None:
@@ -97,7 +97,7 @@ def test_each_value_gets_what_it_would_get_alone(
 
 
 def test_who_finds_no_place_is_told_so_at_once() -> None:
-    """Of those that come while a computation goes on, as many wait as may."""
+    """While a computation goes on, only as many values wait as there are places."""
 
     async def play() -> None:
         began, go_on = asyncio.Event(), asyncio.Event()

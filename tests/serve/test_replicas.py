@@ -32,7 +32,7 @@ ANY = CallForm({}, {}, frozenset(), True)
 
 
 class Dying:
-    """A handle of replicas of which the first ones die: after so many pieces, or before an answer."""
+    """Calls replicas that die: each after a number of pieces, or before an answer; the last one lives."""
 
     def __init__(self, *after: int) -> None:
         self._after = iter(after)
@@ -101,7 +101,8 @@ def on_ray(*runs: Path | str, **options: Any) -> Iterator[str]:
         port = found.getsockname()[1]
     with served(ServeOptions(runs=tuple(map(str, runs)), port=port, **options)):
         yield f"http://127.0.0.1:{port}"
-    serve.shutdown()  # type: ignore[no-untyped-call]
+    shut_down: Any = serve.shutdown
+    shut_down()
 
 
 def processes(name: str) -> list[psutil.Process]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import mmap
 import os
@@ -252,8 +253,8 @@ def test_a_text_ends_before_a_stop_and_is_never_sent_beyond_it(served: Served) -
     at = next(i for i in range(20, 50) if "\ufffd" not in text[i : i + 2] and text.find(text[i : i + 2]) == i)
     stop = text[at : at + 2]
     for stream in (False, True):
-        found = client.completions.create(stop=[stop, "never"], stream=stream, **how)
-        choices = [part.choices[0] for part in found] if stream else [found.choices[0]]  # type: ignore[union-attr]
+        found: Any = client.completions.create(stop=[stop, "never"], stream=stream, **how)
+        choices = [part.choices[0] for part in (found if stream else [found])]
         assert "".join(choice.text for choice in choices) == text[:at]
         assert choices[-1].finish_reason == "stop"
     assert client.completions.create(stop="never", **how).choices[0].text == text
@@ -294,8 +295,29 @@ ONE = {
 }
 
 
+def test_requests_that_share_a_batch_get_the_rows_of_their_own(runs: Path) -> None:
+    """One, two and three rows are computed in one batch, and each request gets what the module gives it."""
+    meters = Meters()
+    version = LoadedVersion(trained_run(f"{runs}/images"), ServeOptions(runs=()), meters)
+    parts = [torch.rand(rows, 1, 8, 8) for rows in (1, 3, 2, 1)]
+    module = dsgd.load(runs / "images").module()
+
+    async def play() -> list[dict[str, Any]]:
+        running = asyncio.create_task(version.run())
+        found = await asyncio.gather(*(version.answer({"input": part}) for part in parts))
+        running.cancel()
+        return found
+
+    answers = asyncio.run(play())
+    for part, answer in zip(parts, answers, strict=True):
+        with torch.no_grad():
+            torch.testing.assert_close(answer["output"], module(part), atol=1e-6, rtol=0)
+    labels = {"model": version.model, "version": version.name}
+    assert meters.registry.get_sample_value("dsgd_serve_batch_rows_count", labels) == 1
+
+
 def test_parameters_are_pages_of_the_records_file(runs: Path) -> None:
-    """Of a run that has ended, and of a checkpoint; a replica that reads them needs no memory for them."""
+    """This holds for a run that has ended and for a checkpoint: replicas share the memory of the weights."""
     for source in (runs / "text", f"{runs}/text@4", runs / "own"):
         run = trained_run(str(source), mapped=True)
         module = run.call().module

@@ -36,7 +36,7 @@ class Past(Protocol):
     """What a batch of sequences had before the tokens of a forward pass."""
 
     rotation: tuple[Tensor, Tensor]
-    """Of the positions of these tokens, as `rotary` has it."""
+    """What `rotary` returns, for the positions of these tokens."""
 
     def attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Add the keys and values (B, h, T, d/h) of these tokens to those before, and attend to all."""

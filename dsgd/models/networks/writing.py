@@ -31,7 +31,7 @@ class TextRequest(NamedTuple):
     stop: Sequence[str] = ()
     """Texts before which it ends."""
     logprobs: int | None = None
-    """Of how many of the most probable tokens the logarithms of their probabilities are wanted."""
+    """How many of the most probable tokens to list beside each, with the logarithms of their probability."""
 
 
 class Piece(NamedTuple):
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
     read: int
     """Tokens of the prompt."""
     reason: str | None = None
-    """Of the last piece: why the text ends."""
+    """Why the text ends: `stop` or `length`; None before the last piece."""
     logprobs: dict[str, list[Any]] | None = None
     """Before the temperature, in OpenAI's form."""
 
