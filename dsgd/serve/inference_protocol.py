@@ -184,6 +184,13 @@ def routes(catalog: Catalog) -> APIRouter:
     """Return the protocol's paths."""
     router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
 
+    @router.post("/models/{model}/infer", openapi_extra=_BODY)
+    @router.post("/models/{model}/versions/{version}/infer", openapi_extra=_BODY)
+    async def infer(request: Request, model: str, version: str | None = None) -> Response:
+        chosen = request.state.version = catalog.choose(model, version)
+        asked, inputs = read_request(await request.body(), request.headers.get(_HEADER), chosen)
+        return answer_of(asked, await chosen.answer(inputs), chosen)
+
     @router.get("")
     async def server_metadata() -> dict[str, Any]:
         return {"name": "dsgd-lab", "version": installed("dsgd-lab"), "extensions": ["binary_tensor_data"]}
@@ -204,12 +211,5 @@ def routes(catalog: Catalog) -> APIRouter:
     @router.get("/models/{model}/versions/{version}/ready")
     async def model_ready(model: str, version: str | None = None) -> dict[str, Any]:
         return {"name": catalog.choose(model, version).model, "ready": True}
-
-    @router.post("/models/{model}/infer", openapi_extra=_BODY)
-    @router.post("/models/{model}/versions/{version}/infer", openapi_extra=_BODY)
-    async def infer(request: Request, model: str, version: str | None = None) -> Response:
-        chosen = request.state.version = catalog.choose(model, version)
-        asked, inputs = read_request(await request.body(), request.headers.get(_HEADER), chosen)
-        return answer_of(asked, await chosen.answer(inputs), chosen)
 
     return router

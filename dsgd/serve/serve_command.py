@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 import socket
@@ -53,7 +52,7 @@ def _here(given: ServeOptions, listener: socket.socket) -> None:
         for note in version.notes:
             print(f"note    {note}")
     _say(given, url_of(listener))
-    asyncio.run(Server(application(catalog, given, meters)).serve([listener]))
+    Server(application(catalog, given, meters)).run([listener])
 
 
 def _on_cluster(given: ServeOptions, listener: socket.socket, interruptions: Interruptions) -> None:
