@@ -111,7 +111,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         try:
             answers = await loop.run_in_executor(self._thread, compute, values)
-        except Exception as error:
+        except Exception as error:  # of the caller's `compute`: whoever asked gets it
             if len(taken) > 1:
                 for one in taken:
                     await self._answer([one])

@@ -135,7 +135,7 @@ def _sent_again() -> Iterator[None]:
 class Ingress:
     """Answers HTTP with what the replicas compute."""
 
-    async def __init__(self, options: ServeOptions, replicas: Any) -> None:  # type: ignore[misc]
+    async def __init__(self, options: ServeOptions, replicas: Any) -> None:  # type: ignore[misc]  # as above
         self._options = options
         versions = [RemoteVersion(replicas, *about) for about in await replicas.versions.remote()]
         self._catalog = catalog_of(options, versions)

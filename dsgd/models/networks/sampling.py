@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Generator, Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Sampler:
         return self.decode(ids[length:].tolist())
 
 
-def drawn(logits: Tensor, temperature: float, generator: object, top_p: float = 1.0) -> Tensor:
+def drawn(logits: Tensor, temperature: float, generator: Generator, top_p: float = 1.0) -> Tensor:
     """Return the id (1,) drawn from the logits (V,).
 
     top_p: the least probability of the most probable tokens among which it is drawn (nucleus sampling,
@@ -57,7 +57,7 @@ def drawn(logits: Tensor, temperature: float, generator: object, top_p: float = 
     if top_p < 1:
         most, ids = p.sort(descending=True, stable=True)
         p = p.index_fill(0, ids[most.cumsum(0) - most >= top_p], 0.0)
-    return torch.multinomial(p, 1, generator=generator)  # type: ignore[arg-type]
+    return torch.multinomial(p, 1, generator=generator)
 
 
 def bytes_of(text: str) -> Sequence[int]:

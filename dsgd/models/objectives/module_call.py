@@ -63,7 +63,7 @@ class ModuleCall:
                 needed = [{name: x[name] for name in x.keys() - optional} for x in (few, more)]
                 outputs = _specs(*map(self._called, needed))
                 break
-            except Exception as error:
+            except Exception as error:  # of the user's module: the last try's is raised
                 failure = error
         else:
             raise failure
