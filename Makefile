@@ -174,7 +174,7 @@ endif
 		-t $(REPOSITORY):$(TAG) $(if $(LATEST),-t $(REPOSITORY):latest) --push .
 	@echo "pushed $(REPOSITORY):$(TAG); make manifests IMAGE=... BUCKET=... writes it into ray-job-*.yaml"
 
-manifests: setup  ## render ray-job-*.yaml: IMAGE= BUCKET= DEVICE= WORKLOAD= WORKERS= … (docs/deploy.md)
+manifests: setup  ## render ray-*.yaml: IMAGE= BUCKET= DEVICE= WORKLOAD= WORKERS= … (docs/deploy.md)
 	$(PYTHON) -m deploy.manifests \
 		$(if $(IMAGE),--image $(IMAGE)) $(if $(BUCKET),--bucket $(BUCKET)) $(if $(DEVICE),--device $(DEVICE)) \
 		$(if $(WORKLOAD),--workload $(WORKLOAD)) $(if $(WORKERS),--workers $(WORKERS)) \
@@ -183,7 +183,7 @@ manifests: setup  ## render ray-job-*.yaml: IMAGE= BUCKET= DEVICE= WORKLOAD= WOR
 		$(foreach taint,$(TOLERATIONS),--toleration $(taint)) $(if $(KEEP_WORKERS),--keep-workers) \
 		$(if $(EFA),--efa $(EFA)) $(if $(PRIORITY_CLASS),--priority-class $(PRIORITY_CLASS)) $(if $(QUEUE),--queue $(QUEUE)) \
 		$(if $(PULL_SECRET),--pull-secret $(PULL_SECRET)) \
-		$(if $(TLS),--tls $(TLS))
+		$(if $(TLS),--tls $(TLS)) $(foreach run,$(SERVES),--serves $(run))
 
 # --- a real API server on this machine (docs/runbook.md)
 

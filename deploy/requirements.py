@@ -66,6 +66,7 @@ def latest(now: datetime) -> str:
 def exported(uv: str, *options: str) -> str:
     """Return what `uv export` makes of uv.lock: the packages that the project runs on, with their hashes."""
     command = [uv, "export", "--quiet", "--frozen", "--format", "requirements-txt", "--no-dev"]
+    command += ["--extra", "serve"]  # a RayService answers from the image
     command += ["--no-emit-project", "--no-header", "--no-annotate", *options]
     return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
 

@@ -13,7 +13,8 @@ class JobDefinition:
     shows: str
     """One sentence."""
     arguments: str
-    """Of main.py: the run or the experiment. Engine, device, output and metrics are the same for all."""
+    """Of main.py: the run or the experiment; the service has none. Engine, device, output and metrics are the
+    same for all."""
     on_gpus: tuple[str, ...] = ()
     """Options, like steps=20, that fit what is trained on GPUs: `GPU_WORKLOAD` in an experiment on digits, a
     larger model in a job that names its workload."""
@@ -30,7 +31,7 @@ class JobDefinition:
 
     @property
     def file(self) -> str:
-        return f"ray-job-{self.name}.yaml"
+        return f"ray-job-{self.name}.yaml" if self.arguments else "ray-service.yaml"
 
     @property
     def is_experiment(self) -> bool:
@@ -186,3 +187,5 @@ JOBS = (
         file="scaling-real",  # scaling.yaml goes to a thousand
     ),
 )
+
+SERVICE = JobDefinition(name="runs", shows="Answers with what jobs have trained.", arguments="", workers=2)

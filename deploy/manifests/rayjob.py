@@ -1,4 +1,4 @@
-"""A RayJob, as Kubernetes gets it: the command line that the head runs, and the pods around it."""
+"""A RayJob, as Kubernetes gets it: the command line that the head runs, and the cluster that runs it."""
 
 from __future__ import annotations
 
@@ -59,6 +59,9 @@ _EFA = {
 _STAYS = {"karpenter.sh/do-not-disrupt": "true", "cluster-autoscaler.kubernetes.io/safe-to-evict": "false"}
 
 Json = dict[str, Any]
+
+STORAGE: list[Json] = [{"secretRef": {"name": "storage", "optional": True}}]
+"""Where S3 is not Amazon's: AWS_ENDPOINT_URL_S3 and keys. On EKS there is no such secret."""
 
 
 def entrypoint(job: JobDefinition, settings: Settings) -> str:
@@ -122,7 +125,6 @@ def _gpus_per_pod(settings: Settings, job: JobDefinition) -> int:
 
 def manifest(job: JobDefinition, settings: Settings) -> Json:
     """Return the RayJob as Kubernetes gets it."""
-    pods = settings.workers or job.workers
     rayjob: Json = {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -145,27 +147,33 @@ def manifest(job: JobDefinition, settings: Settings) -> Json:
             "backoffLimit": RETRIES,
             "submitterConfig": {"backoffLimit": 2},
             "submitterPodTemplate": _submitter(settings),
-            "rayClusterSpec": {
-                "rayVersion": pinned("ray"),
-                "authOptions": {"mode": "token"},
-                "headGroupSpec": {
-                    "rayStartParams": {"num-cpus": "0", "num-gpus": "0", **_objects(job.head_gib // 4)},
-                    "template": _head(settings, job.head_gib),
-                },
-                "workerGroupSpecs": [
-                    {
-                        "groupName": "workers",
-                        "replicas": pods,
-                        "minReplicas": pods,
-                        "maxReplicas": pods,
-                        "rayStartParams": _objects(3 * job.ranks),
-                        "template": _worker(settings, job),
-                    }
-                ],
-            },
+            "rayClusterSpec": ray_cluster(job, settings),
         },
     }
     return with_tls(read_only(rayjob), settings.tls)
+
+
+def ray_cluster(job: JobDefinition, settings: Settings) -> Json:
+    """Return the specification of a RayCluster: a head that computes nothing, and the job's pods."""
+    pods = settings.workers or job.workers
+    return {
+        "rayVersion": pinned("ray"),
+        "authOptions": {"mode": "token"},
+        "headGroupSpec": {
+            "rayStartParams": {"num-cpus": "0", "num-gpus": "0", **_objects(job.head_gib // 4)},
+            "template": _head(settings, job.head_gib),
+        },
+        "workerGroupSpecs": [
+            {
+                "groupName": "workers",
+                "replicas": pods,
+                "minReplicas": pods,
+                "maxReplicas": pods,
+                "rayStartParams": _objects(3 * job.ranks),
+                "template": _worker(settings, job),
+            }
+        ],
+    }
 
 
 def _objects(gib: int) -> Json:
@@ -223,8 +231,7 @@ def _head(settings: Settings, gib: int) -> Json:
             {"name": "driver-metrics", "containerPort": DRIVER_METRICS_PORT},
         ],
         "env": _env(_ROTATION | {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}),
-        # Where S3 is not Amazon's: AWS_ENDPOINT_URL_S3 and keys. On EKS there is no such secret.
-        "envFrom": [{"secretRef": {"name": "storage", "optional": True}}],
+        "envFrom": STORAGE,
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", stop]}}},
         "resources": _resources(cpu="2", memory=f"{gib}Gi"),
         "volumeMounts": [{"name": "spill", "mountPath": _SPILL}],

@@ -20,7 +20,7 @@ Device = Literal["cuda", "cpu"]
 Tls = Literal["off", "cert-manager", "secret"]
 
 FILE = "deploy/settings.yaml"
-_HEAD = "# With this `make manifests` renders ray-job-*.yaml; options that it is given are kept here.\n"
+_HEAD = "# With this `make manifests` renders ray-*.yaml; options that it is given are kept here.\n"
 _WITHOUT_DATA = {"mnist"}  # shipped workloads whose data come with an extra package, which the image lacks
 
 
@@ -34,6 +34,7 @@ _Workload = Annotated[str, Meta(pattern=r"^[a-z]\w*$")]
 _Label = Annotated[str, Meta(pattern=r"^([\w.-]+/)?[\w.-]+=[\w.-]*$")]
 _Taint = Annotated[str, Meta(pattern=r"^([\w.-]+/)?[\w.-]+(=[\w.-]*)?$")]
 _Name = Annotated[str, Meta(pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
+_Run = Annotated[str, Meta(pattern=r"^(s3://[a-z0-9A-Z][\w./-]*/)?\w[\w.-]*(@\d+)?$")]
 _Count = Annotated[int, Meta(ge=1)]
 _Share = Annotated[float, Meta(gt=0, le=1000)]
 _AN_OBJECT = "must be the name of an object"
@@ -71,6 +72,9 @@ class Settings(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     pull_secret: Annotated[_Name | None, _about("secret with which the image is pulled", _AN_OBJECT)] = None
     queue: Annotated[_Name | None, _about("Kueue's LocalQueue in which the jobs wait until there is room",
         _AN_OBJECT)] = None
+    serves: Annotated[tuple[_Run, ...], _about("what ray-service.yaml answers with: a run in "
+        "the bucket by its name, or a run's address, with @VERSION or without; may be repeated",
+        "must be the name of a run, like ssp-TAG or ssp-TAG@2000, or its address in S3")] = ()
 
     def __post_init__(self) -> None:
         share = self.gpus_per_worker

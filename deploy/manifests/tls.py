@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.manifests.read_only import pods
+from deploy.manifests.read_only import cluster_of, nodes
 
 AUTHORITY_SECRET = "ray-ca"
 _AUTHORITY, _OWN = "/etc/ray-ca", "/etc/ray-tls"
@@ -33,15 +33,14 @@ openssl req -x509 -days 30 -subj /CN=ray -newkey ec -pkeyopt ec_paramgen_curve:p
 """
 
 
-def with_tls(rayjob: dict[str, Any], tls: str) -> dict[str, Any]:
-    """Return the RayJob with what head and workers need for these certificates; its submitter speaks HTTP."""
+def with_tls(resource: dict[str, Any], tls: str) -> dict[str, Any]:
+    """Return a RayJob or RayService with what its nodes need for these certificates; submitters use HTTP."""
     if tls == "cert-manager":
-        rayjob["spec"]["rayClusterSpec"]["tlsOptions"] = {"enabled": True}
+        cluster_of(resource)["tlsOptions"] = {"enabled": True}
     if tls == "secret":
-        _submitter, *nodes = pods(rayjob)
-        for pod in nodes:
+        for pod in nodes(resource):
             _make_certificate_first(pod)
-    return rayjob
+    return resource
 
 
 def _make_certificate_first(pod: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ from dsgd.serve import completions, inference_protocol
 from dsgd.serve.options import ServeOptions
 from dsgd.serve.versions import Catalog, Meters, RefusedError
 
-_WITHOUT_TOKEN = "/v2/health/live", "/v2/health/ready", "/metrics"  # for probes and Prometheus
+WITHOUT_TOKEN = "/v2/health/live", "/v2/health/ready", "/metrics"  # for probes and Prometheus
 _HERE = ["127.0.0.1", "localhost", "[::1]"]
 
 
@@ -140,7 +140,7 @@ class _Guard:
         may = not self._expected or secrets.compare_digest(self._expected, given)
         try:
             async with asyncio.timeout(self._options.timeout_s):
-                if may or scope["path"] in _WITHOUT_TOKEN:
+                if may or scope["path"] in WITHOUT_TOKEN:
                     await self._app(scope, receiving, sending)
                 else:
                     needed = _error(scope["path"], 401, "Authorization: must be Bearer and the token")

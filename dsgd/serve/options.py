@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from dataclasses import dataclass
 from typing import Annotated
@@ -71,7 +72,8 @@ class ServeOptions(Checked):
     """The address to listen at; others than this machine's own need --token."""
 
     token: str | None = None
-    """What requests must send, as Authorization: Bearer TOKEN."""
+    """What requests must send, as Authorization: Bearer TOKEN. None: DSGD_SERVE_TOKEN of the environment, if
+    it has that."""
 
     open: bool = False
     """Open the page that describes the interfaces in the browser."""
@@ -109,6 +111,8 @@ class ServeOptions(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.token is None:  # there no list of processes shows it
+            object.__setattr__(self, "token", os.environ.get("DSGD_SERVE_TOKEN") or None)
         rule = "others reach it there; give --token, or leave --host out"
         require(self.is_here or bool(self.token), "host", self.host, rule)
         rule = "replicas do not follow a run; leave --follow out"

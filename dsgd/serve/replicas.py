@@ -146,6 +146,39 @@ class Ingress:
         return application(self._catalog, self._options, Meters())
 
 
+def from_manifest(given: dict[str, Any]) -> Any:
+    """Return the application that a RayService's manifest describes by options of `serve`.
+
+    Ray Serve has them checked here, on the cluster. Raises ValueError in one line, as for an address that
+    others reach without a token.
+    """
+    return _application(ServeOptions(**{"host": "0.0.0.0", **given, "runs": tuple(given.get("runs", ()))}))
+
+
+def _application(options: ServeOptions) -> Any:
+    """Return the application, bound to its options: the ingress before the replicas."""
+    least, most = options.replicas_range
+    scaled: dict[str, Any] = {"num_replicas": least}
+    if most > least:
+        wanted = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": options.max_batch}
+        scaled = {"num_replicas": "auto", "autoscaling_config": wanted}
+    how: dict[str, Any] = {"graceful_shutdown_timeout_s": options.timeout_s, "max_constructor_retry_count": 3}
+    places = options.max_batch + options.max_queue
+    replica: Any = serve.deployment(ModelReplica, max_ongoing_requests=places, **how, **scaled)
+    ingress: Any = serve.deployment(
+        serve.ingress()(Ingress),
+        max_ongoing_requests=places * most,
+        ray_actor_options={"num_cpus": 0},
+        deployment_actors=[
+            DeploymentActorConfig(
+                name="kept", actor_class=ray.remote(KeptShares), actor_options={"num_cpus": 0}
+            )
+        ],
+        **how,
+    )
+    return ingress.bind(options, replica.bind(options))
+
+
 @contextmanager
 def served(options: ServeOptions) -> Iterator[None]:
     """Serve on the cluster that the environment names, or on a private one, until the block ends.
@@ -154,7 +187,7 @@ def served(options: ServeOptions) -> Iterator[None]:
     """
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     connected = connection.connect()
-    least, most = options.replicas_range
+    least, _ = options.replicas_range
     try:
         have = int(connection.resources().get("CPU", 0))
         if least > have:
@@ -162,33 +195,8 @@ def served(options: ServeOptions) -> Iterator[None]:
         quiet = {"log_level": "ERROR", "enable_access_log": False}
         http = {"host": options.host, "port": options.port}
         serve.start(http_options=http, logging_config=quiet)
-        scaled: dict[str, Any] = {"num_replicas": least}
-        if most > least:
-            wanted = {
-                "min_replicas": least,
-                "max_replicas": most,
-                "target_ongoing_requests": options.max_batch,
-            }
-            scaled = {"num_replicas": "auto", "autoscaling_config": wanted}
-        how: dict[str, Any] = {
-            "graceful_shutdown_timeout_s": options.timeout_s,
-            "max_constructor_retry_count": 3,
-        }
-        places = options.max_batch + options.max_queue
-        replica: Any = serve.deployment(ModelReplica, max_ongoing_requests=places, **how, **scaled)
-        ingress: Any = serve.deployment(
-            serve.ingress()(Ingress),
-            max_ongoing_requests=places * most,
-            ray_actor_options={"num_cpus": 0},
-            deployment_actors=[
-                DeploymentActorConfig(
-                    name="kept", actor_class=ray.remote(KeptShares), actor_options={"num_cpus": 0}
-                )
-            ],
-            **how,
-        )
         try:
-            serve.run(ingress.bind(options, replica.bind(options)), name=NAME, logging_config=quiet)
+            serve.run(_application(options), name=NAME, logging_config=quiet)
             yield
         except RuntimeError as error:  # Ray Serve's own says that something failed, and not what
             raise ValueError(_reason() or one_line(error)) from None

@@ -677,7 +677,7 @@ def test_namespace_and_service_account_are_those_of_the_jobs() -> None:
 
 
 def test_the_role_allows_what_the_tools_ask_for() -> None:
-    """Who is bound to it passes `validate-setup`."""
+    """Who is bound to it passes `validate-setup`, and applies and reaches the service."""
     role = yaml.safe_load((KUBERNETES / "base/role.yaml").read_text())
     allowed = {
         (verb, f"{resource}.{rule['apiGroups'][0]}".rstrip("."))
@@ -685,7 +685,8 @@ def test_the_role_allows_what_the_tools_ask_for() -> None:
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
-    assert set(RIGHTS) <= allowed
+    of_a_service = {(verb, "rayservices.ray.io") for verb in ("create", "patch", "delete")}
+    assert {*RIGHTS, *of_a_service, ("create", "pods/portforward"), ("get", "services")} <= allowed
 
 
 def test_dashboards_and_rules_are_all_deployed() -> None:

@@ -40,6 +40,7 @@ INSIDE = "10.0.3.7"  # a pod's address, which an ipBlock may hold too
 RAY = {"ray.io/is-ray-node": "yes", "ray.io/cluster": "ssp-x7k2p"}
 HEAD = Pod(NAMESPACE, {**RAY, "ray.io/node-type": "head"})
 WORKER = Pod(NAMESPACE, {**RAY, "ray.io/node-type": "worker"})
+SERVING = Pod(NAMESPACE, {**WORKER.labels, "ray.io/serve": "true"})
 SUBMITTER = Pod(NAMESPACE, {"ray.io/originated-from-crd": "RayJob", "job-name": "ssp"})
 PROBE = Pod(NAMESPACE, {"app.kubernetes.io/name": "dsgd-lab"})  # of validate-setup
 OPERATOR = Pod("kuberay-operator", {"app.kubernetes.io/name": "kuberay-operator"})
@@ -86,7 +87,7 @@ def is_open(direction: str, own: Peer, other: Peer, port: int, protocol: str) ->
     side = {"Ingress": "from", "Egress": "to"}[direction]
     rules = [rule for spec in selecting for rule in spec.get(direction.lower(), [])]
     return not selecting or any(
-        any(is_meant(peer, other) for peer in rule[side])
+        (side not in rule or any(is_meant(peer, other) for peer in rule[side]))
         and ("ports" not in rule or {"protocol": protocol, "port": port} in rule["ports"])
         for rule in rules
     )
@@ -108,6 +109,9 @@ def may_connect(source: Peer, target: Peer, port: int, protocol: str = "TCP") ->
         (PROMETHEUS, HEAD, 8080, "TCP"),
         (PROMETHEUS, HEAD, 9090, "TCP"),
         (PROMETHEUS, WORKER, 8080, "TCP"),
+        *[(pod, SERVING, 8000, "TCP") for pod in (STRANGER, Pod("default", {}), S3)],
+        (SERVING, S3, 443, "TCP"),
+        (SERVING, HEAD, 6379, "TCP"),
         *[(pod, DNS, 53, "UDP") for pod in (HEAD, WORKER, SUBMITTER, PROBE)],
         *[(pod, S3, 443, "TCP") for pod in (HEAD, WORKER, PROBE)],
         *[(pod, POD_IDENTITY, 80, "TCP") for pod in (HEAD, PROBE)],
@@ -123,6 +127,8 @@ def test_what_a_job_needs_is_open(source: Peer, target: Peer, port: int, protoco
     [
         *[(STRANGER, HEAD, port) for port in (6379, 8265, 10001, 8080, 9090)],
         (Pod("default", {}), HEAD, 8265),
+        *[(STRANGER, SERVING, port) for port in (8080, 8265, 10001, 45678)],
+        *[(STRANGER, pod, 8000) for pod in (HEAD, WORKER)],
         (Pod("monitoring", {}), HEAD, 9090),
         (PROMETHEUS, HEAD, 6379),
         (PROMETHEUS, HEAD, 8265),

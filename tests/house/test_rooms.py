@@ -22,7 +22,7 @@ SOURCE = sorted(
 LINES = {
     ".": 1_300,
     "benchmarks": 1_800,
-    "deploy": 4_300,
+    "deploy": 4_400,
     "docs": 600,
     "dsgd": 700,
     "dsgd/compare": 2_000,
@@ -40,7 +40,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 49_900,
+    "tests": 50_100,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 
