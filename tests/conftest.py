@@ -39,7 +39,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 # --- Programs that some tests need --------------------------------------------------------------------------
 
-# How to get what `make setup` does not bring. CONTRIBUTING.md has the table for people.
+# How to get what `make setup` does not bring. CONTRIBUTING.md has the packages.
 REMEDIES = {
     "amtool": "apt-get install prometheus-alertmanager",
     "chromium": "apt-get install chromium",

@@ -27,8 +27,12 @@ _TABLE = re.compile(r"(?P<begin><!-- (?P<what>.+?) -->\n).*?(?P<end><!-- end -->
 
 def fields_table(name: str) -> str:
     """Return the table of a type's fields: its own and, after a point, those of what they hold."""
-    rows = "".join(f"| `{path}` | {unit} | {text} |\n" for path, unit, text in _rows(_type(name), "", set()))
-    return f"| field | unit | meaning |\n|---|---|---|\n{rows}"
+    rows = "".join(f"| {_in(path, unit)} | {text} |\n" for path, unit, text in _rows(_type(name), "", set()))
+    return f"| field, unit | meaning |\n|---|---|\n{rows}"
+
+
+def _in(name: str, unit: str | None) -> str:
+    return f"`{name}`, {unit}" if unit else f"`{name}`"
 
 
 def _type(name: str) -> type[Struct]:
@@ -40,12 +44,12 @@ def _type(name: str) -> type[Struct]:
 def metrics_table(_: str) -> str:
     """Return the table of Prometheus metrics."""
     rows = "".join(
-        f"| `{name}` | {one.kind} | {_listed(one.labels)} | {one.unit} | "
+        f"| {_in(name, one.unit)} | {one.kind} | {_listed(one.labels)} | "
         + f"{one.text} {one.note}".rstrip()
         + " |\n"
         for name, one in families().items()
     )
-    heading = "| name | type | more labels | unit | meaning, and how to read it |\n|---|---|---|---|---|\n"
+    heading = "| name, unit | type | more labels | meaning, and how to read it |\n|---|---|---|---|\n"
     return heading + rows
 
 

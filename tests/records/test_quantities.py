@@ -76,12 +76,10 @@ def test_a_row_is_shown_everywhere(
         assert [point.value for point in scalars(ran.record)[f"update/{row.name}"]] == values
         assert frames.runs[row.name].to_list() == [mean]
         assert row.name in results(frames).headings
-        named = f"| `{row.name}` | {row.unit} |"
+        named = f"| `{row.name}`, {row.unit} |"
         assert f"{named} {row.text} |" in fields_table("RecordedUpdate")
         assert f"{named} mean of" in fields_table("Summary")
-        assert f"\n| `dsgd_{row.name}` | gauge |  | {row.unit} | {row.text.capitalize()}," in metrics_table(
-            ""
-        )
+        assert f"\n| `dsgd_{row.name}`, {row.unit} | gauge |  | {row.text.capitalize()}," in metrics_table("")
         parts = json.loads(json_schema())["$defs"]
         assert parts["Summary"]["properties"][row.name]["unit"] == row.unit
     assert "parity" in json_schema()
