@@ -8,11 +8,13 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -24,7 +26,8 @@ from dsgd.serve import completions, inference_protocol
 from dsgd.serve.options import ServeOptions
 from dsgd.serve.versions import Catalog, Meters, RefusedError
 
-WITHOUT_TOKEN = "/v2/health/live", "/v2/health/ready", "/metrics"  # for probes and Prometheus
+WITHOUT_TOKEN = "/v2/health/live", "/v2/health/ready", "/metrics", "/docs", "/openapi.json"
+"""How paths begin that probes and Prometheus ask, and the page on which the token is entered."""
 _HERE = ["127.0.0.1", "localhost", "[::1]"]
 
 
@@ -37,7 +40,8 @@ def application(catalog: Catalog, options: ServeOptions, meters: Meters) -> Fast
         yield
         catalog.stop()
 
-    app = FastAPI(title="dsgd-lab", summary="What runs have trained", lifespan=lifespan)
+    about: Any = {"title": "dsgd-lab", "summary": "What runs have trained", "redoc_url": None}
+    app = FastAPIOffline(static_url="/docs/static", lifespan=lifespan, **about)
     app.include_router(inference_protocol.routes(catalog))
     app.include_router(completions.routes(catalog, meters))
 
@@ -60,14 +64,16 @@ def application(catalog: Catalog, options: ServeOptions, meters: Meters) -> Fast
             raise RefusedError(
                 "versions are promoted with the token alone; start the server with --token", 403
             )
-        was = catalog.promote(model, shares)
-        if catalog.keep:
-            await catalog.keep(catalog.shares)
+        was = await catalog.promote(model, shares)
         return {"shares": catalog.shares[model], "before": was}
 
     for kind in (RefusedError, BusyError, ValueError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _refused)
-    app.openapi()["components"]["schemas"] |= inference_protocol.SCHEMAS
+    described = app.openapi()
+    described["components"]["schemas"] |= inference_protocol.SCHEMAS
+    if options.token:
+        described["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        described["security"] = [{"token": []}]
     app.add_middleware(_Guard, options=options, meters=meters)
     if options.is_here:  # not to a name from elsewhere that resolves to this machine (DNS rebinding)
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_HERE)
@@ -140,7 +146,7 @@ class _Guard:
         may = not self._expected or secrets.compare_digest(self._expected, given)
         try:
             async with asyncio.timeout(self._options.timeout_s):
-                if may or scope["path"] in WITHOUT_TOKEN:
+                if may or scope["path"].startswith(WITHOUT_TOKEN):
                     await self._app(scope, receiving, sending)
                 else:
                     needed = _error(scope["path"], 401, "Authorization: must be Bearer and the token")

@@ -61,18 +61,10 @@ class CompletionRequest(BaseModel):
         prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         seed = secrets.randbits(61) if self.seed is None else self.seed
-        return [
-            TextRequest(
-                prompt=prompt,
-                tokens=self.max_tokens,
-                temperature=self.temperature,
-                top_p=self.top_p,
-                seed=seed + i,
-                stop=[text for text in stop if text],
-                logprobs=self.logprobs,
-            )
-            for i, prompt in enumerate(prompt for prompt in prompts for _ in range(self.n))
-        ]
+        how = self.max_tokens, self.temperature, self.top_p
+        ends = [text for text in stop if text], self.logprobs
+        each = enumerate(prompt for prompt in prompts for _ in range(self.n))
+        return [TextRequest(prompt, *how, seed + i, *ends) for i, prompt in each]
 
 
 class _Completion:
@@ -92,19 +84,15 @@ class _Completion:
 
     async def pieces(self) -> AsyncGenerator[tuple[int, Piece], None]:
         """Yield the pieces of all texts as they come, each with the number of its text."""
-        came, labels = (
-            asyncio.Queue[tuple[int, Piece | Exception | None]](),
-            (self._version.model, self._version.name),
-        )
+        came, labels = asyncio.Queue[Any](), (self._version.model, self._version.name)
 
         async def write(i: int, text: TextRequest) -> None:
-            last: Exception | None = None
             try:
                 async for piece in self._version.pieces(text):
                     came.put_nowait((i, piece))
+                came.put_nowait((i, None))
             except Exception as error:  # raised where it can be answered
-                last = error
-            came.put_nowait((i, last))
+                came.put_nowait((i, error))
 
         tasks = [asyncio.create_task(write(i, text)) for i, text in enumerate(self._texts)]
         try:

@@ -74,10 +74,8 @@ def _of_json(tensor: _Tensor, spec: Spec, at: str) -> Any:
         raise RefusedError(f"{at}: must be a flat list, or nested ones that fit its shape") from None
     if data.size != math.prod(tensor.shape):
         raise RefusedError(f"{at}: has {data.size} values, which do not fill the shape {tensor.shape}")
-    if spec.dtype is None:
-        kinds = "U"
-    else:
-        kinds = "b" if spec.dtype == torch.bool else "iuf" if spec.dtype.is_floating_point else "iu"
+    numbers = "iuf" if spec.dtype and spec.dtype.is_floating_point else "iu"
+    kinds = "U" if spec.dtype is None else "b" if spec.dtype == torch.bool else numbers
     if data.dtype.kind not in kinds:
         raise RefusedError(f"{at}: must be {_KINDS[kinds]}, for {tensor.datatype}")
     if spec.dtype is None:
@@ -155,11 +153,8 @@ def _bytes_of(values: Any) -> bytes:
 
 def answer_of(request: InferRequest, outputs: Mapping[str, Any], version: Version) -> Response:
     """Return the answer: JSON, and after it the outputs that are wanted as bytes."""
-    in_bytes, described, tail = (
-        request.parameters.get("binary_data_output", False),
-        list[Any](),
-        list[bytes](),
-    )
+    described, tail = list[Any](), list[bytes]()
+    in_bytes = request.parameters.get("binary_data_output", False)
     for one in request.outputs or [_Wanted(name) for name in outputs]:
         found, spec = outputs[one.name], version.form.outputs[one.name]
         shape = [len(found)] if spec.dtype is None else [*found.shape]

@@ -119,11 +119,6 @@ class ServeOptions(Checked):
         require(not (self.replicas and self.follow), "replicas", self.replicas, rule)
 
     @property
-    def replicas_range(self) -> tuple[int, int]:
-        """The fewest and the most replicas."""
-        return range_of(self.replicas)
-
-    @property
     def is_here(self) -> bool:
         """Whether only this machine can reach it."""
         return self.host in _LOOPBACK

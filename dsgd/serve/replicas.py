@@ -33,7 +33,7 @@ from dsgd.models.objectives.module_call import CallForm
 from dsgd.process.outcomes import one_line
 from dsgd.serve.application import application
 from dsgd.serve.loading import catalog_of, load
-from dsgd.serve.options import ServeOptions
+from dsgd.serve.options import ServeOptions, range_of
 from dsgd.serve.versions import ROWS, Meters
 
 NAME = "dsgd"
@@ -48,13 +48,12 @@ class KeptShares:
     """The shares of the versions, which outlive the ingress."""
 
     def __init__(self) -> None:
-        self.shares = dict[str, dict[str, float]]()
+        self._shares = dict[str, dict[str, float]]()
 
-    def keep(self, shares: dict[str, dict[str, float]]) -> None:
-        self.shares = shares
-
-    def kept(self) -> dict[str, dict[str, float]]:
-        return self.shares
+    def kept(self, shares: dict[str, dict[str, float]] | None = None) -> dict[str, dict[str, float]]:
+        """Return them, or keep others."""
+        self._shares = shares or self._shares
+        return self._shares
 
 
 class ModelReplica:
@@ -140,7 +139,7 @@ class Ingress:
         versions = [RemoteVersion(replicas, *about) for about in await replicas.versions.remote()]
         self._catalog = catalog_of(options, versions)
         self._catalog.shares |= await serve.get_deployment_actor("kept").kept.remote()
-        self._catalog.keep = lambda shares: serve.get_deployment_actor("kept").keep.remote(shares)
+        self._catalog.keep = lambda shares: serve.get_deployment_actor("kept").kept.remote(shares)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return application(self._catalog, self._options, Meters())
@@ -157,22 +156,20 @@ def from_manifest(given: dict[str, Any]) -> Any:
 
 def _application(options: ServeOptions) -> Any:
     """Return the application, bound to its options: the ingress before the replicas."""
-    least, most = options.replicas_range
+    least, most = range_of(options.replicas)
     scaled: dict[str, Any] = {"num_replicas": least}
     if most > least:
         wanted = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": options.max_batch}
         scaled = {"num_replicas": "auto", "autoscaling_config": wanted}
     how: dict[str, Any] = {"graceful_shutdown_timeout_s": options.timeout_s, "max_constructor_retry_count": 3}
-    places = options.max_batch + options.max_queue
+    places, without_cpu = options.max_batch + options.max_queue, {"num_cpus": 0}
     replica: Any = serve.deployment(ModelReplica, max_ongoing_requests=places, **how, **scaled)
     ingress: Any = serve.deployment(
         serve.ingress()(Ingress),
         max_ongoing_requests=places * most,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=without_cpu,
         deployment_actors=[
-            DeploymentActorConfig(
-                name="kept", actor_class=ray.remote(KeptShares), actor_options={"num_cpus": 0}
-            )
+            DeploymentActorConfig(name="kept", actor_class=ray.remote(KeptShares), actor_options=without_cpu)
         ],
         **how,
     )
@@ -187,7 +184,7 @@ def served(options: ServeOptions) -> Iterator[None]:
     """
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     connected = connection.connect()
-    least, _ = options.replicas_range
+    least, _ = range_of(options.replicas)
     try:
         have = int(connection.resources().get("CPU", 0))
         if least > have:

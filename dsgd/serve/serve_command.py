@@ -27,7 +27,7 @@ def serve(arguments: Sequence[str], interruptions: Interruptions) -> int:
     """
     given = options_of_command(ServeOptions, "serve", arguments)
     with usage_errors(), listen("--port", given.host, given.port) as listener:
-        if find_spec("fastapi") is None:
+        if find_spec("fastapi_offline") is None:
             raise UsageError("serve: needs FastAPI; install the extra serve: uv sync --extra serve")
         if given.replicas or os.environ.get("RAY_ADDRESS"):
             _on_cluster(given, listener, interruptions)

@@ -118,7 +118,7 @@ class Catalog:
             raise RefusedError(f"version {version}: is not served; {model} has {', '.join(versions)}", 404)
         return versions[version]
 
-    def promote(self, model: str, shares: Mapping[str, float] | None) -> dict[str, float]:
+    async def promote(self, model: str, shares: Mapping[str, float] | None) -> dict[str, float]:
         """Give versions new shares, None: those before, and return what they were; raises RefusedError."""
         was = self.shares[self.choose(model).model]
         shares = self._before.get(model, was) if shares is None else shares
@@ -127,6 +127,8 @@ class Catalog:
         if min(shares.values(), default=-1.0) < 0 or not 0 < sum(shares.values()) < float("inf"):
             raise RefusedError("shares: must be numbers of at least 0, one of them above")
         self.shares[model], self._before[model] = dict(shares), was
+        if self.keep:
+            await self.keep(self.shares)
         return was
 
     def replace(self, old: Version, new: Version) -> None:

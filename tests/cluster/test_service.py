@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,13 @@ from test_serve import asked, with_checkpoints
 
 from deploy.manifests.job_table import SERVICE
 from deploy.manifests.rayservice import PORT, service
-from deploy.manifests.rendered_files import files, problem_of, problems, render
+from deploy.manifests.rendered_files import files, problem_of, render
 from deploy.manifests.settings import Device, Settings, read_settings
 from deploy.project import NAMESPACE, TOKEN_VARIABLE
 from dsgd.serve.application import WITHOUT_TOKEN
 
 TOKEN = "a-token"
-
-
-def committed() -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load((ROOT / SERVICE.file).read_text())
-    return document
+COMMITTED: dict[str, Any] = yaml.safe_load((ROOT / SERVICE.file).read_text())
 
 
 def containers(rayservice: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -67,17 +64,14 @@ def test_the_service_is_valid_strictly(device: Device) -> None:
     for_training: Any = {"gpus_per_worker": 2.0, "efa": 4} if device == "cuda" else {}
     for settings in (MINE[device], replace(MINE[device], tls="secret", workers=9, **for_training)):
         document = yaml.safe_load(render(SERVICE, settings))
-        (config, excluded, cluster) = document["spec"].items()
-        assert [error.message for error in schema.iter_errors(cluster[1])] == []
-        assert (config[0], excluded, cluster[0]) == (
-            "serveConfigV2",
-            ("excludeHeadPodFromServeSvc", True),
-            "rayClusterConfig",
-        )
+        assert document["spec"].keys() == {"serveConfigV2", "excludeHeadPodFromServeSvc", "rayClusterConfig"}
+        assert document["spec"]["excludeHeadPodFromServeSvc"] is True
+        cluster = document["spec"]["rayClusterConfig"]
+        assert [error.message for error in schema.iter_errors(cluster)] == []
         assert (document["apiVersion"], document["kind"]) == ("ray.io/v1", "RayService")
         assert document["metadata"]["namespace"] == NAMESPACE
         assert not re.search(r"nvidia|amazonaws|lifecycle", str(document))
-        assert document["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["replicas"] == 2
+        assert cluster["workerGroupSpecs"][0]["replicas"] == 2
 
 
 def test_kuberay_makes_its_service_and_ray_serve_takes_its_application() -> None:
@@ -86,16 +80,15 @@ def test_kuberay_makes_its_service_and_ray_serve_takes_its_application() -> None
     """
     from ray.serve.schema import ServeDeploySchema
 
-    rayservice = committed()
-    for container in containers(rayservice):
+    for container in containers(COMMITTED):
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert ports["serve"] == PORT
         assert "driver-metrics" not in ports
-    parsed = ServeDeploySchema.model_validate(config(rayservice))
+    parsed = ServeDeploySchema.model_validate(config(COMMITTED))
     assert (parsed.http_options.host, parsed.http_options.port) == ("0.0.0.0", PORT)
     (one,) = parsed.applications
     assert (one.route_prefix, one.import_path) == ("/", "dsgd.serve.replicas:from_manifest")
-    mode = rayservice["spec"]["rayClusterConfig"]["authOptions"]
+    mode = COMMITTED["spec"]["rayClusterConfig"]["authOptions"]
     assert mode == {"mode": "token"}, "KubeRay refuses Kubernetes' own for a RayService"
 
 
@@ -104,12 +97,12 @@ def test_kuberay_makes_its_service_and_ray_serve_takes_its_application() -> None
 
 def test_every_pod_gets_the_token_from_a_secret_and_only_pods_with_the_role_read_the_bucket() -> None:
     """No file has the token; replicas, which workers run, have the account of the bucket and its secret."""
-    for container in containers(committed()):
+    for container in containers(COMMITTED):
         (token,) = (one for one in container["env"] if one["name"] == TOKEN_VARIABLE)
         assert token["valueFrom"]["secretKeyRef"] == {"name": "serve-token", "key": "token"}
         assert container["envFrom"] == [{"secretRef": {"name": "storage", "optional": True}}]
         assert container["securityContext"]["readOnlyRootFilesystem"] is True
-    (workers,) = committed()["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    (workers,) = COMMITTED["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     assert workers["template"]["spec"]["serviceAccountName"] == "ray-jobs"
     assert container["readinessProbe"]["httpGet"]["path"] in WITHOUT_TOKEN
 
@@ -118,7 +111,7 @@ def test_without_the_token_there_is_no_application(monkeypatch: pytest.MonkeyPat
     """An address that others reach is refused in one line without a token, and so is an unknown option."""
     from dsgd.serve.replicas import from_manifest
 
-    args = config(committed())["applications"][0]["args"]
+    args = config(COMMITTED)["applications"][0]["args"]
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(ValueError, match=r"^--host 0\.0\.0\.0: others reach it there; give --token"):
         from_manifest(args)
@@ -126,9 +119,6 @@ def test_without_the_token_there_is_no_application(monkeypatch: pytest.MonkeyPat
     from_manifest(args)
     with pytest.raises(TypeError, match="replica"):
         from_manifest({**args, "replica": 2})
-
-
-# --- files
 
 
 def test_image_and_runs_of_the_service_may_be_edited(tmp_path: Path) -> None:
@@ -144,26 +134,21 @@ def test_image_and_runs_of_the_service_may_be_edited(tmp_path: Path) -> None:
         (tmp_path / SERVICE.file).write_text(edited)
         assert problem_of(SERVICE.file, tmp_path, settings) is None
     (tmp_path / SERVICE.file).write_text(mine.replace("auto:1-6", "auto:1-60"))
-    problem = problem_of(SERVICE.file, tmp_path, settings)
-    assert problem
+    problem = problem_of(SERVICE.file, tmp_path, settings) or ""
     assert "has `replicas: auto:1-60`, should be `replicas: auto:1-6`" in problem
     (tmp_path / SERVICE.file).write_text(mine.replace("s3://mine/runs/ssp-1@200", "runs/ssp-1"))
-    problem = problem_of(SERVICE.file, tmp_path, settings)
-    assert problem == f"{SERVICE.file}: lacks the line of its image or run; run `make manifests`"
+    assert (
+        problem_of(SERVICE.file, tmp_path, settings)
+        == f"{SERVICE.file}: lacks the line of its image or run; run `make manifests`"
+    )
 
 
 def test_a_service_of_given_runs_is_rendered_with_their_addresses() -> None:
     """A name alone is a run of the bucket; an address stays as it is."""
     mine = Settings(image="a:1", bucket="results", serves=("ssp-1@200", "s3://other/gpt"))
-    assert config(service(mine))["applications"][0]["args"]["runs"] == [
-        "s3://results/runs/ssp-1@200",
-        "s3://other/gpt",
-    ]
+    (application,) = config(service(mine))["applications"]
+    assert application["args"]["runs"] == ["s3://results/runs/ssp-1@200", "s3://other/gpt"]
     assert SERVICE.file in files(mine)
-    assert problems() == []
-
-
-# --- on Ray
 
 
 @pytest.mark.ray
@@ -175,7 +160,7 @@ def test_the_application_of_the_file_answers_on_a_cluster(tmp_path: Path, ray_cl
     with_checkpoints(tmp_path / "images", (4,), workload="digits_cnn")
     with socket.create_server(("127.0.0.1", 0)) as found:
         port = found.getsockname()[1]
-    given = config(committed())
+    given = config(COMMITTED)
     given["http_options"]["port"] = port
     (application,) = given["applications"]
     application["args"] |= {"runs": [str(tmp_path / "images")], "replicas": "auto:1-2"}
@@ -184,16 +169,15 @@ def test_the_application_of_the_file_answers_on_a_cluster(tmp_path: Path, ray_cl
     command = [sys.executable, "-m", "ray.serve.scripts", "run", str(tmp_path / "serve.yaml")]
     process = subprocess.Popen(command, env={**os.environ, "RAY_ADDRESS": ray_cluster}, cwd=tmp_path)
     try:
-        _, workers = containers(committed())
+        _, workers = containers(COMMITTED)
         probe = workers["readinessProbe"]["httpGet"]["path"]
         url = f"http://127.0.0.1:{port}"
 
         def ready() -> bool:
-            try:
+            assert process.poll() is None
+            with suppress(OSError):
                 return asked(url, probe)[0] == 200
-            except OSError:
-                assert process.poll() is None
-                return False
+            return False
 
         wait_for(ready)
         assert asked(url, "/v2/models/digits_cnn")[0] == 401

@@ -25,7 +25,7 @@ import pytest
 import torch
 import tritonclient.http as triton
 import uvicorn
-from conftest import PATIENCE_S, ROOT, python, wait_for
+from conftest import PATIENCE_S, ROOT, needs, python, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 from tritonclient.utils import InferenceServerException
 
@@ -133,10 +133,6 @@ def asked(url: str, path: str, body: Any = None, **headers: str) -> tuple[int, s
             return found.status, found.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
-
-
-def environ() -> dict[str, str]:
-    return {**os.environ}
 
 
 def tensor(name: str, value: np.ndarray[Any, Any], kind: str, in_bytes: bool) -> Any:
@@ -431,13 +427,33 @@ def test_the_page_describes_every_path(served: Served) -> None:
     assert "temperature" in schemas["CompletionRequest"]["properties"]
 
 
+@needs("chromium")
+def test_the_page_needs_no_other_site_and_sends_the_token(runs: Path, browser: Any) -> None:
+    """In a browser it shows the interfaces, loads nothing from elsewhere, and asks with the token."""
+    with in_this_process(runs / "images", token="secret") as url:
+        page, loaded = browser.new_page(), list[str]()
+        page.on("request", lambda request: loaded.append(request.url))
+        page.goto(f"{url}/docs")
+        page.get_by_role("button", name="Authorize").click()
+        page.get_by_label("Value:").or_(page.locator("section input")).first.fill("secret")
+        page.locator(".auth-btn-wrapper .authorize").click()
+        page.locator(".btn-done").click()
+        page.locator("#operations-OpenAI-list_models_v1_models_get").click()
+        page.get_by_role("button", name="Try it out").click()
+        page.get_by_role("button", name="Execute").click()
+        page.locator(".live-responses-table").get_by_text('"object": "list"').wait_for()
+        page.close()
+    assert loaded
+    assert all(address.startswith((url, "data:")) for address in loaded)
+
+
 def test_a_server_lives_while_a_batch_computes_and_answers_it_before_it_ends(
     runs: Path, tmp_path: Path
 ) -> None:
     """Health is answered while a module hangs; after SIGTERM what was accepted still is; the code is 0."""
     hold = tmp_path / "hold"
     found: list[Any] = []
-    with serving(runs / "own", env={**environ(), "HOLD": str(hold)}) as (url, process):
+    with serving(runs / "own", env={**os.environ, "HOLD": str(hold)}) as (url, process):
         hold.touch()
         path = "/v2/models/answering/infer"
         thread = threading.Thread(target=lambda: found.append(asked(url, path, ONE)))
@@ -487,14 +503,14 @@ def test_a_run_that_trains_no_module_is_one_line(
     assert re.search(f"{run.path}: --workload {workload} has no module\n$", capsys.readouterr().err)
 
 
-def test_a_token_is_needed_for_all_but_health_and_metrics(runs: Path) -> None:
-    """Without it, a server answers only what probes and Prometheus ask."""
+def test_a_token_is_needed_for_all_but_health_metrics_and_the_page(runs: Path) -> None:
+    """Without it, a server answers what probes and Prometheus ask, and the page that asks for it."""
     with in_this_process(runs / "images", token="secret") as url:
-        for path in ("/v2", "/v1/models", "/v2/models/digits_cnn", "/docs", "/openapi.json"):
+        for path in ("/v2", "/v1/models", "/v2/models/digits_cnn"):
             assert asked(url, path)[0] == 401
             assert asked(url, path, Authorization="Bearer other")[0] == 401
             assert asked(url, path, Authorization="Bearer secret")[0] == 200
-        for path in ("/v2/health/live", "/v2/health/ready", "/metrics"):
+        for path in ("/v2/health/live", "/v2/health/ready", "/metrics", "/docs", "/openapi.json"):
             assert asked(url, path)[0] == 200
 
 
