@@ -51,6 +51,7 @@ def service(settings: Settings) -> dict[str, Any]:
         container["ports"].append({"name": "serve", "containerPort": PORT})
         container["env"].append({"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": dict(_TOKEN)}})
         container["envFrom"] = STORAGE
-    pod["serviceAccountName"] = SERVICE_ACCOUNT  # the workers': replicas read weights from the bucket
-    container["readinessProbe"] = _READY
+    *_, workers = nodes(found)
+    workers["serviceAccountName"] = SERVICE_ACCOUNT  # replicas read weights from the bucket
+    workers["containers"][0]["readinessProbe"] = _READY
     return with_tls(read_only(found), settings.tls)

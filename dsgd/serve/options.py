@@ -112,7 +112,7 @@ class ServeOptions(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.token is None:  # there no list of processes shows it
-            object.__setattr__(self, "token", os.environ.get("DSGD_SERVE_TOKEN") or None)
+            object.__setattr__(self, "token", os.environ.get("DSGD_SERVE_TOKEN", "").strip() or None)
         rule = "others reach it there; give --token, or leave --host out"
         require(self.is_here or bool(self.token), "host", self.host, rule)
         rule = "replicas do not follow a run; leave --follow out"

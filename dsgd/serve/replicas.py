@@ -35,6 +35,7 @@ from dsgd.serve.application import application
 from dsgd.serve.loading import catalog_of, load
 from dsgd.serve.options import ServeOptions, range_of
 from dsgd.serve.versions import ROWS, Meters
+from dsgd.show.terminal.command_options import options_of_command
 
 NAME = "dsgd"
 """The name of the application; a cluster has one at a time."""
@@ -148,10 +149,16 @@ class Ingress:
 def from_manifest(given: dict[str, Any]) -> Any:
     """Return the application that a RayService's manifest describes by options of `serve`.
 
-    Ray Serve has them checked here, on the cluster. Raises ValueError in one line, as for an address that
-    others reach without a token.
+    Ray Serve has them checked here, on the cluster, by the rules of the command line. Raises UsageError in
+    one line, as for an address that others reach without a token.
     """
-    return _application(ServeOptions(**{"host": "0.0.0.0", **given, "runs": tuple(given.get("runs", ()))}))
+    options = {"host": "0.0.0.0", **given}
+    runs = options.pop("runs", ())
+    words = [runs] if isinstance(runs, str) else [*runs]
+    for name, value in options.items():
+        if value is not False:
+            words.append(f"--{name}" if value is True else f"--{name}={value}")
+    return _application(options_of_command(ServeOptions, "serve", words))
 
 
 def _application(options: ServeOptions) -> Any:

@@ -29,6 +29,7 @@ from deploy.manifests.rayservice import PORT, service
 from deploy.manifests.rendered_files import files, problem_of, render
 from deploy.manifests.settings import Device, Settings, read_settings
 from deploy.project import NAMESPACE, TOKEN_VARIABLE
+from dsgd.process.outcomes import UsageError
 from dsgd.serve.application import WITHOUT_TOKEN
 
 TOKEN = "a-token"
@@ -92,9 +93,6 @@ def test_kuberay_makes_its_service_and_ray_serve_takes_its_application() -> None
     assert mode == {"mode": "token"}, "KubeRay refuses Kubernetes' own for a RayService"
 
 
-# --- guarded
-
-
 def test_every_pod_gets_the_token_from_a_secret_and_only_pods_with_the_role_read_the_bucket() -> None:
     """No file has the token; replicas, which workers run, have the account of the bucket and its secret."""
     for container in containers(COMMITTED):
@@ -108,17 +106,19 @@ def test_every_pod_gets_the_token_from_a_secret_and_only_pods_with_the_role_read
 
 
 def test_without_the_token_there_is_no_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address that others reach is refused in one line without a token, and so is an unknown option."""
+    """An address that others reach is refused in one line without a token; so is what the command refuses."""
     from dsgd.serve.replicas import from_manifest
 
     args = config(COMMITTED)["applications"][0]["args"]
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    with pytest.raises(ValueError, match=r"^--host 0\.0\.0\.0: others reach it there; give --token"):
+    with pytest.raises(UsageError, match=r"^--host 0\.0\.0\.0: others reach it there; give --token"):
         from_manifest(args)
-    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-    from_manifest(args)
-    with pytest.raises(TypeError, match="replica"):
-        from_manifest({**args, "replica": 2})
+    monkeypatch.setenv(TOKEN_VARIABLE, f"{TOKEN}\n")  # as a file has it, of which the secret was made
+    given = from_manifest({"runs": "a/run", "int8": False, "max_batch": 4})._bound_deployment.init_args[0]
+    assert (given.runs, given.int8, given.max_batch, given.token) == (("a/run",), False, 4, TOKEN)
+    for wrong, message in (({"replica": 2}, "--replica: is not"), ({"runs": []}, "serve: RUN... is missing")):
+        with pytest.raises(UsageError, match=message):
+            from_manifest({**args, **wrong})
 
 
 def test_image_and_runs_of_the_service_may_be_edited(tmp_path: Path) -> None:
