@@ -21,7 +21,7 @@ RUN --mount=type=cache,target=/root/.cache/uv \
 
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE}
-# wget: probes of older KubeRay. procps: pkill, with which a deleted pod ends its run cleanly. dataset-fashion-mnist:
+# wget: the probes of heads. procps: pkill, with which a deleted pod ends its run cleanly. dataset-fashion-mnist:
 # the images of --workload fashion, 31 MB. openssl: certificates of a pod, with TLS.
 # Versions are Debian's, which keeps only the newest of each.
 # hadolint ignore=DL3008

@@ -31,6 +31,7 @@ LINGER_S = 3 * SCRAPE_INTERVAL_S  # a run that is over is scraped at least twice
 # A head that is deleted has this long. Its run ends between two updates and uploads its record in less.
 GRACE_S = 90
 STOP_WAIT_S = GRACE_S - 15
+_NODE_HEALTH = "http://127.0.0.1:52365/api/healthz"  # what KubeRay's own probe of Ray 2.60 asks
 _ARCHITECTURE = {"kubernetes.io/arch": "amd64"}
 _EKS = {"spot": "SPOT", "on-demand": "ON_DEMAND"}  # managed node groups' words; Karpenter has ours
 _DRIVER = "python main.py .*"
@@ -233,6 +234,10 @@ def _head(settings: Settings, gib: int) -> Json:
         "env": _env(_ROTATION | {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_WAIT_S)}),
         "envFrom": STORAGE,
         "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", stop]}}},
+        # A driver that has hung for ten minutes is started again. One without workers for a minute shows in
+        # `kubectl get pods`; the head's service names it all the same, so neither KubeRay nor a worker minds.
+        "livenessProbe": _probe("healthz", initialDelaySeconds=30, failureThreshold=120),
+        "readinessProbe": _probe("readyz", initialDelaySeconds=10, failureThreshold=12),
         "resources": _resources(cpu="2", memory=f"{gib}Gi"),
         "volumeMounts": [{"name": "spill", "mountPath": _SPILL}],
     }
@@ -241,6 +246,20 @@ def _head(settings: Settings, gib: int) -> Json:
     if settings.capacity != "any":  # a head that is lost ends the job
         more["affinity"] = _on("on-demand")
     return _pod(container, settings, stays=True, **more)
+
+
+def _probe(path: str, **times: int) -> Json:
+    """Return a probe that asks the Ray node and, where a driver listens, the driver too."""
+    ask = "wget -q -O /dev/null -T 2 --tries 1"
+    # Without -T, as then a driver that does not answer is no different from none: wget ends with 4 for both.
+    driver = f"timeout 2 wget -q -O /dev/null --tries 1 http://127.0.0.1:{DRIVER_METRICS_PORT}/{path}"
+    command = f"{ask} {_NODE_HEALTH} && {{ {driver} || [ $? -eq 4 ]; }}"
+    return {
+        "exec": {"command": ["/bin/sh", "-c", command]},
+        "timeoutSeconds": 5,
+        "periodSeconds": 5,
+        **times,
+    }
 
 
 def _worker(settings: Settings, job: JobDefinition) -> Json:

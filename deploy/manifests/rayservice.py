@@ -44,8 +44,9 @@ def service(settings: Settings) -> dict[str, Any]:
     }
     for pod in nodes(found):
         (container,) = pod["containers"]
-        # Those of a job end and show its driver and its workers' processes, which a service does not have.
-        del container["lifecycle"]
+        # Those of a job are about its driver and its workers' processes, which a service does not have.
+        for name in ("lifecycle", "livenessProbe", "readinessProbe"):
+            container.pop(name, None)
         container["ports"] = [port for port in container["ports"] if port["name"] != "driver-metrics"]
         # KubeRay makes the service of the head's port of this name, though no request goes to the head.
         container["ports"].append({"name": "serve", "containerPort": PORT})

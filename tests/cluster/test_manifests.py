@@ -14,6 +14,8 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,6 +38,7 @@ from deploy.project import GPU, NAMESPACE
 from dsgd.compare.experiment_command import experiment_of
 from dsgd.config import TrainConfig
 from dsgd.core.option_rules import options
+from dsgd.show.live.server import Response, Routes, listen, serving
 from dsgd.show.terminal.arguments import take_option
 from dsgd.show.terminal.cli import parse
 from dsgd.show.terminal.commands import asked
@@ -622,6 +625,38 @@ def test_the_hook_of_a_deleted_head_ends_the_driver_and_waits_for_it(tmp_path: P
         env=environment,
     )
     assert ran.stdout == "in order0\n", ran.stderr
+
+
+def test_a_heads_probes_ask_its_node_and_where_one_listens_its_driver() -> None:
+    """Run as they are, with other ports: a driver that is not there, or has ended, fails none; one
+    that has hung fails both.
+    """
+    head = head_and_workers(committed(JOBS[0]))[0]
+    node, driver, hung = (listen("--port", "127.0.0.1", 0) for _ in range(3))
+
+    def answered(*statuses: HTTPStatus) -> Routes:
+        paths, found = ("/healthz", "/readyz", "/api/healthz"), (*statuses, HTTPStatus.OK)
+        return {
+            path: partial(Response, "text/plain", b"", (), one)
+            for path, one in zip(paths, found, strict=True)
+        }
+
+    def passed(node_port: int, driver_port: int) -> list[bool]:
+        codes = []
+        for kind in ("livenessProbe", "readinessProbe"):
+            shell, option, text = head[kind]["exec"]["command"]
+            text = text.replace(":52365/", f":{node_port}/").replace(":9090/", f":{driver_port}/")
+            codes.append(subprocess.call([shell, option, text.replace("timeout 2", "timeout 0.5")]))
+        return [code == 0 for code in codes]
+
+    ports = [one.getsockname()[1] for one in (node, driver, hung)]
+    with serving(node, answered(HTTPStatus.NOT_FOUND, HTTPStatus.NOT_FOUND)):
+        with serving(driver, answered(HTTPStatus.OK, HTTPStatus.SERVICE_UNAVAILABLE)):
+            assert passed(ports[0], ports[1]) == [True, False]
+        assert passed(ports[0], ports[1]) == [True, True]  # it has ended
+        assert passed(ports[0], ports[2]) == [False, False]
+    assert passed(ports[0], ports[1]) == [False, False]
+    hung.close()
 
 
 # --- kustomize

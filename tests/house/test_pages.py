@@ -14,7 +14,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmar
 LONG_PAGES = {"docs/record.md", "docs/theory.md"}
 """More than 150 lines: they are made from tables."""
 
-MOST_WORDS = 43_000
+MOST_WORDS = 44_000
 
 
 def anchors(page: Path) -> set[str]:

@@ -20,7 +20,7 @@ SOURCE = sorted(
 )
 
 LINES = {
-    ".": 1_300,
+    ".": 1_400,
     "benchmarks": 1_800,
     "deploy": 4_400,
     "docs": 600,
@@ -40,7 +40,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 50_100,
+    "tests": 50_200,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -14,11 +14,12 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import urllib3
 from conftest import PATIENCE_S, ROOT, CommandLine, Ran, needs, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -104,6 +105,13 @@ def scraped(cli: CommandLine, text: str) -> tuple[Scrape, Ran]:
     return found[0], ran
 
 
+def status_of(url: str) -> int:
+    """Return the status of an answer; 0 where nothing answers yet."""
+    with suppress(urllib3.exceptions.HTTPError):
+        return urllib3.request("GET", url, retries=False, timeout=PATIENCE_S).status
+    return 0
+
+
 def assert_same(got: Scrape, summary: dict[str, Any]) -> None:
     """Assert that the metrics equal summary.json, exactly where nothing is added up in another order."""
     assert got("dsgd_updates_total") == summary["updates"]
@@ -183,8 +191,27 @@ def test_at_the_end_prometheus_holds_the_summary(mode: str, cli: CommandLine) ->
     assert_same(got, ran.summary)
     assert {labels["run_id"] for labels in got.labels("dsgd_run_info")} == {ran.record.name}
     assert got("dsgd_last_update_timestamp_seconds") == pytest.approx(time.time(), abs=60)
+    assert (
+        0 < got("dsgd_startup_seconds", until="workers") < got("dsgd_startup_seconds", until="first_update")
+    )
     if "ignore" in mode:
         assert ran.summary["wasted"]["ignored"] > 0
+
+
+def test_a_driver_is_ready_while_a_run_has_its_workers_and_alive_as_long_as_it_answers(
+    cli: CommandLine,
+) -> None:
+    def during(url: str, _: Path) -> None:
+        ready = url.replace("/metrics", "/readyz")
+        wait_for(lambda: status_of(ready) == 200)
+
+    def after(url: str, record: Path) -> None:
+        wait_for((record / "summary.json").exists)
+        paths = ("/readyz", "/healthz")
+        assert [status_of(url.replace("/metrics", path)) for path in paths] == [503, 200]
+
+    watched(cli, f"{SIM} --mode asgd --steps 10000000 --workload none --record none", during)
+    watched(cli, f"{SIM} --mode asgd --steps 1", after)
 
 
 @pytest.mark.crossing(one_in=2)

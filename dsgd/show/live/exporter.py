@@ -1,9 +1,10 @@
-"""Shows the metrics of this process's runs to Prometheus: at a separate port."""
+"""Shows the metrics of this process's runs, and its health: at a separate port."""
 
 from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from http import HTTPStatus
 from importlib.metadata import version
 from pathlib import Path
 
@@ -44,14 +45,20 @@ class Exporter:
     def __enter__(self) -> Exporter:
         self._stack.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(_SWITCH_S)
-        self._stack.enter_context(serving(self._listener, {"/metrics": self._answer}))
+        routes = {"/metrics": self._answer, "/healthz": _alive, "/readyz": self._ready}
+        self._stack.enter_context(serving(self._listener, routes))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def run(self, cfg: TrainConfig, record: Path, cluster: Engine, tally: Tally) -> RunMetrics:
-        """Return the metrics of a run whose record is open; its run_id is the record's name."""
+    def run(
+        self, cfg: TrainConfig, record: Path, cluster: Engine, tally: Tally, began_s: float
+    ) -> RunMetrics:
+        """Return the metrics of a run whose record is open; its run_id is the record's name.
+
+        began_s: seconds of `time.monotonic` when its workers were asked for; by now they are ready.
+        """
         meta = read_meta(record)
         info = {
             "engine": cfg.engine,
@@ -61,12 +68,23 @@ class Exporter:
             "git_commit": meta.git_commit or "unknown",
             "version": _version(),
         }
-        run = RunMetrics(cfg.mode, record.name, info, cluster, tally, staleness_bound(cfg), cfg)
+        bound = staleness_bound(cfg)
+        run = RunMetrics(cfg.mode, record.name, info, cluster, tally, bound, cfg, began_s)
         self._runs.add(run)
         return run
 
     def _answer(self) -> Response:
         return Response(CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._registry))
+
+    def _ready(self) -> Response:
+        """Say whether a run has its workers; before the first, between two and after the last, none has."""
+        if self._runs.active:
+            return Response("text/plain", b"ready\n")
+        return Response("text/plain", b"no run has its workers\n", status=HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def _alive() -> Response:
+    return Response("text/plain", b"alive\n")
 
 
 def _version() -> str:

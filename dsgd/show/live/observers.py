@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,15 +21,16 @@ if TYPE_CHECKING:
 
 
 class _Metrics(Watcher):
-    """Has a run's metrics exported."""
+    """Exports a run's metrics; made when the run begins."""
 
     def __init__(self, exporter: Exporter) -> None:
-        self._exporter = exporter
+        self._exporter, self._began_s = exporter, time.monotonic()
         self._metrics: RunMetrics | None = None
 
     def started(self, running: Running) -> None:
         assert running.path, "metrics carry the name of a record"
-        self._metrics = self._exporter.run(running.cfg, running.path, running.cluster, running.tally)
+        cfg, path, cluster, tally = running.cfg, running.path, running.cluster, running.tally
+        self._metrics = self._exporter.run(cfg, path, cluster, tally, self._began_s)
 
     def updated(self, update: Update) -> None:
         assert self._metrics

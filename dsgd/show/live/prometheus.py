@@ -65,7 +65,8 @@ class RunMetrics:
     updates only, sums are exact, and an update costs a few microseconds.
     Its public attributes are what a family of the table of quantities may read.
     tally: counts the same updates, each of them before it is added here. info: labels of dsgd_run_info.
-    staleness_bound: in updates, None without one.
+    staleness_bound: in updates, None without one. began_s: seconds of `time.monotonic` when its workers were
+    asked for; they are ready now.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class RunMetrics:
         tally: Tally,
         staleness_bound: float | None = None,
         cfg: TrainConfig | None = None,
+        began_s: float | None = None,
     ) -> None:
         self.labels = (mode, run_id)
         self.active = True
@@ -101,6 +103,8 @@ class RunMetrics:
         self.eval_accuracy: float | None = None
         self.experts: ExpertUse | None = None
         self.last_update_epoch_s: float | None = None
+        self._began_s = time.monotonic() if began_s is None else began_s
+        self.startup_s = {"workers": time.monotonic() - self._began_s}
         self.exchange_s = [0.0 for _ in cluster.workers]
         self._last_learning_rate: float | None = None
         self._samples_per_s: float | None = None
@@ -158,6 +162,8 @@ class RunMetrics:
                 self._means = tally.means
             if update.extra:
                 self.extra |= update.extra
+            if self.last_update_epoch_s is None:
+                self.startup_s["first_update"] = time.monotonic() - self._began_s
             self.last_update_epoch_s = time.time()  # noqa: TID251 - a label
 
     def evaluated(self, found: Evaluation) -> None:
@@ -258,6 +264,11 @@ class RunsCollector:
         for labels in finished[:-_MOST_FINISHED]:
             del runs[labels]
         self._runs = runs  # a scrape that is being written holds the one before
+
+    @property
+    def active(self) -> bool:
+        """Whether a run is under way."""
+        return any(run.active for run in self._runs.values())
 
     def collect(self) -> Iterable[Metric]:
         """Return all families, for a registry of prometheus_client."""

@@ -40,6 +40,7 @@ class Response(NamedTuple):
     content_type: str
     body: bytes | Stream
     headers: tuple[str, ...] = ()
+    status: HTTPStatus = HTTPStatus.OK
 
 
 Routes: TypeAlias = Mapping[str, Callable[[], Response]]
@@ -199,7 +200,7 @@ class _Connections:
             await asyncio.sleep(0)
             response = route()
         if isinstance(response.body, bytes):
-            await self._head(writer, HTTPStatus.OK, response, f"Content-Length: {len(response.body)}")
+            await self._head(writer, response.status, response, f"Content-Length: {len(response.body)}")
             return await self._send(writer, response.body)
         if self._streams >= self._limits.streams:
             return await self._error(writer, HTTPStatus.SERVICE_UNAVAILABLE, "Retry-After: 10")
