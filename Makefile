@@ -202,7 +202,7 @@ JOB := compare-modes
 # More options of deploy.jobs, like --yes
 CLUSTER_OPTIONS ?=
 CLUSTER_COMMANDS := validate-framework validate-setup run check-job monitor-pods logs-follow logs-all \
-	debug-describe debug-events test-status stop test-quick test-cluster perf-test
+	shell debug-describe debug-events test-status stop test-quick test-cluster perf-test
 .PHONY: $(CLUSTER_COMMANDS)
 
 # The image that was just pushed, else the one that is named, else the manifest's.
@@ -220,10 +220,11 @@ check-job:  ## look at JOB once: is all well so far?
 monitor-pods:  ## a line whenever a pod of JOB changes; DURATION=S ends it
 logs-follow:  ## the driver's log as it grows
 logs-all:  ## the logs of all pods of JOB
+shell:  ## a shell in JOB's head
 debug-describe:  ## kubectl describe of JOB, its cluster and pods
 debug-events:  ## the events about JOB, its cluster and pods
 test-status:  ## look at JOB once, as JSON
 stop:  ## delete JOB and wait until it is gone
 test-quick:  ## about 1 minute: JOB starts and makes updates; cleans up
 test-cluster:  ## about 5 minutes: a short run of JOB, all of it checked; cleans up
-perf-test:  ## as test-cluster, with thresholds for throughput and idle share
+perf-test:  ## as test-cluster, with thresholds for throughput and idle share, and a plot of what the nodes use

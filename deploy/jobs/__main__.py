@@ -2,6 +2,8 @@
 
     python -m deploy.jobs COMMAND [--job NAME] [--context NAME] [--namespace NAME] [--yes] [--json]
 
+`--action COMMAND` is another way to name one.
+
 It acts through kubectl, with the user's context. docs/runbook.md says what each command does, and what its
 passing means. Exit codes: 0 passed, 1 failed, 2 usage or set-up, 130 interrupted.
 """
@@ -17,8 +19,11 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NoReturn
 
+from msgspec.structs import replace
+
 from deploy.jobs import show_cluster, show_verdict
 from deploy.jobs.checks import ALL, STARTS, performance
+from deploy.jobs.criteria import CRITERIA, cpu
 from deploy.jobs.evidence import look
 from deploy.jobs.job_manifest import JobManifest, read_job
 from deploy.jobs.kubectl import Kubectl
@@ -40,18 +45,20 @@ COMMANDS = {
     "monitor-pods": "a line whenever a pod changes, until the job is over",
     "logs-follow": "the driver's log as it grows",
     "logs-all": "the logs of all pods, Ray's worker processes included",
+    "shell": "a shell in the head",
     "debug-describe": "kubectl describe of job, cluster and pods",
     "debug-events": "the events about job, cluster and pods, oldest first",
     "test-status": "look once, as JSON",
     "stop": "delete the job and wait until it is gone",
     "test-quick": "about 1 minute: apply, wait for pods and first updates, clean up",
     "test-cluster": "about 5 minutes: a short run of the job, checked to its end, cleaned up",
-    "perf-test": "as test-cluster, for throughput and idle share",
+    "perf-test": "as test-cluster, for throughput and idle share, with a plot of what the nodes use",
 }
 WITH_JSON = (
     *("validate-framework", "validate-setup", "check-job", "test-status"),
     *("test-quick", "test-cluster", "perf-test"),
 )
+LASTING = ("monitor-pods", "test-cluster", "perf-test")
 CHANGING = ("run", "stop", "test-quick", "test-cluster", "perf-test")
 
 
@@ -80,6 +87,8 @@ def act(options: argparse.Namespace, interruptions: Interruptions) -> int:
         return show_verdict.checks(command, "", check_framework(), as_json=as_json)
     job = read_job(options.job, namespace=options.namespace, image=options.image, bucket=options.bucket)
     thresholds = read_thresholds(options.thresholds)
+    if options.duration and command != "monitor-pods":
+        thresholds = replace(thresholds, limits=thresholds.limits.lasting(options.duration))
     limits = thresholds.limits
     if command == "perf-test" and job.name not in thresholds.performance:
         known = ", ".join(thresholds.performance)
@@ -106,19 +115,25 @@ def act(options: argparse.Namespace, interruptions: Interruptions) -> int:
             return show_cluster.follow_logs(kubectl, job, options.poll_s)
         case "logs-all":
             return show_cluster.all_logs(kubectl, job)
+        case "shell":
+            return show_cluster.shell(kubectl, job)
         case "debug-describe":
             return show_cluster.describe(kubectl, job)
         case "debug-events":
             return show_cluster.events(kubectl, job)
-    asked = {"test-quick": STARTS, "test-cluster": ALL, "perf-test": (*ALL, performance)}[command]
+    whole = (*ALL, *CRITERIA)
+    asked = {"test-quick": STARTS, "test-cluster": whole, "perf-test": (*whole, cpu, performance)}[command]
     with redirect_stdout(said):
         ready_to_apply(job)
         if command != "test-quick" and not options.no_validate:
             _ready(kubectl, job)
         may_share(kubectl, job, yes=options.yes)
         tested = job.for_a_test(limits, command)
-        found, tail = test(kubectl, tested, asked, thresholds, options.poll_s, interruptions)
-    return show_verdict.checks(command, job.name, show_verdict.strictly(found), tail, as_json=as_json)
+        found, seen = test(kubectl, tested, asked, thresholds, options.poll_s, interruptions)
+    tail, samples = seen.logs.tail if seen.logs else (), seen.samples if command == "perf-test" else ()
+    return show_verdict.checks(
+        command, job.name, show_verdict.strictly(found), tail, samples, as_json=as_json
+    )
 
 
 def _run(kubectl: Kubectl, job: JobManifest, limits: TimeLimits, options: argparse.Namespace) -> int:
@@ -155,7 +170,8 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("command", choices=COMMANDS, metavar="COMMAND", help="one of those below")
+    add("command", choices=COMMANDS, metavar="COMMAND", nargs="?", help="one of those below")
+    add("--action", choices=COMMANDS, metavar="COMMAND", help="the same")
     add("--job", default="compare-modes", help="NAME of ray-job-NAME.yaml (compare-modes)")
     add("--namespace", default=NAMESPACE, help=f"where it runs ({NAMESPACE})")
     add("--context", default="", help="kubectl's context (the current one)")
@@ -167,18 +183,26 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add(
         "--probe", action="store_true", help="validate-setup: also pull the image and use the bucket in a pod"
     )
-    add("--duration", type=float, metavar="S", help="monitor-pods: end after S seconds")
+    add(
+        *("--duration", "--monitor-duration"),
+        type=float,
+        metavar="S",
+        help="monitor-pods: end after S seconds; test-cluster, perf-test: the runs take S seconds in all",
+    )
     add("--poll-s", type=float, default=3.0, help=argparse.SUPPRESS)
     add("--thresholds", type=Path, default=DEFAULT, metavar="FILE", help="limits for the tests")
     options = parser.parse_args(arguments)
+    if (options.command is None) == (options.action is None):
+        raise SetupError("give one COMMAND, in its place or as --action COMMAND; see --help")
+    options.command = options.command or options.action
     if options.command == "test-status":
         options.json = True
     if options.json and options.command not in WITH_JSON:
         raise SetupError(f"--json: {options.command} has no result as JSON; {', '.join(WITH_JSON)} have")
     if options.probe and options.command != "validate-setup":
         raise SetupError(f"--probe: only validate-setup has one, not {options.command}")
-    if options.duration is not None and options.command != "monitor-pods":
-        raise SetupError(f"--duration: only monitor-pods has one, {options.command} ends by itself")
+    if options.duration is not None and options.command not in LASTING:
+        raise SetupError(f"--duration: {', '.join(LASTING)} have one, {options.command} ends by itself")
     if options.duration is not None and not 0 < options.duration < math.inf:
         raise SetupError(f"--duration {options.duration:g}: must be a number of seconds above 0")
     if not 0 < options.poll_s <= 60:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import PurePosixPath
 from typing import Literal
 
 from msgspec import Struct
@@ -168,6 +169,7 @@ def loss(seen: Evidence) -> Answer:
     if not (seen.over and found):
         now = ", ".join(f"{r.run_id} {r.loss:.4g}" for r in seen.runs.values() if r.loss is not None)
         return "open", "the records on the head could not be read" if seen.over else now or "none seen"
+    found = {PurePosixPath(path).name: losses for path, losses in found.items()}
     for name, (first, last) in found.items():
         if first is None or last is None or last >= first:
             pair = f"{_number(first)} at first and {_number(last)} at the end"
@@ -253,10 +255,18 @@ def performance(seen: Evidence) -> Answer:
             known = False
             details.append(f"{run.run_id}: {'nothing measured' if limit else f'{run.mode} has no threshold'}")
             continue
-        speed = f"{run.run_id}: {rate:.4g} samples/s, {idle:.0%} idle"
-        least, most = limit.samples_per_s_min, limit.idle_share_max
+        gpus = seen.job.gpus
+        a_gpu = f" ({rate / gpus:.4g} a GPU)" if gpus else ""
+        speed = f"{run.run_id}: {rate:.4g} samples/s{a_gpu}, {idle:.0%} idle"
+        least, least_a_gpu, most = (
+            limit.samples_per_s_min,
+            limit.samples_per_s_per_gpu_min,
+            limit.idle_share_max,
+        )
         if seen.over and least is not None and rate < least:
             return "fail", f"{speed}; at least {least:g} samples/s"
+        if seen.over and least_a_gpu is not None and rate < least_a_gpu * gpus:
+            return "fail", f"{speed}; at least {least_a_gpu:g} a GPU"
         if seen.over and most is not None and idle > most:
             return "fail", f"{speed}; at most {most:.0%} idle"
         details.append(speed)
@@ -279,7 +289,8 @@ def judge(seen: Evidence, asked: Sequence[Question]) -> list[Check]:
 
 def settled(seen: Evidence, asked: Sequence[Question]) -> bool:
     """Whether waiting is useless: something failed, all passed, or the job is over."""
-    states = {ask(seen)[0] for ask in asked if ask is not nccl}  # which reads the logs, afterwards
+    # Two are answered afterwards: from the logs, and from what the bucket has.
+    states = {ask(seen)[0] for ask in asked if ask.__name__ not in ("nccl", "checkpoint")}
     return "fail" in states or seen.over or states == {"pass"}
 
 

@@ -1,10 +1,11 @@
-"""What a job reports: its driver's and Ray's metrics, losses in records, and what its logs say."""
+"""What a job reports: its driver's metrics, losses in records, and what its logs say."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from msgspec import Struct
@@ -28,6 +29,8 @@ class ScrapedRun(Struct, frozen=True, kw_only=True):
     staleness_bound: float | None
     idle_share: float | None
     restarts: int
+    workers_ready_s: float | None = None
+    first_update_s: float | None = None
 
     @property
     def loss(self) -> float | None:
@@ -47,7 +50,8 @@ def runs_in_metrics(text: str) -> dict[str, ScrapedRun]:
         for sample in family.samples:
             labels = sample.labels
             if sample.name.startswith("dsgd_") and "run_id" in labels and "le" not in labels:
-                values[labels["run_id"], labels.get("mode", "")][sample.name] += sample.value
+                until = f" {labels['until']}" if "until" in labels else ""
+                values[labels["run_id"], labels.get("mode", "")][sample.name + until] += sample.value
     return {run_id: _run(mode, run_id, of_run) for (run_id, mode), of_run in values.items()}
 
 
@@ -68,49 +72,13 @@ def _run(mode: str, run_id: str, of_run: dict[str, float]) -> ScrapedRun:
         staleness_bound=of_run.get("dsgd_staleness_bound_updates"),
         idle_share=_ratio(waited_s, of_run.get("dsgd_compute_seconds_sum", 0.0) + waited_s),
         restarts=int(of_run.get("dsgd_worker_restarts_total", 0)),
+        workers_ready_s=of_run.get("dsgd_startup_seconds workers"),
+        first_update_s=of_run.get("dsgd_startup_seconds first_update"),
     )
 
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-# --- Ray's own metrics
-
-
-class NodeUsage(Struct, frozen=True, kw_only=True):
-    """CPU, memory and GPUs of one Ray node at one moment, in shares of 1; None: not exported."""
-
-    cpu_share: float | None
-    memory_bytes: float | None
-    gpu_share: float | None
-    gpu_memory_bytes: float | None
-
-    def __str__(self) -> str:
-        shown = (
-            ("CPU {:.0%}", self.cpu_share, 1),
-            ("memory {:.1f} GiB", self.memory_bytes, 2**30),
-            ("GPU {:.0%}", self.gpu_share, 1),
-            ("GPU memory {:.1f} GiB", self.gpu_memory_bytes, 2**30),
-        )
-        parts = [text.format(value / unit) for text, value, unit in shown if value is not None]
-        return ", ".join(parts) or "nothing exported"
-
-
-def usage_in_metrics(text: str) -> NodeUsage:
-    """Return the usage in a page of Ray's metrics. Raises ValueError if it is not one."""
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            values[sample.name].append(sample.value)
-    cpu, memory = values["ray_node_cpu_utilization"], values["ray_node_mem_used"]
-    gpu, gpu_memory = values["ray_node_gpus_utilization"], values["ray_node_gram_used"]  # of each: %, MB
-    return NodeUsage(
-        cpu_share=_ratio(sum(cpu), 100 * len(cpu)),
-        memory_bytes=sum(memory) if memory else None,
-        gpu_share=_ratio(sum(gpu), 100 * len(gpu)),
-        gpu_memory_bytes=sum(gpu_memory) * 2**20 if gpu_memory else None,
-    )
 
 
 # --- records and logs
@@ -124,17 +92,35 @@ READ_EVALUATIONS = (
 
 
 def losses_in_records(text: str) -> dict[str, tuple[float | None, float | None]]:
-    """Return the first and the last loss of each run, from what READ_EVALUATIONS prints.
+    """Return the first and the last loss of each run, by its record's path.
 
-    A loss that was not finite is None. Raises ValueError for anything else.
+    text: what READ_EVALUATIONS prints. A loss that was not finite is None.
+    Raises ValueError for anything else.
     """
     lines = text.splitlines()
     if len(lines) % 3:
         raise ValueError(f"evals.jsonl: {lines[-1]} is cut off")
     losses = {}
     for path, first, last in zip(lines[::3], lines[1::3], lines[2::3], strict=True):
-        losses[PurePosixPath(path).parent.name] = (json.loads(first)["loss"], json.loads(last)["loss"])
+        losses[str(PurePosixPath(path).parent)] = (json.loads(first)["loss"], json.loads(last)["loss"])
     return losses
+
+
+class ReadBack(Struct, frozen=True):
+    """What `main.py evaluate` found of weights that were read back from the bucket, with that of its JSON."""
+
+    run: str
+    version: int
+    ended: bool
+    loss: float | None
+
+
+def read_back_of(records: Iterable[str]) -> tuple[str, ...]:
+    """Return the command that evaluates what the bucket has of the last of these records: its newest
+    checkpoint or, where a finished run has none left, its last weights. Empty if none is of a bucket.
+    """
+    urls = [path.replace("runs/s3/", "s3://") for path in records if path.startswith("runs/s3/")]
+    return ("python", "main.py", "evaluate", f"{urls[-1]}@newest", "--json") if urls else ()
 
 
 _UPLOADED = re.compile(r"^(?:\w+ +)?(s3://\S+)$", re.MULTILINE)

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+import msgspec
+from msgspec.structs import asdict, replace
+
 from deploy.jobs.driver_reports import (
     READ_EVALUATIONS,
-    NodeUsage,
+    ReadBack,
     ScrapedRun,
     losses_in_records,
+    read_back_of,
     runs_in_metrics,
-    usage_in_metrics,
 )
 from deploy.jobs.job_manifest import JobManifest
 from deploy.jobs.kubectl import Kubectl
 from deploy.jobs.kubectl_errors import KindMissing, KubectlError, Unreachable
 from deploy.jobs.kubernetes_objects import Pod, Snapshot
-from deploy.jobs.thresholds import Thresholds, TimeLimits
+from deploy.jobs.node_usage import NodeUsage, UsageSample, gpus_in_metrics, shares_of, usage_in_metrics
+from deploy.jobs.thresholds import Criteria, Thresholds, TimeLimits
 from deploy.manifests.rayjob import RAY_METRICS_PORT
 
 _RAY_LOGS = "/tmp/ray/session_latest/logs/"
 _LOG_TAIL_LINES = 12
 _AT_ONCE = 8
+_EVALUATE_S = 90.0  # it imports torch, fetches weights and evaluates them, on the head's two CPUs
+_EXPORTERS = (
+    "app.kubernetes.io/name=dcgm-exporter",
+    "app=nvidia-dcgm-exporter",
+)  # of its chart, of the operator's
+_EXPORTER_PORT = 9400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +48,7 @@ class Logs:
     others: Mapping[str, str] = field(default_factory=dict)
     """Of head and workers, by a name for people."""
     losses: Mapping[str, tuple[float | None, float | None]] | None = None
-    """The first and the last evaluation of each run that has a record on the head, by its name."""
+    """The first and the last evaluation of each run that has a record on the head, by its path there."""
     nodes: int = 0
     """Head and workers of which all was read."""
     missing: Sequence[str] = ()
@@ -58,6 +68,7 @@ class Evidence:
         self.job = job
         self.limits: TimeLimits | None = thresholds.limits if thresholds else None
         self.performance = thresholds.performance.get(job.name, {}) if thresholds else {}
+        self.criteria = thresholds.criteria_of(job.name) if thresholds else Criteria()
         self.now = Snapshot(job=None)
         self.elapsed_s = 0.0
         """Since the job was applied."""
@@ -71,6 +82,12 @@ class Evidence:
         """Head and workers by uid, those that were replaced as well."""
         self.usage: dict[str, NodeUsage] = {}
         """Of head and workers, by the pod's name; empty where nothing asks for it."""
+        self.samples: list[UsageSample] = []
+        """The same over time, in tests."""
+        self.no_gpu_metrics = ""
+        """Why there are none."""
+        self.read_back: ReadBack | str | None = None
+        """What the bucket has of the last run; or why that is not known."""
         self.logs: Logs | None = None
 
     def take(self, kubectl: Kubectl, elapsed_s: float = 0.0) -> None:
@@ -88,6 +105,42 @@ class Evidence:
             self.pods_running_s = elapsed_s
         if self.first_update_s is None and self.updates:
             self.first_update_s = elapsed_s
+
+    def sample(self, kubectl: Kubectl) -> None:
+        """Add what the nodes use to `samples`, if they run and it is time again."""
+        due_s = (
+            self.samples[-1].elapsed_s + self.limits.sampled_every_s if self.samples and self.limits else 0
+        )
+        if self.pods_running_s is None or self.over or self.elapsed_s < due_s:
+            return
+        self.usage = _usages(kubectl, self.now)
+        workers = [pod for pod in self.now.of("worker") if pod.name in self.usage]
+        if self.job.gpus and all(self.usage[pod.name].gpu_share is None for pod in workers):
+            self._ask_exporter(kubectl, workers)
+        head = self.now.head
+        sample = UsageSample(
+            elapsed_s=self.elapsed_s,
+            trains=self.updates > 0,
+            samples=sum(run.samples for run in self.runs.values()),
+            heads=[self.usage[head.name]] if head and head.name in self.usage else [],
+            workers={pod.name: self.usage[pod.name] for pod in workers},
+        )
+        self.samples.append(sample)
+
+    def _ask_exporter(self, kubectl: Kubectl, workers: Sequence[Pod]) -> None:
+        """Take what the workers' GPUs do from NVIDIA's exporter, or say why it does not tell."""
+        try:
+            pages = _exporter_pages(kubectl, {pod.node for pod in workers})
+            gpus = [gpu for node, page in pages for gpu in gpus_in_metrics(page, node)]
+        except (KubectlError, ValueError) as error:
+            self.no_gpu_metrics = f"the DCGM exporter cannot be read: {error}"
+            return
+        if not pages:
+            self.no_gpu_metrics = "DCGM exporter not found on the workers' nodes"
+        for pod in workers:
+            found = shares_of(gpus, pod.node, pod.name)
+            known = {name: value for name, value in asdict(found).items() if value is not None}
+            self.usage[pod.name] = replace(self.usage[pod.name], **known)
 
     @property
     def expected(self) -> int:
@@ -132,16 +185,16 @@ def look(kubectl: Kubectl, job: JobManifest) -> Evidence:
         kubectl.require_namespace()
         return seen
     seen.logs = read_logs(kubectl, seen.now)
-    running = [pod for pod in seen.now.of("head", "worker") if pod.running]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = pool.map(partial(_usage, kubectl), running)
-    seen.usage = {pod.name: usage for pod, usage in zip(running, found, strict=True) if usage}
+    seen.usage = _usages(kubectl, seen.now)
     return seen
 
 
-def watch(kubectl: Kubectl, job: JobManifest, thresholds: Thresholds, poll_s: float) -> Iterator[Evidence]:
+def watch(
+    kubectl: Kubectl, job: JobManifest, thresholds: Thresholds, poll_s: float, *, samples: bool
+) -> Iterator[Evidence]:
     """Look every `poll_s` seconds, for ever, from the moment that the job is applied.
 
+    samples: look at what the nodes use, too.
     Raises KubectlError; Unreachable only after the cluster has been silent for too long.
     """
     seen = Evidence(job, thresholds)
@@ -149,6 +202,8 @@ def watch(kubectl: Kubectl, job: JobManifest, thresholds: Thresholds, poll_s: fl
     while True:
         try:
             seen.take(kubectl, time.monotonic() - began_s)
+            if samples:
+                seen.sample(kubectl)
             answered_s = time.monotonic()
         except (Unreachable, KindMissing):  # an API server that starts again serves RayJobs a moment later
             if time.monotonic() - answered_s > thresholds.limits.silence_s:
@@ -178,11 +233,39 @@ def _metrics(kubectl: Kubectl, pod: Pod, port: int) -> str:
     return kubectl.read_in(pod, "wget", "-q", "-O", "-", "--timeout=5", "--tries=1", url)
 
 
+def _exporter_pages(kubectl: Kubectl, nodes: Collection[str]) -> list[tuple[str, str]]:
+    """Return what NVIDIA's DCGM exporter serves on each of these nodes, fetched by the API server."""
+    found = (kubectl.get("pods", "--all-namespaces", "--selector", one)["items"] for one in _EXPORTERS)
+    pods = {pod.uid: pod for items in found for pod in map(Pod, items) if pod.node in nodes and pod.running}
+    return [(pod.node, kubectl.read_port(pod, _EXPORTER_PORT, "metrics")) for pod in pods.values()]
+
+
+def _usages(kubectl: Kubectl, now: Snapshot) -> dict[str, NodeUsage]:
+    """Return what head and workers use that run, by the pod's name."""
+    running = [pod for pod in now.of("head", "worker") if pod.running]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = pool.map(partial(_usage, kubectl), running)
+    return {pod.name: usage for pod, usage in zip(running, found, strict=True) if usage}
+
+
 def _usage(kubectl: Kubectl, pod: Pod) -> NodeUsage | None:
     """Return what Ray exports of a node, or None where it exports nothing or exec is not allowed."""
     with suppress(KubectlError, ValueError):
         return usage_in_metrics(_metrics(kubectl, pod, RAY_METRICS_PORT))
     return None
+
+
+def read_back(kubectl: Kubectl, seen: Evidence) -> ReadBack | str:
+    """Have the head evaluate what the bucket has of the last run; return what it found, or why not."""
+    program = read_back_of((seen.logs and seen.logs.losses) or ())
+    if not program or not seen.now.head:
+        return "the head has no record of a bucket" if seen.now.head else "no head runs"
+    try:
+        return msgspec.json.decode(
+            kubectl.read_in(seen.now.head, *program, timeout_s=_EVALUATE_S), type=ReadBack
+        )
+    except (KubectlError, msgspec.MsgspecError) as error:
+        return f"{program[3]} cannot be read back: {error}"
 
 
 def read_logs(kubectl: Kubectl, now: Snapshot) -> Logs:

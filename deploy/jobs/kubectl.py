@@ -153,6 +153,10 @@ class Kubectl:
         """Return all that a pod's container has printed."""
         return self("logs", pod.name, "--container", pod.container)
 
-    def read_in(self, pod: Pod, *program: str) -> str:
+    def read_in(self, pod: Pod, *program: str, timeout_s: float = CALL_TIMEOUT_S) -> str:
         """Return what a program prints that is run in a pod's container."""
-        return self("exec", pod.name, "--container", pod.container, "--", *program)
+        return self("exec", pod.name, "--container", pod.container, "--", *program, timeout_s=timeout_s)
+
+    def read_port(self, pod: Pod, port: int, path: str) -> str:
+        """Return what a pod of any namespace serves over HTTP, fetched by the API server."""
+        return self("get", "--raw", f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}:{port}/proxy/{path}")

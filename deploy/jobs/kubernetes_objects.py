@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 Role = Literal["head", "worker", "submitter"]
 JSON = Mapping[str, Any]
@@ -62,6 +62,7 @@ class KubernetesObject:
     json: JSON
 
     name = Field("metadata.name", "")
+    namespace = Field("metadata.namespace", "")
     uid = Field("metadata.uid", "")
     labels = Field[JSON]("metadata.labels", {})
     created = Field("metadata.creationTimestamp", "")
@@ -162,6 +163,22 @@ class Event(KubernetesObject):
         return self.time[:19], self.name.rpartition(".")[2].rjust(32, "0")
 
 
+class Condition(NamedTuple):
+    """What an operator says of an object."""
+
+    type: str
+    status: str
+    """True, False or Unknown."""
+    reason: str
+    message: str
+    since: str
+
+    def __str__(self) -> str:
+        why = ": ".join(filter(None, (self.reason, self.message)))
+        since = f"{self.type} {self.status} since {self.since or '?'}"
+        return f"{since} ({why})" if why else since
+
+
 class RayJob(KubernetesObject):
     """A RayJob in the cluster."""
 
@@ -186,14 +203,13 @@ class RayJob(KubernetesObject):
     """Who applied it, if it says."""
 
     @property
-    def conditions(self) -> list[str]:
-        """Of its RayCluster, a line each."""
-        lines = []
-        for one in self._conditions:
-            why = ": ".join(filter(None, (one.get("reason"), one.get("message"))))
-            since = f"{one['type']} {one['status']} since {one.get('lastTransitionTime', '?')}"
-            lines.append(f"{since} ({why})" if why else since)
-        return lines
+    def conditions(self) -> list[Condition]:
+        """Of its RayCluster."""
+        names = ("reason", "message", "lastTransitionTime")
+        return [
+            Condition(one["type"], one["status"], *(one.get(n, "") for n in names))
+            for one in self._conditions
+        ]
 
     @property
     def over(self) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from deploy.jobs.checks import Check, Question, judge, settled
-from deploy.jobs.evidence import read_logs, watch
+from deploy.jobs.criteria import CRITERIA
+from deploy.jobs.evidence import Evidence, read_back, read_logs, watch
 from deploy.jobs.job_manifest import JobManifest
 from deploy.jobs.kubectl import Kubectl
 from deploy.jobs.kubectl_errors import Forbidden, KubectlError, SetupError, Unreachable
@@ -27,21 +28,23 @@ def test(
     thresholds: Thresholds,
     poll_s: float,
     interruptions: Interruptions,
-) -> tuple[list[Check], list[str]]:
+) -> tuple[list[Check], Evidence]:
     """Apply the job, watch it until `asked` is settled, and clean up, whatever happens.
 
-    Returns the answers and the driver's last lines.
+    Returns the answers, and what they were drawn from.
     """
-    line = ""
+    line, of_nodes = "", set(CRITERIA) <= set(asked)
     with applied(kubectl, job, thresholds.limits, poll_s, interruptions):
-        for seen in watch(kubectl, job, thresholds, poll_s):
+        for seen in watch(kubectl, job, thresholds, poll_s, samples=of_nodes):
             if (now := progress(seen)) != line:
                 line = now
                 print(f"{seen.elapsed_s:4.0f} s  {line}", flush=True)
             if settled(seen, asked):
                 break
         seen.logs = read_logs(kubectl, seen.now)
-        return judge(seen, asked), seen.logs.tail
+        if of_nodes:
+            seen.read_back = read_back(kubectl, seen)
+        return judge(seen, asked), seen
     raise AssertionError("watch does not end")
 
 

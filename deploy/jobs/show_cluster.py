@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import subprocess
+import sys
 import time
 
 from deploy.jobs.checks import trouble
@@ -97,6 +98,16 @@ def all_logs(kubectl: Kubectl, job: JobManifest) -> int:
     for line in logs.missing:
         print(f"=== {line}")
     return 1 if logs.missing else 0
+
+
+def shell(kubectl: Kubectl, job: JobManifest) -> int:
+    """Open a shell in the head, and return its exit code."""
+    head = present(kubectl, job).head
+    if head is None:
+        raise KubectlError(f"RayJob {job.ray_job} has no head that runs; make check-job JOB={job.name}")
+    terminal = ("--stdin", "--tty") if sys.stdin.isatty() else ("--stdin",)
+    command = kubectl.command("exec", *terminal, head.name, "--container", head.container, "--", "bash")
+    return subprocess.call(command, env=of_users_tool())
 
 
 def describe(kubectl: Kubectl, job: JobManifest) -> int:

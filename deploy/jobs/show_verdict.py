@@ -10,14 +10,24 @@ import msgspec
 from deploy.jobs.checks import OF_WHOLE, Check, judge, trouble
 from deploy.jobs.evidence import Evidence
 from deploy.jobs.kubectl import Kubectl
+from deploy.jobs.node_usage import UsageSample, plot
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
-def checks(command: str, job: str, found: Sequence[Check], tail: Sequence[str] = (), *, as_json: bool) -> int:
+def checks(
+    command: str,
+    job: str,
+    found: Sequence[Check],
+    tail: Sequence[str] = (),
+    samples: Sequence[UsageSample] = (),
+    *,
+    as_json: bool,
+) -> int:
     """Print the checks, a line each or as JSON, and what follows from them; return 1 if one failed, else 0.
 
     What is open is a note here, not a failure. tail: the driver's last lines, shown if a check failed.
+    samples: what the nodes used over time, shown before.
     """
     failed = [check for check in found if check.state == "fail"]
     if as_json:
@@ -28,9 +38,12 @@ def checks(command: str, job: str, found: Sequence[Check], tail: Sequence[str] =
                 "job": job,
                 "verdict": "failed" if failed else "passed",
                 "checks": found,
+                **({"usage": samples} if samples else {}),
             }
         )
         return 1 if failed else 0
+    for line in plot(samples):
+        print(line)
     for check in found:
         print(f"{'note' if check.state == 'open' else check.state}  {check.name:12} {check.detail}")
     title = f"{command} {job}".strip()
@@ -100,7 +113,7 @@ def _facts(seen: Evidence) -> Iterable[tuple[str, str]]:
     if job.head_address:
         yield "head", f"{job.head_address} (inside the cluster)"
     for condition in job.conditions:
-        yield "condition", condition
+        yield "condition", str(condition)
     for name, usage in seen.usage.items():
         yield "usage", f"{name}: {usage}"
 
@@ -129,7 +142,7 @@ def _status(seen: Evidence, kubectl: Kubectl, verdict: str, found: Sequence[Chec
             "ended": job.ended or None,
             "leaving": job.leaving or None,
             "head_address": job.head_address or None,
-            "conditions": job.conditions,
+            "conditions": [condition._asdict() for condition in job.conditions],
         },
         "pods": [
             {

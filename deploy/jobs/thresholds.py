@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import replace
 
 from deploy.jobs.kubectl_errors import SetupError
 from dsgd.process.checked_yaml import convert, read
@@ -33,17 +35,37 @@ class TimeLimits(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """For a deleted job to be gone."""
     silence_s: _Seconds
     """Of the cluster, in the middle of a test."""
+    sampled_every_s: _Seconds
+    """From one look at what the nodes use to the next."""
+
+    def lasting(self, runs_s: float) -> TimeLimits:
+        """Return limits for a test whose runs take this long."""
+        return replace(self, runs_s=runs_s, job_over_s=self.job_over_s + max(0.0, runs_s - self.runs_s))
+
+
+_Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class Criteria(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a job's nodes are held to; None: the value is shown, and nothing is asked for."""
+
+    group_formed_s: _Seconds | None = None
+    gpu_share_min: _Share | None = None
+    head_cpu_share_max: _Share | None = None
+    memory_share_max: _Share | None = None
+    network_bytes_per_s_max: Annotated[float, Meta(gt=0)] | None = None
 
 
 class Threshold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a mode must reach in perf-test; None: that is not asked."""
 
     samples_per_s_min: Annotated[float, Meta(ge=0)] | None = None
+    samples_per_s_per_gpu_min: Annotated[float, Meta(ge=0)] | None = None
     idle_share_max: Annotated[float, Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
-        if self.samples_per_s_min is None and self.idle_share_max is None:
-            raise ValueError("needs samples_per_s_min, idle_share_max or both")
+        if (self.samples_per_s_min, self.samples_per_s_per_gpu_min, self.idle_share_max) == (None,) * 3:
+            raise ValueError("needs samples_per_s_min, samples_per_s_per_gpu_min or idle_share_max")
 
 
 class Thresholds(Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +74,20 @@ class Thresholds(Struct, frozen=True, forbid_unknown_fields=True):
     limits: TimeLimits
     performance: Mapping[str, Mapping[str, Threshold]]
     """By job and mode."""
+    criteria: Mapping[str, Mapping[str, float | None]] = {}
+    """By job, each with fields of Criteria; those of `all` hold where a job's own say nothing."""
+
+    def __post_init__(self) -> None:
+        for job in self.criteria:
+            self.criteria_of(job)
+
+    def criteria_of(self, job: str) -> Criteria:
+        """Return what a job's nodes are held to."""
+        given = {**self.criteria.get("all", {}), **self.criteria.get(job, {})}
+        try:
+            return msgspec.convert(given, Criteria)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"criteria of {job}: {error}") from None
 
 
 def read_thresholds(path: Path) -> Thresholds:

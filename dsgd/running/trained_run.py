@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from dsgd.models.objectives.module_objective import ModuleObjective
 
 
+_NEWEST = "newest"
+
+
 def recorded_options(path: Path) -> dict[str, Any]:
     """Return a record's options, flat, as config.yaml has them; raises RecordError for what is no record."""
     if not path.is_dir():
@@ -290,17 +293,21 @@ def _same_tokens(ours: Problem, theirs: Problem) -> bool:
 
 
 def trained_run(source: str, *, mapped: bool = False) -> TrainedRun:
-    """Return what the run in a folder has trained; `RUN@VERSION` is one of its checkpoints.
+    """Return what the run in a folder has trained; `RUN@VERSION` is one of its checkpoints, and `RUN@newest`
+    the newest that is whole or, where there is none, what `RUN` is.
 
     mapped: the weights, and the parameters of what `call` returns, are pages of the record's file, which the
     processes of a machine share; nobody else may write to it.
     Of a run that has not ended, these are the weights of its newest whole checkpoint.
     Raises RecordError, in one line, for what is no record, is damaged, or has no weights yet.
     """
-    path, version = _split(source)
+    run, asked = split_version(source)
+    path = Path(run)
     options = recorded_options(path)
     cfg = recorded_config(path, options)
-    vector, carried, version, ended, damaged = _weights(path, version, mapped)
+    if asked == _NEWEST:
+        asked = str(version_of(newest_whole(DiskStore(path / CHECKPOINTS), weights_in).name or "") or "")
+    vector, carried, version, ended, damaged = _weights(path, int(asked) if asked else None, mapped)
     vector.setflags(write=mapped)
     return TrainedRun(
         path=path,
@@ -315,11 +322,16 @@ def trained_run(source: str, *, mapped: bool = False) -> TrainedRun:
     )
 
 
-def _split(source: str) -> tuple[Path, int | None]:
+def split_version(source: str) -> tuple[str, str]:
+    """Return the run that a source names and, of RUN@VERSION, the version, else an empty text.
+
+    >>> split_version("runs/a@2000"), split_version("runs/me@home")
+    (('runs/a', '2000'), ('runs/me@home', ''))
+    """
     run, at, version = source.rpartition("@")
-    if at and version.isdigit() and not Path(source).exists():
-        return Path(run), int(version)
-    return Path(source), None
+    if at and (version.isdigit() or version == _NEWEST) and not Path(source).exists():
+        return run, version
+    return source, ""
 
 
 def _weights(

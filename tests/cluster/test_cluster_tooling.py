@@ -38,7 +38,7 @@ from deploy.jobs.kubectl_errors import KubectlError, SetupError, Unreachable, ex
 from deploy.jobs.kubernetes_objects import RayJob, snapshot
 from deploy.jobs.probe_pod import probe, probe_manifest
 from deploy.jobs.run_job import delete
-from deploy.jobs.thresholds import DEFAULT, read_thresholds
+from deploy.jobs.thresholds import DEFAULT, Criteria, read_thresholds
 from deploy.project import GPU
 from dsgd.core.option_rules import option_fields, options
 from dsgd.engines.ray_options import RayConfig
@@ -49,6 +49,7 @@ from dsgd.show.watching_options import LiveConfig, LogConfig
 STANDIN = ROOT / "tests/cluster/kubectl_standin"
 FOLDERS = ("deploy", "dsgd", "experiments")
 CHECKS = ["pods", "updates", "restarts", "job", "loss", "staleness", "nccl", "record"]
+CRITERIA = ["group", "gpu", "memory", "network", "checkpoint"]
 PATIENT = {
     "taken_up_s": 60,
     "pods_running_s": 60,
@@ -57,6 +58,7 @@ PATIENT = {
     "runs_s": 160,
     "gone_s": 60,
     "silence_s": 60,
+    "sampled_every_s": 1e-6,
 }
 
 
@@ -103,6 +105,7 @@ class Tools:
         self.project, self.state = project, folder / "standin"
         self.thresholds = folder / "thresholds.yaml"
         self.performance: dict[str, Any] = {}
+        self.criteria: dict[str, Any] = {}
         self.validates = False
         self.processes: list[subprocess.Popen[str]] = []
         self.limit()
@@ -114,7 +117,11 @@ class Tools:
 
     def limit(self, **limits: float) -> None:
         """Change the limits that the tools are given."""
-        content = {"limits": {**PATIENT, **limits}, "performance": self.performance}
+        content = {
+            "limits": {**PATIENT, **limits},
+            "performance": self.performance,
+            "criteria": self.criteria,
+        }
         self.thresholds.write_text(yaml.safe_dump(content))
 
     @property
@@ -330,9 +337,12 @@ def test_every_scenario_is_told_by_a_test() -> None:
     assert names == {"success", "short", *(case.name for case in STORIES)}
 
 
-def ended(name: str, check: str, words: str, command: str = "test-cluster", **last: Any) -> Case:
+def ended(
+    name: str, check: str, words: str, command: str = "test-cluster", also: str = "", **last: Any
+) -> Case:
     """Return the situation of a job that ends, and whose last moment is changed."""
-    return Case(name, played("short", last=last), command, 1, {check: [words]})
+    fails = {check: [words]} | ({also: []} if also else {})
+    return Case(name, played("short", last=last), command, 1, fails)
 
 
 def a_run(**values: Any) -> dict[str, Any]:
@@ -348,10 +358,10 @@ LAST_MOMENTS = [
     ended("the loss is NaN", "loss", "the loss is nan", runs=[a_run(loss="NaN")]),
     ended("the last loss is not finite", "loss", "not finite at the end", records={"ssp-s0": [2.3, None]}),
     ended("the job ended at its deadline", "job", "DeadlineExceeded: passed", job="failed", status=LATE),
-    ended("the records cannot be read", "loss", "not known: the records on the head", records={}),
+    ended("the records cannot be read", "loss", "not known: the records on", also="checkpoint", records={}),
     ended("it is not our record", "record", "no upload", logs={"submitter": "upload  s3://another/runs/x\n"}),
     ended("a run has no record", "loss", "2 of 4 runs", "test-cluster --job compare-modes", records=TWO),
-    ended("it is too slow", "performance", "180 samples/s, 25% idle; at least 1000", "perf-test",
+    ended("it is too slow", "performance", "180 samples/s (45 a GPU), 25% idle; at least 1000", "perf-test",
           runs=[a_run(samples=900, **BOTH_S)]),
     ended("it idles too much", "performance", "75% idle; at most 50% idle", "perf-test",
           runs=[a_run(samples=9000, seconds=5, compute_s=1, wait_s=3)]),
@@ -435,7 +445,7 @@ SITUATIONS = [
          {"pods": ["exceeded quota: gpus",
                    "the job is over: Failed, FAILED (PreRunningDeadlineExceeded: too late)"]}),
     Case("it is fast enough", played("short", last={"runs": [a_run(samples=9000, **BOTH_S)]}), "perf-test", 0,
-         checks={"performance": "pass ssp-s0: 1800 samples/s, 25% idle"}),
+         checks={"performance": "pass ssp-s0: 1800 samples/s (450 a GPU), 25% idle"}),
     Case("a real job and another's test are left alone", {"others": [*THEIRS, another("asgd", "Running")]},
          "test-quick", 2, never=["is applied"],
          says=["active: ssp (Running), ssp-test-abcde (Running); a test of ssp leaves it alone"]),
@@ -601,7 +611,7 @@ def test_each_command_does_what_it_must_in_each_situation(tools: Tools, case: Ca
 def test_a_job_that_does_what_it_should_passes_every_check_and_is_cleaned_up(tools_apart: Tools) -> None:
     ran = tools_apart("test-cluster", "--job", "compare-modes")
     assert ran.code == 0, ran.out + ran.err
-    assert [name for name, (state, _) in ran.checks.items() if state == "pass"] == CHECKS
+    assert [name for name, (state, _) in ran.checks.items() if state == "pass"] == [*CHECKS, *CRITERIA]
     assert ran.checks["pods"][1].startswith("5 of 5 ran")
     assert "ssp-s0 2.31 to 0.24" in ran.checks["loss"][1]
     assert "ssp-s0: 21 of at most 49" in ran.checks["staleness"][1]
@@ -921,7 +931,7 @@ def thresholds(runs_s: float = 1, **performance: Any) -> str:
         (thresholds(ssp={"ssp": {"fast": 1}}), "performance: ssp: ssp: there is no key fast; "),
         (
             thresholds(ssp={"ssp": {}}),
-            "ssp: ssp: needs samples_per_s_min, idle_share_max or both",
+            "ssp: ssp: needs samples_per_s_min, samples_per_s_per_gpu_min or idle_share_max",
         ),
         ("limits: [", "is not YAML (line "),
         ("", "describes the file"),
@@ -1083,8 +1093,13 @@ def test_the_status_is_json_as_its_schema_says(tools: Tools) -> None:
     content = json.loads(tools("check-job", "--json").out)
     assert content["status"]["head_address"].endswith(":8265")
     assert content["pods"][0]["usage"] == {
-        **{"cpu_share": 0.125, "memory_bytes": 2 * 2**30},
-        **{"gpu_share": None, "gpu_memory_bytes": None},
+        **{"cpu_share": 0.125, "memory_bytes": 2 * 2**30, "memory_share": 0.25},
+        **dict.fromkeys(("gpu_share", "gpu_memory_bytes", "gpu_memory_share", "received_bytes_per_s")),
+        "sent_bytes_per_s": 8e7,
+    }
+    assert content["status"]["conditions"][1] == {
+        **{"type": "RayClusterProvisioned", "status": "True", "reason": "AllPodRunningAndReadyFirstTime"},
+        **{"message": "All Ray Pods are ready for the first time", "since": "2026-11-20T10:01:00Z"},
     }
 
 
@@ -1237,7 +1252,8 @@ def test_what_the_tools_read_is_what_main_py_writes(tmp_path: Path) -> None:
     assert run.idle_share == pytest.approx(1 - busy_s / (4 * summary["clock_s"]), abs=0.02)  # tasks in flight
     found = subprocess.run(READ_EVALUATIONS, cwd=tmp_path, capture_output=True, text=True, check=True)
     evaluations = [json.loads(line) for line in (tmp_path / "runs/one/evals.jsonl").read_text().splitlines()]
-    assert losses_in_records(found.stdout) == {"one": (evaluations[0]["loss"], evaluations[-1]["loss"])}
+    ends = (evaluations[0]["loss"], evaluations[-1]["loss"])
+    assert losses_in_records(found.stdout) == {"runs/one": ends}
     assert uploads_in_log(log) == []
 
 
@@ -1275,6 +1291,7 @@ def test_a_snapshot_holds_what_belongs_to_the_job_and_nothing_else(tools: Tools)
 def test_the_document_names_every_command_check_limit_and_verdict() -> None:
     text = (ROOT / "docs/runbook.md").read_text()
     schema = json.loads((ROOT / "deploy/jobs/status.schema.json").read_text())["properties"]
-    named = [*COMMANDS, *CHECKS, "premise", "performance", *PATIENT, *schema["verdict"]["enum"], *schema]
+    named = [*COMMANDS, *CHECKS, *CRITERIA, "cpu", "premise", "performance", *PATIENT, *schema]
+    named += [*schema["verdict"]["enum"], *Criteria.__struct_fields__]
     assert [name for name in named if f"`{name}`" not in text] == []
     assert {*CHECKS, "premise"} == set(schema["checks"]["items"]["properties"]["name"]["enum"])

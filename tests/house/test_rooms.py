@@ -22,7 +22,7 @@ SOURCE = sorted(
 LINES = {
     ".": 1_400,
     "benchmarks": 1_800,
-    "deploy": 4_400,
+    "deploy": 5_000,
     "docs": 600,
     "dsgd": 700,
     "dsgd/compare": 2_000,
@@ -40,7 +40,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 50_200,
+    "tests": 50_400,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

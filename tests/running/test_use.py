@@ -264,6 +264,18 @@ def test_a_run_in_s3_is_used_from_there(aws: Any, capsys: pytest.CaptureFixture[
     Path("mine.py").unlink()
     assert dsgd.load("s3://lab/may/c").evaluate().loss == result.loss
     assert f"loss      {result.loss:.6g}" in said(capsys, "evaluate", "s3://lab/may/c")[1]
+    with_last = json.loads(said(capsys, "evaluate", "s3://lab/may/c@newest", "--json")[1])
+    assert (with_last["version"], with_last["ended"]) == (2, True)  # there is no checkpoint
+    kept = dsgd.run(
+        "ssgd", workload=ROOT / "tests/workloads/tiny.py", out="s3://lab/may", run_name="e",
+        checkpoint_every="s3=1000", **options,
+    )  # fmt: skip
+    assert kept.path
+    shutil.rmtree(kept.path)
+    for version in ("newest", "2"):
+        found = json.loads(said(capsys, "evaluate", f"s3://lab/may/e@{version}", "--json")[1])
+        assert (found["version"], found["ended"]) == (2, False)
+        assert found["loss"] == pytest.approx(kept.loss)
     code, line = said(capsys, "evaluate", "s3://lab/may/d")
     assert code == 2
     assert "evaluate s3://lab/may/d: holds no records" in line

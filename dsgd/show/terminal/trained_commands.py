@@ -25,14 +25,14 @@ from dsgd.show.terminal.usage import usage_errors
 
 with ended_by_signals():
     from dsgd.core.model import Evaluation
-    from dsgd.running.trained_run import TrainedRun, trained_run
+    from dsgd.running.trained_run import TrainedRun, split_version, trained_run
 
 
 @dataclass(frozen=True, kw_only=True)
 class _OfRun(Checked):
     run: Annotated[str, Positional("RUN")]
-    """Its folder, or s3://BUCKET/PREFIX/NAME; RUN@VERSION is one of its checkpoints. Of a run that has not
-    ended, the newest checkpoint is used.
+    """Its folder, or s3://BUCKET/PREFIX/NAME; RUN@VERSION is one of its checkpoints, RUN@newest the newest of
+    them. Of a run that has not ended, the newest checkpoint is used.
     """
 
 
@@ -82,8 +82,12 @@ class SampleOptions(_OfRun):
 
 
 def folder_of(command: str, source: str) -> str:
-    """Return the folder of a run, with all that its bucket has by now."""
-    return str(fetch(source, command, weights=True)) if is_s3(source) else source
+    """Return the folder of a run, with all that its bucket has by now, and the version that it names."""
+    if not is_s3(source):
+        return source
+    url, version = split_version(source)
+    folder = str(fetch(url, command, weights=True))
+    return f"{folder}@{version}" if version else folder
 
 
 def run_to_use(command: str, source: str, *, mapped: bool = False) -> TrainedRun:
@@ -109,9 +113,8 @@ def evaluate(arguments: Sequence[str], _: Interruptions) -> int:
         page = "\n".join(_page(run, found, given.on))
     if given.json:
         numbers = {name: finite(getattr(found, name)) for name in ("loss", "accuracy", "bits_per_byte")}
-        page = json.dumps(
-            {"run": given.run, "on": given.on, "score_name": run.problem().score_name, **numbers}
-        )
+        which = {"run": given.run, "version": run.version, "ended": run.ended, "on": given.on}
+        page = json.dumps({**which, "score_name": run.problem().score_name, **numbers})
     print_page(page)
     return 0
 

@@ -124,7 +124,7 @@ class Frame:
         """Return exit code, output and errors of a program in a running pod."""
         role = role_of(pod)
         if program[0] == "wget" and ":8080/" in program[-1]:
-            return 0, self._recorded["ray_metrics"][role], ""
+            return 0, (self._recorded | self._shown)["ray_metrics"][role], ""
         if program[0] == "wget":
             assert program[-1] == "http://127.0.0.1:9090/metrics", program
             assert role == "head"
@@ -135,6 +135,14 @@ class Frame:
             if "records" not in self._shown:
                 return 1, "", "find: 'runs': No such file or directory\n"
             return 0, "".join(evaluations(*record) for record in self._shown["records"].items()), ""
+        if program[:3] == ["python", "main.py", "evaluate"]:
+            assert role == "head"
+            url = program[3]
+            loss = self._shown.get("bucket", {"loss": 0.24})["loss"]
+            if loss == "lost":
+                return 2, "", f"main.py: evaluate {url}: holds no records; give the URL of --out\n"
+            answer = {"run": url, "version": 3200, "ended": True, "on": None, "loss": loss}
+            return 0, json.dumps(answer | {"score_name": "accuracy", "accuracy": 0.9}), ""
         if program[0] == "find" and "nccl" in program:
             return 0, self._shown.get("ray_logs", {}).get(role, "") + "\n", ""
         return 126, "", f"OCI runtime exec failed: {program[0]}: executable file not found\n"
@@ -194,6 +202,8 @@ def metrics(runs: list[Body]) -> str:
                 f"dsgd_worker_restarts_total{{{one}}} {run.get('restarts', 0) if worker == 0 else 0}",
             ]
         lines += [
+            f'dsgd_startup_seconds{{{labels},until="workers"}} {run.get("workers_s", 4.5)}',
+            f'dsgd_startup_seconds{{{labels},until="first_update"}} {run.get("workers_s", 4.5) + 1}',
             f"dsgd_updates_total{{{labels}}} {run['updates']}",
             f"dsgd_samples_total{{{labels}}} {run.get('samples', 128 * run['updates'])}",
             f"dsgd_update_seconds_sum{{{labels}}} {run.get('seconds', 1)}",
