@@ -24,6 +24,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
+from msgspec import UNSET
+
 from dsgd.core import routing
 from dsgd.core.clocks import Clocks
 from dsgd.core.fault_seen import FOLLOWING, FaultSeen
@@ -44,8 +46,9 @@ class Tally(UpdateCounts):
         """Return the counted part of summary.json; `cluster` adds what no update has."""
         by_worker = {row.name: row.by_worker(self, cluster) for row in QUANTITIES if row.by_worker}
         large = len(self.tasks) > MOST_LISTED
+        totals = {row.name: row.total(self, cluster) for row in QUANTITIES if row.total}
         return {
-            **{row.name: row.total(self, cluster) for row in QUANTITIES if row.total},
+            **{name: total for name, total in totals.items() if total is not UNSET},
             "workers": {
                 str(worker): {name: values[worker] for name, values in by_worker.items()}
                 for worker in self.listed
@@ -92,7 +95,7 @@ class Quantity:
     """Its meaning, as the documents and the help of its metrics say it."""
     _: KW_ONLY
     total: Callable[[Tally, Engine], Any] | None = None
-    """Takes the field of summary.json."""
+    """Takes the field of summary.json; UNSET where the run has none."""
     by_worker: Callable[[Tally, Engine], Sequence[float | None]] | None = None
     """Takes the field of each entry of `workers` in summary.json, worker 0 first."""
     of: Callable[[Update], float | None] | None = None
@@ -180,14 +183,12 @@ QUANTITIES: list[Quantity] = [
             "`experiment` is the folder of its record. Join it to other metrics to split them by engine or "
             "data.", ("engine", "num_workers", "dataset", "experiment", "git_commit", "version")),
         "dsgd_run_active": Family("gauge", "active", "1 while the run takes updates, 0 once it has ended",
-            "Alerts on stalled runs require 1, as the series of an ended run stay while the process lives."),
-        "dsgd_startup_seconds": Family("gauge", "startup_s",
-            "wall seconds since the run's workers were asked for",
+            "Alerts on stalled runs require 1: the series of an ended run stay while the process lives."),
+        "dsgd_startup_seconds": Family("gauge", "startup_s", "wall seconds since workers were asked for",
             "`until` all `workers` were ready, and the `first_update`: by then all groups of processes that "
             "exchange values have formed.", ("until",), "wall s"),
         "dsgd_last_update_timestamp_seconds": Family("gauge", "last_update_epoch_s",
-            "wall time of the last update, since 1970, on both engines", "Absent before the first.",
-            unit="wall s"),
+            "wall time of the last update, since 1970", "Absent before the first.", unit="wall s"),
         "dsgd_tasks_in_flight": Family("gauge", "tasks_in_flight",
             "tasks that were handed out and whose results were not taken: queued, computing or on their way",
             "Near the number of workers nobody waits for work."),
@@ -226,8 +227,15 @@ QUANTITIES: list[Quantity] = [
                 "training samples in the applied mini-batches", "Modes are compared at equal samples."),
             "dsgd_samples_per_second": Family("gauge", "samples_per_s",
                 "samples applied per engine second, whole run so far",
-                "`experiment` is the folder of its record: runs of one experiment are compared over weeks by "
-                "it.", ("experiment",), "per engine s")}),
+                "`experiment` is the folder of its record, by which runs are compared over weeks.",
+                ("experiment",), "per engine s")}),
+    Quantity("tokens", "run", "tokens", "samples · tokens of a sample; of language models alone",
+        total=lambda tally, _: UNSET if tally.tokens is None else tally.tokens,
+        families={
+            "dsgd_tokens_total": Family("counter", "tally.tokens", "tokens in the applied mini-batches"),
+            "dsgd_tokens_per_second": Family("gauge", "tokens_per_s",
+                "tokens applied per engine second, whole run so far", unit="per engine s")},
+        columns=_columns(float, "tokens_per_s")),
     Quantity("clock_s", "update", "engine s", "`t_s` of the last update; 0 without one",
         total=lambda tally, _: tally.last_update_s,
         families={"dsgd_update_seconds": Family("histogram", "update_s",
@@ -244,8 +252,7 @@ QUANTITIES: list[Quantity] = [
                 "It is noisy. NaN and +Inf are exported as they are. Absent for `--workload none`."),
             "dsgd_learning_rate": Family("gauge", "learning_rate",
                 "step size at this point of the run: `--lr` times the schedule's factor"),
-            "dsgd_gradient_norm": Family("gauge", "gradient_norm",
-                "Euclidean norm of the mean gradient of an update",
+            "dsgd_gradient_norm": Family("gauge", "gradient_norm", "norm of an update's mean gradient",
                 "It is looked at once a second, or less often if it takes long. In local SGD and AdaComm: "
                 "see [the log](#the-log). Absent in other modes.")}),
     Quantity("staleness", "task", "updates",

@@ -255,18 +255,19 @@ def performance(seen: Evidence) -> Answer:
             known = False
             details.append(f"{run.run_id}: {'nothing measured' if limit else f'{run.mode} has no threshold'}")
             continue
-        gpus = seen.job.gpus
-        a_gpu = f" ({rate / gpus:.4g} a GPU)" if gpus else ""
-        speed = f"{run.run_id}: {rate:.4g} samples/s{a_gpu}, {idle:.0%} idle"
-        least, least_a_gpu, most = (
-            limit.samples_per_s_min,
-            limit.samples_per_s_per_gpu_min,
-            limit.idle_share_max,
+        most, gpus = limit.idle_share_max, seen.job.gpus
+        rates = [(rate, limit.samples_per_s_min, "samples/s")]
+        if gpus:
+            rates.append((rate / gpus, limit.samples_per_s_per_gpu_min, "samples/s a GPU"))
+            tokens = run.tokens_per_s
+            if tokens is not None:
+                rates.append((tokens / gpus, limit.tokens_per_s_per_gpu_min, "tokens/s a GPU"))
+        speed = (
+            f"{run.run_id}: {', '.join(f'{found:.4g} {unit}' for found, _, unit in rates)}, {idle:.0%} idle"
         )
-        if seen.over and least is not None and rate < least:
-            return "fail", f"{speed}; at least {least:g} samples/s"
-        if seen.over and least_a_gpu is not None and rate < least_a_gpu * gpus:
-            return "fail", f"{speed}; at least {least_a_gpu:g} a GPU"
+        for found, least, unit in rates:
+            if seen.over and least is not None and found < least:
+                return "fail", f"{speed}; at least {least:g} {unit}"
         if seen.over and most is not None and idle > most:
             return "fail", f"{speed}; at most {most:.0%} idle"
         details.append(speed)

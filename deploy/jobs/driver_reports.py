@@ -29,6 +29,7 @@ class ScrapedRun(Struct, frozen=True, kw_only=True):
     staleness_bound: float | None
     idle_share: float | None
     restarts: int
+    tokens_per_s: float | None = None
     workers_ready_s: float | None = None
     first_update_s: float | None = None
 
@@ -72,6 +73,7 @@ def _run(mode: str, run_id: str, of_run: dict[str, float]) -> ScrapedRun:
         staleness_bound=of_run.get("dsgd_staleness_bound_updates"),
         idle_share=_ratio(waited_s, of_run.get("dsgd_compute_seconds_sum", 0.0) + waited_s),
         restarts=int(of_run.get("dsgd_worker_restarts_total", 0)),
+        tokens_per_s=of_run.get("dsgd_tokens_per_second"),
         workers_ready_s=of_run.get("dsgd_startup_seconds workers"),
         first_update_s=of_run.get("dsgd_startup_seconds first_update"),
     )

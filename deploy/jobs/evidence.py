@@ -130,7 +130,7 @@ class Evidence:
     def _ask_exporter(self, kubectl: Kubectl, workers: Sequence[Pod]) -> None:
         """Take what the workers' GPUs do from NVIDIA's exporter, or say why it does not tell."""
         try:
-            pages = _exporter_pages(kubectl, {pod.node for pod in workers})
+            pages = exporter_pages(kubectl, {pod.node for pod in workers})
             gpus = [gpu for node, page in pages for gpu in gpus_in_metrics(page, node)]
         except (KubectlError, ValueError) as error:
             self.no_gpu_metrics = f"the DCGM exporter cannot be read: {error}"
@@ -233,7 +233,7 @@ def _metrics(kubectl: Kubectl, pod: Pod, port: int) -> str:
     return kubectl.read_in(pod, "wget", "-q", "-O", "-", "--timeout=5", "--tries=1", url)
 
 
-def _exporter_pages(kubectl: Kubectl, nodes: Collection[str]) -> list[tuple[str, str]]:
+def exporter_pages(kubectl: Kubectl, nodes: Collection[str]) -> list[tuple[str, str]]:
     """Return what NVIDIA's DCGM exporter serves on each of these nodes, fetched by the API server."""
     found = (kubectl.get("pods", "--all-namespaces", "--selector", one)["items"] for one in _EXPORTERS)
     pods = {pod.uid: pod for items in found for pod in map(Pod, items) if pod.node in nodes and pod.running}

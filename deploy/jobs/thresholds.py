@@ -61,11 +61,12 @@ class Threshold(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     samples_per_s_min: Annotated[float, Meta(ge=0)] | None = None
     samples_per_s_per_gpu_min: Annotated[float, Meta(ge=0)] | None = None
+    tokens_per_s_per_gpu_min: Annotated[float, Meta(ge=0)] | None = None
     idle_share_max: Annotated[float, Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
-        if (self.samples_per_s_min, self.samples_per_s_per_gpu_min, self.idle_share_max) == (None,) * 3:
-            raise ValueError("needs samples_per_s_min, samples_per_s_per_gpu_min or idle_share_max")
+        if all(getattr(self, name) is None for name in self.__struct_fields__):
+            raise ValueError(f"needs one of {', '.join(self.__struct_fields__)}")
 
 
 class Thresholds(Struct, frozen=True, forbid_unknown_fields=True):

@@ -305,6 +305,8 @@ class Workload(NamedTuple):
     samples_per_batch: int
     about: Mapping[str, Any] = MappingProxyType({})
     """Of a workload's file: what the record keeps of its model and data."""
+    tokens_per_sample: int = 0
+    """Of a language model."""
 
     @property
     def known(self) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ MOST_LISTED = 1024
 MOST_EXTRA = 16
 """Most names in `Update.extra` that a run may use: each is a series, a curve and a column."""
 
-_NOT_COUNTED = {"_samples_per_batch", "_clocks", "_taken", "_has_computed", "_reduces"}
+_NOT_COUNTED = {"_samples_per_batch", "tokens_per_sample", "_clocks", "_taken", "_has_computed", "_reduces"}
 _BY_WORKER = {"steps", "tasks", "staleness_sums", "busy_s"}
 _MOST_MARKS = 32  # between the first and the last
 _SLOWEST = 10  # workers that the summary of a larger run lists
@@ -137,6 +137,8 @@ class UpdateCounts:
         self._marks = Marks(apart=num_workers)  # so that each worker delivers about once between two
         self._next_mark = num_workers
         self._samples_per_batch, self._clocks = samples_per_batch, clocks
+        self.tokens_per_sample = 0
+        """Of a language model."""
         self._taken, self._has_computed, self._reduces = taken, always, reduces
         self._sums = dict.fromkeys(self._taken, (0.0, 0))
         self.has_means = False
@@ -264,6 +266,11 @@ class UpdateCounts:
     @property
     def samples(self) -> int:
         return self.gradients * self._samples_per_batch
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens in the applied mini-batches; None for what is no language model."""
+        return self.samples * self.tokens_per_sample if self.tokens_per_sample else None
 
     @property
     def clock_gap(self) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dsgd.core.model import Workload
-from dsgd.core.problem import Problem, ProblemError, labels, length, targets
+from dsgd.core.problem import Problem, ProblemError, labels, length, take, targets
 from dsgd.core.shards import Indices
 from dsgd.models.beginnings import beginning, not_the_same
 from dsgd.models.datasets import about
@@ -64,7 +64,16 @@ def workload_of_file(
             objective.try_evaluation()
     except ProblemError as error:
         raise ValueError(f"--workload {file}: {error}") from error
-    return Workload(objective, shards, (), cfg.batch_size, kept | dict(problem.about) | kept)
+    known = kept | dict(problem.about) | kept
+    return Workload(objective, shards, (), cfg.batch_size, known, _tokens_per_sample(problem))
+
+
+def _tokens_per_sample(problem: Problem) -> int:
+    """Return how many ids a sample of a language model has; 0 for other models."""
+    if problem.sample is None and not problem.bytes_per_token:
+        return 0
+    (first, *_) = take(problem.train, np.arange(1))
+    return int(np.prod(first.shape[1:])) if hasattr(first, "shape") else 0
 
 
 def module_objective(

@@ -355,6 +355,7 @@ class Summary(Struct, frozen=True, kw_only=True):
     updates: Annotated[int, of_table("updates")]
     gradients: Annotated[int, of_table("gradients")]
     samples: Annotated[int, of_table("samples")]
+    tokens: Annotated[int | UnsetType, of_table("tokens")] = UNSET
     clock_s: Annotated[float, of_table("clock_s")]
     loss: FirstAndLast
     staleness: Staleness
@@ -401,6 +402,11 @@ class Summary(Struct, frozen=True, kw_only=True):
     def gradients_per_s(self) -> float | None:
         """Mini-batches applied per engine second; None for a run without time."""
         return self.gradients / self.clock_s if self.clock_s else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens applied per engine second; None for a run without time, or without tokens."""
+        return None if self.tokens is UNSET or not self.clock_s else self.tokens / self.clock_s
 
     @property
     def updates_per_s(self) -> float | None:

@@ -142,11 +142,11 @@ class Run:
         """Of the places, those that are to fail."""
         self.train: Callable[..., Iterator[Update]] = self.strategy.train
         """Makes the updates. A replay may take its place; what holds back a signal may go around it."""
-        self.weights = Weights(first_weights(cfg, workload) if first is None else first)
-        self.weights_here = self.weights
-        """The newest that this process has had: there may be none other left."""
+        self.weights = self.weights_here = Weights(first_weights(cfg, workload) if first is None else first)
+        """The latter are the newest that this process has had: there may be none other left."""
         reduces = cfg.network.parsed_topology.all_reduces
         self.tally = Tally(cfg.num_workers, workload.samples_per_batch, engine.clocks, reduces=reduces)
+        self.tally.tokens_per_sample = workload.tokens_per_sample
         self.faults = NotedFaults(self.tally, engine, self.faulty)
         self.on_update: list[Callable[[Update], None]] = []
         """Each is called with each update, once it is counted and before anything else happens."""

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -16,12 +17,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pytest
 import yaml
-from api_server.api_client import ApiRefused
+from api_server.api_client import ApiClient, ApiRefused
 from api_server.install_cluster import (
     CRDS as CRD_PATH,
 )
@@ -40,13 +42,17 @@ from api_server.time_lines import PODS, RAY_JOBS, TimeLines, writing
 from conftest import KUBERAY_CRD, ROOT, wait_for
 
 from deploy.jobs.__main__ import main
+from deploy.jobs.evidence import exporter_pages
 from deploy.jobs.kubectl import Kubectl
+from deploy.jobs.kubectl_errors import Forbidden
 from deploy.jobs.kubernetes_objects import RayJob
+from deploy.jobs.node_usage import gpus_in_metrics
 from deploy.jobs.thresholds import DEFAULT
 from deploy.manifests.job_table import JOBS
 from deploy.manifests.rayjob import manifest
 from deploy.manifests.settings import Settings
 
+RECORDED = Path(__file__).with_name("recorded_metrics")
 BUILT = Path(os.environ.get("API_SERVER", ""))
 CRDS = Path(os.environ.get("API_CRDS") or KUBERAY_CRD.parent)
 
@@ -154,7 +160,7 @@ class ToolRan(NamedTuple):
 
 LIMITS = {
     **{"taken_up": 8, "pods_running": 60, "first_update": 30, "job_over": 60},
-    **{"runs": 4, "gone": 20, "silence": 150},
+    **{"runs": 4, "gone": 20, "silence": 150, "sampled_every": 0.2},
 }
 
 
@@ -481,6 +487,51 @@ def test_a_probe_uses_the_bucket_from_a_pod(cluster: Cluster, tools: Tools) -> N
     assert ran.code == 0, ran
     assert "service account ray-jobs: written, read and deleted: s3://results/validate-setup/" in ran.out
     wait_for(lambda: not cluster.left, "the end of the probe's pod")
+
+
+@contextmanager
+def dcgm_exporter(client: ApiClient) -> Iterator[None]:
+    """Run NVIDIA's exporter on node-gpu-0: a pod in namespace `gpu`, whose address is this machine's."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing: it is asked which address it would be sent from
+        address = probe.getsockname()[0]
+    page = RECORDED / "dcgm-exporter-4.5.3-4.8.2.prom"
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/metrics" else 404)
+            self.end_headers()
+            self.wfile.write(page.read_bytes())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    client.create("/api/v1/namespaces", {"metadata": {"name": "gpu"}})
+    client.create("/api/v1/namespaces/gpu/serviceaccounts", {"metadata": {"name": "default"}})
+    pods = "/api/v1/namespaces/gpu/pods"
+    container = {"name": "exporter", "image": "dcgm-exporter"}
+    spec = {"nodeName": "node-gpu-0", "containers": [container], "automountServiceAccountToken": False}
+    labels = {"app.kubernetes.io/name": "dcgm-exporter"}
+    client.create(pods, {"metadata": {"name": "dcgm", "labels": labels}, "spec": spec})
+    ready = [{"type": "Ready", "status": "True"}]
+    client.set_status(f"{pods}/dcgm", {"phase": "Running", "podIP": address, "conditions": ready})
+    with ThreadingHTTPServer((address, 9400), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield
+        server.shutdown()
+    client.delete(f"{pods}/dcgm", gracePeriodSeconds=0)
+
+
+def test_the_exporter_of_gpus_is_read_through_the_api_server(
+    cluster: Cluster, tools: Tools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who may list pods everywhere gets the page of the workers' nodes; a student learns what is missing."""
+    with dcgm_exporter(cluster.api.client):
+        ((node, page),) = exporter_pages(Kubectl("ray-jobs", "lab"), {"node-gpu-0"})
+        assert (node, [gpu.share for gpu in gpus_in_metrics(page, node)]) == ("node-gpu-0", [0.55, 0.0])
+        assert exporter_pages(Kubectl("ray-jobs", "lab"), {"node-cpu-0"}) == []
+        with pytest.raises(Forbidden, match='cannot list resource "pods"'):
+            exporter_pages(Kubectl("ray-jobs", "student"), {"node-gpu-0"})
 
 
 def test_kustomize_replaces_image_and_bucket_as_the_document_says(cluster: Cluster, tmp_path: Path) -> None:

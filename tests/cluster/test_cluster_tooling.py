@@ -361,8 +361,8 @@ LAST_MOMENTS = [
     ended("the records cannot be read", "loss", "not known: the records on", also="checkpoint", records={}),
     ended("it is not our record", "record", "no upload", logs={"submitter": "upload  s3://another/runs/x\n"}),
     ended("a run has no record", "loss", "2 of 4 runs", "test-cluster --job compare-modes", records=TWO),
-    ended("it is too slow", "performance", "180 samples/s (45 a GPU), 25% idle; at least 1000", "perf-test",
-          runs=[a_run(samples=900, **BOTH_S)]),
+    ended("it is too slow", "performance", "180 samples/s, 45 samples/s a GPU, 25% idle; at least 1000",
+          "perf-test", runs=[a_run(samples=900, **BOTH_S)]),
     ended("it idles too much", "performance", "75% idle; at most 50% idle", "perf-test",
           runs=[a_run(samples=9000, seconds=5, compute_s=1, wait_s=3)]),
 ]  # fmt: skip
@@ -445,7 +445,7 @@ SITUATIONS = [
          {"pods": ["exceeded quota: gpus",
                    "the job is over: Failed, FAILED (PreRunningDeadlineExceeded: too late)"]}),
     Case("it is fast enough", played("short", last={"runs": [a_run(samples=9000, **BOTH_S)]}), "perf-test", 0,
-         checks={"performance": "pass ssp-s0: 1800 samples/s (450 a GPU), 25% idle"}),
+         checks={"performance": "pass ssp-s0: 1800 samples/s, 450 samples/s a GPU, 25% idle"}),
     Case("a real job and another's test are left alone", {"others": [*THEIRS, another("asgd", "Running")]},
          "test-quick", 2, never=["is applied"],
          says=["active: ssp (Running), ssp-test-abcde (Running); a test of ssp leaves it alone"]),
@@ -931,7 +931,7 @@ def thresholds(runs_s: float = 1, **performance: Any) -> str:
         (thresholds(ssp={"ssp": {"fast": 1}}), "performance: ssp: ssp: there is no key fast; "),
         (
             thresholds(ssp={"ssp": {}}),
-            "ssp: ssp: needs samples_per_s_min, samples_per_s_per_gpu_min or idle_share_max",
+            "ssp: ssp: needs one of samples_per_s_min, samples_per_s_per_gpu_min",
         ),
         ("limits: [", "is not YAML (line "),
         ("", "describes the file"),

@@ -40,7 +40,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_800,
-    "tests": 50_400,
+    "tests": 50_500,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

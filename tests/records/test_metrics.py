@@ -198,6 +198,17 @@ def test_at_the_end_prometheus_holds_the_summary(mode: str, cli: CommandLine) ->
         assert ran.summary["wasted"]["ignored"] > 0
 
 
+def test_tokens_are_counted_of_language_models_alone(cli: CommandLine) -> None:
+    """They are the samples times the windows' length, in the record and over HTTP."""
+    got, ran = scraped(cli, f"{SIM} --mode asgd {LANGUAGE} --steps 3")
+    assert ran.summary["tokens"] == ran.summary["samples"] * 16 == got("dsgd_tokens_total") > 0
+    assert got("dsgd_tokens_per_second") == ran.summary["tokens"] / ran.summary["clock_s"]
+    other, ran = scraped(cli, f"{SIM} --mode asgd --steps 3")
+    assert "tokens" not in ran.summary
+    assert math.isnan(other("dsgd_tokens_total"))
+    assert math.isnan(other("dsgd_tokens_per_second"))
+
+
 def test_a_driver_is_ready_while_a_run_has_its_workers_and_alive_as_long_as_it_answers(
     cli: CommandLine,
 ) -> None:
@@ -331,7 +342,8 @@ def test_runs_that_ended_long_ago_are_no_longer_shown() -> None:
     assert [s.labels["run_id"] for s in info.samples] == ["run0", *(f"run{n}" for n in range(23, 40))]
 
 
-HAVE_ALL = ("ssgd", "adacomm", "dpsgd", "localsgd --workload moe --capacity 1")
+LANGUAGE = "--workload gpt --size 100k --context 16 --batch-size 2"
+HAVE_ALL = ("ssgd", "adacomm", "dpsgd", f"localsgd {LANGUAGE} --experts 2 --top-k 1 --capacity 1")
 """Modes, with options, that together have all metrics."""
 
 

@@ -108,6 +108,7 @@ class RunMetrics:
         self.exchange_s = [0.0 for _ in cluster.workers]
         self._last_learning_rate: float | None = None
         self._samples_per_s: float | None = None
+        self._tokens_per_s: float | None = None
         self._cfg, self._norm = cfg, NormNow(cfg) if cfg else None
         self._lock = threading.Lock()
         self._tally, self._cluster = tally, cluster
@@ -157,7 +158,9 @@ class RunMetrics:
             self.update_s.observe(now_s - self._since_s - self.update_s.sum)
             self.update_s.sum = now_s - self._since_s  # equal up to rounding
             self._counted = self._count(tally)
-            self._samples_per_s = tally.samples / now_s if now_s > 0.0 else None
+            if now_s > 0.0:
+                self._samples_per_s = tally.samples / now_s
+                self._tokens_per_s = None if tally.tokens is None else tally.tokens / now_s
             if tally.has_means:
                 self._means = tally.means
             if update.extra:
@@ -191,6 +194,11 @@ class RunMetrics:
     def samples_per_s(self) -> Mapping[str, float | None]:
         """By the experiment's name: samples applied per engine second so far."""
         return {self.info.get("experiment", ""): self._samples_per_s}
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens applied per engine second so far; None for what is no language model."""
+        return self._tokens_per_s
 
     @property
     def loss_of_experiment(self) -> Mapping[str, float | None]:
