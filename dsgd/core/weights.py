@@ -15,6 +15,9 @@ CHUNK = 1 << 16
 """Weights that are computed with at once where there are many (`chunked`): those of a few results, the slots
 and what is computed on the way fit the processor's second cache."""
 
+LOSS_SCALE = "loss scale"
+"""What scales the losses of a worker, whose gradients are computed in float16, is called."""
+
 LEFT_OUT = "left out"
 """What counts how often a weight was left out of a gradient is called, beside a rule's slots and a module's
 buffers; neither has a name with a space.

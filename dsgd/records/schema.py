@@ -355,6 +355,8 @@ class Summary(Struct, frozen=True, kw_only=True):
     updates: Annotated[int, of_table("updates")]
     gradients: Annotated[int, of_table("gradients")]
     samples: Annotated[int, of_table("samples")]
+    overflows: Annotated[int | UnsetType, field("mini-batches",
+        "whose gradient overflowed in float16 and was left out; only with `--precision fp16`")] = UNSET
     tokens: Annotated[int | UnsetType, of_table("tokens")] = UNSET
     clock_s: Annotated[float, of_table("clock_s")]
     loss: FirstAndLast

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -40,7 +40,7 @@ from dsgd.running.resuming import require_same_start, resume_point, stores_of
 from dsgd.running.run import Run
 from dsgd.scenario.possible_faults import unmet
 from dsgd.strategies import Strategy, strategy_of
-from dsgd.transforms.carrying import carried_tensors
+from dsgd.transforms.carrying import carried_tensors, overflows
 
 if TYPE_CHECKING:
     from dsgd.records.writer import RunRecord
@@ -82,6 +82,8 @@ class Ended:
     """What the score of a workload is called."""
     not_kept: Sequence[str] = ()
     """What of a workload's module is not kept, in a line each, as the run said at its beginning."""
+    overflows: int | None = None
+    """How many gradients overflowed in float16 and were left out; None where none is computed so."""
     notes: Sequence[str] = ()
     """What went wrong with checkpoints and evaluations, in a line each; the run went on."""
 
@@ -128,6 +130,7 @@ def _summary(ended: Ended) -> dict[str, Any]:
             "experts": routing_numbers(found.experts) if found else None,
         },
         **counted,
+        **({"overflows": ended.overflows} if ended.overflows is not None else {}),
         "theory": compare(
             cfg,
             counted,
@@ -242,6 +245,7 @@ class Finishing:
         """Whether the run was interrupted between two updates, where a checkpoint can be taken."""
         self._late: list[str] = []
         self._carried: Mapping[str, Vector] = {}
+        self._overflows: int | None = None
 
     def to_the_end(self, interruptions: Interruptions, started: float) -> Ended:
         """Take updates until the run is over, and complete its record."""
@@ -321,7 +325,9 @@ class Finishing:
             self._fail(lost)
             run.weights = run.weights_here
             run.error = f"{run.error} (weights.npy: version {run.weights.version})"
-        self._carried = carried_tensors(run.workload.objective, run.engine.state)
+        state = cache(run.engine.state)
+        self._carried = carried_tensors(run.workload.objective, state)
+        self._overflows = overflows(run.workload.objective, state)
 
     def _end_watchers(self) -> None:
         for watcher in self._keeper.watchers:
@@ -349,8 +355,9 @@ class Finishing:
             run.end("diverged", f"{of}, is not finite; lower --lr (it is {run.cfg.lr:g})")
 
     def _ended(self, wall_s: float, startup_s: float, written: Any = None) -> Ended:
-        keeper, run, late = self._keeper, self._run, unmet(self._late)
+        keeper, run, late, over = self._keeper, self._run, unmet(self._late), self._overflows
         assert run.over
+        overflowed = [f"gradients that overflowed in float16, and were left out: {over}"] if over else []
         return Ended(
             cfg=run.cfg,
             stopped_by=run.over,
@@ -368,5 +375,12 @@ class Finishing:
             checkpoints_written=sum(tier.written for tier in keeper.checkpoints.tiers),
             score_name=run.workload.about.get("score_name", "accuracy"),
             not_kept=run.workload.objective.trial.notes,
-            notes=(*keeper.skipped, *keeper.checkpoints.notes(), *keeper.evaluations.notes, *late),
+            overflows=over,
+            notes=(
+                *overflowed,
+                *keeper.skipped,
+                *keeper.checkpoints.notes(),
+                *keeper.evaluations.notes,
+                *late,
+            ),
         )

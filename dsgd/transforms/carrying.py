@@ -14,7 +14,7 @@ from dsgd.core.problem import TrialGradient
 from dsgd.core.protocol import Done, Engine
 from dsgd.core.rules import Chain, Rule
 from dsgd.core.tasks import Task
-from dsgd.core.weights import LEFT_OUT, Vector, Weights
+from dsgd.core.weights import LEFT_OUT, LOSS_SCALE, Vector, Weights
 from dsgd.transforms.mislabelled import PassedOn
 from dsgd.transforms.wrapped_engine import WrappedEngine
 
@@ -35,6 +35,9 @@ class Carries(Protocol):
 
     def carried(self, bits: Vector) -> dict[str, Any]:
         """Return the tensors that the bits stand for, as arrays by name."""
+
+    def gradients_left_out(self, bits: Vector) -> int:
+        """Return how many gradients had overflowed when the bits were left."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,15 @@ def carried_tensors(objective: Objective, state: Callable[[], ClusterState]) -> 
     """Return the same as arrays by name."""
     bits = carried_by_first(objective, state)
     return {} if bits is None else cast(Carries, objective).carried(bits)
+
+
+def overflows(objective: Objective, state: Callable[[], ClusterState]) -> int | None:
+    """Return how many gradients overflowed in float16 and were left out; None where none is computed so."""
+    trial = objective.trial
+    if LOSS_SCALE not in trial.carried:
+        return None
+    carries = cast(Carries, objective)
+    return sum(carries.gradients_left_out(kept[: trial.rows]) for kept in state().states.values())
 
 
 def with_bits(w: Vector, carried: Vector | None) -> Vector:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+import dsgd
 from dsgd.core.model import Workload
 from dsgd.core.problem import Problem, ProblemError
 from dsgd.core.protocol import ClusterError, EvaluationLost
@@ -68,6 +69,62 @@ def plain_gradient(module: nn.Module, of: Callable[..., Any] = loss) -> Tensor:
     return torch.cat(
         [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in module.parameters()]
     )
+
+
+def large(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Return a loss whose gradient overflows in float16 until its scale has been halved a few times."""
+    return 3.0 * loss(module, 20 * x, y)
+
+
+def test_float16_takes_the_steps_of_torchs_own_scaler() -> None:
+    """From task to task, each of which takes up what the last has left: the weights of a plain loop with
+    autocast, GradScaler and SGD, bit for bit, and the same number of gradients left out.
+    """
+    objective, batches = ModuleObjective(problem(mlp(), large), precision="fp16"), shard(4)
+    objective.try_out(batches)
+    w, carried = torch.from_numpy(objective.initial_weights(0)), objective.trial.carried
+    bits = torch.zeros(objective.trial.rows, len(w))
+    module = mlp()
+    scaler, sgd = torch.amp.GradScaler("cpu"), torch.optim.SGD(module.parameters(), lr=0.01)
+    skipped = 0
+    for step in range(30):
+        objective.take_up(carried, bits)
+        _, g = objective.loss_and_gradient(w[None], [batches], [step])
+        bits = objective.left("cpu")
+        w = torch.add(w, g[0], alpha=-0.01)
+        ((_, batch),) = batches.parts(step, 1, 0, 1)
+        sgd.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            value = large(module, *batch)
+        torch.autograd.backward(scaler.scale(value))
+        scaler.step(sgd)
+        before = scaler.get_scale()
+        scaler.update()
+        skipped += scaler.get_scale() < before
+        assert torch.equal(w, torch.cat([p.detach().flatten() for p in module.parameters()]))
+        assert objective.gradients_left_out(bits.numpy()) == skipped
+    assert 0 < skipped < 15
+
+
+def test_gradients_left_out_are_in_the_record_and_survive_a_resume(tmp_path: Path) -> None:
+    """Of all workers, and as many whether the run was in one piece or in two."""
+    text = Path(TINY).read_text(encoding="utf-8")
+    file = tmp_path / "overflowing.py"
+    file.write_text(text.replace("cross_entropy(module(x), y)", "3 * cross_entropy(module(20 * x), y)"))
+    common: dict[str, Any] = {
+        "engine": "sim",
+        "num_workers": 2,
+        "local_steps": 3,
+        "lr": 0.001,
+        "precision": "fp16",
+    }
+    common |= {"workload": str(file), "checkpoint_every": "disk=1000", "out": tmp_path}
+    whole = dsgd.run("localsgd", **common, steps=24, run_name="whole")
+    first = dsgd.run("localsgd", **common, steps=9, run_name="parts")
+    parts = dsgd.run(resume=tmp_path / "parts", steps=24)
+    found = [(one.summary["overflows"], one.summary["weights_sha256"]) for one in (whole, parts)]
+    assert found[0] == found[1]
+    assert found[0][0] >= first.summary["overflows"] > 0
 
 
 @settings(max_examples=8, deadline=None)

@@ -151,7 +151,7 @@ class GroupObjective(Objective):
         # Autocast casts inputs, where an operation wants it.
         full = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
         policy = full
-        if objective.bf16:
+        if objective.half:
             policy = replace(full, param_dtype=torch.bfloat16)
             norms = (part for part in module.modules() if isinstance(part, _NormBase))
             statistics = [norm for norm in norms if any(True for _ in norm.parameters())]
@@ -282,7 +282,7 @@ class GroupObjective(Objective):
         self._write(w)
         self._carried.reached.begin()
         root = cast(FSDPModule, self._loss)
-        half = torch.autocast(self._device.type, torch.bfloat16) if options.bf16 else nullcontext()
+        half = torch.autocast(self._device.type, options.half) if options.half else nullcontext()
         sums = []
         try:
             for number, (share, batch) in enumerate(shard.parts(step, options.accumulate, rank, ranks)):

@@ -45,6 +45,7 @@ from dsgd.models.objectives.loss_failures import (
     note_sample,
     of_samples,
 )
+from dsgd.models.objectives.loss_scale import ScaledLosses
 from dsgd.models.objectives.means import (
     A_SUM,
     MEAN,
@@ -186,13 +187,14 @@ class ModuleObjective(Objective):
     tensors that change while a gradient is computed are carried from one of a worker's tasks to the next
     (dsgd/models/objectives/module_state.py). For an evaluation their bits are behind the D weights.
 
-    precision: float32, or bf16 for torch's autocast around the loss. accumulate: parts of a mini-batch that
-    are computed one after another. compiled: whether by torch.compile. recomputed: whether activations are
-    computed once more in the backward pass. ranks: of the group that a worker is; its gradient is computed in
-    as many parts, one after another. On a CPU, in float32, these are the bits of the group's ranks, each with
-    one of `slices` slices of the weights, if it has two replicas at most. An evaluation is of the module as
-    it is, in float32, on the device `evaluated_on`. recorded: by a run that is computed again, or goes on:
-    what is no mean is noted then, since a run of an earlier version may have been trained with it.
+    precision: float32, or bf16 or fp16 for torch's autocast around the loss. accumulate: parts of a
+    mini-batch that are computed one after another. compiled: whether by torch.compile. recomputed: whether
+    activations are computed once more in the backward pass. ranks: of the group that a worker is; its
+    gradient is computed in as many parts, one after another. On a CPU, in float32, these are the bits of the
+    group's ranks, each with one of `slices` slices of the weights, if it has two replicas at most. An
+    evaluation is of the module as it is, in float32, on the device `evaluated_on`. recorded: by a run that is
+    computed again, or goes on: what is no mean is noted then, since a run of an earlier version may have been
+    trained with it.
     leaves_out: whether a parameter that no gradient reaches is left alone, as by no earlier version; None:
     a trial finds out whether there may be one. edition: of the run's rules; in the first, all tensors become
     float32, and samples are looked at in the order in which they are stored.
@@ -234,7 +236,7 @@ class ModuleObjective(Objective):
         """Of the trained parameters, in the order of the vector."""
         self.parameter_sizes = tuple(map(math.prod, self.shapes))
         self._num_weights = sum(self.parameter_sizes)
-        self.bf16, self.accumulate, self.compiled = precision == "bf16", accumulate, compiled
+        self.precision, self.accumulate, self.compiled = precision, accumulate, compiled
         self.recomputed, self.ranks, self.slices = recomputed, ranks, slices
         self._evaluated_on, self.recorded, self._differentiates = evaluated_on, recorded, False
         self.leaves_out, self._rows = leaves_out, self._mixed(problem.train, _ESTIMATED_FROM)
@@ -322,6 +324,7 @@ class ModuleObjective(Objective):
                 "recomputed": self.recomputed,
                 "apart": self.ranks > 1,
                 "counting": self.leaves_out is not False,
+                "scaled": self.precision == "fp16",
             }
             replicas[kind] = Replica(self.problem.module, device, **how)
         return cast(Replica, replicas[kind])
@@ -412,8 +415,9 @@ class ModuleObjective(Objective):
         def gradient(in_parts: bool, seed: int) -> Tensor:
             mine.carried.names = self.trial.carried
             mine.carried.write()
-            how = {"ranks": 1, "slices": 1, "compiled": False, "bf16": False}
-            plain = self._changed(**how, accumulate=parts if in_parts else 1, _replicas=self._replicas)
+            how = {"ranks": 1, "slices": 1, "compiled": False, "precision": "float32"}
+            kept = self._replicas if self.precision != "fp16" else threading.local()
+            plain = self._changed(**how, accumulate=parts if in_parts else 1, _replicas=kept)
             return plain._gradient(w, some, 0, None, seeds=[seed])[1].clone()
 
         normalized, option = bool(estimating(mine.module)), option_of_parts(self.ranks, self.accumulate)
@@ -556,10 +560,17 @@ class ModuleObjective(Objective):
 
     def carried(self, bits: Vector) -> dict[str, Any]:
         """Return the tensors that workers carry, by name, as bits (rows, D) say: arrays of numpy."""
-        module = self.problem.module
-        carried = Carried(module, self._num_weights, module)
+        return self._carried_by(self.problem.module).arrays(torch.from_numpy(bits))
+
+    def gradients_left_out(self, bits: Vector) -> int:
+        """Return how many gradients of a worker overflowed in float16, by what it carries (rows, D)."""
+        return self._carried_by(self.problem.module).gradients_left_out(torch.from_numpy(bits))
+
+    def _carried_by(self, module: torch.nn.Module) -> Carried:
+        scale = ScaledLosses("cpu") if self.precision == "fp16" else None
+        carried = Carried(module, self._num_weights, self.problem.module, scale=scale)
         carried.names = self.trial.carried
-        return carried.arrays(torch.from_numpy(bits))
+        return carried
 
     def norm(self, g: Tensor) -> Tensor:
         """Return the norms (P, 1) of gradients (P, D); those of a group are added up slice by slice."""
@@ -583,7 +594,7 @@ class ModuleObjective(Objective):
             mine.write(w)
             g = mine.g if into is None else into
             sums = []
-            mine.carried.reached.begin()
+            mine.begin()
             ranks = mine.gradients_in(g, self.ranks, self.slices)
             for rank in mine.carried.by_rank(ranks) if self.ranks > 1 else ranks:
                 seed_generators(w.device, seeds[rank])
@@ -608,17 +619,22 @@ class ModuleObjective(Objective):
         """Return a rank's share of the loss, after the backward pass of all its parts, and what the sum is
         divided by at the end, if by anything.
         """
-        compute, sums = self._loss_of(mine), []
+        compute, sums, half = self._loss_of(mine), [], self.half
         for share, batch in shard.parts(step, self.accumulate, rank, self.ranks):
-            if self.bf16:
-                with torch.autocast(device, torch.bfloat16):
+            if half:
+                with torch.autocast(device, half):
                     found = called(compute, mine.module, batch)
             else:
                 found = called(compute, mine.module, batch)
             loss, count = to_minimise(found, share)
-            torch.autograd.backward(loss)
+            mine.backward(loss)
             sums.append((loss.detach(), count))
         return added(sums)
+
+    @property
+    def half(self) -> torch.dtype | None:
+        """The type that autocast computes in; None for float32."""
+        return {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.precision)
 
     def full(self, shard: ProblemShard, ranks: int = 1) -> str:
         """Return in one line that the memory of a shard's device is full; it computes as one of `ranks`."""
@@ -729,7 +745,7 @@ class ModuleObjective(Objective):
                 else:
                     parameter.copy_(part.view_as(parameter))
         with seeded(0):
-            self._complete(module, Carried(module, self._num_weights, self.problem.module), w)
+            self._complete(module, self._carried_by(module), w)
         return module.eval().cpu()
 
     def _complete(self, module: torch.nn.Module, carried: Carried, w: Vector) -> None:

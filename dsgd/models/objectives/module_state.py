@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from dsgd.core.weights import LEFT_OUT
+from dsgd.core.weights import LEFT_OUT, LOSS_SCALE
+from dsgd.models.objectives.loss_scale import ScaledLosses
 from dsgd.models.objectives.module_copy import copied
 from dsgd.models.objectives.reached import Reached
 
@@ -96,11 +97,17 @@ class Carried:
     names: of those that they do carry. As bits these are rows (rows, D) of float32: in the order of `names`,
     each as it differs from what `make` returned (exclusive or), so zeros are that.
     made: the module as it was made, of which `module` is a copy; without it, what `module` has now is copied.
-    frozen: whether frozen parameters are among them.
+    frozen: whether frozen parameters are among them. scale: of the losses; carried like them.
     """
 
     def __init__(
-        self, module: nn.Module, num_weights: int, made: nn.Module | None = None, *, frozen: bool = True
+        self,
+        module: nn.Module,
+        num_weights: int,
+        made: nn.Module | None = None,
+        *,
+        frozen: bool = True,
+        scale: ScaledLosses | None = None,
     ) -> None:
         self.names: Sequence[str] = ()
         self._num_weights, self._places = num_weights, dict[str, _Place]()
@@ -112,6 +119,8 @@ class Carried:
         self.reached = Reached(module)
         counts = self.reached.counts
         self._places[LEFT_OUT] = _Place(counts, "n", cast(Tensor, counts.n).clone())
+        if scale is not None:
+            self._places[LOSS_SCALE] = _Place(scale, "state", cast(Tensor, scale.state).clone())
 
     @property
     def leaves_out(self) -> bool:
@@ -176,11 +185,16 @@ class Carried:
     def arrays(self, bits: Tensor) -> dict[str, Any]:
         """Return the tensors that the bits (rows, D) say, by name: arrays, or bytes of what numpy lacks."""
         found = zip(self.names, self._values(bits), strict=True)
-        values = {name: value.cpu() for name, (_, value) in found if name != LEFT_OUT}
+        values = {name: value.cpu() for name, (_, value) in found if name not in (LEFT_OUT, LOSS_SCALE)}
         return {
             name: (value if value.dtype in OF_NUMPY else _bytes(value)).numpy()
             for name, value in values.items()
         }
+
+    def gradients_left_out(self, bits: Tensor) -> int:
+        """Return how many gradients had overflowed when these bits (rows, D) were read."""
+        places = zip(self.names, self._values(bits), strict=True)
+        return next((int(value[2]) for name, (_, value) in places if name == LOSS_SCALE), 0)
 
     def _values(self, bits: Tensor | None) -> Iterator[tuple[_Place, Tensor]]:
         flat, begin = None if bits is None else _bytes(bits), 0

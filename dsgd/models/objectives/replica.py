@@ -10,6 +10,7 @@ import torch
 from torch.nn.utils.parametrize import is_parametrized
 
 from dsgd.core.problem import ProblemError
+from dsgd.models.objectives.loss_scale import ScaledLosses
 from dsgd.models.objectives.module_blocks import blocks, recompute_activations
 from dsgd.models.objectives.module_copy import copied, gradient_hooks
 from dsgd.models.objectives.module_state import Carried
@@ -110,7 +111,8 @@ class Replica:
     0. In the vectors each is laid out row by row, whatever its strides were. recomputed: whether the module's
     blocks are computed once more in the backward pass, instead of kept. apart: whether each parameter has
     separate memory, as in a group of ranks: the last bits of a product may depend on where its factors lie.
-    counting: whether it counts which parameters gradients do not reach.
+    counting: whether it counts which parameters gradients do not reach. scaled: whether losses are, for
+    gradients in float16.
     Raises ProblemError for a module that cannot be copied.
     """
 
@@ -122,6 +124,7 @@ class Replica:
         recomputed: bool = False,
         apart: bool = False,
         counting: bool = True,
+        scaled: bool = False,
     ) -> None:
         before = "its module cannot be copied, as each process and thread needs: "
         with in_one_line(Path(), before, ProblemError, (torch.OutOfMemoryError,)):
@@ -140,7 +143,8 @@ class Replica:
         for parameter, w in zip(parameters, torch.split(self.w, sizes), strict=True):
             parameter.data = torch.empty_like(w.view(parameter.shape)) if apart else w.view(parameter.shape)
         self._parameters, self._sizes = parameters, sizes
-        self.carried = Carried(self.module, sum(sizes), module)
+        self.scale = ScaledLosses(device) if scaled else None
+        self.carried = Carried(self.module, sum(sizes), module, scale=self.scale)
         hooks = gradient_hooks(self.module)
         self._may_replace = any(kind == "_post_accumulate_grad_hooks" for _, kind in hooks)
         self.has_hooks = bool(hooks)
@@ -151,8 +155,20 @@ class Replica:
         self._spare: list[torch.Tensor] = []
         self.gradient_in(self.g)
 
+    def begin(self) -> None:
+        """Begin a gradient: forget which parameters were reached, and take up the losses' scale."""
+        self.carried.reached.begin()
+        if self.scale is not None:
+            self.scale.begin()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a loss, scaled if losses are, to that which has begun."""
+        torch.autograd.backward(loss if self.scale is None else self.scale.scaled(loss))
+
     def complete(self, g: torch.Tensor) -> None:
-        """Take into g (D,) what a hook has put in a gradient's place; leave out what nothing has reached."""
+        """Take into g (D,) what a hook has put in a gradient's place; leave out what nothing has reached, and
+        all if it overflowed.
+        """
         if self._may_replace:
             parts: Any = zip(self._parameters, torch.split(g, self._sizes), strict=True)
             for number, (parameter, part) in enumerate(parts):
@@ -161,6 +177,8 @@ class Replica:
                     part.zero_()
                 else:
                     part.copy_(parameter.grad.flatten())
+        if self.scale is not None:
+            self.scale.finish(g)
         self.carried.leave_out(g, self._sizes)
 
     def write(self, w: torch.Tensor) -> None:
