@@ -280,13 +280,13 @@ class Bucketing:
 class Aggregation:
     """How a rule combines several results: by an aggregator, after mixing, or by their mean.
 
-    samples: by worker, how many each has; the mean is then weighted by them (McMahan et al. 2017, arXiv
-    1602.05629, algorithm 1). None: all count the same.
+    samples: by worker, how many each has, or how fast it is; the mean is then weighted by them (McMahan et
+    al. 2017, arXiv 1602.05629, algorithm 1). None: all count the same.
     """
 
     by: Aggregator | None = None
     mix: PreAggregation | None = None
-    samples: tuple[int, ...] | None = None
+    samples: tuple[float, ...] | None = None
 
     @property
     def slots(self) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ class OldConfig(Checked):
     warmup: int = 0
     uneven: float = 1.0
     mix: str = "none"
-    weights: Literal["equal", "samples"] = "equal"
+    weights: Literal["equal", "samples", "speed"] = "equal"
 
 
 class Now(NamedTuple):
@@ -92,7 +92,7 @@ OLD: Mapping[str, Now] = {
     "warmup": Now("schedule", _added("warmup", "constant")),
     "uneven": Now("partition", _added("uneven", "iid")),
     "mix": Now("aggregate", lambda base, value: f"{value}+{base or 'mean'}"),
-    "weights": Now("aggregate", lambda base, _: f"{base or 'mean'},samples"),
+    "weights": Now("aggregate", lambda base, value: f"{base or 'mean'},{value}"),
 }
 """By the old option's name, in the order in which values are put together."""
 

@@ -18,6 +18,7 @@ from dsgd.core.clocks import Clocks
 from dsgd.core.cluster_state import ClusterState
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.model import Evaluation, Workload
+from dsgd.core.rng import Purpose, at
 from dsgd.core.rules import Rule
 from dsgd.core.tasks import Task
 from dsgd.core.traffic import Traffic
@@ -313,15 +314,19 @@ def start_all(cluster: Cluster, task: Task, w: Weights, besides: Container[int] 
             cluster.start(worker, task, w)
 
 
-def run_all(cluster: Cluster, task: Task, w: Weights) -> list[Done]:
+def run_all(
+    cluster: Cluster, task: Task, w: Weights, *, clients: int | None = None, seed: int = 0
+) -> list[Done]:
     """Give every worker the same task and wait for all: a barrier.
 
+    clients: how many members take part, drawn for this version of the weights from the seed; None: all.
     The result is in worker order, so that sums do not depend on the order of arrival. Tasks of members that
     leave meanwhile are missing from it; those that join wait for the next round, unless no other is left.
     """
     dones: list[Done] = []
     while not dones:
-        start_all(cluster, task, w)
+        rests = set(cluster.workers) - set(_drawn(cluster.workers, clients, seed, w.version))
+        start_all(cluster, task, w, besides=rests)
         if done := cluster.next_done():
             dones.append(done)
         while cluster.in_flight:
@@ -330,14 +335,25 @@ def run_all(cluster: Cluster, task: Task, w: Weights) -> list[Done]:
     return in_worker_order(dones)
 
 
-def next_round(cluster: Cluster, budget: int, most: int) -> int:
-    """Return how many mini-batches each member takes in the next round: `most`, or what is left of the
-    budget.
+def _drawn(members: Sequence[int], count: int | None, seed: int, version: int) -> Sequence[int]:
+    """Return `count` of the members, all equally likely; all where there are no more."""
+    if count is None or count >= len(members):
+        return members
+    chosen = at(seed, Purpose.CLIENTS, 0, version).choice(len(members), count, replace=False)
+    return [members[n] for n in chosen.tolist()]
 
-    The rest of the budget is shared equally, rounded up; 0 once it has all been handed out.
+
+def next_round(cluster: Cluster, budget: int, most: int, clients: int | None = None) -> int:
+    """Return how many mini-batches each member takes in the next round, or each of so many `clients` if not
+    all take part: `most`, or what is left of the budget.
+
+    The rest of the budget is shared equally, rounded up, or down among clients, of which the last round may
+    then have fewer; 0 once it has all been handed out.
     """
-    left = budget - cluster.given
-    return min(most, -(-left // max(1, len(cluster.workers)))) if left > 0 else 0
+    left, members = budget - cluster.given, len(cluster.workers)
+    if clients is not None and left > 0:
+        return min(most, max(1, left // max(1, min(clients, members))))
+    return min(most, -(-left // max(1, members))) if left > 0 else 0
 
 
 def start_portions(cluster: Cluster, task: Callable[[int], Task], w: Weights, budget: int, most: int) -> bool:

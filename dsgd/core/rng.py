@@ -36,6 +36,7 @@ class Purpose(enum.IntEnum):
     GOSSIP = 16
     BUCKETS = 21
     LIE = 22
+    CLIENTS = 23
 
 
 def generator(seed: int, purpose: Purpose, worker: int = 0, index: int = 0) -> Generator:

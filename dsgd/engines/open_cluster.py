@@ -66,9 +66,9 @@ def wrapped_as_asked(cfg: TrainConfig, workload: Workload, engine: Engine) -> En
     if lies := cfg.fault.lies:
         engine = Lying(engine, lies, seed=cfg.seed, classes=num_classes(workload.objective))
     aggregation, filtering, asked = aggregation_of(cfg, workload), filter_of(cfg), cfg.aggregation
-    if aggregation or filtering:
+    if aggregation or filtering or asked.by_speed:
         text = f"filter {asked.filter}" if filtering else f"aggregate {asked.aggregate}"
-        engine = Aggregating(engine, aggregation, filtering, text)
+        engine = Aggregating(engine, aggregation, filtering, text, by_speed=asked.by_speed)
     return CarriedBetweenTasks(engine, trial) if trial.rows else engine
 
 

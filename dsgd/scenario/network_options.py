@@ -164,7 +164,7 @@ class NetworkConfig(Checked):
             "has no server; leave out --server-time": run.timing.server_law is not None,
             _NO_PADDING: run.timing.padding_bytes > 0 and run.engine != "sim",
             "adds results; use --aggregate mean": run.aggregation.aggregator is not None,
-            "adds results as they are; use --aggregate mean alone": run.aggregation.by_samples,
+            "adds results as they are; use --aggregate mean alone": run.aggregation.parsed_aggregate[2] != "",
             "keeps results among the workers; no lie but labelflip can replace them": any(lies),
             "adds whole vectors; leave out --compress": run.compression.results is not None,
             "sends no weights; leave out --compress-down": run.compression.weights is not None,

@@ -50,6 +50,23 @@ class Config(ExchangeConfig):
     outer_momentum: Annotated[float, Ge(0), Lt(1)] = 0.9
     """b, of the server's Nesterov momentum."""
 
+    sample_clients: Annotated[int | None, Ge(1), OnlyWith(exchange="sync")] = None
+    """K, the workers that take part in a round, drawn anew each time. None: all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        k, rule = self.sample_clients, f"must be at most --num-workers {self.num_workers}"
+        require(k is None or k <= self.num_workers, "sample-clients", k, rule)
+
+    @property
+    def traits(self) -> Traits:
+        waits = self.exchange == "sync" and self.sample_clients is None
+        return Traits(sends="weights", waits_for_all=waits)
+
+    @property
+    def results_per_update(self) -> int:
+        return (self.sample_clients or self.num_workers) if self.exchange == "sync" else 1
+
     def task(self, h: int) -> LocalAdamW | LocalSGD:
         return inner_steps(self, self.inner, h)
 
@@ -60,8 +77,10 @@ def train(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
 
 def synchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
     rule = chain(Moved(), Momentum(cfg.outer_momentum, nesterov=True), Descend(cfg.outer_lr))
-    while h := next_round(cluster, cfg.budget, cfg.local_steps):
-        dones = run_all(cluster, cfg.task(h), w)
+    k = cfg.sample_clients
+    while h := next_round(cluster, cfg.budget, cfg.local_steps, k):
+        some = None if k is None else min(k, cfg.budget - cluster.given)
+        dones = run_all(cluster, cfg.task(h), w, clients=some, seed=cfg.seed)
         w = cluster.combine(rule, w, dones)
         yield Update(w, dones, measured={"drift": cluster.spread(dones)})
 
@@ -76,7 +95,7 @@ def asynchronous(cluster: Cluster, w: Weights, cfg: Config) -> Iterator[Update]:
 
 
 def theory(cfg: Config) -> ClosedForms:
-    return exchanges(cfg)
+    return exchanges(cfg) if cfg.sample_clients is None else ClosedForms(staleness_mean=lambda: 0.0)
 
 
 PLAIN = {"inner": "sgd", "outer_lr": 1.0, "outer_momentum": 0.0, "momentum": 0.0}
@@ -89,6 +108,7 @@ LAWS = Laws(
     variants=[
         {"local_steps": 5},
         {"local_steps": 5, "inner": "sgd", "momentum": 0.5},
+        {"local_steps": 5, "sample_clients": 3},
         {"local_steps": 5, "exchange": "async"},
         {"local_steps": 5, "exchange": "async", "inner": "sgd"},
     ],

@@ -10,20 +10,22 @@ from dsgd.core.option_rules import Checked, Parsed, require
 from dsgd.transforms.filters import parse_filter
 
 
-def _parse(text: str) -> tuple[Aggregator | None, PreAggregation | None, bool]:
-    """Return what the text of --aggregate means: what makes results one, what is done before, and whether
-    they are weighted by samples.
+def _parse(text: str) -> tuple[Aggregator | None, PreAggregation | None, str]:
+    """Return what the text of --aggregate means: what makes results one, what is done before, and by what
+    they are weighted.
 
     >>> _parse("nnm:2+krum:2"), _parse("mean,samples")
-    ((Krum(f=2, m=1), NearestNeighbours(f=2), False), (None, None, True))
+    ((Krum(f=2, m=1), NearestNeighbours(f=2), ''), (None, None, 'samples'))
     """
-    name = text.removesuffix(",samples")
+    name, comma, by = text.rpartition(",")
+    if not comma or by not in ("samples", "speed"):
+        name, by = text, ""
     *before, last = name.split("+", 1)
     try:
         mixing = parse_mixing(before[0]) if before else None
     except ValueError as error:
         raise ValueError(f"before +: {error}") from None
-    return parse_aggregator(last), mixing, name != text
+    return parse_aggregator(last), mixing, by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +33,8 @@ class AggregateConfig(Checked):
     """How a server combines results, and which it rejects (docs/faults.md)."""
 
     aggregate: str = "mean"
-    """How results are combined: mean; mean,samples (a worker's results count as many as it has samples); or
+    """How results are combined: mean; mean,samples (a worker's results count as many as it has samples) or
+    mean,speed (as the mini-batches a second that it computed them at); or
     an aggregator that withstands F liars: median | trimmed:F | krum:F | multikrum:F,M | geometric |
     clip:RADIUS | bulyan:F. Before that, nnm:F+krum:F makes each result the mean of its nearest, and
     bucketing:SIZE+median takes means of so many, drawn anew each time."""
@@ -49,8 +52,8 @@ class AggregateConfig(Checked):
             "a lie moves a mean as far as it wants, also after mixing; give an aggregator, like nnm:2+krum:2"
         )
         require(self.aggregator is not None or self.mixing is None, "aggregate", self.aggregate, rule)
-        rule = "samples can weight only a mean, as a liar could claim any number of them; leave samples out"
-        require(self.aggregator is None or not self.by_samples, "aggregate", self.aggregate, rule)
+        rule = "samples and speed can weight only a mean, as a liar could claim any of them; leave them out"
+        require(self.aggregator is None or not self.parsed_aggregate[2], "aggregate", self.aggregate, rule)
 
     @property
     def aggregator(self) -> Aggregator | None:
@@ -65,7 +68,12 @@ class AggregateConfig(Checked):
     @property
     def by_samples(self) -> bool:
         """Whether a worker's results count as many as it has samples."""
-        return self.parsed_aggregate[2]
+        return self.parsed_aggregate[2] == "samples"
+
+    @property
+    def by_speed(self) -> bool:
+        """Whether they count as the speed at which it computed them."""
+        return self.parsed_aggregate[2] == "speed"
 
     @property
     def least(self) -> int:

@@ -83,13 +83,21 @@ def start_again(engine: Engine, worker: int, task: Task, w: Weights) -> None:
 class Aggregating(WrappedEngine):
     """Has every rule of a strategy aggregate, and filter, as the options say.
 
-    text: the option, for messages.
+    text: the option, for messages. by_speed: whether a result counts as the mini-batches a second that it was
+    computed at: those of its own task, so a run that goes on needs to know of no earlier one.
     """
 
     def __init__(
-        self, inner: Engine, aggregation: Aggregation | None, filtering: Filter | None, text: str
+        self,
+        inner: Engine,
+        aggregation: Aggregation | None,
+        filtering: Filter | None,
+        text: str,
+        *,
+        by_speed: bool = False,
     ) -> None:
         super().__init__(inner)
+        self._by_speed = by_speed
         self._aggregation, self._filter, self._text = aggregation, filtering, text
         self._rule: Rule | None = None
 
@@ -116,4 +124,21 @@ class Aggregating(WrappedEngine):
                 self._changed = self._changed.aggregated(self._aggregation)
             if self._filter:
                 self._changed = self._changed.preceded_by(self._filter)
-        return self.inner.combine(self._changed, w, dones)
+        changed = self._changed
+        if self._by_speed and (speeds := speeds_of(dones)):
+            changed = changed.aggregated(Aggregation(samples=speeds))
+        return self.inner.combine(changed, w, dones)
+
+
+def speeds_of(dones: Sequence[Done]) -> tuple[float, ...] | None:
+    """Return, by worker, the mini-batches a second at which its results were computed; 0 where there is none.
+
+    None where computing takes no time.
+    """
+    if any(done.compute_s <= 0 for done in dones):
+        return None
+    speeds = [0.0] * (1 + max(done.worker for done in dones))
+    for worker in {done.worker for done in dones}:
+        own = [done for done in dones if done.worker == worker]
+        speeds[worker] = sum(done.batches for done in own) / sum(done.compute_s for done in own)
+    return tuple(speeds)

@@ -36,11 +36,11 @@ LINES = {
     "dsgd/scenario": 2_700,
     "dsgd/serve": 1_300,
     "dsgd/show": 10_700,
-    "dsgd/strategies": 2_300,
+    "dsgd/strategies": 2_400,
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
-    "dsgd/transforms": 1_800,
-    "tests": 50_500,
+    "dsgd/transforms": 1_900,
+    "tests": 50_600,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

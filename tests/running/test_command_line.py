@@ -124,6 +124,7 @@ ALIKE = [
     ("--warmup 5 --schedule cosine", "--schedule cosine,warmup=5"),
     ("--warmup 5", "--schedule constant,warmup=5"),
     ("--uneven 4 --partition dirichlet:.3", "--partition dirichlet:.3,uneven=4"),
+    ("--weights speed", "--aggregate mean,speed"),
     ("--weights samples --uneven 4", "--aggregate mean,samples --partition iid,uneven=4"),
     ("--aggregate krum:1 --num-workers 9 --mix nnm:1", "--num-workers 9 --aggregate nnm:1+krum:1"),
 ]  # fmt: skip

@@ -274,6 +274,27 @@ def test_samples_count_in_a_run() -> None:
     assert first.weights.vector == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["ssgd", "kasync"])
+def test_speed_counts_in_a_run(mode: str) -> None:
+    """A result counts as the mini-batches a second that its worker computed those of the update at, where
+    two are of one worker, too; without time, all count the same.
+    """
+    options: dict[str, Any] = {"num_workers": 3, "steps": 12, "lr": 0.5, "slowdown": "1=4"}
+    options |= {"aggregate": "mean,speed"} | ({"k": 3} if mode == "kasync" else {})
+    ran = run(mode, compute_time="exponential:1", **options)
+    before = ran.updates[0].dones[0].origin.vector
+    for update in ran.updates[:3]:
+        by_worker: dict[int, list[float]] = {}
+        for done in update.dones:
+            by_worker.setdefault(done.worker, []).append(done.compute_s)
+        counts = [len(by_worker[done.worker]) / sum(by_worker[done.worker]) for done in update.dones]
+        expected = before - 0.5 * np.average([done.value for done in update.dones], axis=0, weights=counts)
+        assert update.weights.vector == pytest.approx(expected, abs=1e-5)
+        before = update.weights.vector
+    plain = {**options, "aggregate": "mean", "slowdown": ""}
+    assert same_bytes(run(mode, **plain), run(mode, **{**plain, "aggregate": "mean,speed"}))
+
+
 @pytest.mark.parametrize(
     "mode", ["ssgd", "ksync", "kasync", "rennala", "localsgd", "adacomm", "diloco", "easgd"]
 )
@@ -318,7 +339,8 @@ def test_every_mode_that_averages_can_aggregate(mode: str) -> None:
             "adds results; use --aggregate mean",
         ),
         ({"aggregate": "nnm:1+mean"}, "--aggregate nnm:1+mean: a lie moves a mean as far"),
-        ({"aggregate": "median,samples"}, "samples can weight only a mean"),
+        ({"aggregate": "median,samples"}, "samples and speed can weight only a mean"),
+        ({"aggregate": "median,speed"}, "samples and speed can weight only a mean"),
         ({"workload": "quadratic", "aggregate": "mean,samples"}, "quadratic has no samples to count"),
     ],
     ids=lambda value: " ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else "",
