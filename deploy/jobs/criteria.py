@@ -110,8 +110,8 @@ def checkpoint(seen: Evidence) -> Answer:
         return "pass", "the job keeps none"
     found = seen.read_back
     if found is None or isinstance(found, str):
-        lost = seen.succeeded and found is not None and "cannot be read back" in found
-        return "fail" if lost else "open", found or "it is read at the end"
+        lost = found is not None and "cannot be read back" in found
+        return "fail" if lost else "open", found or "it is read once the job has succeeded"
     what = "the last weights" if found.ended else "the newest checkpoint"
     words = f"{found.run}: {what}, version {found.version}, loss {_loss(found.loss)} when read back"
     return "pass" if found.loss is not None and math.isfinite(found.loss) else "fail", words

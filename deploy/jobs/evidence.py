@@ -32,10 +32,8 @@ _RAY_LOGS = "/tmp/ray/session_latest/logs/"
 _LOG_TAIL_LINES = 12
 _AT_ONCE = 8
 _EVALUATE_S = 90.0  # it imports torch, fetches weights and evaluates them, on the head's two CPUs
-_EXPORTERS = (
-    "app.kubernetes.io/name=dcgm-exporter",
-    "app=nvidia-dcgm-exporter",
-)  # of its chart, of the operator's
+# As its own Helm chart labels NVIDIA's exporter, and as the GPU operator does.
+_EXPORTERS = ("app.kubernetes.io/name=dcgm-exporter", "app=nvidia-dcgm-exporter")
 _EXPORTER_PORT = 9400
 
 

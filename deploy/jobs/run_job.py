@@ -42,7 +42,7 @@ def test(
             if settled(seen, asked):
                 break
         seen.logs = read_logs(kubectl, seen.now)
-        if of_nodes:
+        if of_nodes and seen.succeeded:
             seen.read_back = read_back(kubectl, seen)
         return judge(seen, asked), seen
     raise AssertionError("watch does not end")

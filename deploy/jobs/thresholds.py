@@ -78,23 +78,25 @@ class Thresholds(Struct, frozen=True, forbid_unknown_fields=True):
     criteria: Mapping[str, Mapping[str, float | None]] = {}
     """By job, each with fields of Criteria; those of `all` hold where a job's own say nothing."""
 
-    def __post_init__(self) -> None:
-        for job in self.criteria:
-            self.criteria_of(job)
-
     def criteria_of(self, job: str) -> Criteria:
         """Return what a job's nodes are held to."""
-        given = {**self.criteria.get("all", {}), **self.criteria.get(job, {})}
-        try:
-            return msgspec.convert(given, Criteria)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"criteria of {job}: {error}") from None
+        return msgspec.convert(self._given(job), Criteria)
+
+    def _given(self, job: str) -> Mapping[str, float | None]:
+        return {**self.criteria.get("all", {}), **self.criteria.get(job, {})}
+
+    def require_criteria(self, where: str) -> None:
+        """Raise UsageError in one line for criteria that are none."""
+        for job in self.criteria:
+            convert(self._given(job), Criteria, f"{where}: criteria: {job}")
 
 
 def read_thresholds(path: Path) -> Thresholds:
     """Read limits and thresholds. Raises SetupError in one line for anything wrong with them."""
     where = f"--thresholds {path}"
     try:
-        return convert(read(path, where, "docs/runbook.md describes the file"), Thresholds, where)
+        found = convert(read(path, where, "docs/runbook.md describes the file"), Thresholds, where)
+        found.require_criteria(where)
     except UsageError as error:
         raise SetupError(str(error)) from None
+    return found

@@ -933,6 +933,11 @@ def thresholds(runs_s: float = 1, **performance: Any) -> str:
             thresholds(ssp={"ssp": {}}),
             "ssp: ssp: needs one of samples_per_s_min, samples_per_s_per_gpu_min",
         ),
+        (
+            f"{thresholds()}criteria: {{all: {{gpu_share_min: 2}}}}",
+            "criteria: all: gpu_share_min: must be a number",
+        ),
+        (f"{thresholds()}criteria: {{ssp: {{gpu_shar: 1}}}}", "criteria: ssp: there is no key gpu_shar"),
         ("limits: [", "is not YAML (line "),
         ("", "describes the file"),
     ],

@@ -40,7 +40,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_900,
-    "tests": 50_600,
+    "tests": 50_700,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 
