@@ -6,7 +6,7 @@ Where a value cannot be known the answer is open, and says why; with a threshold
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 from deploy.jobs.checks import Answer, Question, State
@@ -57,12 +57,8 @@ def gpu(seen: Evidence) -> Answer:
 def cpu(seen: Evidence) -> Answer:
     """Ask whether the head had CPU time to spare: with none, workers wait for the driver."""
     most = seen.criteria.head_cpu_share_max
-    shares = [
-        node.cpu_share
-        for one in second_half(seen.samples)
-        for node in one.heads
-        if node.cpu_share is not None
-    ]
+    heads = (node for one in second_half(seen.samples) for node in one.heads)
+    shares = [node.cpu_share for node in heads if node.cpu_share is not None]
     if not shares:
         return _not_known(most, "Ray's agent on the head exports no CPU usage")
     found = median(shares)
@@ -82,10 +78,7 @@ def memory(seen: Evidence) -> Answer:
         )
         if share is not None
     ]
-    if not peaks:
-        return _not_known(most, "Ray's agents export no memory")
-    share, words = max(peaks)
-    return _judged(seen, share, most), _with_limit(words, "at most", most, "{:.0%}")
+    return _highest(seen, peaks, most, "memory", "{:.0%}")
 
 
 def network(seen: Evidence) -> Answer:
@@ -97,11 +90,7 @@ def network(seen: Evidence) -> Answer:
         for verb, speed in (("sent", node.sent_bytes_per_s), ("received", node.received_bytes_per_s))
         if speed is not None
     ]
-    if not peaks:
-        return _not_known(most, "Ray's agents export no network traffic")
-    speed, words = max(peaks)
-    limit = None if most is None else most / 1e6
-    return _judged(seen, speed, most), _with_limit(words, "at most", limit, "{:.4g} MB/s")
+    return _highest(seen, peaks, most, "network traffic", "{:.4g} bytes/s")
 
 
 def checkpoint(seen: Evidence) -> Answer:
@@ -125,6 +114,16 @@ def _nodes(seen: Evidence) -> Iterator[tuple[str, NodeUsage]]:
     for sample in seen.samples:
         yield from (("the head", node) for node in sample.heads)
         yield from sample.workers.items()
+
+
+def _highest(
+    seen: Evidence, found: Sequence[tuple[float, str]], most: float | None, what: str, form: str
+) -> Answer:
+    """Return the answer by the highest of some values, each with its words."""
+    if not found:
+        return _not_known(most, f"Ray's agents export no {what}")
+    value, words = max(found)
+    return _judged(seen, value, most), _with_limit(words, "at most", most, form)
 
 
 def _not_known(limit: float | None, why: str) -> Answer:

@@ -254,7 +254,7 @@ def _usage(kubectl: Kubectl, pod: Pod) -> NodeUsage | None:
 
 
 def read_back(kubectl: Kubectl, seen: Evidence) -> ReadBack | str:
-    """Have the head evaluate what the bucket has of the last run; return what it found, or why not."""
+    """Evaluate in the head what the bucket has of the last run; return what was found, or why nothing was."""
     program = read_back_of((seen.logs and seen.logs.losses) or ())
     if not program or not seen.now.head:
         return "the head has no record of a bucket" if seen.now.head else "no head runs"

@@ -204,7 +204,7 @@ class RayJob(KubernetesObject):
 
     @property
     def conditions(self) -> list[Condition]:
-        """Of its RayCluster."""
+        """What the operator says of its RayCluster."""
         names = ("reason", "message", "lastTransitionTime")
         return [
             Condition(one["type"], one["status"], *(one.get(n, "") for n in names))

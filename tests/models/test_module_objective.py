@@ -107,7 +107,7 @@ def test_float16_takes_the_steps_of_torchs_own_scaler() -> None:
 
 
 def test_gradients_left_out_are_in_the_record_and_survive_a_resume(tmp_path: Path) -> None:
-    """Of all workers, and as many whether the run was in one piece or in two."""
+    """All workers' are counted, and there are as many whether the run was in one piece or in two."""
     text = Path(TINY).read_text(encoding="utf-8")
     file = tmp_path / "overflowing.py"
     file.write_text(text.replace("cross_entropy(module(x), y)", "3 * cross_entropy(module(20 * x), y)"))

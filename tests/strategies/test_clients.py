@@ -32,7 +32,7 @@ def test_each_round_has_k_clients_drawn_from_the_seed(mode: str) -> None:
 
 
 def test_the_last_rounds_spend_what_is_left_exactly() -> None:
-    """Of 5 x 3 mini-batches, rounds of 4 clients with 2 steps leave 7: one step of each, and of three."""
+    """After a round of 4 clients with 2 steps, 7 of 15 mini-batches are left: one of each, and of three."""
     ran = run("localsgd", num_workers=5, steps=3, local_steps=2, sample_clients=4)
     assert [[done.batches for done in update.dones] for update in ran.updates] == [[2] * 4, [1] * 4, [1] * 3]
 

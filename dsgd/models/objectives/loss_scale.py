@@ -58,7 +58,7 @@ class _Step(torch.optim.Optimizer):
     """What the scaler takes for an optimizer of one vector: whether it would have taken its step."""
 
     def __init__(self, g: Tensor) -> None:
-        stand_in = nn.Parameter(torch.empty_like(g), requires_grad=False)
+        stand_in = nn.Parameter(g, requires_grad=False)
         stand_in.grad = g
         super().__init__([stand_in], {})
         self.taken = False
