@@ -138,6 +138,8 @@ def test_what_ray_and_the_exporter_serve_is_read_as_it_was_recorded() -> None:
     assert gpus_in_metrics(DCGM, "n") == [used, idle]
     parted = 'DCGM_FI_PROF_GR_ENGINE_ACTIVE{UUID="a",GPU_I_ID="3",pod="p"} 0.4\n'
     assert [gpu.share for gpu in gpus_in_metrics(parted, "n")] == [0.4]
+    blank = 'DCGM_FI_DEV_GPU_UTIL{UUID="a"} 9223372036854775794\n' + parted.replace("GPU_I_ID", "I")
+    assert gpus_in_metrics(blank.replace('pod="p"', 'pod=""'), "n")[0].share == 0.4
 
 
 def sample(elapsed_s: float, *, trains: bool = True, samples: int = 0) -> UsageSample:
