@@ -281,7 +281,7 @@ def test_what_nobody_chose_is_named() -> None:
     )
     assert "so a better one may lie beyond: outer_lr 0.002 (lost and other)." in found.answer
     said = found.answer.partition("Left at the defaults: ")[2]
-    assert said.startswith("outer_momentum 0.9 (lost), fragments 2 (other)")
+    assert said.startswith("outer_momentum 0.9 (lost), sample_clients none (lost), fragments 2 (other)")
     assert "messages that take no time; others may change the order." in said
     assert "lr 0.1" not in said
 

@@ -112,7 +112,7 @@ def test_the_rows_are_the_fields_of_the_summary() -> None:
 
     not_counted = {
         "mode", "engine", "num_workers", "steps", "seed", "stopped_by", "error", "eval", "theory", "wall_s",
-        "startup_s", "weights_sha256", "workers", "over_workers", "extra",
+        "startup_s", "weights_sha256", "workers", "over_workers", "extra", "overflows",
     }  # fmt: skip
     assert {row.name for row in QUANTITIES if row.total} == fields(summary_type()) - not_counted
     assert {row.name for row in QUANTITIES if row.by_worker} == fields(WorkerTotals)

@@ -631,7 +631,7 @@ def test_options_that_only_some_modes_have_are_shown(race: Path) -> None:
     assert columns["not in all modes"] == (
         "optimizer=sgd",
         "optimizer=sgd lr_scaling=workers staleness_lr=none",
-        "local_steps=4",
+        "local_steps=4 sample_clients=none",
     )
 
 
