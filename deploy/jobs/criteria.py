@@ -103,6 +103,8 @@ def checkpoint(seen: Evidence) -> Answer:
         return "fail" if lost else "open", found or "it is read once the job has succeeded"
     what = "the last weights" if found.ended else "the newest checkpoint"
     words = f"{found.run}: {what}, version {found.version}, loss {_loss(found.loss)} when read back"
+    if found.damaged_checkpoints:
+        return "fail", f"{words}; checkpoints that cannot be read: {found.damaged_checkpoints}"
     return "pass" if found.loss is not None and math.isfinite(found.loss) else "fail", words
 
 

@@ -115,6 +115,8 @@ class ReadBack(Struct, frozen=True):
     version: int
     ended: bool
     loss: float | None
+    damaged_checkpoints: int = 0
+    """How many newer ones could not be read."""
 
 
 def read_back_of(records: Iterable[str]) -> tuple[str, ...]:

@@ -88,7 +88,7 @@ class TrainedRun:
     ended: bool
     """Whether they are the run's last; False: those of a checkpoint."""
     damaged: int = 0
-    """How many newer checkpoints are damaged."""
+    """How many newer checkpoints are damaged; of an ended run's last weights, how many were found instead."""
     changed: str = ""
     """Which lines of the user's file are not those that were trained, in words."""
     carried: Mapping[str, Vector] = field(default_factory=dict, repr=False)
@@ -100,9 +100,9 @@ class TrainedRun:
     @property
     def _weights_in_words(self) -> str:
         of = "the last of the run" if self.ended else "of a checkpoint"
-        more = "newer one is" if self.damaged == 1 else "newer ones are"
-        newer = f"; {self.damaged} {more} damaged" if self.damaged else ""
-        return f"{self.weights.size:,} weights of version {self.version}, {of}{newer}"
+        what = ("checkpoint" if self.ended else "newer checkpoint") + ("s" if self.damaged > 1 else "")
+        passed = f"; {self.damaged} {what} {'are' if self.damaged > 1 else 'is'} damaged" if self.damaged else ""
+        return f"{self.weights.size:,} weights of version {self.version}, {of}{passed}"
 
     @property
     def in_words(self) -> str:
@@ -305,9 +305,7 @@ def trained_run(source: str, *, mapped: bool = False) -> TrainedRun:
     path = Path(run)
     options = recorded_options(path)
     cfg = recorded_config(path, options)
-    if asked == _NEWEST:
-        asked = str(version_of(newest_whole(DiskStore(path / CHECKPOINTS), weights_in).name or "") or "")
-    vector, carried, version, ended, damaged = _weights(path, int(asked) if asked else None, mapped)
+    vector, carried, version, ended, damaged = _weights(path, asked, mapped)
     vector.setflags(write=mapped)
     return TrainedRun(
         path=path,
@@ -335,33 +333,33 @@ def split_version(source: str) -> tuple[str, str]:
 
 
 def _weights(
-    path: Path, version: int | None, mapped: bool
+    path: Path, asked: str, mapped: bool
 ) -> tuple[Vector, Mapping[str, Vector], int, bool, int]:
     """Return the weights, what else is carried, their version, whether they are the run's last, and how many
-    newer are damaged.
+    checkpoints were damaged.
     """
+    has_ended, damaged = (path / "summary.json").exists(), 0
+    version = int(asked) if asked.isdigit() else None
+    if asked == _NEWEST or not asked and not has_ended:
+        if not asked and (wrong := damage(path)):
+            raise RecordError(f"{path}: {wrong[0]}; the record is damaged, and RUN@VERSION is a checkpoint")
+        found = newest_whole(DiskStore(path / CHECKPOINTS), weights_in)
+        version, damaged = version_of(found.name or ""), len(found.skipped)
     if version is not None:
         try:
             weights, carried = of_checkpoint(path, version, mapped=mapped)
-            return (weights.vector if mapped else np.array(weights.vector)), carried, version, False, 0
+            return (weights.vector if mapped else np.array(weights.vector)), carried, version, False, damaged
         except (OSError, ValueError) as error:
             raise RecordError(f"{path}@{version}: {_reason(error)}") from None
-    if not (path / "summary.json").exists():
-        if wrong := damage(path):
-            raise RecordError(f"{path}: {wrong[0]}; the record is damaged, and RUN@VERSION is a checkpoint")
-        found = newest_whole(DiskStore(path / CHECKPOINTS), weights_in)
-        newest = version_of(found.name or "")
-        if newest is None:
-            raise RecordError(
-                f"{path}: its run has not ended and has no whole checkpoint; wait for its end, or run with "
-                "--checkpoint-every"
-            )
-        weights, carried = of_checkpoint(path, newest, mapped=mapped)
-        vector = weights.vector if mapped else np.array(weights.vector)
-        return vector, carried, newest, False, len(found.skipped)
+    if not has_ended:
+        lost = f" ({damaged} damaged)" if damaged else ""
+        raise RecordError(
+            f"{path}: its run has not ended and has no whole checkpoint{lost}; wait for its end, or run with "
+            "--checkpoint-every"
+        )
     summary = read_summary(path)
     last = last_weights(path, summary.weights_sha256, mapped=mapped)
-    return last, carried_with(path), summary.updates, True, 0
+    return last, carried_with(path), summary.updates, True, damaged
 
 
 def _reason(error: Exception) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from kubectl_standin.play import objects, scenario
-from test_cluster_tooling import CHECKS, CRITERIA, Case, ToolsHere, each, held, played, tools  # noqa: F401
+from played_jobs import CHECKS, CRITERIA, Case, ToolsHere, held, played
 
 from deploy.jobs.node_usage import (
     GpuUsage,
@@ -27,6 +27,11 @@ RAY = objects()["ray_metrics"]
 NO_GPUS = RAY | {"worker": "".join(line for line in RAY["worker"].splitlines(True) if "_g" not in line)}
 EVERY_LIMIT = {"group_formed_s": 5, "gpu_share_min": 0.8, "head_cpu_share_max": 0.2, "memory_share_max": 0.5}
 PERFORMANCE = {"ssp": {mode: {"idle_share_max": 1} for mode in ("ssgd", "localsgd", "ssp", "asgd")}}
+
+
+@pytest.fixture
+def tools(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> ToolsHere:
+    return ToolsHere(tmp_path, capfd, monkeypatch)
 
 
 def always(**changes: Any) -> dict[str, Any]:
@@ -61,13 +66,15 @@ FAILING = [
               "holds no records", bucket={"loss": "lost"}),
     criterion("what is read back is not finite", "checkpoint", {}, "version 3200, loss not finite",
               bucket={"loss": None}),
+    criterion("a newer checkpoint is damaged", "checkpoint", {}, "version 3200, loss 0.24",
+              "checkpoints that cannot be read: 2", bucket={"loss": 0.24, "damaged": 2}),
     criterion("nothing is asked for", "gpu", {"gpu_share_min": None}, ray_metrics=NO_GPUS),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "limit"), FAILING, ids=[case.name for case, _ in FAILING])
 def test_each_criterion_fails_by_its_value_or_says_why_it_has_none(
-    tools: ToolsHere,  # noqa: F811
+    tools: ToolsHere,
     case: Case,
     limit: dict[str, Any],
 ) -> None:
@@ -75,7 +82,7 @@ def test_each_criterion_fails_by_its_value_or_says_why_it_has_none(
     held(tools, case)
 
 
-def test_perf_test_plots_what_the_nodes_use_and_judges_it(tools: ToolsHere) -> None:  # noqa: F811
+def test_perf_test_plots_what_the_nodes_use_and_judges_it(tools: ToolsHere) -> None:
     tools.performance, tools.criteria = PERFORMANCE, {"all": EVERY_LIMIT}
     tools.limit()
     ran = tools("perf-test")
@@ -91,7 +98,7 @@ def test_perf_test_plots_what_the_nodes_use_and_judges_it(tools: ToolsHere) -> N
     assert {node["gpu_share"] for sample in usage for node in sample["workers"].values()} == {0.8}
 
 
-def test_the_runs_of_a_test_take_as_long_as_one_says(tools: ToolsHere) -> None:  # noqa: F811
+def test_the_runs_of_a_test_take_as_long_as_one_says(tools: ToolsHere) -> None:
     """--monitor-duration is --duration, and --action COMMAND the command; what contradicts is refused."""
     ran = tools("--action", "test-cluster", "--monitor-duration", "300")
     assert ran.code == 0, ran.out + ran.err
@@ -105,7 +112,7 @@ def test_the_runs_of_a_test_take_as_long_as_one_says(tools: ToolsHere) -> None: 
 
 
 def test_a_shell_is_opened_in_the_heads_container(
-    tools: ToolsHere,  # noqa: F811
+    tools: ToolsHere,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     called: list[list[str]] = []

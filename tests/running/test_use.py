@@ -172,7 +172,19 @@ def test_a_run_that_has_not_ended_has_the_weights_of_its_newest_checkpoint(
     (file,) = (path / "checkpoints").glob(f"{newest:08d}-*")
     file.write_bytes(file.read_bytes()[:-1])
     assert dsgd.load(path).version == older
-    assert f"version {older}, of a checkpoint; 1 newer one is damaged" in dsgd.load(path).in_words
+    passed_over = f"version {older}, of a checkpoint; 1 newer checkpoint is damaged"
+    assert passed_over in dsgd.load(path).in_words
+    assert passed_over in dsgd.load(f"{path}@newest").in_words
+    for file in (path / "checkpoints").iterdir():
+        file.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"has no whole checkpoint \(\d damaged\)"):
+        dsgd.load(f"{path}@newest")
+    last = trained.path
+    assert last
+    (last / "checkpoints").mkdir()
+    (last / "checkpoints" / file.name).write_bytes(b"")
+    assert "the last of the run; 1 checkpoint is damaged" in dsgd.load(f"{last}@newest").in_words
+    shutil.rmtree(last / "checkpoints")
 
 
 def test_an_export_is_the_state_dict(

@@ -113,7 +113,8 @@ def evaluate(arguments: Sequence[str], _: Interruptions) -> int:
         page = "\n".join(_page(run, found, given.on))
     if given.json:
         numbers = {name: finite(getattr(found, name)) for name in ("loss", "accuracy", "bits_per_byte")}
-        which = {"run": given.run, "version": run.version, "ended": run.ended, "on": given.on}
+        which = {"run": given.run, "version": run.version, "ended": run.ended}
+        which |= {"damaged_checkpoints": run.damaged, "on": given.on}
         page = json.dumps({**which, "score_name": run.problem().score_name, **numbers})
     print_page(page)
     return 0

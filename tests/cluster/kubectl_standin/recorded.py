@@ -138,10 +138,11 @@ class Frame:
         if program[:3] == ["python", "main.py", "evaluate"]:
             assert role == "head"
             url = program[3]
-            loss = self._shown.get("bucket", {"loss": 0.24})["loss"]
-            if loss == "lost":
+            bucket = self._shown.get("bucket", {"loss": 0.24})
+            if bucket["loss"] == "lost":
                 return 2, "", f"main.py: evaluate {url}: holds no records; give the URL of --out\n"
-            answer = {"run": url, "version": 3200, "ended": True, "on": None, "loss": loss}
+            answer = {"run": url, "version": 3200, "ended": True, "on": None, "loss": bucket["loss"]}
+            answer |= {"damaged_checkpoints": bucket.get("damaged", 0)}
             return 0, json.dumps(answer | {"score_name": "accuracy", "accuracy": 0.9}), ""
         if program[0] == "find" and "nccl" in program:
             return 0, self._shown.get("ray_logs", {}).get(role, "") + "\n", ""
