@@ -184,9 +184,9 @@ QUANTITIES: list[Quantity] = [
             "data.", ("engine", "num_workers", "dataset", "experiment", "git_commit", "version")),
         "dsgd_run_active": Family("gauge", "active", "1 while the run takes updates, 0 once it has ended",
             "Alerts on stalled runs require 1: the series of an ended run stay while the process lives."),
-        "dsgd_startup_seconds": Family("gauge", "startup_s", "wall seconds since workers were asked for",
-            "`until` all `workers` were ready, and the `first_update`: by then all groups of processes that "
-            "exchange values have formed.", ("until",), "wall s"),
+        "dsgd_startup_seconds": Family("gauge", "startup_s", "wall seconds since the run began",
+            "`until` its data were made and all `workers` ready, and the `first_update`: by then all groups "
+            "of processes that exchange values have formed.", ("until",), "wall s"),
         "dsgd_last_update_timestamp_seconds": Family("gauge", "last_update_epoch_s",
             "wall time of the last update, since 1970", "Absent before the first.", unit="wall s"),
         "dsgd_tasks_in_flight": Family("gauge", "tasks_in_flight",

@@ -183,21 +183,24 @@ def plot(samples: Sequence[UsageSample], columns: int = 40) -> Iterator[str]:
     title = f"{len(samples)} samples in {seconds:.0f} s"
     yield f"{title:20}{'':{columns + 2}}{'lowest':>9}{'median':>9}{'highest':>9}"
     for name, unit, values in series(samples):
-        ends = "".join(f"{x:9.3g}" for x in (min(values), median(values), max(values)))
-        yield f"{name:20}{bars(values, columns):{columns + 2}}{ends} {unit}"
+        places = 0 if max(values) >= 100 else 1
+        ends = "".join(f"{x:9,.{places}f}" for x in (min(values), median(values), max(values)))
+        yield f"{name:20}{bars(values, columns, 100 if unit == '%' else None):{columns + 2}}{ends} {unit}"
 
 
-def bars(values: Sequence[float], columns: int) -> str:
-    """Return values as bars of eight heights, from 0 to the highest; of many, means of as many as are equal.
+def bars(values: Sequence[float], columns: int, top: float | None = None) -> str:
+    """Return values as bars of seven heights, from 0 to `top`; of many, means of as many as are equal.
 
-    >>> bars([0, 1, 2, 4], 40), bars([1, 1, 3, 3], 2)
-    ('▁▃▅█', '▃█')
+    top: None: the highest. No bar fills its line, so that those of two lines never touch.
+
+    >>> bars([0, 1, 2, 4], 40), bars([1, 1, 3, 3], 2), bars([30, 30], 2, 100)
+    ('▁▃▄▇', '▃▇', '▃▃')
     """
     if len(values) > columns:
         cuts = [len(values) * i // columns for i in range(columns + 1)]
         values = [mean(values[a:b]) for a, b in pairwise(cuts)]
-    top = max(values) or 1.0
-    return "".join("▁▂▃▄▅▆▇█"[round(7 * max(0.0, x) / top)] for x in values)
+    top = top or max(values) or 1.0
+    return "".join("▁▂▃▄▅▆▇"[round(6 * min(max(0.0, x) / top, 1.0))] for x in values)
 
 
 def _share(part: float | None, whole: float | None) -> float | None:

@@ -101,7 +101,9 @@ class TrainedRun:
     def _weights_in_words(self) -> str:
         of = "the last of the run" if self.ended else "of a checkpoint"
         what = ("checkpoint" if self.ended else "newer checkpoint") + ("s" if self.damaged > 1 else "")
-        passed = f"; {self.damaged} {what} {'are' if self.damaged > 1 else 'is'} damaged" if self.damaged else ""
+        passed = (
+            f"; {self.damaged} {what} {'are' if self.damaged > 1 else 'is'} damaged" if self.damaged else ""
+        )
         return f"{self.weights.size:,} weights of version {self.version}, {of}{passed}"
 
     @property
@@ -332,15 +334,13 @@ def split_version(source: str) -> tuple[str, str]:
     return source, ""
 
 
-def _weights(
-    path: Path, asked: str, mapped: bool
-) -> tuple[Vector, Mapping[str, Vector], int, bool, int]:
+def _weights(path: Path, asked: str, mapped: bool) -> tuple[Vector, Mapping[str, Vector], int, bool, int]:
     """Return the weights, what else is carried, their version, whether they are the run's last, and how many
     checkpoints were damaged.
     """
     has_ended, damaged = (path / "summary.json").exists(), 0
     version = int(asked) if asked.isdigit() else None
-    if asked == _NEWEST or not asked and not has_ended:
+    if asked == _NEWEST or (not asked and not has_ended):
         if not asked and (wrong := damage(path)):
             raise RecordError(f"{path}: {wrong[0]}; the record is damaged, and RUN@VERSION is a checkpoint")
         found = newest_whole(DiskStore(path / CHECKPOINTS), weights_in)

@@ -19,6 +19,8 @@ def _parse(text: str) -> tuple[Aggregator | None, PreAggregation | None, str]:
     """
     name, comma, by = text.rpartition(",")
     if not comma or by not in ("samples", "speed"):
+        if name == "mean":
+            raise ValueError("must be mean, mean,samples or mean,speed")
         name, by = text, ""
     *before, last = name.split("+", 1)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,9 @@ def test_perf_test_plots_what_the_nodes_use_and_judges_it(tools: ToolsHere) -> N
     assert list(ran.checks) == [*CHECKS, *CRITERIA, "cpu", "performance"]
     assert "80% busy, the median of" in ran.checks["gpu"][1]
     assert ran.checks["checkpoint"][1].endswith("the last weights, version 3200, loss 0.24 when read back")
-    rows = {line[:20].strip(): line[20:] for line in ran.out.splitlines() if "▁" in line or "█" in line}
+    rows = {line[:20].strip(): line[20:] for line in ran.out.splitlines() if re.search("[▁-▇]", line)}
     assert {"head CPU", "head memory", "workers GPU", "workers GPU memory", "workers received"} <= rows.keys()
-    assert rows["workers GPU"].split()[-4:] == ["80", "80", "80", "%"]
+    assert rows["workers GPU"].split()[-4:] == ["80.0", "80.0", "80.0", "%"]
     tools.play({"based_on": "success"})
     usage = json.loads(tools("perf-test", "--json").out)["usage"]
     assert {node["gpu_share"] for sample in usage for node in sample["workers"].values()} == {0.8}
@@ -162,5 +163,5 @@ def test_the_second_half_is_of_the_time_in_which_updates_were_made() -> None:
 
 def test_the_plot_has_as_many_bars_as_fit_and_rates_from_differences() -> None:
     lines = list(plot([sample(t, samples=20 * t) for t in range(0, 101)], columns=10))
-    assert lines[1] == f"{'head CPU':20}{'▁▂▃▄▄▅▆▆▇█':12}{0:9}{50:9}{100:9} %"
-    assert lines[2] == f"{'all samples':20}{'█' * 10:12}{20:9}{20:9}{20:9} a second"
+    assert lines[1] == f"{'head CPU':20}{'▁▂▂▃▄▄▅▅▆▇':12}{0:9}{50:9}{100:9} %"
+    assert lines[2] == f"{'all samples':20}{'▇' * 10:12}{20.0:9}{20.0:9}{20.0:9} a second"

@@ -342,6 +342,7 @@ def test_every_mode_that_averages_can_aggregate(mode: str) -> None:
         ),
         ({"aggregate": "nnm:1+mean"}, "--aggregate nnm:1+mean: a lie moves a mean as far"),
         ({"aggregate": "median,samples"}, "samples and speed can weight only a mean"),
+        ({"aggregate": "mean,fast"}, "must be mean, mean,samples or mean,speed"),
         ({"aggregate": "median,speed"}, "samples and speed can weight only a mean"),
         ({"workload": "quadratic", "aggregate": "mean,samples"}, "quadratic has no samples to count"),
     ],
