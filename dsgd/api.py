@@ -56,10 +56,9 @@ __all__ = [
     "experiment", "load", "modes", "replay", "run", "schedule", "simulation",
 ]  # fmt: skip
 
-_OF_A_RECORD = {*option_fields(OutputConfig), *option_fields(LiveConfig), *option_fields(LogConfig)} - {"out"}
-_OF_NO_SCHEDULE = {
-    name for group in (StopConfig, OutputConfig, LiveConfig, LogConfig) for name in option_fields(group)
-} - {"max_seconds"}
+_PLACES = {"out", "profile"}
+_OF_A_RECORD = {*option_fields(OutputConfig), *option_fields(LiveConfig), *option_fields(LogConfig)} - _PLACES
+_OF_NO_SCHEDULE = {*option_fields(StopConfig), *_OF_A_RECORD, *_PLACES} - {"max_seconds"}
 _TASKS = (
     "version", "worker", "step", "batches", "staleness", "started_s", "finished_s", "compute_s", "loss",
     "applied", "applied_at_s",
@@ -317,7 +316,7 @@ def _simulated(caller: str, mode: str | None, options: Mapping[str, Any]) -> Tra
         raise ValueError(
             f'{caller}: engine="{options["engine"]}": only the simulator does this; leave it out'
         )
-    if about_it := sorted({"out", *_OF_A_RECORD} & options.keys()):
+    if about_it := sorted({*_PLACES, *_OF_A_RECORD} & options.keys()):
         raise ValueError(f"{caller}: {about_it[0]} is about the record, and there is none; leave it out")
     with _mistakes_as_value_errors():
         return configure({"mode": mode or "ssgd", **_plain(options), "engine": "sim"}, caller)

@@ -52,6 +52,7 @@ NOT_HERE = {
     "out": "give --out DIR on the command line",
     "upload_every": "give --upload-every SECONDS on the command line",
     "run_name": "each run is named after its variant and seed",
+    "profile": "each run would write the same file; profile one by itself",
     "quiet": "the experiment shows its runs itself",
     **dict.fromkeys(option_fields(LiveConfig), "give --dashboard PORT on the command line to watch the runs"),
     **dict.fromkeys(option_fields(LogConfig), "give it on the command line"),

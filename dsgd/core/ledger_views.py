@@ -9,7 +9,7 @@ from dsgd.core import rules
 from dsgd.core.fault_seen import FaultSeen
 from dsgd.core.ledger import Flight, Ledger
 from dsgd.core.model import Evaluation, Workload
-from dsgd.core.protocol import Done
+from dsgd.core.protocol import Done, TraceEvents
 from dsgd.core.traffic import Traffic
 from dsgd.core.weights import Vector, Weights, spread
 
@@ -56,6 +56,9 @@ class LedgerViews(Generic[F]):
         return {}
 
     def process_logs(self, *, wait: bool) -> Mapping[str, str]:
+        return {}
+
+    def profile(self, begin: bool) -> Mapping[str, TraceEvents]:
         return {}
 
     @property

@@ -172,6 +172,20 @@ def every(text: str) -> int:
     return {"all": 1, "none": 0}.get(text) or int(text.partition(":")[2] or 0)
 
 
+def profile(text: str | None) -> tuple[str, int, int] | None:
+    """Return a file, and the first and the last update that are profiled; None if none are.
+
+    >>> profile("a.json"), profile("b@c.json@100-100")
+    (('a.json', 2, 11), ('b@c.json', 100, 100))
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"(.*\.json)(?:@([1-9]\d*)-([1-9]\d*))?", text)
+    if not found or int(found[2] or 0) > int(found[3] or 0):
+        raise ValueError("must be FILE.json or FILE.json@FIRST-LAST, like profile.json@100-110")
+    return found[1], int(found[2] or 2), int(found[3] or 11)
+
+
 def staleness_bound(text: str) -> float:
     """Return up to which staleness a gradient counts fully.
 

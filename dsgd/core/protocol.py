@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from dsgd.core.clocks import Clocks
 from dsgd.core.cluster_state import ClusterState
@@ -24,6 +24,9 @@ from dsgd.core.tasks import Task
 from dsgd.core.traffic import Traffic
 from dsgd.core.weights import Vector, Weights
 from dsgd.process.outcomes import Failure
+
+TraceEvents: TypeAlias = Sequence[dict[str, Any]]
+"""Events in the Chrome trace-event format, at microseconds since 1970."""
 
 
 class Done(NamedTuple):
@@ -219,6 +222,11 @@ class Telemetry(Protocol):
         """Return, once, the end of the logs of its processes, by name; empty where all are on this machine.
 
         wait: for the last lines of processes that have just died, for a second or two at most.
+        """
+
+    def profile(self, begin: bool) -> Mapping[str, TraceEvents]:
+        """Begin to profile what torch computes in the processes of its hosts, or end that and return their
+        events (`TorchProfile`), by name; empty in the simulator.
         """
 
     @property

@@ -17,7 +17,7 @@ MAY_CHANGE = (
     "checkpoint_every", "keep", "restarts", "start_timeout_s",
     "ranks_per_worker", "parallel", "recompute_activations",
     "metrics_port", "metrics_host", "metrics_linger_s", "dashboard",
-    "note", "trace_last", "quiet", "log_level", "log_format", "upload_every",
+    "note", "trace_last", "quiet", "profile", "log_level", "log_format", "upload_every",
 )  # fmt: skip
 """The options that may change when a run goes on."""
 

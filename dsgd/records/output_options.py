@@ -53,6 +53,11 @@ class OutputConfig(Checked):
     """Number of final updates shown in trace.json (for Perfetto). None: as many as make a file of a few MB.
     0: no trace.json."""
 
+    profile: str | None = None
+    """FILE[@FIRST-LAST]: write what torch computes from update FIRST to LAST (2-11), in the driver and in
+    workers' processes on Ray, to a file for Perfetto."""
+    profiled = Parsed("profile", texts.profile)
+
     tensorboard: bool = False
     """Also write scalars for TensorBoard while the run goes on (needs the extra `tensorboard`)."""
 
@@ -70,3 +75,5 @@ class OutputConfig(Checked):
         """Raise ValueError for what cannot be in this run."""
         rule = "--engine both compares updates, so they must be recorded; use --record all"
         require(run.engine != "both" or self.record != "none", "record", "none", rule)
+        rule = "--engine both is two runs, and this is one file; profile --engine ray or sim"
+        require(run.engine != "both" or self.profile is None, "profile", self.profile, rule)

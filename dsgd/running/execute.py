@@ -36,6 +36,7 @@ from dsgd.records.stores.store import forget_after
 from dsgd.running.first_weights import first_weights
 from dsgd.running.keeper import RunKeeper, Watcher
 from dsgd.running.predict.predictions import compare
+from dsgd.running.profiling import Profiling
 from dsgd.running.resuming import require_same_start, resume_point, stores_of
 from dsgd.running.run import Run
 from dsgd.scenario.possible_faults import unmet
@@ -177,10 +178,12 @@ def execute(
     started_epoch_s = time.time() - (now_s - started)  # noqa: TID251 - a label
     interruptions = interruptions or Interruptions()
     recorded = read_meta(record.path).workload if record and resume else None
+    profiled = cfg.output.profiled
+    watchers = (*watchers, *([Profiling(*profiled)] if profiled else []))
     with opened(
         cfg, strategy, record=record, interruptions=interruptions, engine=engine, recorded=recorded
     ) as run:
-        keeper, first = RunKeeper(run, record, tuple(watchers), evaluate=evaluate), run.weights.vector
+        keeper, first = RunKeeper(run, record, watchers, evaluate=evaluate), run.weights.vector
         interruptions.hold()  # a record that is begun will be completed
         try:
             if record and resume:

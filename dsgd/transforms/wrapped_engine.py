@@ -63,6 +63,7 @@ class WrappedEngine(WrappedCluster):
     pids = _passed_on("pids")
     memory_bytes = _passed_on("memory_bytes")
     process_logs = _passed_on("process_logs")
+    profile = _passed_on("profile")
     faults_seen = _passed_on("faults_seen")
     note = _passed_on("note")
     evaluate = _passed_on("evaluate")

@@ -32,7 +32,7 @@ LINES = {
     "dsgd/models": 6_300,
     "dsgd/process": 1_600,
     "dsgd/records": 4_000,
-    "dsgd/running": 4_500,
+    "dsgd/running": 4_600,
     "dsgd/scenario": 2_700,
     "dsgd/serve": 1_300,
     "dsgd/show": 10_700,
@@ -40,7 +40,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_900,
-    "tests": 50_700,
+    "tests": 50_800,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

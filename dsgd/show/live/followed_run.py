@@ -32,7 +32,7 @@ _MOST_FAULTS = 256  # the last ones of a run
 _MOST_IN_WORDS = 8  # of them, in words
 _NOT_SHOWN = (
     "out", "run_name", "note", "quiet", "tensorboard", "trace_last", "metrics_port", "metrics_host",
-    "metrics_linger_s", "dashboard", "log_level", "log_format", "strategy_file",
+    "metrics_linger_s", "dashboard", "profile", "log_level", "log_format", "strategy_file",
 )  # fmt: skip
 _NOT_EVALUATED = RecordedEvaluation(version=0, t_s=0.0, gradients=0, bytes=0, loss=None, accuracy=None)
 

@@ -34,7 +34,7 @@ from dsgd.core.ledger import Ledger
 from dsgd.core.ledger_views import LedgerViews
 from dsgd.core.model import Evaluation, Workload
 from dsgd.core.problem import ProblemError
-from dsgd.core.protocol import ClusterError, Done, TimeUp
+from dsgd.core.protocol import ClusterError, Done, TimeUp, TraceEvents
 from dsgd.core.rules import Rule, TaskResult
 from dsgd.core.tasks import Task
 from dsgd.core.traffic import MessageSizes
@@ -213,6 +213,9 @@ class RayCluster(LedgerViews[RayFlight]):
     def process_logs(self, *, wait: bool) -> Mapping[str, str]:
         logs = self._processes.logs if self._processes else None
         return logs.close(wait=wait) if logs else {}
+
+    def profile(self, begin: bool) -> Mapping[str, TraceEvents]:
+        return self._processes.profile(begin) if self._processes else {}
 
     @property
     def faults_seen(self) -> list[FaultSeen]:  # type: ignore[override]

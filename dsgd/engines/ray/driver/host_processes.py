@@ -21,6 +21,7 @@ import ray
 from dsgd.config import TrainConfig
 from dsgd.core.model import Objective
 from dsgd.core.problem import ProblemError
+from dsgd.core.protocol import TraceEvents
 from dsgd.core.shards import Shard
 from dsgd.core.timing import ComputeTimes
 from dsgd.engines.ray.connection.nodes import Nodes
@@ -29,6 +30,7 @@ from dsgd.engines.ray.driver.worker_output import WorkerOutput
 from dsgd.engines.ray.worker.group import GroupPlan
 from dsgd.engines.ray.worker.host import Host
 
+_PROFILE_S = 60.0  # a process that stands still does not answer
 _GROUPS = {"control": 1, "notice": 1, "carry": 1, "weights": 1, "output": 1}  # each has a thread
 
 
@@ -98,6 +100,17 @@ class HostProcesses:
         if worker not in process.carried:
             process.carried.add(worker)
             process.actor.carry.remote(worker, [self._shards[worker]])
+
+    def profile(self, begin: bool) -> dict[str, TraceEvents]:
+        """Begin to profile the processes, or end it and return their events, by name; those of a group's
+        leader. What is lost meanwhile is not in it.
+        """
+        asked = {process.actor.profile.remote(begin): f"host {process.host}" for process in self._started}
+        found = {}
+        for ref in ray.wait(list(asked), num_returns=len(asked), timeout=_PROFILE_S)[0] if asked else ():
+            with contextlib.suppress(ray.exceptions.RayError):
+                found[asked[ref]] = ray.get(ref)
+        return found
 
     def end(self, process: HostProcess) -> None:
         """End a process at once."""

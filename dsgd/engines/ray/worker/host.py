@@ -25,6 +25,7 @@ import ray
 
 from dsgd.core.model import Objective
 from dsgd.core.problem import ProblemError
+from dsgd.core.protocol import TraceEvents
 from dsgd.core.slices import Slices
 from dsgd.core.tasks import Task
 from dsgd.core.timing import ComputeTimes, sleep_heterogeneity
@@ -59,6 +60,7 @@ from dsgd.engines.ray.worker.captured_output import CapturedOutput, OutputNews
 from dsgd.engines.ray.worker.follower import EndNotice
 from dsgd.engines.ray.worker.group import Given, GroupPlan, RankGroup, Ranks
 from dsgd.engines.task_values import compute_alone
+from dsgd.engines.torch_profile import TorchProfile
 from dsgd.process.endings import begin_here
 from dsgd.process.environment import of_python
 from dsgd.transforms.compressed import AsMessage, to_send
@@ -480,6 +482,15 @@ class Host:
         if self._group:
             self._group.relay_last_output()
         return self._output.news(0.0)
+
+    @ray.method(concurrency_group="control")
+    def profile(self, begin: bool) -> TraceEvents:
+        """Begin to profile what torch computes here, or end it and return the events."""
+        if begin:
+            self._profile = TorchProfile()
+            self._profile.begin()
+            return []
+        return self._profile.end()
 
     @ray.method(concurrency_group="notice")
     def notice(self) -> None:
