@@ -37,6 +37,7 @@ class Purpose(enum.IntEnum):
     BUCKETS = 21
     LIE = 22
     CLIENTS = 23
+    PACKETS = 24
 
 
 def generator(seed: int, purpose: Purpose, worker: int = 0, index: int = 0) -> Generator:

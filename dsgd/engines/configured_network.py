@@ -21,7 +21,11 @@ def network_of(cfg: TrainConfig) -> Network:
         padding_bytes=timing.padding_bytes,
         servers=options.parsed_topology.servers,
         replicas=options.replicas,
-        links=Links(cfg.num_workers, options.bytes_per_s, options.slow_links, *options.parsed_racks),
+        links=Links(
+            *(cfg.num_workers, options.bytes_per_s, options.slow_links, *options.parsed_racks),
+            drop_rate=options.drop_rate,
+            seed=cfg.seed,
+        ),
         peers=not cfg.traits.has_server,
     )
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Lt
 
 from dsgd.core import option_texts as texts
 from dsgd.core.option_effects import SIMULATED
@@ -111,6 +111,10 @@ class NetworkConfig(Checked):
     the link between a rack and all others, in each direction, like 2,1e7."""
     parsed_racks = Parsed("racks", Racks.parse)
 
+    drop_rate: Annotated[float, Ge(0), Lt(1)] = 0.0
+    """Share of a message's packets that are lost on their way, like .01; they are sent again after a round
+    trip, and delay it."""
+
     regroup_s: Annotated[float, Ge(0), SIMULATED, HIDDEN] = 0.0
     """Seconds until workers that all-reduce have formed a new group, because one was lost or its worker is on
     another host; on Ray a group really forms."""
@@ -141,6 +145,9 @@ class NetworkConfig(Checked):
             require(simulated or not timing.latency_s, "latency-s", timing.latency_s, rule)
             require(simulated or self.bytes_per_s == math.inf, "bytes-per-s", self.bytes_per_s, rule)
             require(simulated or self.racks == "1", "racks", self.racks, rule)
+        takes_s = timing.latency_s or not self._is_instant(timing.server_bytes_per_s)
+        rule = "has an effect where messages take time; give --latency-s or --bytes-per-s too"
+        require(not self.drop_rate or takes_s, "drop-rate", self.drop_rate, rule)
         known = all(worker < run.num_workers for worker in self.slow_links)
         rule = f"workers are numbered 0 to {run.num_workers - 1}; name only those"
         require(known, "slow-link", self.slow_link, rule)
@@ -163,6 +170,7 @@ class NetworkConfig(Checked):
             "has no server; leave out --server-bytes-per-s": run.timing.server_bytes_per_s < math.inf,
             "has no server; leave out --server-time": run.timing.server_law is not None,
             _NO_PADDING: run.timing.padding_bytes > 0 and run.engine != "sim",
+            "has no messages that could be lost one by one; leave out --drop-rate": self.drop_rate > 0,
             "adds results; use --aggregate mean": run.aggregation.aggregator is not None,
             "adds results as they are; use --aggregate mean alone": run.aggregation.parsed_aggregate[2] != "",
             "keeps results among the workers; no lie but labelflip can replace them": any(lies),
@@ -192,8 +200,12 @@ class NetworkConfig(Checked):
     @property
     def only_servers_link(self) -> bool:
         """Whether no link but the server's takes any time."""
-        rates = self.bytes_per_s, self.parsed_racks.bytes_per_s
-        return not self.parsed_topology.all_reduces and rates == (math.inf, math.inf)
+        return not (self.parsed_topology.all_reduces or self.drop_rate) and self._is_instant()
+
+    def _is_instant(self, server_bytes_per_s: float = math.inf) -> bool:
+        """Whether bytes take no time on any link."""
+        rates = self.bytes_per_s, self.parsed_racks.bytes_per_s, server_bytes_per_s
+        return rates == (math.inf,) * 3
 
 
 LINKS = tuple(name for name in option_fields(NetworkConfig) if name != "topology")

@@ -4,7 +4,8 @@
 
 The bytes of a message flow through all links on their way at once. A link serves messages one after another,
 in the order in which they come; a message is there once the last of its links has let it through, and the
-latency has passed. Alone, it takes its latency and its bytes over the slowest link's bandwidth.
+latency has passed. Alone, it takes its latency and its bytes over the slowest link's bandwidth. Packets that
+are lost make it late, and nothing else: links serve others meanwhile.
 
 S servers have equal slices of every vector, so all their links are in the same state, and a slice passes in
 1/S of the time of the whole.
@@ -63,7 +64,7 @@ class Star:
         """Whether no message takes any time."""
         self._out_free_s = self._in_free_s = self._server_free_s = 0.0  # when each is next idle
         self._copied_s = 0.0  # when the link to the backup is
-        self._served = 0
+        self._served = self._messages = 0
         self._racks_in_free_s = [0.0] * network.links.racks
         self._racks_out_free_s = [0.0] * network.links.racks
 
@@ -93,6 +94,11 @@ class Star:
             rack = self._links.rack(worker)
             racks_free_s[rack] = max(now_s, racks_free_s[rack]) + self._links.rack_s(num_bytes)
             through_s = max(through_s, racks_free_s[rack])
+        if self._links.drop_rate:
+            self._messages += 1
+            s_per_byte = max(self._links.worker_s(worker, 1), 1 / self._bytes_per_s)
+            latency_s = self._network.latency_s
+            through_s += self._links.late_s(self._messages, num_bytes, latency_s, s_per_byte)
         return through_s
 
     def arrival_s(self, computed_s: float, num_bytes: int) -> float:
@@ -134,16 +140,20 @@ class Star:
         return link_free_s, copied_s, max(in_s, self._server_free_s) + service_s
 
     def state(self) -> Sequence[float]:
-        """Return when the links and the server are next idle, and how many results were served."""
+        """Return when links and the server are next idle, and how many results and messages there were."""
         free_s = [self._out_free_s, self._in_free_s, self._server_free_s, self._served]
         copied_s = [self._copied_s] * (self._network.replicas > 1)
-        return [*free_s, *copied_s, *self._racks_in_free_s, *self._racks_out_free_s]
+        messages = [self._messages] * (self._links.drop_rate > 0)
+        return [*free_s, *copied_s, *messages, *self._racks_in_free_s, *self._racks_out_free_s]
 
     def restore(self, state: Sequence[float]) -> None:
         """Go back to what `state` returned."""
         self._out_free_s, self._in_free_s, self._server_free_s, served, *racks = map(float, state)
         if self._network.replicas > 1:
             self._copied_s, *racks = racks
+        if self._links.drop_rate:
+            messages, *racks = racks
+            self._messages = int(messages)
         self._served, half = int(served), len(racks) // 2
         if racks:  # those of older checkpoints have none
             self._racks_in_free_s, self._racks_out_free_s = racks[:half], racks[half:]

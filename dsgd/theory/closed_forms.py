@@ -161,8 +161,8 @@ def exchange_s(cfg: TrainConfig) -> float:
         return 2 * latency_s * network.replicas
     if cfg.data.name != "none":
         raise NoClosedForm("how many weights there are is not an option")
-    if network.parsed_racks.racks > 1 or network.slow_links:
-        raise NoClosedForm("the formula is for equal links")
+    if network.parsed_racks.racks > 1 or network.slow_links or network.drop_rate:
+        raise NoClosedForm("the formula is for equal links that lose nothing")
     if topology.all_reduces:
         return all_reduce_time(topology.kind, p, timing.padding_bytes, latency_s, network.bytes_per_s)
     if not isinstance(plain_law(equal_workers(cfg)[0]), Constant):

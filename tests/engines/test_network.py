@@ -366,8 +366,9 @@ def test_the_record_has_the_bytes_of_the_formula(topology: str) -> None:
     assert found.evaluations[-1].bytes == sum(moved.values())
 
 
+@pytest.mark.parametrize("drop_rate", [0.0, 0.3])
 @pytest.mark.parametrize("topology", ["sharded:2", "server,replicas=2", "allreduce"])
-def test_a_run_goes_on_from_its_state_on_any_topology(topology: str) -> None:
+def test_a_run_goes_on_from_its_state_on_any_topology(topology: str, drop_rate: float) -> None:
     """Taken apart and put together at any update, the cluster goes on bit for bit: links, bytes and clock."""
     cfg = config(
         "ssgd",
@@ -376,6 +377,7 @@ def test_a_run_goes_on_from_its_state_on_any_topology(topology: str) -> None:
         topology=topology,
         racks="3,500",
         compute_time="exponential:1",
+        drop_rate=0.0 if topology == "allreduce" else drop_rate,
         **LINKS,
     )
     workload = make_workload(cfg)
@@ -403,6 +405,9 @@ def test_a_run_goes_on_from_its_state_on_any_topology(topology: str) -> None:
         ({"mode": "asgd", "topology": "allreduce"}, "waits for all workers, and asgd does not as asked for"),
         ({"mode": "ksync", "k": 2, "topology": "allreduce:ring"}, "and ksync does not as asked for"),
         ({"mode": "diloco", "exchange": "async", "topology": "allreduce"}, "and diloco does not as asked"),
+        ({"drop_rate": 0.1}, "has an effect where messages take time; give --latency-s or --bytes-per-s too"),
+        ({"drop_rate": 1.0, "latency_s": 1.0}, "must lie in [0, 1)"),
+        ({"drop_rate": 0.1, "latency_s": 1.0, "topology": "allreduce"}, "leave out --drop-rate"),
         ({"topology": "sharded:0"}, "S must be a whole number of servers of at least 1, like sharded:4"),
         ({"topology": "sharded"}, "S must be a whole number of servers of at least 1, like sharded:4"),
         ({"topology": "ring"}, "must be server, sharded:S with S servers"),
@@ -463,6 +468,56 @@ def test_a_replay_counts_what_the_run_has_sent(topology: str, tmp_path: Path) ->
     assert replayed.traffic.by_direction == {**sent, "fetched": 0}
 
 
+# --- packets that are lost ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rate", "packets"), [(0.01, 1), (0.01, 400), (0.3, 3), (0.3, 40)])
+def test_lost_packets_delay_a_message_by_what_is_sent_again(rate: float, packets: int) -> None:
+    """On average k p/(1-p) packets, in as many round trips as the unluckiest of k is sent again, a sum of
+    1 - (1 - p^r)^k; within 4 standard errors of 4,000 messages.
+    """
+    links, num_bytes = Links(drop_rate=rate, seed=5), 1460 * packets - 7
+    by_bytes = np.array([links.late_s(n, num_bytes, 0.0, 1 / 1460) for n in range(4000)])
+    by_trips = np.array([links.late_s(n, num_bytes, 0.5, 0.0) for n in range(4000)])
+    said = {
+        "bytes": packets * rate / (1 - rate),
+        "trips": sum(1 - (1 - rate**r) ** packets for r in range(1, 60)),
+    }
+    for found, mean in zip((by_bytes, by_trips), said.values(), strict=True):
+        assert abs(found.mean() - mean) < 4 * found.std() / math.sqrt(len(found))
+
+
+def test_a_run_is_longer_by_what_its_messages_are_late() -> None:
+    """With one worker each message is waited for, so the delays add up; no byte is counted twice."""
+    options = {
+        "num_workers": 1,
+        "steps": 20,
+        "compute_time": "constant:1",
+        "latency_s": 0.5,
+        "bytes_per_s": 4e6,
+    }
+    lossless = ended("ssgd", padding_mb=1.0, **options)
+    lossy = ended("ssgd", padding_mb=1.0, drop_rate=0.01, seed=3, **options)
+    links = Links(drop_rate=0.01, seed=3)
+    late_s = sum(links.late_s(n, VECTOR + 10**6, 0.5, 1 / 4e6) for n in range(1, 41))
+    assert late_s > 40 * 0.9  # of 685 packets some are lost: nearly every message takes another round trip
+    assert lossy.summary["clock_s"] - lossless.summary["clock_s"] == pytest.approx(late_s)
+    assert lossy.summary["bytes"] == lossless.summary["bytes"]
+
+
+def test_a_lost_packet_between_workers_delays_the_task_that_waits_for_it() -> None:
+    """And the books go on from their state: each message has its own number."""
+    links = Links(2, RATE, drop_rate=0.5, seed=1)
+    peers, number = PeerLinks(LATENCY_S, links), iter(range(1, 100))
+    for _ in range(20):
+        peers.travel(0, 1, 500, 7.0)
+        late_s = links.late_s(next(number), 500, LATENCY_S, 1 / RATE)
+        assert peers.begin(1, 0.0) == pytest.approx(7.0 + LATENCY_S + 0.5 + late_s, abs=EXACTLY)
+        again = PeerLinks(LATENCY_S, links)
+        again.restore({"messages": peers.state()["messages"]})
+        peers = again
+
+
 # --- messages between workers -------------------------------------------------------------------------------
 
 
@@ -495,6 +550,7 @@ def test_messages_between_racks_pass_one_after_another() -> None:
         Network(LATENCY_S),
         Network(LATENCY_S, RATE),
         Network(LATENCY_S, RATE, None, 0, 1, Links(3, 400.0, {1: 5.0}, 3, 300.0)),
+        Network(LATENCY_S, RATE, links=Links(3, drop_rate=0.5)),
     ],
 )
 def test_results_are_held_back_as_long_as_in_the_simulator(network: Network) -> None:

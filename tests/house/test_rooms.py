@@ -33,7 +33,7 @@ LINES = {
     "dsgd/process": 1_600,
     "dsgd/records": 4_000,
     "dsgd/running": 4_600,
-    "dsgd/scenario": 2_700,
+    "dsgd/scenario": 2_800,
     "dsgd/serve": 1_300,
     "dsgd/show": 10_700,
     "dsgd/strategies": 2_400,
