@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import socketserver
+import ssl
 import subprocess
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import psutil
 import pytest
-from conftest import PATIENCE_S, needs, python
+from conftest import PATIENCE_S, ROOT, needs, python, wait_for
 
+import dsgd
 from deploy.manifests.tls import ENVIRONMENT, MAKE_CERTIFICATE
 from dsgd.engines.ray.connection.credentials import forget_ended, guard_token
 
@@ -141,6 +150,117 @@ except ClusterError as error:
     print(time.monotonic() - began_s)
     sys.exit(str(error))
 """
+
+
+TWO_NODES = """
+import sys
+import dsgd.engines.ray.connection.connect
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+cluster.add_node(num_cpus=1)
+print(cluster.address, flush=True)
+sys.stdin.read()
+cluster.shutdown()
+"""
+TLS = {"driver", "gcs_server", "raylet", "ray::Host", "ray::SliceServer", "ray::DashboardAgent"}
+PLAIN = {"dashboard.py", "monitor.py", "ray::DashboardAgent", "ray::RuntimeEnvAgent"}
+
+
+@dataclass(frozen=True)
+class Listening:
+    """A port on which a process of a cluster, or its driver, listens."""
+
+    process: str
+    host: str
+    port: int
+
+
+def listening(cluster: int, driver: int) -> Iterator[Listening]:
+    for root in (cluster, driver):
+        for process in (psutil.Process(root), *psutil.Process(root).children(recursive=True)):
+            with suppress(psutil.Error):  # it has just ended
+                words = process.cmdline()
+                name = next(
+                    (Path(w).name for w in words[:4] if w.endswith(("dashboard.py", "monitor.py"))), ""
+                )
+                name = "driver" if root == driver else name or Path(words[0]).name.split(".")[0]
+                for found in process.net_connections("tcp"):
+                    if found.status == psutil.CONN_LISTEN:
+                        yield Listening(name, *found.laddr)
+
+
+def speaks_tls(port: Listening, context: ssl.SSLContext, node: str) -> bool:
+    host = node if port.host in ("0.0.0.0", "::") else port.host
+    with socket.create_connection((host, port.port), timeout=2) as link:
+        try:
+            with context.wrap_socket(link):
+                return True
+        except OSError:
+            return False
+
+
+@pytest.mark.thorough
+@needs("openssl")
+def test_on_two_nodes_with_tls_only_what_the_page_names_is_plain(
+    authority: Authority, tmp_path: Path
+) -> None:
+    """Driver, hosts and servers on both nodes, each with certificates, make the simulator's weights; all of
+    their ports want TLS, but the driver's metrics, which this machine alone sees, and those that
+    docs/deploy.md names. What would pass by Ray's calls, between machines, is refused.
+    """
+    from ray.util import get_node_ip_address
+
+    node = get_node_ip_address()  # type: ignore[no-untyped-call]
+    credentials = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, **authority.of_a_pod(node)}
+    context = ssl.create_default_context(cafile=credentials["RAY_TLS_CA_CERT"])
+    context.check_hostname = False  # it is in the pod's names, by address
+    context.load_cert_chain(credentials["RAY_TLS_SERVER_CERT"], credentials["RAY_TLS_SERVER_KEY"])
+    context.set_alpn_protocols(["h2"])
+    options: dict[str, Any] = {
+        "num_workers": 2,
+        "steps": 40,
+        "topology": "sharded:2",
+        "compute_time": "constant:.3",
+    }
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+    run = ["main.py", *given, f"--out={tmp_path}", "--run-name=run", "--metrics-port=0"]
+    with python("-c", TWO_NODES, env=CLEAN | credentials, stdin=subprocess.PIPE) as cluster:
+        assert cluster.stdout
+        connected = CLEAN | credentials | {"RAY_ADDRESS": cluster.stdout.readline().strip()}
+        with python(*run, env=connected) as driver:
+            assert driver.stdout
+            metrics = driver.stdout.readline().split()[-1]
+            wait_for(lambda: is_ready(metrics.replace("/metrics", "/readyz")))
+            ports = {port: speaks_tls(port, context, node) for port in listening(cluster.pid, driver.pid)}
+            said = driver.communicate()
+            assert driver.returncode == 0, said
+        around = python(
+            "main.py", "--num-workers=2", "--topology=allreduce:ring", f"--out={tmp_path}", env=connected
+        )
+        assert "RAY_USE_TLS encrypts Ray's calls, but not what" in around.communicate()[1]
+        cluster.communicate()
+    assert {port.process for port, speaks in ports.items() if speaks} == TLS
+    plain = {port for port, speaks in ports.items() if not speaks}
+    assert [port for port in plain if port.process == "driver"] == [
+        Listening("driver", "127.0.0.1", int(metrics.split(":")[2].split("/")[0]))
+    ]
+    assert {port.process for port in plain} - {"driver"} == PLAIN
+    assert np.array_equal(
+        dsgd.load(tmp_path / "run").weights, dsgd.run("ssgd", engine="sim", **options).weights
+    )
+    page = (ROOT / "docs/deploy.md").read_text()
+    assert [
+        name
+        for name in ("driver's metrics", "runtime environments", "dashboard", "autoscaler")
+        if name not in page
+    ] == []
+
+
+def is_ready(url: str) -> bool:
+    with suppress(OSError), urllib.request.urlopen(url) as answer:
+        return bool(answer.status == 200)
+    return False
 
 
 @pytest.mark.parametrize("home", ["nowhere", "file"])
