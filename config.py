@@ -166,7 +166,8 @@ class TrainConfig(Checked):
     of it."""
 
     batch_size: Annotated[int, Ge(1), SAMPLED] = 32
-    """Samples in a mini-batch of xor and digits."""
+    """Samples in a mini-batch. auto, on the command line: the most that a worker's memory has room for, found
+    by trial on this machine and recorded as a number."""
 
     lr: Annotated[float, FINITE, Gt(0)] = 0.1
     """Step size. See docs/strategies before comparing modes under one step size."""

@@ -32,15 +32,15 @@ LINES = {
     "dsgd/models": 6_300,
     "dsgd/process": 1_600,
     "dsgd/records": 4_000,
-    "dsgd/running": 4_600,
+    "dsgd/running": 4_700,
     "dsgd/scenario": 2_800,
     "dsgd/serve": 1_300,
-    "dsgd/show": 10_700,
+    "dsgd/show": 10_800,
     "dsgd/strategies": 2_400,
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_900,
-    "tests": 50_800,
+    "tests": 51_000,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

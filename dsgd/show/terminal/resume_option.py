@@ -23,7 +23,7 @@ from dsgd.records.upload import restore_record
 from dsgd.records.workload_copy import changed_since
 from dsgd.running.resuming import FinishedError, unfinished
 from dsgd.show.terminal.arguments import is_given, take_option, with_dashes
-from dsgd.show.terminal.cli import configure, parse
+from dsgd.show.terminal.cli import configure, parse, without_auto
 from dsgd.show.terminal.scenario_option import with_scenario
 from dsgd.show.terminal.usage import usage_errors
 
@@ -54,7 +54,8 @@ def parse_run(arguments: Sequence[str]) -> RunAsked:
     if run == AUTO:
         cfg = parse(arguments)
         of_file = is_given(arguments, "--config")
-        return going_on_by_name(cfg, () if of_file else arguments, options(cfg) if of_file else {})
+        fixed = without_auto(arguments)  # a run that goes on keeps the size that it found
+        return going_on_by_name(cfg, () if of_file else fixed, options(cfg) if of_file else {})
     if is_given(arguments, "--config"):
         raise UsageError(f"--resume {run}: the options are those of that run; leave --config out")
     return going_on(str(run), arguments)

@@ -1,0 +1,47 @@
+"""--batch-size auto: the largest mini-batch that fits, found by trial."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import ROOT
+
+from dsgd.running.fitting import largest_batch_size
+from dsgd.running.quick_run import config
+from main import main
+
+WIDE: dict[str, Any] = {"workload": str(ROOT / "tests/workloads/wide.py"), "num_workers": 2}
+
+
+@pytest.mark.thorough
+def test_what_fits_grows_with_the_memory() -> None:
+    """At a megabyte a sample for each of one to eight vectors, which are there at once."""
+    sizes = [largest_batch_size(config("ssgd", **WIDE), megabytes * 1e6) for megabytes in (100, 400)]
+    for megabytes, size in zip((100, 400), sizes, strict=True):
+        assert megabytes / 8 < size < megabytes
+    assert 3 < sizes[1] / sizes[0] < 7  # in steps of 1/16 and of a power of two
+
+
+def test_a_trial_without_room_for_a_sample_is_refused_in_a_line() -> None:
+    said = "--batch-size auto: not one sample fits into memory; give a number"
+    with pytest.raises(ValueError, match=said):
+        largest_batch_size(config("ssgd", **WIDE), 1e6)
+
+
+@pytest.mark.thorough
+def test_the_number_is_recorded_and_a_run_that_goes_on_keeps_it(tmp_path: Path) -> None:
+    """At most what a worker has: of 1,400 samples 350; with another size it would not go on."""
+    command = f"--engine sim --workload digits_cnn --batch-size auto --out {tmp_path} --run-name a --quiet"
+    for steps, resume in (("3", ""), ("5", "--resume auto")):
+        assert main([*command.split(), "--steps", steps, *resume.split()]) == 0
+        options = yaml.safe_load((tmp_path / "a/config.yaml").read_text())
+        assert (options["batch_size"], options["steps"]) == (350, int(steps))
+
+
+def test_several_ranks_are_refused() -> None:
+    cfg = config("ssgd", engine="ray", workload="digits_cnn", num_workers=1, ranks_per_worker=2)
+    with pytest.raises(ValueError, match="is found for one process, and --ranks-per-worker are several"):
+        largest_batch_size(cfg)
