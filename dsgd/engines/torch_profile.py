@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -17,6 +18,9 @@ class TorchProfile:
         import torch
         from torch.profiler import ProfilerActivity, profile
 
+        os.environ.setdefault(
+            "KINETO_LOG_LEVEL", "99"
+        )  # else it prints its stages, and that a GPU is not here
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
         threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         self._profile = profile(activities=activities, record_shapes=True, experimental_config=threads)
