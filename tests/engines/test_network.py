@@ -487,19 +487,20 @@ def test_lost_packets_delay_a_message_by_what_is_sent_again(rate: float, packets
         assert abs(found.mean() - mean) < 4 * found.std() / math.sqrt(len(found))
 
 
-def test_a_run_is_longer_by_what_its_messages_are_late() -> None:
+@pytest.mark.parametrize("rate", [4e6, math.inf])
+def test_a_run_is_longer_by_what_its_messages_are_late(rate: float) -> None:
     """With one worker each message is waited for, so the delays add up; no byte is counted twice."""
     options = {
         "num_workers": 1,
         "steps": 20,
         "compute_time": "constant:1",
         "latency_s": 0.5,
-        "bytes_per_s": 4e6,
+        "bytes_per_s": rate,
     }
     lossless = ended("ssgd", padding_mb=1.0, **options)
     lossy = ended("ssgd", padding_mb=1.0, drop_rate=0.01, seed=3, **options)
     links = Links(drop_rate=0.01, seed=3)
-    late_s = sum(links.late_s(n, VECTOR + 10**6, 0.5, 1 / 4e6) for n in range(1, 41))
+    late_s = sum(links.late_s(n, VECTOR + 10**6, 0.5, 1 / rate) for n in range(1, 41))
     assert late_s > 40 * 0.9  # of 685 packets some are lost: nearly every message takes another round trip
     assert lossy.summary["clock_s"] - lossless.summary["clock_s"] == pytest.approx(late_s)
     assert lossy.summary["bytes"] == lossless.summary["bytes"]
