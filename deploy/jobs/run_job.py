@@ -36,6 +36,7 @@ def test(
     line, of_nodes = "", set(CRITERIA) <= set(asked)
     with applied(kubectl, job, thresholds.limits, poll_s, interruptions):
         for seen in watch(kubectl, job, thresholds, poll_s, samples=of_nodes):
+            interruptions.check()
             if (now := progress(seen)) != line:
                 line = now
                 print(f"{seen.elapsed_s:4.0f} s  {line}", flush=True)

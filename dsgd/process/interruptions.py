@@ -139,6 +139,11 @@ class Interruptions:
         """Whether a signal came; also where they are not handled here, and so it is not known."""
         return self._requested or not self._before
 
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if a signal came: Python only prints what is raised in a destructor."""
+        if self._requested:
+            raise KeyboardInterrupt
+
     def hold(self) -> None:
         """Keep signals from now on, until `between` asks for its first item."""
         self._raises = False

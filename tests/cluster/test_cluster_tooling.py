@@ -42,6 +42,7 @@ from deploy.jobs.driver_reports import (
     runs_in_metrics,
     uploads_in_log,
 )
+from deploy.jobs.evidence import Evidence
 from deploy.jobs.job_manifest import JobManifest, read_job
 from deploy.jobs.kubectl import Kubectl
 from deploy.jobs.kubectl_errors import KubectlError, SetupError, Unreachable, explain
@@ -546,6 +547,22 @@ def test_a_signal_in_the_middle_ends_the_test_after_cleaning_up(
     assert process.returncode == 130, err
     assert err == "deploy.jobs: interrupted\n"
     assert tools_apart.cleaned_up
+
+
+def test_a_ctrl_c_that_a_destructor_swallows_ends_the_test_all_the_same(
+    tools: ToolsHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python prints what is raised there, and goes on."""
+
+    class Swallows:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Evidence, "sample", lambda *_: [Swallows()].clear())
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    tools.play(played("endless"))
+    assert tools("test-cluster").code == 130
+    assert tools.cleaned_up
 
 
 def test_a_second_ctrl_c_does_not_cut_the_clean_up_short(tools_apart: Tools) -> None:
