@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,14 +12,16 @@ from typing import Any
 
 from dsgd.core.protocol import TraceEvents, Update
 from dsgd.engines.torch_profile import TorchProfile
-from dsgd.process.files import whole_file
+from dsgd.process.files import WriteError, whole_file
 from dsgd.running.keeper import Running, Watcher
+
+_ELSEWHERE = "give --profile another folder"
 
 
 class Profiling(Watcher):
     """Profiles updates `first` to `last`, and writes the file, once it has the last of them or the run ends.
 
-    Raises ValueError if the file cannot be written.
+    Raises ValueError if the file cannot be written at the beginning; later that is a warning.
     """
 
     def __init__(self, file: str, first: int, last: int) -> None:
@@ -28,6 +31,12 @@ class Profiling(Watcher):
         self._updates: list[tuple[str, float]] = []
         if not self._file.parent.is_dir():
             raise ValueError(f"--profile {file}: there is no folder {self._file.parent}; make it first")
+        if self._file.is_dir():
+            raise ValueError(f"--profile {file}: is a folder; give another name")
+        try:
+            tempfile.TemporaryFile(dir=self._file.parent).close()
+        except OSError as error:
+            raise ValueError(f"--profile {WriteError(error, self._file, _ELSEWHERE)}") from None
 
     def started(self, running: Running) -> None:
         self._cluster, self._version = running.cluster, running.tally.updates
@@ -54,8 +63,11 @@ class Profiling(Watcher):
         if self._begun:
             self._begun, self._first = False, self._last + 1
             processes = {"driver": self._here.end(), **self._cluster.profile(False)}
-            with whole_file(self._file) as file:
-                file.write(json.dumps({"traceEvents": self._merged(processes)}).encode())
+            try:
+                with whole_file(self._file, _ELSEWHERE) as file:
+                    file.write(json.dumps({"traceEvents": self._merged(processes)}).encode())
+            except WriteError as error:  # what is trained is whole without it
+                logging.getLogger("dsgd").warning(f"--profile {error}")
         elif self._version < self._first <= self._last:
             what = f"--profile {self._file}: there is no file, as the run ended before update {self._first}"
             logging.getLogger("dsgd").warning(what)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from dsgd.running import fitting
 from dsgd.running.fitting import largest_batch_size
 from dsgd.running.quick_run import config
 from main import main
@@ -38,6 +40,22 @@ def test_the_number_is_recorded_and_a_run_that_goes_on_keeps_it(tmp_path: Path) 
         assert main([*command.split(), "--steps", steps, *resume.split()]) == 0
         options = yaml.safe_load((tmp_path / "a/config.yaml").read_text())
         assert (options["batch_size"], options["steps"]) == (350, int(steps))
+
+
+def test_a_config_file_is_read_once_and_a_run_that_goes_on_with_it_keeps_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is a pipe, as `--config <(…)` gives one, and the second trial finds another size."""
+    command = f"--engine sim --steps 3 --batch-size auto --out {tmp_path} --run-name a --quiet"
+    for size, resume in ((30, ""), (20, "--resume auto")):
+        monkeypatch.setattr(fitting, "largest_batch_size", lambda _, size=size: size)
+        reader, writer = os.pipe()
+        os.write(writer, b"lr: .02")
+        os.close(writer)
+        assert main([*command.split(), f"--config=/dev/fd/{reader}", *resume.split()]) == 0
+        os.close(reader)
+        options = yaml.safe_load((tmp_path / "a/config.yaml").read_text())
+        assert (options["batch_size"], options["lr"]) == (30, 0.02)
 
 
 def test_several_ranks_are_refused() -> None:

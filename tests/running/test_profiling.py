@@ -71,14 +71,29 @@ def test_a_run_that_ends_before_it_says_so(tmp_path: Path, caplog: pytest.LogCap
     assert not file.exists()
 
 
+def test_a_file_that_cannot_be_written_at_the_end_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The name has room for a file's, but not for that of the one which is being written."""
+    run = dsgd.run("ssgd", engine="sim", steps=3, profile=f"{tmp_path}/{'p' * 245}.json")
+    assert (run.error, run.stopped_by) == (None, "budget")
+    assert "p.json: cannot be written (File name too long); shorten it, or give" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("p.txt", "must be FILE.json or FILE.json@FIRST-LAST"),
         ("p.json@5-3", "must be FILE.json or FILE.json@FIRST-LAST"),
         ("no/p.json", "there is no folder no; make it first"),
+        ("a/p.json", "is a folder; give another name"),
+        ("/proc/p.json", "/proc/p.json: cannot be written (.*); give --profile another folder"),
     ],
 )
-def test_a_profile_that_cannot_be_made_is_refused(text: str, words: str) -> None:
+def test_a_profile_that_cannot_be_made_is_refused(
+    text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a/p.json").mkdir(parents=True)
     with pytest.raises(ValueError, match=words):
         dsgd.run("ssgd", engine="sim", steps=3, profile=text)

@@ -50,17 +50,18 @@ def parse(arguments: Sequence[str]) -> TrainConfig:
     for topic, names in (("mode", modes()), ("workload", (*BUILT_IN, *workloads()))):
         if (name := _topic(arguments)) in names:
             arguments = [f"--{topic}", str(name), "--help", topic]
+    arguments, config_file = take_option(arguments, "--config")
+    file_options = _read_config(config_file) if config_file is not None else {}
+    file_options.pop("run_name", None)  # a repetition is another run, with its own name
     fixed = without_auto(arguments)
     if fixed is not arguments:
         from dsgd.running.fitting import largest_batch_size
 
         try:
-            arguments = [*fixed, f"--batch-size={largest_batch_size(parse(fixed))}"]
+            size = largest_batch_size(configure(file_options, f"--config {config_file}", fixed))
         except ValueError as error:
             raise UsageError(str(error)) from None
-    arguments, config_file = take_option(arguments, "--config")
-    file_options = _read_config(config_file) if config_file is not None else {}
-    file_options.pop("run_name", None)  # a repetition is another run, with its own name
+        arguments = [*fixed, f"--batch-size={size}"]
     return configure(file_options, f"--config {config_file}", arguments)
 
 

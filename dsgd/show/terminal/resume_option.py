@@ -54,8 +54,10 @@ def parse_run(arguments: Sequence[str]) -> RunAsked:
     if run == AUTO:
         cfg = parse(arguments)
         of_file = is_given(arguments, "--config")
-        fixed = without_auto(arguments)  # a run that goes on keeps the size that it found
-        return going_on_by_name(cfg, () if of_file else fixed, options(cfg) if of_file else {})
+        fixed, given = without_auto(arguments), options(cfg) if of_file else {}
+        if fixed is not arguments:
+            given.pop("batch_size", None)  # a run that goes on keeps the size that it found
+        return going_on_by_name(cfg, () if of_file else fixed, given)
     if is_given(arguments, "--config"):
         raise UsageError(f"--resume {run}: the options are those of that run; leave --config out")
     return going_on(str(run), arguments)
