@@ -211,7 +211,7 @@ def requests(run: Path, row: torch.Tensor, datatype: str) -> tuple[Ask, Ask]:
 
 def measure(name: str, run: Path, row: torch.Tensor, ours: Ask, of_scripts: Ask) -> None:
     """Print the medians of turns, in each of which each server comes once."""
-    module, draw = dsgd.load(run).module().eval(), random.Random(1)
+    module, draw = dsgd.load(run).module().eval(), random.Random(1)  # noqa: S311 - arrivals
     servers: dict[str, tuple[list[Any], Ask]] = {}
     for title, script in SCRIPTS.items():
         if importlib.util.find_spec(title.lower()):

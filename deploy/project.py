@@ -15,7 +15,7 @@ GPU = "nvidia.com/gpu"
 BUCKET_VARIABLE = "RESULTS_BUCKET"  # of the submitter, whose shell puts its value into the entrypoint
 NAME_VARIABLE = "RAY_JOB_NAME"  # of the submitter: the RayJob's name, the same each time it is tried
 TAG_VARIABLE = "DSGD_IMAGE_TAG"  # of the image: its content
-TOKEN_VARIABLE = "DSGD_SERVE_TOKEN"  # of a service: what requests must send; see dsgd/serve/options.py
+TOKEN_VARIABLE = "DSGD_SERVE_TOKEN"  # noqa: S105 - of a service: what requests must send; see dsgd/serve/options.py
 STOP_VARIABLE = "DSGD_STOP_ON_USAGE_ERROR"  # of the driver: see dsgd/show/terminal/usage.py
 UNNAMED_BUCKET = "BUCKET"  # no bucket's name has capitals, so this one cannot exist
 

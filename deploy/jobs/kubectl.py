@@ -38,7 +38,7 @@ def call(
         raise SetupError("no kubectl on the PATH: install it, then give it your cluster's context")
     try:
         done = subprocess.run(
-            ["kubectl", *arguments],
+            ["kubectl", *arguments],  # noqa: S607 - the user's, as in a shell
             input=stdin,
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,

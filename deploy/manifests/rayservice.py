@@ -30,7 +30,7 @@ def service(settings: Settings) -> dict[str, Any]:
         "route_prefix": "/",
         "args": {"runs": [run if "://" in run else f"{where}/{run}" for run in asked], "replicas": _REPLICAS},
     }
-    on_ray = {"http_options": {"host": "0.0.0.0", "port": PORT}, "applications": [application]}
+    on_ray = {"http_options": {"host": "0.0.0.0", "port": PORT}, "applications": [application]}  # noqa: S104 - a pod's
     on_cpus = replace(settings, device="cpu", gpus_per_worker=None, efa=0, workers=None)
     found: dict[str, Any] = {
         "apiVersion": "ray.io/v1",

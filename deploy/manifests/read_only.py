@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 # Besides /dev/shm: Ray's session and logs, caches, and records until they are uploaded.
-WRITABLE = {"tmp": "/tmp", "home": "/home/ray", "runs": "/app/runs"}
+WRITABLE = {"tmp": "/tmp", "home": "/home/ray", "runs": "/app/runs"}  # noqa: S108 - a pod's own
 
 
 def read_only(resource: dict[str, Any]) -> dict[str, Any]:

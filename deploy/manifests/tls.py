@@ -14,7 +14,7 @@ from typing import Any
 
 from deploy.manifests.read_only import cluster_of, nodes
 
-AUTHORITY_SECRET = "ray-ca"
+AUTHORITY_SECRET = "ray-ca"  # noqa: S105 - its name
 _AUTHORITY, _OWN = "/etc/ray-ca", "/etc/ray-tls"
 ENVIRONMENT = {
     "RAY_USE_TLS": "1",

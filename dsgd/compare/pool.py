@@ -114,7 +114,7 @@ class Pool:
     def _answer(self, worker: _Worker) -> Outcome | None:
         """Return the outcome of the worker's run; None if it had none and has just become ready."""
         try:
-            answer: Outcome | None = pickle.load(worker.answers)
+            answer: Outcome | None = pickle.load(worker.answers)  # noqa: S301 - of our process
         except (EOFError, pickle.UnpicklingError):
             return self._replace(worker)
         worker.ready, worker.run = True, None

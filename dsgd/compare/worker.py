@@ -103,6 +103,6 @@ def work(modules: Sequence[str]) -> None:
 def _listen(asked: SimpleQueue[dict[str, Any]]) -> None:
     while True:
         try:
-            asked.put(pickle.load(sys.stdin.buffer))
+            asked.put(pickle.load(sys.stdin.buffer))  # noqa: S301 - of the process that started this one
         except EOFError:
             END(0)

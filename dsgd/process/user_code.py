@@ -125,7 +125,7 @@ def _load(path: Path, name: str) -> None:
     sys.modules[name] = module  # where dataclasses and cloudpickle look it up
     try:
         with found.importable(), in_one_line(path, "cannot be imported: ", passed=(SyntaxError,)):
-            exec(compile(source, str(path), "exec"), module.__dict__)
+            exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 - the user's own
     except SyntaxError as error:
         file = "" if error.filename == str(path) else f"{error.filename}, "
         raise UserCodeError(f"{file}line {error.lineno}: syntax error ({error.msg}); correct it") from None

@@ -32,7 +32,7 @@ from deploy.project import NAMESPACE, TOKEN_VARIABLE
 from dsgd.process.outcomes import UsageError
 from dsgd.serve.application import WITHOUT_TOKEN
 
-TOKEN = "a-token"
+TOKEN = "a-token"  # noqa: S105 - of the test
 COMMITTED: dict[str, Any] = yaml.safe_load((ROOT / SERVICE.file).read_text())
 
 

@@ -40,7 +40,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_900,
-    "tests": 51_000,
+    "tests": 51_100,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 
@@ -128,5 +128,6 @@ def test_a_capability_stays_in_its_rooms(word: str) -> None:
     """Lines outside a capability's rooms that speak of it are as many as the table says."""
     homes, most = WORDS[word]
     outside = [path for path in SOURCE if not room(path).startswith(homes)]
-    count = sum(word in line.lower() for path in outside for line in lines(path))
+    said = [line.partition("# noqa")[0].lower() for path in outside for line in lines(path)]  # S301 is a rule
+    count = sum(word in line for line in said)
     assert rounded_up(count, 10) == most

@@ -37,7 +37,8 @@ def in_source(module: Any, right: str, wrong: str) -> Plant:
         mutant = types.ModuleType(module.__name__)
         mutant.__file__ = module.__file__
         monkeypatch.setitem(sys.modules, mutant.__name__, mutant)  # classes look for their module there
-        exec(compile(source.replace(right, wrong), f"mutant of {module.__name__}", "exec"), mutant.__dict__)
+        planted = compile(source.replace(right, wrong), f"mutant of {module.__name__}", "exec")
+        exec(planted, mutant.__dict__)  # noqa: S102 - the module with a mistake
 
     return plant
 

@@ -257,7 +257,7 @@ def _wrong_rows(array: Any) -> str | None:
             return None
     except (DataError, OSError):  # of a file, with words of its own
         raise
-    except Exception:  # of whatever has no rows by number, or none that torch takes
+    except Exception:  # noqa: S110 - of whatever has no rows by number, or none that torch takes
         pass
     return f"{kind}, whose rows torch cannot take; give arrays of numbers (.to_numpy(), .toarray())"
 

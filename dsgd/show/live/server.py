@@ -86,7 +86,7 @@ def listen(option: str, host: str, port: int) -> socket.socket:
 def url_of(listener: socket.socket) -> str:
     """Return the address of a listening socket, as a browser of this machine understands it."""
     host, port = listener.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):
+    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared
         host = "127.0.0.1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

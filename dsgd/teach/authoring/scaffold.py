@@ -67,7 +67,7 @@ def rendered(name: str, *, shipped: bool) -> Mapping[str, str]:
     """Return the texts of a new strategy by template; `shipped` ones are modes of the repository."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
+    environment = Environment(  # noqa: S701 - Python and Markdown, no page
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, keep_trailing_newline=True
     )
     return {

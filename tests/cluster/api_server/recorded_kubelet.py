@@ -78,7 +78,9 @@ class _Handler(BaseHTTPRequestHandler):
         return frame.log(pod), pod["status"]["phase"] == "Running"
 
     def _send_answer(self, name: str, program: list[str]) -> None:
-        key = hashlib.sha1((self.headers["Sec-WebSocket-Key"] + _MAGIC).encode()).digest()
+        key = hashlib.sha1(
+            (self.headers["Sec-WebSocket-Key"] + _MAGIC).encode(), usedforsecurity=False
+        ).digest()
         protocol = self.headers.get("Sec-WebSocket-Protocol", "").partition(",")[0]
         self.send_response_only(101, "Switching Protocols")
         for header, value in (

@@ -32,7 +32,7 @@ def session_folder() -> str:
     if named := os.environ.get("RAY_TMPDIR"):
         return named
     # A short path: the names of sockets have 107 bytes.
-    folder = own_folder("/tmp", "set RAY_TMPDIR to one that is") / "ray"
+    folder = own_folder("/tmp", "set RAY_TMPDIR to one that is") / "ray"  # noqa: S108 - no other user gets in
     forget_ended(folder)
     return str(folder)
 

@@ -132,7 +132,7 @@ class Rank:
         """Take part in an all-reduce, as `Reducing.step`; where the rule asks for a norm, `advance` takes the
         step. part: pickled, what `Reducing.step` is given besides the version.
         """
-        rule, workers, number, order, meeting, measures = pickle.loads(part)
+        rule, workers, number, order, meeting, measures = pickle.loads(part)  # noqa: S301 - of the host
         own = meeting._replace(part=self._rank)
         if meeting.own_address != LOCAL:  # that of the leader's machine
             own = own._replace(own_address=self._own_address)
@@ -147,7 +147,7 @@ class Rank:
 
     def advance(self, version: int, part: bytes, squares: float) -> None:
         """Take the step that `step` has prepared. squares: the sum over the slices of all ranks."""
-        self._reducing.advance(version, pickle.loads(part)[0], Reduction(squares=squares))
+        self._reducing.advance(version, pickle.loads(part)[0], Reduction(squares=squares))  # noqa: S301 - of the host
 
     def leave(self, epoch: int) -> None:
         """Leave the all-reduce of this epoch; another thread than `step`'s calls this."""
@@ -174,7 +174,7 @@ def _elementwise(pickled: bytes) -> Task:
     """Return the task that ranks compute: its value is of all their weights, as they are. The leader cuts out
     a part of the whole value, and applies a codec.
     """
-    found = elementwise(to_send(pickle.loads(pickled)))
+    found = elementwise(to_send(pickle.loads(pickled)))  # noqa: S301 - of the host
     if hasattr(found, "part") and not getattr(found, "asks_for_own", False):
         raise ValueError(
             "it cuts a part out of the vector, of which a rank holds only a slice: cut it with "
