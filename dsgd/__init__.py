@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from dsgd.config import DataConfig as DataConfig
     from dsgd.core.problem import Problem as Problem
 
-_LAZY = (
-    "DataConfig", "Problem", "Comparison", "Result", "Watcher",
-    "experiment", "load", "modes", "replay", "run", "schedule", "simulation",
+__all__ = (  # noqa: RUF022 - as the reference shows them
+    "run", "experiment", "simulation", "schedule", "replay", "load", "modes",
+    "Result", "Comparison", "Watcher", "Problem", "DataConfig",
 )  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
     """Return what `dsgd.api` has, imported when it is first asked for: `import dsgd` alone takes no time."""
-    if name not in _LAZY:
+    if name not in __all__:
         raise AttributeError(f"module 'dsgd' has no attribute '{name}'")
     if name == "DataConfig":
         from dsgd.config import DataConfig
@@ -52,4 +52,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_LAZY]
+    return [*globals(), *__all__]

@@ -47,7 +47,9 @@ class Problem(NamedTuple):
     """loss(module, *batch): the mean over the mini-batch's samples; or a total and a count, where the mean is
     over something else of which a sample has more or less, like tokens that are no padding."""
     train: Any
+    """The data of all workers, which are split among them."""
     test: Any
+    """The data of evaluations."""
     score: Callable[..., Any] | None = None
     """score(module, *batch): what is reported beside the loss, like the accuracy: a mean, or a total and a
     count, as well."""

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
+import tomllib
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -46,6 +47,8 @@ from dsgd.running.predict.predictions import staleness_bound
 from dsgd.running.quick_run import config
 from dsgd.running.quick_run import run as simulate
 from dsgd.show.live.server import Response, listen, serving
+from dsgd.show.terminal.examples import OF_COMMANDS
+from dsgd.show.terminal.resume_option import parse_run
 from dsgd.strategies import modes
 
 RECORDED = Path(__file__).parents[1] / "recorded"
@@ -266,6 +269,18 @@ def test_the_compose_file_fits_the_rest() -> None:
     provider = yaml.safe_load((provisioning / "dashboards" / "dsgd.yaml").read_text())["providers"][0]
     mounts = dict(volume.split(":")[:2] for volume in compose["services"]["grafana"]["volumes"])
     assert mounts["./dashboards"] == provider["options"]["path"]
+
+
+def test_the_lab_in_containers_is_that_of_the_command_line() -> None:
+    """Its image is of the project's version, its commands are valid, and Prometheus scrapes its runs."""
+    lab = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    assert [ROOT / file for file in lab["include"]] == [FOLDER / "compose.yaml"]
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert {service["image"] for service in lab["services"].values()} == {f"dsgd-lab:${{TAG:-{version}}}"}
+    port = parse_run(lab["services"]["run"]["command"]).cfg.live.metrics_port
+    targets = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())["scrape_configs"][0]["static_configs"]
+    assert f"127.0.0.1:{port}" in targets[0]["targets"]
+    assert lab["services"]["watch"]["command"][0] in OF_COMMANDS
 
 
 def test_prometheus_configurations_differ_in_addresses_only() -> None:

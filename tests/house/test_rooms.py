@@ -23,7 +23,7 @@ LINES = {
     ".": 1_400,
     "benchmarks": 1_800,
     "deploy": 5_000,
-    "docs": 600,
+    "docs": 700,
     "dsgd": 700,
     "dsgd/compare": 2_000,
     "dsgd/conformance": 1_000,
@@ -40,7 +40,7 @@ LINES = {
     "dsgd/teach": 2_500,
     "dsgd/theory": 3_100,
     "dsgd/transforms": 1_900,
-    "tests": 51_100,
+    "tests": 51_200,
 }
 """Lines of source in each room, and of tests, rounded up to hundreds."""
 

@@ -16,7 +16,6 @@ GLOBS = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    ".github/*.md",
     "docs/**/*.md",
     "docs/labs/**/*.yaml",
     "experiments/*.yaml",
