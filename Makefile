@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup packages demo strategy quick test test-all lint types format check all-strategies \
 	fault-timelines golden theory dst kills chaos docs references labs dashboards observe bench gpu clean \
-	requirements secrets audit site dist sbom image push manifests api-server test-api
+	requirements secrets audit site bench-gate dist sbom image push manifests api-server test-api
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 20
@@ -187,7 +187,10 @@ observe: setup  ## start Prometheus and Alertmanager here with the rules; ctrl-C
 	@$(PYTHON) -m deploy.observability.observe
 
 bench: setup  ## run the benchmarks (minutes; keep the machine idle)
-	for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(PYTHON) $$benchmark || exit 1; done
+	for benchmark in $(filter-out %/harness.py,$(wildcard benchmarks/*.py)); do echo "== $$benchmark"; $(PYTHON) $$benchmark || exit 1; done
+
+bench-gate: setup  ## five ratios that must not fall below their floors, two minutes; keep the machine idle
+	$(PYTHON) benchmarks/floors.py
 
 gpu: setup  ## the tests and benchmarks that need a GPU, less than nine minutes; elsewhere a line that says so
 	@$(PYTHON) benchmarks/gpu.py

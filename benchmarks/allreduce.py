@@ -11,38 +11,19 @@ cluster, and the medians are compared.
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from functools import partial
-from typing import Any
-from unittest.mock import patch
 
 import ray
-from ray_updates import Ready, Timer, in_processes, medians  # type: ignore[import-not-found]  # beside this
+from harness import heading, in_processes, medians
+from ray_updates import update_s
 
-from dsgd.core.model import EmptyShard, Workload
 from dsgd.engines.ray.connection.connect import connect
-from dsgd.running import execute as execution
-from dsgd.running.execute import execute
-from dsgd.running.quick_run import config
 
 TURNS = 5
 # Weights, first updates that do not count, updates.
 ROWS = [(1_000, 100, 1_000), (10_000_000, 6, 20)]
-
-
-def update_s(topology: str, dim: int, first: int, count: int, workers: int) -> float:
-    """Return the seconds of an update on Ray."""
-    timer = Timer(first, count)
-    options: dict[str, Any] = {"workload": "quadratic", "dim": dim, "steps": first + count + 1}
-    cfg = config("ssgd", engine="ray", num_workers=workers, topology=topology, momentum=0.0, **options)
-    shards = [EmptyShard(worker) for worker in range(workers)]
-    workload = Workload(Ready(dim, made=True), shards, (), 0)
-    with patch.object(execution, "make_workload", lambda cfg: workload):
-        ended = execute(cfg, [timer], evaluate=False)
-    assert not ended.error, ended.error
-    return float(timer.update_s)
 
 
 def plain_s(order: str, dim: int, first: int, count: int) -> float:
@@ -74,13 +55,12 @@ def plain_s(order: str, dim: int, first: int, count: int) -> float:
 
 def main(turns: int) -> None:
     connect()
-    load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
-    print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, load {load}; medians of {turns} turns\n")
+    print(heading(turns))
     print("| weights | workers | order | hosts on Ray | plain processes | ratio |\n|---|---|---|---|---|---|")
     for dim, first, count in ROWS:
         for workers in (2, 4):
             for order, topology in (("direct", "allreduce"), ("ring", "allreduce:ring")):
-                ours = partial(update_s, topology, dim, first, count, workers)
+                ours = partial(update_s, "ssgd", dim, first, count, "made", workers, topology=topology)
                 plain = partial(in_processes, workers, plain_s, order, dim, first, count)
                 a, b = medians(turns, [ours, plain])
                 shown = f"{a * 1e3:.3g} ms | {b * 1e3:.3g} ms | {a / b:.2f}"

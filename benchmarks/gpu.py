@@ -19,11 +19,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from harness import in_turns, tasks
+from modules import bare_loop, configured
+
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.modules import bare_loop, configured, in_turns
-
 MOST_S = 520.0
 TESTS_S = 240.0
 PEAKS = {"H100": 989e12, "H200": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}
@@ -80,24 +79,26 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 def worker(scale: Scale, **options: Any) -> None:
     """Measure a worker's task, weights in and values out included, against the bare loop on the device."""
-    import torch
-
-    from dsgd.core.tasks import LocalSGD, Task, gradient
+    from dsgd.core.tasks import LocalSGD, gradient
     from dsgd.data import make_workload
-    from dsgd.engines.task_values import compute_alone
 
     cfg = configured(scale.worker_case, scale.worker_batch, num_workers=1, device=scale.device, **options)
     made: Any = make_workload(cfg)
     objective, w = made.objective, made.objective.initial_weights(0)
     shard = made.shards[0].on_device(made.shards, scale.device)[0]
     local = LocalSGD(batches=LOCAL_STEPS, lr=0.01)
+    ours = (tasks(task, objective, shard, w, scale.device) for task in (gradient, local))
+    sides = (_bare(objective, shard, cfg), *ours)
+    times = in_turns(sides, max(1, scale.steps // LOCAL_STEPS) * LOCAL_STEPS, scale.turns)
+    for name, own in zip(("bare loop", "gradient", f"{LOCAL_STEPS} local steps"), times, strict=True):
+        against = median(b / a for a, b in zip(own, times[0], strict=True))
+        rates = in_tokens(scale, own, objective.problem.about)
+        _print_worker(scale, cfg, name, f"{rates}, {against:.3f} x the bare loop")
 
-    def computing(task: Task) -> Callable[[int], None]:
-        def run(steps: int) -> None:
-            for step in range(0, steps, task.batches):
-                compute_alone(task, objective, shard, step, w, None, scale.device)
 
-        return run
+def _bare(objective: Any, shard: Any, cfg: Any) -> Callable[[int], None]:
+    """Return the bare loop, until the device is done."""
+    import torch
 
     plain = bare_loop(
         objective.problem, shard, bf16=cfg.compute.precision == "bf16", compiled=cfg.compute.compile
@@ -105,15 +106,10 @@ def worker(scale: Scale, **options: Any) -> None:
 
     def bare(steps: int) -> None:
         plain(steps)
-        if scale.device == "cuda":
+        if shard.device == "cuda":
             torch.cuda.synchronize()
 
-    sides = (bare, computing(gradient), computing(local))
-    times = in_turns(sides, max(1, scale.steps // LOCAL_STEPS) * LOCAL_STEPS, scale.turns)
-    for name, own in zip(("bare loop", "gradient", f"{LOCAL_STEPS} local steps"), times, strict=True):
-        against = median(b / a for a, b in zip(own, times[0], strict=True))
-        rates = in_tokens(scale, own, objective.problem.about)
-        _print_worker(scale, cfg, name, f"{rates}, {against:.3f} x the bare loop")
+    return bare
 
 
 def in_tokens(scale: Scale, times: Sequence[float], about: Any) -> str:
@@ -134,13 +130,11 @@ def sharded(scale: Scale, **options: Any) -> None:
     """Measure the gradient of a group of one rank, FSDP with nobody to talk to, against the bare loop."""
     from tempfile import TemporaryDirectory
 
-    import torch
     import torch.distributed as dist
     from torch.distributed import FileStore  # type: ignore[attr-defined]  # untyped
 
     from dsgd.core.tasks import gradient
     from dsgd.data import make_workload
-    from dsgd.engines.task_values import compute_alone
     from dsgd.models.objectives.group_objective import GroupObjective, Membership
 
     cfg = configured(scale.worker_case, scale.worker_batch, num_workers=1, device=scale.device, **options)
@@ -154,24 +148,8 @@ def sharded(scale: Scale, **options: Any) -> None:
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
         try:
             group = GroupObjective(objectives[0], Membership(rank=0, ranks=1, device=scale.device))
-
-            def in_fsdp(steps: int) -> None:
-                for step in range(steps):
-                    compute_alone(gradient, group, shard, step, w, None, scale.device)
-
-            plain = bare_loop(
-                objectives[1].problem,
-                shard,
-                bf16=cfg.compute.precision == "bf16",
-                compiled=cfg.compute.compile,
-            )
-
-            def bare(steps: int) -> None:
-                plain(steps)
-                if scale.device == "cuda":
-                    torch.cuda.synchronize()
-
-            own, loop = in_turns((in_fsdp, bare), scale.steps, scale.turns)
+            in_fsdp = tasks(gradient, group, shard, w, scale.device)
+            own, loop = in_turns((in_fsdp, _bare(objectives[1], shard, cfg)), scale.steps, scale.turns)
         finally:
             dist.destroy_process_group()
     against = median(b / a for a, b in zip(own, loop, strict=True))
@@ -187,7 +165,6 @@ def mixture(scale: Scale) -> None:
     """
     from dsgd.core.tasks import gradient
     from dsgd.data import make_workload
-    from dsgd.engines.task_values import compute_alone
     from dsgd.running.quick_run import config
 
     size = scale.worker_case.removeprefix("gpt-")
@@ -199,14 +176,10 @@ def mixture(scale: Scale) -> None:
         made: Any = make_workload(config("ssgd", **options))
         objective, w = made.objective, made.objective.initial_weights(0)
         shard = made.shards[0].on_device(made.shards, scale.device)[0]
-
-        def run(steps: int, objective: Any = objective, shard: Any = shard, w: Any = w) -> None:
-            for step in range(steps):
-                compute_alone(gradient, objective, shard, step, w, None, scale.device)
-
         about = objective.problem.about
         per_sample = about["flops_per_sample"] // about["flops_per_token"]
-        run_of[name], abouts[name] = run, about | {"tokens_per_sample": per_sample}
+        run_of[name] = tasks(gradient, objective, shard, w, scale.device)
+        abouts[name] = about | {"tokens_per_sample": per_sample}
     times = in_turns(tuple(run_of.values()), scale.steps, scale.turns)
     for name, own in zip(run_of, times, strict=True):
         against = median(dense / a for a, dense in zip(own, times[0], strict=True))

@@ -9,62 +9,29 @@ memory: what a rank holds of a model and of a task's state.
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
-import sys
-import tempfile
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from benchmarks.modules import configured, in_turns, ratio
-
-PARTS = ("gradient", "memory")
-
-
-def _of_two(part: str, *args: Any) -> None:
-    """Run a part in two processes, one a rank."""
-    spawning = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [spawning.Process(target=_rank, args=(rank, f"{folder}/s", part, args)) for rank in (0, 1)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-            if process.exitcode:
-                raise SystemExit(f"a rank ended with {process.exitcode}")
-
-
-def _rank(rank: int, store: str, part: str, args: Any) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch.distributed import FileStore  # type: ignore[attr-defined]  # untyped
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=FileStore(store, 2), rank=rank, world_size=2)
-    RANKS[part](rank, *args)
-    dist.barrier()
-    dist.destroy_process_group()
+from harness import in_processes, in_turns, ratio, run_parts, tasks
+from modules import configured
 
 
 def gradients() -> None:
     """Measure the gradient of a group against torch's own FSDP2."""
     for case, steps in (("gpt-100k", 10), ("gpt-1m", 3)):
-        _of_two("gradient", case, steps)
+        in_processes(2, _gradient, case, steps)
 
 
-def _gradient(rank: int, case: str, steps: int, batch_size: int = 16, turns: int = 5) -> None:
+def _gradient(case: str, steps: int, batch_size: int = 16, turns: int = 5) -> float:
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     from dsgd.core.tasks import gradient
     from dsgd.data import make_workload
-    from dsgd.engines.task_values import compute_alone
     from dsgd.models.objectives.group_objective import GroupObjective, Membership
 
+    rank = torch.distributed.get_rank()
     made: Any = make_workload(configured(case, batch_size, num_workers=1))
     shard, problem = made.shards[0], made.objective.problem
     plain = make_workload(configured(case, batch_size, num_workers=1)).objective.problem.module  # type: ignore[attr-defined]
@@ -76,10 +43,6 @@ def _gradient(rank: int, case: str, steps: int, batch_size: int = 16, turns: int
         fully_shard(block, mesh=mesh)
     fully_shard(plain, mesh=mesh)
 
-    def ours(steps: int) -> None:
-        for step in range(steps):
-            compute_alone(gradient, group, shard, step, part, None, "cpu")
-
     def theirs(steps: int) -> None:
         for step in range(steps):
             plain.zero_grad()
@@ -87,21 +50,22 @@ def _gradient(rank: int, case: str, steps: int, batch_size: int = 16, turns: int
             problem.loss(plain, *batch).backward()
             torch.distributed.all_reduce(torch.zeros(()))  # the loss, which ours has of the whole mini-batch
 
-    own, other = in_turns((ours, theirs), steps, turns)
+    own, other = in_turns((tasks(gradient, group, shard, part), theirs), steps, turns)
     if rank == 0:
         print(
             f"gradient  {case:9} {len(w):>10,} weights, 2 ranks: {median(own) * 1e3:8.1f} ms, torch's FSDP2 "
             f"{median(other) * 1e3:8.1f} ms, {ratio(own, other):.3f} x (aim 1.3)",
             flush=True,
         )
+    return ratio(own, other)
 
 
 def memory() -> None:
     """Measure what a rank holds."""
-    _of_two("memory")
+    in_processes(2, _memory)
 
 
-def _memory(rank: int, case: str = "gpt-1m") -> None:
+def _memory(case: str = "gpt-1m") -> float:
     import torch
 
     from dsgd.core.tasks import LocalAdamW
@@ -109,6 +73,7 @@ def _memory(rank: int, case: str = "gpt-1m") -> None:
     from dsgd.engines.task_values import compute_alone
     from dsgd.models.objectives.group_objective import GroupObjective, Membership
 
+    rank = torch.distributed.get_rank()
     made: Any = make_workload(configured(case, 2, num_workers=1))
     w, module = made.objective.initial_weights(0), made.objective.problem.module
     block = sum(parameter.numel() for parameter in module.blocks[0].parameters())
@@ -136,14 +101,8 @@ def _memory(rank: int, case: str = "gpt-1m") -> None:
             flush=True,
         )
     assert torch.isfinite(state).all()
+    return float(held / whole)
 
-
-RUN = {"gradient": gradients, "memory": memory}
-RANKS: dict[str, Any] = {"gradient": _gradient, "memory": _memory}
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", choices=(*PARTS, "all"), default="all")
-    parts = parser.parse_args().parts
-    for part in PARTS if "all" in parts else parts:
-        RUN[part]()
+    run_parts({"gradient": gradients, "memory": memory})

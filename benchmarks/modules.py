@@ -11,17 +11,18 @@ of a gradient is processor time, except where two threads are compared with one.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
+
+from harness import in_turns, ratio, run_parts, seconds, tasks
 
 from dsgd.config import DataConfig
 from dsgd.models.networks.transformer_sizes import SIZES
@@ -29,7 +30,6 @@ from dsgd.models.networks.transformer_sizes import SIZES
 if TYPE_CHECKING:
     from dsgd.core.problem import Problem
 
-PARTS = ("gradient", "simulator", "ray", "memory")
 FILE = str(Path(__file__).resolve())
 WINDOWS = 2048  # samples of a language model
 VECTORS = 4  # beyond one for each worker
@@ -106,38 +106,9 @@ def bare_loop(
     return loop
 
 
-def seconds(
-    run: Callable[[int], object], steps: int, clock: Callable[[], float] = time.perf_counter
-) -> float:
-    """Return the seconds of one of so many steps."""
-    began_s = clock()
-    run(steps)
-    return (clock() - began_s) / steps
-
-
-def in_turns(
-    sides: Sequence[Callable[[int], object]],
-    steps: int,
-    turns: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> list[list[float]]:
-    """Return the seconds a step of each turn, by side; the first turn is not counted."""
-    times = [[seconds(side, steps, clock) for side in sides] for _ in range(turns + 1)]
-    return [list(column) for column in zip(*times[1:], strict=True)]
-
-
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median of the turns' ratios."""
-    return median(a / b for a, b in zip(ours, theirs, strict=True))
-
-
 def gradients() -> None:
     """Measure a worker's task: all that its process does for it except for Ray's own part."""
     import torch
-
-    from dsgd.core.tasks import gradient
-    from dsgd.data import make_workload
-    from dsgd.engines.task_values import compute_alone
 
     torch.set_num_threads(1)
     for case, batch_size, steps in (
@@ -146,19 +117,26 @@ def gradients() -> None:
         ("gpt-100k", 8, 20),
         ("gpt-1m", 8, 4),
     ):
-        made: Any = make_workload(configured(case, batch_size, num_workers=1))
-        w, shard, objective = made.objective.initial_weights(0), made.shards[0], made.objective
-
-        def ours(steps: int, w: Any = w, shard: Any = shard, objective: Any = objective) -> None:
-            for step in range(steps):
-                compute_alone(gradient, objective, shard, step, w, None, "cpu")
-
-        own, plain = in_turns((ours, bare_loop(objective.problem, shard)), steps, 9, time.process_time)
+        own, plain, weights = gradient_beside_loop(case, batch_size, steps, 9)
         print(
-            f"gradient   {case:9} {len(w):>10,} weights: {median(own) * 1e3:8.3f} ms, bare loop "
+            f"gradient   {case:9} {weights:>10,} weights: {median(own) * 1e3:8.3f} ms, bare loop "
             f"{median(plain) * 1e3:8.3f} ms, {ratio(own, plain):.3f} x (aim 1.05)",
             flush=True,
         )
+
+
+def gradient_beside_loop(
+    case: str, batch_size: int, steps: int, turns: int
+) -> tuple[list[float], list[float], int]:
+    """Return the seconds of a worker's gradient, and of the bare loop, by turn; and the number of weights."""
+    from dsgd.core.tasks import gradient
+    from dsgd.data import make_workload
+
+    made: Any = make_workload(configured(case, batch_size, num_workers=1))
+    w, shard, objective = made.objective.initial_weights(0), made.shards[0], made.objective
+    sides = tasks(gradient, objective, shard, w), bare_loop(objective.problem, shard)
+    own, plain = in_turns(sides, steps, turns, time.process_time)
+    return own, plain, len(w)
 
 
 def simulator() -> None:
@@ -310,11 +288,8 @@ def _peak_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-RUN = {"gradient": gradients, "simulator": simulator, "ray": on_ray, "memory": memory, "_memory": _memory}
-
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", choices=(*RUN, "all"), default="all")
-    parts = parser.parse_args().parts
-    for part in PARTS if "all" in parts else parts:
-        RUN[part]()
+    if sys.argv[1:] == ["_memory"]:
+        _memory()
+    else:
+        run_parts({"gradient": gradients, "simulator": simulator, "ray": on_ray, "memory": memory})

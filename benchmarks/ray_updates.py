@@ -14,21 +14,16 @@ turns in one run on one cluster; the medians of the turns are compared.
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import platform
-import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
 import ray
+from harness import heading, in_processes, medians
 
 from dsgd.core.model import EmptyShard, Evaluation, Objective, Workload
 from dsgd.core.protocol import Update
@@ -107,13 +102,13 @@ class Timer(Watcher):
             self.update_s = (time.perf_counter() - self._began_s) / (self._last - self._first)
 
 
-def update_s(mode: str, dim: int, first: int, count: int, how: str, workers: int, transport: str) -> float:
+def update_s(mode: str, dim: int, first: int, count: int, how: str, workers: int, **options: Any) -> float:
     """Return the seconds of an update."""
     timer = Timer(first, count)
     each = 1 if mode == "asgd" else workers
     steps = math.ceil((first + count) * each / workers) + 1
-    options: dict[str, Any] = {"workload": "quadratic", "dim": dim, "num_workers": workers, "steps": steps}
-    cfg = config(mode, engine="ray", transport=transport, momentum=0.0, **options)
+    options |= {"workload": "quadratic", "dim": dim, "num_workers": workers, "steps": steps}
+    cfg = config(mode, engine="ray", momentum=0.0, **options)
     workload = Workload(Ready(dim, made=how == "made"), [EmptyShard(i) for i in range(workers)], (), 0)
     make = make_workload if how == "quadratic" else lambda cfg, **_: workload
     with patch.object(execution, "make_workload", make):
@@ -133,30 +128,6 @@ def samples_per_s(mode: str, workers: int, local_steps: int) -> float:
 
 
 # --- torch in plain processes -------------------------------------------------------------------------------
-
-
-def in_processes(workers: int, measured: Callable[..., float], *arguments: Any) -> float:
-    """Return what rank 0 of a gloo group measures."""
-    from torch.multiprocessing.spawn import start_processes
-
-    multiprocessing.set_forkserver_preload(["torch.distributed"])
-    with tempfile.TemporaryDirectory() as folder:
-        start_processes(  # type: ignore[no-untyped-call]
-            _member, args=(workers, folder, measured, arguments), nprocs=workers, start_method="forkserver"
-        )
-        return float((Path(folder) / "found").read_text())
-
-
-def _member(rank: int, workers: int, folder: str, measured: Callable[..., float], arguments: Any) -> None:
-    import torch
-    import torch.distributed as dist
-
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=workers)
-    found = measured(*arguments)
-    if rank == 0:
-        (Path(folder) / "found").write_text(str(found))
-    dist.destroy_process_group()
 
 
 def gloo_s(dim: int, first: int, count: int, how: str) -> float:
@@ -202,24 +173,16 @@ def torch_samples_per_s(mode: str, local_steps: int) -> float:
     return dist.get_world_size() * 32 * (STEPS - STEPS // 10) / (time.perf_counter() - began_s)
 
 
-def medians(turns: int, measured: Sequence[Callable[[], float]]) -> list[float]:
-    """Return the median of each, measured in turns."""
-    rows = [[measure() for measure in measured] for _ in range(turns)]
-    return [statistics.median(column) for column in zip(*rows, strict=True)]
-
-
 def main(turns: int) -> None:
     connect()
-    load = ", ".join(f"{load:.1f}" for load in os.getloadavg())
-    machine = f"{os.cpu_count()} cores, {platform.machine()}, load {load}"
-    print(f"{time.strftime('%Y-%m-%d')}, {machine}; medians of {turns} turns\n")
+    print(heading(turns))
     print("| update | weights | workers | local | through Ray | gloo |\n|---|---|---|---|---|---|")
     for mode, dim, first, count, how in ROWS:
         fewer = max(1, first // 10), max(2, count // 10)  # Ray alone is slow
         for workers in (2, 4):
             measured = [
-                partial(update_s, mode, dim, first, count, how, workers, "local"),
-                partial(update_s, mode, dim, *fewer, how, workers, "ray"),
+                partial(update_s, mode, dim, first, count, how, workers, transport="local"),
+                partial(update_s, mode, dim, *fewer, how, workers, transport="ray"),
             ]
             if mode == "ssgd":
                 measured.append(partial(in_processes, workers, gloo_s, dim, fewer[0], count, how))

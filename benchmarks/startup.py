@@ -11,12 +11,14 @@ alternating turns. Needs compiled byte code (`make setup` makes it).
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
+
+from harness import medians
 
 ROOT = Path(__file__).parents[1]
 TURNS = 5
@@ -39,15 +41,12 @@ print(time.monotonic())
 """
 
 
-def bare_ray_s() -> float:
-    began_s = time.monotonic()
-    out = subprocess.run([sys.executable, "-c", BARE_RAY], capture_output=True, text=True, check=True).stdout
-    return float(out) - began_s
+BARE_TORCH = "import torch, time; print(time.monotonic())"
 
 
-def bare_torch_s() -> float:
+def bare_s(code: str) -> float:
+    """Return when a process prints the time."""
     began_s = time.monotonic()
-    code = "import torch, time; print(time.monotonic())"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     return float(out) - began_s
 
@@ -66,13 +65,13 @@ def ours_s(engine: str) -> float:
 
 if __name__ == "__main__":
     for engine, name, bare in (
-        ("ray", "bare Ray with torch", bare_ray_s),
-        ("sim", "import torch", bare_torch_s),
+        ("ray", "bare Ray with torch", BARE_RAY),
+        ("sim", "import torch", BARE_TORCH),
     ):
-        bare(), ours_s(engine)  # from now on the files are in memory
-        turns = [(bare(), ours_s(engine)) for _ in range(TURNS)]
-        bare_s, first_update_s = (statistics.median(column) for column in zip(*turns, strict=True))
+        sides = partial(bare_s, bare), partial(ours_s, engine)
+        medians(1, sides)  # from now on the files are in memory
+        alone_s, first_s = medians(TURNS, sides)
         print(
-            f"--engine {engine}: first update after {first_update_s:.2f} s, {name} {bare_s:.2f} s: "
-            f"{first_update_s / bare_s:.2f} x"
+            f"--engine {engine}: first update after {first_s:.2f} s, {name} {alone_s:.2f} s: "
+            f"{first_s / alone_s:.2f} x"
         )

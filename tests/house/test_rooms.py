@@ -78,7 +78,7 @@ LONG_CLASSES = {
 
 WORDS = {
     "expert": (("dsgd/models", "dsgd/theory"), 160),
-    "rank": (("dsgd/engines", "dsgd/models"), 220),
+    "rank": (("dsgd/engines", "dsgd/models"), 210),
     "codec": (("dsgd/transforms",), 30),
     "s3": (("dsgd/process", "dsgd/records"), 100),
     "prometheus": (("deploy", "dsgd/serve", "dsgd/show"), 10),
