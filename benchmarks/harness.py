@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 Steps = Callable[[int], object]
-"""Computes so many steps."""
+"""Computes a given number of steps."""
 
 
 def heading(turns: int) -> str:
@@ -31,7 +31,7 @@ def medians(turns: int, measured: Sequence[Callable[[], float]]) -> list[float]:
 
 
 def seconds(run: Steps, steps: int, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Return the seconds of one of so many steps."""
+    """Return the mean seconds of a step."""
     began_s = clock()
     run(steps)
     return (clock() - began_s) / steps

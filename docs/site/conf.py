@@ -85,7 +85,7 @@ def without_folders(app: Sphinx, page: document) -> None:
 
 
 def add_first_page(app: Sphinx, error: Exception | None) -> None:
-    """Let the site begin with the first page, whatever its name."""
+    """Copy the first page to index.html, which servers look for."""
     first = app.outdir / f"{root_doc}.html"
     if first.exists():
         shutil.copy(first, app.outdir / "index.html")

@@ -152,7 +152,7 @@ def from_manifest(given: dict[str, Any]) -> Any:
     Ray Serve has them checked here, on the cluster, by the rules of the command line. Raises UsageError in
     one line, as for an address that others reach without a token.
     """
-    options = {"host": "0.0.0.0", **given}  # noqa: S104 - in a pod; `checked` asks for a token
+    options = {"host": "0.0.0.0", **given}  # noqa: S104 - in a pod; ServeOptions asks for a token
     runs = options.pop("runs", ())
     words = [runs] if isinstance(runs, str) else [*runs]
     for name, value in options.items():
